@@ -51,7 +51,7 @@ LEFT: dict[str, int] = {
     "outlook": 18,
     "prospect": 3,
     "prospects": 1,
-    "said": 33,
+    "said": 31,
     "strangers": 2,
     "tell": 43,
     "told": 52,

@@ -13,14 +13,16 @@ An account's name is the same everywhere: Unix, Slurm, portal, JupyterHub. So it
 
 import re
 
+from carme.translation import message as _
+
 __all__ = ["ACCOUNT_PATTERN", "ACCOUNT_RULE", "MAXIMUM_LENGTH", "is_account_name"]
 
 MAXIMUM_LENGTH = 64
 #: A regular expression, to be matched as a whole or where a name begins.
 ACCOUNT_PATTERN = rf"(?![0-9]+(?![A-Za-z0-9_.@+-]))[A-Za-z0-9_][A-Za-z0-9_.@+-]{{0,{MAXIMUM_LENGTH - 1}}}"
-ACCOUNT_RULE = (
-    "A user name is that of the Unix account: letters from A to Z, digits and _ . @ + -, at most 64. "
-    "It begins with a letter, a digit or _, and is not a number."
+ACCOUNT_RULE = _(
+    "A user name is that of the Unix account: letters from A to Z, digits and _ . @ + -, at most "
+    "64. It begins with a letter, a digit or _, and is not a number."
 )
 
 _NAME = re.compile(ACCOUNT_PATTERN, re.ASCII)

@@ -1,6 +1,6 @@
 """The errors of the platform: what was wrong, what was expected, what to do."""
 
-from carme.translation import translated
+from carme.translation import joined, translated
 
 __all__ = [
     "BrokerTimeout",
@@ -19,8 +19,9 @@ class CarmeError(Exception):
     """An error that a user or an administrator reads.
 
     Args:
-        message: One sentence: what was wrong and what was expected.
-        remedy: One sentence: what to do about it.
+        message: One sentence: what was wrong and what was expected. What `carme.translation.message` makes is
+            shown in each reader's language.
+        remedy: One sentence: what to do about it; likewise.
         code: A short word for programs; the class has a default.
         field: The part of the request that was wrong, where there is one.
     """
@@ -36,7 +37,12 @@ class CarmeError(Exception):
 
     def __str__(self) -> str:
         """Message and remedy, in the reader's language where one is followed."""
-        return f"{translated(self.message)} {translated(self.remedy)}".strip()
+        return translated(self.text)
+
+    @property
+    def text(self) -> str:
+        """Message and remedy, which each later reader gets in theirs: what to store."""
+        return joined([self.message, self.remedy])
 
     def __reduce__(self) -> tuple[type["CarmeError"], tuple[str, str, str, str | None]]:
         return type(self), (self.message, self.remedy, self.code, self.field)

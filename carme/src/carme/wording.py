@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from carme.translation import joined
+from carme.translation import message as _
+from carme.translation import plural as by_count
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -18,13 +22,13 @@ def listing(words: Iterable[str]) -> str:
     """`a`, `a and b`, `a, b and c`; `none` when there are none."""
     words = list(words)
     if len(words) < 2:
-        return words[0] if words else "none"
-    return f"{', '.join(words[:-1])} and {words[-1]}"
+        return words[0] if words else _("none")
+    return _("{first} and {last}", first=joined(words[:-1], ", "), last=words[-1])
 
 
 def number(count: int, singular: str, plural: str = "") -> str:
     """`1 node`, `2 nodes`."""
-    return f"{count} {singular if count == 1 else plural or singular + 's'}"
+    return by_count(f"{{count}} {singular}", f"{{count}} {plural or singular + 's'}", count)
 
 
 def size(count: float) -> str:
@@ -42,7 +46,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
-    return f"The nearest known one is {close[0]!r}." if close else f"Known are: {', '.join(known)}."
+    return (
+        _("The nearest known one is {close!r}.", close=close[0])
+        if close
+        else _("Known are: {known}.", known=", ".join(known))
+    )
 
 
 def place(detail: ErrorDetails) -> str:
@@ -54,19 +62,19 @@ def place(detail: ErrorDetails) -> str:
 
 
 _EXPECTED = {
-    "string_type": "a text",
-    "string_unicode": "text in UTF-8",
-    "int_type": "a whole number",
-    "int_parsing": "a whole number",
-    "int_from_float": "a whole number",
-    "float_type": "a number",
-    "float_parsing": "a number",
-    "bool_type": "true or false",
-    "bool_parsing": "true or false",
-    "list_type": "a list",
-    "dict_type": "a table",
-    "model_type": "a table",
-    "model_attributes_type": "a table",
+    "string_type": _("a text"),
+    "string_unicode": _("text in UTF-8"),
+    "int_type": _("a whole number"),
+    "int_parsing": _("a whole number"),
+    "int_from_float": _("a whole number"),
+    "float_type": _("a number"),
+    "float_parsing": _("a number"),
+    "bool_type": _("true or false"),
+    "bool_parsing": _("true or false"),
+    "list_type": _("a list"),
+    "dict_type": _("a table"),
+    "model_type": _("a table"),
+    "model_attributes_type": _("a table"),
 }
 
 
@@ -75,24 +83,56 @@ def problem(detail: ErrorDetails, subject: str) -> str:
     context: dict[str, Any] = detail.get("ctx", {})
     kind = detail["type"]
     if kind == "missing":
-        return f"{subject} is missing."
+        return _("{subject} is missing.", subject=subject)
     if kind == "value_error":
-        return f"{subject} {context['error']}."
+        return _("{subject} {what}.", subject=subject, what=context["error"])
     shown = repr(detail["input"])
     given = f"{shown[:77]}..." if len(shown) > 80 else shown
     if kind in _EXPECTED:
-        return f"{subject} must be {_EXPECTED[kind]}, not {given}."
+        return _(
+            "{subject} must be {expected}, not {given}.",
+            subject=subject,
+            expected=_EXPECTED[kind],
+            given=given,
+        )
     if kind == "greater_than_equal":
-        return f"{subject} must be at least {context['ge']}, not {given}."
+        return _(
+            "{subject} must be at least {least}, not {given}.",
+            subject=subject,
+            least=context["ge"],
+            given=given,
+        )
     if kind == "less_than_equal":
-        return f"{subject} must be at most {context['le']}, not {given}."
+        return _(
+            "{subject} must be at most {most}, not {given}.",
+            subject=subject,
+            most=context["le"],
+            given=given,
+        )
     if kind == "greater_than":
-        return f"{subject} must be more than {context['gt']}, not {given}."
+        return _(
+            "{subject} must be more than {bound}, not {given}.",
+            subject=subject,
+            bound=context["gt"],
+            given=given,
+        )
     if kind == "literal_error":
-        return f"{subject} must be {context['expected']}, not {given}."
+        return _(
+            "{subject} must be {expected}, not {given}.",
+            subject=subject,
+            expected=context["expected"],
+            given=given,
+        )
     if kind in ("too_short", "string_too_short"):
-        return f"{subject} must not be empty."
+        return _("{subject} must not be empty.", subject=subject)
     if kind == "string_too_long":
-        length = f", not {len(detail['input'])}" if isinstance(detail["input"], str) else ""
-        return f"{subject} must have at most {context['max_length']} characters{length}."
-    return f"{subject} is not valid: {detail['msg']}."
+        most = context["max_length"]
+        if not isinstance(detail["input"], str):
+            return _("{subject} must have at most {most} characters.", subject=subject, most=most)
+        return _(
+            "{subject} must have at most {most} characters, not {length}.",
+            subject=subject,
+            most=most,
+            length=len(detail["input"]),
+        )
+    return _("{subject} is not valid: {detail}.", subject=subject, detail=detail["msg"])

@@ -8,6 +8,7 @@ import pytest
 from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
 from carme.jobs.shortage import kept_nodes, running_on, shortage
 from carme.jobs.times import moment_text
+from carme.translation import translated
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -35,7 +36,14 @@ def of(nodes: list[Node]) -> Cluster:
 
 
 def missing(job: Job, nodes: list[Node], *others: Job, kept: tuple[Reservation, ...] = ()) -> str:
-    return shortage(job, of(nodes), running_on([*others, job]), NOW, kept)
+    return in_german_too(shortage(job, of(nodes), running_on([*others, job]), NOW, kept))
+
+
+def in_german_too(text: str) -> str:
+    """The text, which has its German."""
+    english = {"must", "use", "your", "jobs", "job", "down", "memory", "kept", "on", "and", "until", "from"}
+    assert not english & set(translated(text, "de").split()), translated(text, "de")
+    return text
 
 
 def reservation(name: str, begins: int, ends: int, *nodes: str, **values: Any) -> Reservation:
@@ -142,10 +150,12 @@ def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
 def test_which_nodes_reservations_keep() -> None:
     cluster = of([node("n1"), node("n2"), node("n3")])
     saved = [reservation("maint", -5, 90, "n1", "n2", "x9"), reservation("carme-b", 30, 200, "n3")]
-    assert kept_nodes(waiting(), cluster, saved, NOW) == (
+    assert in_german_too(kept_nodes(waiting(), cluster, saved, NOW)) == (
         f"kept for the reservation maint until {at(90)}: n1 and n2"
     )
-    assert kept_nodes(waiting(reservation="maint"), cluster, saved, NOW) == (
+    assert in_german_too(kept_nodes(waiting(reservation="maint"), cluster, saved, NOW)) == (
         f"kept for the reservation carme-b from {at(30)} on until {at(200)}: n3"
     )
-    assert kept_nodes(waiting(reservation="maint", minutes_limit=20), cluster, saved, NOW) == ""
+    assert (
+        in_german_too(kept_nodes(waiting(reservation="maint", minutes_limit=20), cluster, saved, NOW)) == ""
+    )

@@ -4,6 +4,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from zoneinfo import ZoneInfo
 
 from carme.errors import InvalidRequest
+from carme.translation import message as _
 
 __all__ = ["day_bounds", "from_local", "moment_text", "span_text"]
 
@@ -21,8 +22,12 @@ def from_local(local: datetime, zone: ZoneInfo) -> datetime:
     if moment.astimezone(zone).replace(tzinfo=None) != local.replace(fold=0):
         later = moment.astimezone(zone)
         raise InvalidRequest(
-            f"There is no {local:%H:%M} on {_day(local.date())}, because the clocks go forward then.",
-            f"Choose {later:%H:%M}, which is the same moment, or another time.",
+            _(
+                "There is no {time} on {day}, because the clocks go forward then.",
+                time=f"{local:%H:%M}",
+                day=_day(local.date()),
+            ),
+            _("Choose {time}, which is the same moment, or another time.", time=f"{later:%H:%M}"),
             field="start",
         )
     return moment
@@ -49,7 +54,11 @@ def span_text(start: datetime, end: datetime, zone: ZoneInfo) -> str:
     """`Mon 2 Nov, 14:30 to 16:30`, or with the day of the end where that is another one."""
     same_day = start.astimezone(zone).date() == end.astimezone(zone).date()
     until = moment_text(end, zone)
-    return f"{moment_text(start, zone)} to {until.partition(', ')[2] if same_day else until}"
+    return _(
+        "{start} to {end}",
+        start=moment_text(start, zone),
+        end=until.partition(", ")[2] if same_day else until,
+    )
 
 
 def _day(day: date) -> str:

@@ -11,6 +11,8 @@ from carme.bookings.slots import Board, Claim, Need
 from carme.config import BookingSettings
 from carme.errors import InvalidRequest
 from carme.jobs import Cluster, minutes_text
+from carme.translation import message as _
+from carme.translation import plural
 from carme.wording import listing, number
 
 __all__ = [
@@ -58,15 +60,18 @@ def check_rules(
     """
     if not policy.enabled:
         raise InvalidRequest(
-            f"GPUs of partition {wish.partition!r} cannot be booked.",
-            "Start a session without a booking, or ask an administrator.",
+            _("GPUs of partition {partition!r} cannot be booked.", partition=wish.partition),
+            _("Start a session without a booking, or ask an administrator."),
             field="partition",
         )
     if wish.minutes > policy.longest_minutes:
         raise InvalidRequest(
-            f"A booking lasts at most {minutes_text(policy.longest_minutes)}, not "
-            f"{minutes_text(wish.minutes)}.",
-            f"Ask for at most {minutes_text(policy.longest_minutes)}.",
+            _(
+                "A booking lasts at most {longest_minutes}, not {minutes}.",
+                longest_minutes=minutes_text(policy.longest_minutes),
+                minutes=minutes_text(wish.minutes),
+            ),
+            _("Ask for at most {longest_minutes}.", longest_minutes=minutes_text(policy.longest_minutes)),
             field="minutes",
         )
     if wish.start != standing.ahead:
@@ -74,33 +79,65 @@ def check_rules(
         if wish.start < earliest:
             notice = policy.notice_minutes
             raise InvalidRequest(
-                f"A booking must be made at least {minutes_text(notice)} before it begins."
+                _("A booking must be made at least {notice} before it begins.", notice=minutes_text(notice))
                 if wish.start >= now and notice
-                else "A booking cannot begin in the past.",
-                f"The earliest start now is {moment_text(earliest, zone)}.",
+                else _("A booking cannot begin in the past."),
+                _("The earliest start now is {earliest}.", earliest=moment_text(earliest, zone)),
                 field="start",
             )
         if wish.start > latest:
             raise InvalidRequest(
-                f"A booking can begin at most {number(policy.horizon_days, 'day')} ahead.",
-                f"The latest start now is {moment_text(latest, zone)}.",
+                _("A booking can begin at most {days} ahead.", days=number(policy.horizon_days, "day")),
+                _("The latest start now is {latest}.", latest=moment_text(latest, zone)),
                 field="start",
             )
     if standing.open >= policy.at_a_time:
-        whose = f"The project {standing.project!r} has" if standing.project else "You have"
+        allowed = plural("{count} is allowed", "{count} are allowed", policy.at_a_time)
+        if standing.project:
+            message = plural(
+                "The project {project!r} has {count} booking in partition {partition!r} that is not over; "
+                "{allowed}.",
+                "The project {project!r} has {count} bookings in partition {partition!r} that are not over; "
+                "{allowed}.",
+                standing.open,
+                project=standing.project,
+                partition=wish.partition,
+                allowed=allowed,
+            )
+        else:
+            message = plural(
+                "You have {count} booking in partition {partition!r} that is not over; {allowed}.",
+                "You have {count} bookings in partition {partition!r} that are not over; {allowed}.",
+                standing.open,
+                partition=wish.partition,
+                allowed=allowed,
+            )
         raise InvalidRequest(
-            f"{whose} {number(standing.open, 'booking')} in partition {wish.partition!r} that "
-            f"{'is' if standing.open == 1 else 'are'} not over; {policy.at_a_time} "
-            f"{'is' if policy.at_a_time == 1 else 'are'} allowed.",
-            "Delete one that you do not need, or wait until one is over.",
+            message,
+            _("Delete one that you do not need, or wait until one is over."),
         )
     if policy.gpu_hours and standing.gpu_hours + wish.gpu_hours > policy.gpu_hours:
         left = max(0.0, policy.gpu_hours - standing.gpu_hours)
-        whose, has = (f"the project {wish.project!r}", "it has") if wish.project else ("you", "you have")
+        costs = {"cost": _hours(wish.gpu_hours), "most": policy.gpu_hours, "left": _hours(left)}
+        days = number(policy.budget_days, "day")
+        if wish.project:
+            message = _(
+                "The booking costs {cost} GPU-hours; of the {most} that the project {project!r} may book in "
+                "{days} it has {left} left.",
+                project=wish.project,
+                days=days,
+                **costs,
+            )
+        else:
+            message = _(
+                "The booking costs {cost} GPU-hours; of the {most} that you may book in {days} you have "
+                "{left} left.",
+                days=days,
+                **costs,
+            )
         raise InvalidRequest(
-            f"The booking costs {_hours(wish.gpu_hours)} GPU-hours; of the {policy.gpu_hours} that {whose} "
-            f"may book in {number(policy.budget_days, 'day')} {has} {_hours(left)} left.",
-            "Book fewer GPUs or less time.",
+            message,
+            _("Book fewer GPUs or less time."),
             field="minutes",
         )
 
@@ -140,18 +177,28 @@ def board_of(
     members = {one.name: one.node_names for one in cluster.partitions}
     if partition not in members:
         raise InvalidRequest(
-            f"There is no partition {partition!r}; there are: {listing(members)}.",
-            "Choose one of these.",
+            _(
+                "There is no partition {partition!r}; there are: {members}.",
+                partition=partition,
+                members=listing(members),
+            ),
+            _("Choose one of these."),
             field="partition",
         )
     nodes = [node for node in cluster.nodes if node.name in members[partition]]
     kinds = sorted({(kind, count) for node in nodes for kind, count in node.gpus.items() if count})
     if (gpu_type, gpus_per_node) not in kinds:
-        has = listing(f"{count} of type {kind}" for kind, count in kinds)
+        has = listing(_("{count} of type {kind}", count=count, kind=kind) for kind, count in kinds)
         raise InvalidRequest(
-            f"Nodes are booked whole, and partition {partition!r} has no node with "
-            f"{number(gpus_per_node, 'GPU')} of type {gpu_type}; its nodes have: {has}.",
-            "Choose one of these." if kinds else "Choose another partition.",
+            _(
+                "Nodes are booked whole, and partition {partition!r} has no node with {gpus} of type "
+                "{gpu_type}; its nodes have: {has}.",
+                partition=partition,
+                gpus=number(gpus_per_node, "GPU"),
+                gpu_type=gpu_type,
+                has=has,
+            ),
+            _("Choose one of these.") if kinds else _("Choose another partition."),
             field="gpus_per_node",
         )
     of_type = [node for node in nodes if gpu_type in node.gpus]
@@ -190,39 +237,68 @@ def choose_nodes(
         return nodes
     free = len(board.free(wish.start, wish.end))
     when = span_text(wish.start, wish.end, zone)
-    kind = f"with {number(wish.gpus_per_node, 'GPU')} of type {wish.gpu_type}"
     taken = sorted(need.named.difference(board.free(wish.start, wish.end)))
     if not taken and free >= wish.nodes and board.is_own_limit(wish.start, wish.end, wish.gpus):
-        message = (
-            f"At most {board.own_most} GPUs of type {wish.gpu_type} in partition {wish.partition!r} may be "
-            f"booked at a time for the project {wish.project!r}; {when}, "
-            f"{board.bookable(wish.start, wish.end)} more can be, and {wish.gpus} were asked for."
+        message = _(
+            "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
+            "a time for the project {project!r}; {when}, {bookable} more can be, and {gpus} were "
+            "asked for.",
+            own_most=board.own_most,
+            gpu_type=wish.gpu_type,
+            partition=wish.partition,
+            project=wish.project,
+            when=when,
+            bookable=board.bookable(wish.start, wish.end),
+            gpus=wish.gpus,
         )
     elif not taken and free >= wish.nodes:
-        message = (
-            f"At most {policy.share_percent} % of the GPUs of type {wish.gpu_type} in partition "
-            f"{wish.partition!r} may be booked at a time; {when}, {board.bookable(wish.start, wish.end)} "
-            f"more can be, and {wish.gpus} were asked for."
+        message = _(
+            "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
+            "may be booked at a time; {when}, {bookable} more can be, and {gpus} were asked for.",
+            share_percent=policy.share_percent,
+            gpu_type=wish.gpu_type,
+            partition=wish.partition,
+            when=when,
+            bookable=board.bookable(wish.start, wish.end),
+            gpus=wish.gpus,
         )
     elif taken:
-        message = (
-            f"{listing(taken)} {'is' if len(taken) == 1 else 'are'} not free for the whole time, {when}."
+        message = plural(
+            "{taken} is not free for the whole time, {when}.",
+            "{taken} are not free for the whole time, {when}.",
+            len(taken),
+            taken=listing(taken),
+            when=when,
         )
     elif wish.nodes == 1:
-        message = f"No node {kind} is free for the whole time, {when}."
+        message = _(
+            "No node with {gpus} of type {gpu_type} is free for the whole time, {when}.",
+            gpus=number(wish.gpus_per_node, "GPU"),
+            gpu_type=wish.gpu_type,
+            when=when,
+        )
     else:
-        message = (
-            f"Of the {wish.nodes} nodes {kind} that were asked for, {free} "
-            f"{'is' if free == 1 else 'are'} free for the whole time, {when}."
+        message = plural(
+            "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} is free for "
+            "the whole time, {when}.",
+            "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} are free for "
+            "the whole time, {when}.",
+            free,
+            nodes=wish.nodes,
+            gpus=number(wish.gpus_per_node, "GPU"),
+            gpu_type=wish.gpu_type,
+            when=when,
         )
     earliest, latest = window(policy, now)
     slots = board.nearest(need, wish.start, earliest, latest, STEP)
     if slots:
-        remedy = f"Free are: {listing(span_text(slot, slot + need.length, zone) for slot in slots)}."
+        remedy = _(
+            "Free are: {slots}.", slots=listing(span_text(slot, slot + need.length, zone) for slot in slots)
+        )
     else:
-        remedy = (
-            f"There is no such time in the next {number(policy.horizon_days, 'day')}: ask for fewer nodes or "
-            "less time."
+        remedy = _(
+            "There is no such time in the next {days}: ask for fewer nodes or less time.",
+            days=number(policy.horizon_days, "day"),
         )
     raise InvalidRequest(message, remedy, field="start")
 
@@ -242,16 +318,26 @@ def _check_named(wish: Wish, board: Board) -> None:
     """See that the nodes that are named can be had at all."""
     if len(set(wish.node_names)) > wish.nodes:
         raise InvalidRequest(
-            f"{number(len(set(wish.node_names)), 'node')} are named, and {wish.nodes} asked for.",
-            "Ask for as many nodes as you name, or name fewer.",
+            _(
+                "{named} are named, and {nodes} asked for.",
+                named=number(len(set(wish.node_names)), "node"),
+                nodes=wish.nodes,
+            ),
+            _("Ask for as many nodes as you name, or name fewer."),
             field="nodes",
         )
     if unknown := sorted(set(wish.node_names).difference(board.nodes)):
         raise InvalidRequest(
-            f"Partition {wish.partition!r} has no node {listing(unknown)} with "
-            f"{number(wish.gpus_per_node, 'GPU')} of type {wish.gpu_type} that takes jobs; it has: "
-            f"{listing(board.nodes) or 'none'}.",
-            "Name one of these, or none.",
+            _(
+                "Partition {partition!r} has no node {unknown} with {gpus} of type {gpu_type} that "
+                "takes jobs; it has: {nodes}.",
+                partition=wish.partition,
+                unknown=listing(unknown),
+                gpus=number(wish.gpus_per_node, "GPU"),
+                gpu_type=wish.gpu_type,
+                nodes=listing(board.nodes),
+            ),
+            _("Name one of these, or none."),
             field="node_names",
         )
 
@@ -261,31 +347,54 @@ def _check_size(wish: Wish, board: Board, policy: BookingSettings) -> None:
     count = len(board.nodes)
     if wish.nodes > count:
         raise InvalidRequest(
-            f"{number(count, 'node')} of partition {wish.partition!r} with "
-            f"{number(wish.gpus_per_node, 'GPU')} of type {wish.gpu_type} "
-            f"{'takes' if count == 1 else 'take'} jobs; {wish.nodes} were asked for.",
-            f"Ask for {count} or fewer." if count else "Try again later, or ask an administrator.",
+            plural(
+                "{count} node of partition {partition!r} with {gpus} of type {gpu_type} takes jobs; {nodes} "
+                "were asked for.",
+                "{count} nodes of partition {partition!r} with {gpus} of type {gpu_type} take jobs; {nodes} "
+                "were asked for.",
+                count,
+                partition=wish.partition,
+                gpus=number(wish.gpus_per_node, "GPU"),
+                gpu_type=wish.gpu_type,
+                nodes=wish.nodes,
+            ),
+            _("Ask for {count} or fewer.", count=count)
+            if count
+            else _("Try again later, or ask an administrator."),
             field="nodes",
         )
     if board.own_most is not None and wish.gpus > board.own_most:
         nodes = board.own_most // wish.gpus_per_node
         raise InvalidRequest(
-            f"At most {board.own_most} GPUs of type {wish.gpu_type} in partition {wish.partition!r} may be "
-            f"booked at a time for the project {wish.project!r}; {wish.gpus} were asked for.",
-            f"Ask for {number(nodes, 'node')} or fewer."
+            _(
+                "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
+                "a time for the project {project!r}; {gpus} were asked for.",
+                own_most=board.own_most,
+                gpu_type=wish.gpu_type,
+                partition=wish.partition,
+                project=wish.project,
+                gpus=wish.gpus,
+            ),
+            _("Ask for {nodes} or fewer.", nodes=number(nodes, "node"))
             if nodes
-            else "Start a session without a booking, or ask an administrator.",
+            else _("Start a session without a booking, or ask an administrator."),
             field="nodes",
         )
     if board.most_booked is not None and wish.gpus > board.most_booked:
         nodes = board.most_booked // wish.gpus_per_node
         raise InvalidRequest(
-            f"At most {policy.share_percent} % of the GPUs of type {wish.gpu_type} in partition "
-            f"{wish.partition!r} may be booked at a time, that is {board.most_booked}; {wish.gpus} were "
-            "asked for.",
-            f"Ask for {number(nodes, 'node')} or fewer."
+            _(
+                "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
+                "may be booked at a time, that is {most_booked}; {gpus} were asked for.",
+                share_percent=policy.share_percent,
+                gpu_type=wish.gpu_type,
+                partition=wish.partition,
+                most_booked=board.most_booked,
+                gpus=wish.gpus,
+            ),
+            _("Ask for {nodes} or fewer.", nodes=number(nodes, "node"))
             if nodes
-            else "Start a session without a booking, or ask an administrator.",
+            else _("Start a session without a booking, or ask an administrator."),
             field="nodes",
         )
 

@@ -9,6 +9,7 @@ from carme.broker.operations import Rights
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest
 from carme.slurm import UnixAccount
+from carme.translation import message as _
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -85,19 +86,27 @@ def require_person(account: UnixAccount, settings: Settings) -> None:
     """
     if account.uid < settings.broker.minimum_uid:
         raise Denied(
-            f"The account {account.name} is a system account (its number is below "
-            f"{settings.broker.minimum_uid}) and may have no jobs.",
-            "Sign in as an ordinary user.",
+            _(
+                "The account {account_name} is a system account (its number is below {minimum_uid}) and "
+                "may have no jobs.",
+                account_name=account.name,
+                minimum_uid=settings.broker.minimum_uid,
+            ),
+            _("Sign in as an ordinary user."),
         )
     if account.uid in _NOBODY or account.uid in _PASSING:
         raise Denied(
             f"The account {account.name} (number {account.uid}) stands for no person and may have no jobs.",
-            "Sign in as an ordinary user.",
+            _("Sign in as an ordinary user."),
         )
     if account.shell.rpartition("/")[2] in _CLOSED_SHELLS:
         raise Denied(
-            f"The account {account.name} is closed: its shell is {account.shell}, so it may have no jobs.",
-            "Ask an administrator; people's accounts have a shell that one can log in with.",
+            _(
+                "The account {account_name} is closed: its shell is {shell}, so it may have no jobs.",
+                account_name=account.name,
+                shell=account.shell,
+            ),
+            _("Ask an administrator; people's accounts have a shell that one can log in with."),
         )
 
 

@@ -14,6 +14,7 @@ from carme.errors import InvalidRequest
 from carme.jobs import Reservation
 from carme.projects import ProjectAccount
 from carme.slurm import UnixAccount
+from carme.translation import message as _
 from carme.wording import nearest
 
 
@@ -71,11 +72,13 @@ class Administration:
             known = {node.name for node in context.watch.cluster().nodes}
             if request.name not in known:
                 raise InvalidRequest(
-                    f"There is no node {request.name!r}.", nearest(request.name, known), field="name"
+                    _("There is no node {request_name!r}.", request_name=request.name),
+                    nearest(request.name, known),
+                    field="name",
                 )
             if request.drain and not request.reason:
                 raise InvalidRequest(
-                    "A node is drained for a reason.", "Say it, so that others know.", field="reason"
+                    _("A node is drained for a reason."), _("Say it, so that others know."), field="reason"
                 )
             if request.drain:
                 await context.slurm.drain_node(request.name, request.reason)

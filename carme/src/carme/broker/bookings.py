@@ -10,6 +10,7 @@ from carme.config import Settings
 from carme.errors import Denied, InvalidRequest, SlurmError
 from carme.jobs import Cluster, Reservation
 from carme.slurm import Slurm
+from carme.translation import message as _
 from carme.wording import listing
 
 # However many calendars are open, Slurm is asked for its reservations at most this often.
@@ -70,7 +71,9 @@ class Bookings:
         known = {node.name for node in cluster.nodes}
         if strange := sorted(set(window.node_names) - known):
             raise InvalidRequest(
-                f"There is no node {strange[0]!r}.", f"There are: {listing(known)}.", field="node_names"
+                _("There is no node {strange!r}.", strange=strange[0]),
+                _("There are: {known}.", known=listing(known)),
+                field="node_names",
             )
         async with self._turn:
             there = (await self._look()).get(window.name)
@@ -98,22 +101,30 @@ class Bookings:
     def _check(self, hold: Hold, cluster: Cluster) -> None:
         if not self._settings.booking_policy(hold.partition).enabled:
             raise InvalidRequest(
-                f"GPUs of partition {hold.partition!r} cannot be booked.",
-                "An administrator can allow it in [bookings] of carme.toml.",
+                _("GPUs of partition {partition!r} cannot be booked.", partition=hold.partition),
+                _("An administrator can allow it in [bookings] of carme.toml."),
                 field="partition",
             )
         _check_time(hold.end, "The booking")
         members = {one.name: one.node_names for one in cluster.partitions}
         if hold.partition not in members:
             raise InvalidRequest(
-                f"There is no partition {hold.partition!r}; there are: {listing(members)}.",
-                "Choose one of these.",
+                _(
+                    "There is no partition {partition!r}; there are: {members}.",
+                    partition=hold.partition,
+                    members=listing(members),
+                ),
+                _("Choose one of these."),
                 field="partition",
             )
         if strange := sorted(set(hold.node_names) - set(members[hold.partition])):
             raise InvalidRequest(
-                f"The partition {hold.partition!r} has no node {strange[0]!r}.",
-                f"It has: {listing(members[hold.partition])}.",
+                _(
+                    "The partition {partition!r} has no node {strange!r}.",
+                    partition=hold.partition,
+                    strange=strange[0],
+                ),
+                _("It has: {members}.", members=listing(members[hold.partition])),
                 field="node_names",
             )
 
@@ -128,7 +139,8 @@ class Bookings:
         """
         if not (is_ours(name) or is_maintenance(name)):
             raise Denied(
-                f"The reservation {name!r} is not a booking of Carme's.", "Change it with 'scontrol'."
+                _("The reservation {name!r} is not a booking of Carme's.", name=name),
+                _("Change it with 'scontrol'."),
             )
         async with self._turn:
             there = (await self._look()).get(name)
@@ -159,14 +171,16 @@ class Bookings:
 def _check_time(end: datetime, what: str) -> None:
     now = datetime.now(UTC)
     if end <= now:
-        raise InvalidRequest(f"{what} is over.", "Choose a later end.", field="end")
+        raise InvalidRequest(_("{what} is over.", what=what), _("Choose a later end."), field="end")
     if end > now + timedelta(minutes=MAXIMUM_MINUTES):
-        raise InvalidRequest(f"{what} must end within a year.", "Choose an earlier end.", field="end")
+        raise InvalidRequest(
+            _("{what} must end within a year.", what=what), _("Choose an earlier end."), field="end"
+        )
 
 
 def _lost(name: str) -> SlurmError:
     return SlurmError(
-        f"Slurm has made the reservation {name} and lost it again.",
-        "It is made anew in a moment.",
+        _("Slurm has made the reservation {name} and lost it again.", name=name),
+        _("It is made anew in a moment."),
         code="slurm-away",
     )

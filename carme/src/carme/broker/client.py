@@ -16,6 +16,7 @@ from carme.broker.protocol import Operation, Request
 from carme.config import load
 from carme.errors import BrokerTimeout, BrokerUnavailable, InvalidRequest
 from carme.jobs import refusal
+from carme.translation import message as _
 
 __all__ = ["AsyncBrokerClient", "BrokerClient", "open_files"]
 
@@ -29,8 +30,12 @@ def _line(request: Request) -> bytes:
     line = protocol.request_adapter.dump_json(request) + b"\n"
     if len(line) > protocol.MAXIMUM_LINE:
         raise InvalidRequest(
-            f"The request has {len(line)} bytes; at most {protocol.MAXIMUM_LINE} are allowed.",
-            "Put large values into a file and name the file.",
+            _(
+                "The request has {count} bytes; at most {maximum_line} are allowed.",
+                count=len(line),
+                maximum_line=protocol.MAXIMUM_LINE,
+            ),
+            _("Put large values into a file and name the file."),
         )
     return line
 

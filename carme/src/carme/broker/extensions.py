@@ -10,6 +10,7 @@ from carme.jobs import Cluster, Job
 from carme.jobs.extensions import extended_limit
 from carme.sessions import Extension
 from carme.slurm import Slurm
+from carme.translation import message as _
 
 
 class Extensions:
@@ -56,8 +57,8 @@ class Extensions:
                 await self._slurm.set_limit(present.slurm_name, limit)
             except NotFound:
                 raise InvalidRequest(
-                    f"Job {job.id} ended before it could be extended.",
-                    "Start it again with the time that it needs.",
+                    _("Job {job_id} ended before it could be extended.", job_id=job.id),
+                    _("Start it again with the time that it needs."),
                     field="job_id",
                 ) from None
         assert present.ends is not None and present.minutes_limit is not None  # else it could not be extended

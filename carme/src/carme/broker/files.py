@@ -22,6 +22,7 @@ from carme.launch.preparation import TASKS
 from carme.slurm import UnixAccount
 from carme.slurm.folder import job_folder, log_name
 from carme.slurm.programs import run
+from carme.translation import message as _
 
 FACTS_BYTES = 16_384
 LOG_BYTES = 8192  # of a log's tail
@@ -74,8 +75,8 @@ class JobFiles:
         owner = await owner_of_job(peer, request.user, self._context.settings)
         if any(ord(letter) < 32 for letter in request.path):
             raise InvalidRequest(
-                "The path of the script holds a character that cannot be seen.",
-                "Write its path, like train.sh or /scratch/me/train.sh.",
+                _("The path of the script holds a character that cannot be seen."),
+                _("Write its path, like train.sh or /scratch/me/train.sh."),
                 field="script_path",
             )
         path = PurePosixPath(owner.home) / request.path
@@ -83,18 +84,22 @@ class JobFiles:
             found = await self._read(path, owner, 0, scripts.MAXIMUM_BYTES)
         except CarmeError as error:
             raise InvalidRequest(
-                error.message, "Name a plain file that you may read.", field="script_path"
+                error.message, _("Name a plain file that you may read."), field="script_path"
             ) from None
         if found is None:
             raise InvalidRequest(
-                f"There is no script {str(path)!r}.",
-                "Write its path from your home directory, like train.sh, or the whole path.",
+                _("There is no script {path!r}.", path=str(path)),
+                _("Write its path from your home directory, like train.sh, or the whole path."),
                 field="script_path",
             )
         if found.size > scripts.MAXIMUM_BYTES or b"\0" in found.data:
             raise InvalidRequest(
-                f"{str(path)!r} is no text, or has more than {scripts.MAXIMUM_BYTES} bytes.",
-                "Name a script; a program is started by a command.",
+                _(
+                    "{path!r} is no text, or has more than {maximum_bytes} bytes.",
+                    path=str(path),
+                    maximum_bytes=scripts.MAXIMUM_BYTES,
+                ),
+                _("Name a script; a program is started by a command."),
                 field="script_path",
             )
         return Script(path=str(path), text=from_bytes(found.data))
@@ -109,14 +114,14 @@ class JobFiles:
         """What a job was submitted with, as it lies in its folder: its owner may have changed it."""
         job = await self._jobs.find(peer, job_id, user)
         if job.kind == "batch" and job.key is not None:
-            size, _, text = await self._read_in_folder(job, "request.json", 0, protocol.MAXIMUM_LINE)
+            size, _unused, text = await self._read_in_folder(job, "request.json", 0, protocol.MAXIMUM_LINE)
             if 0 < size <= protocol.MAXIMUM_LINE:
                 request = JobRequest.read(text)
                 if request.kind == "batch":
                     return request
         raise NotFound(
-            f"What job {job_id} was submitted with is not known (any more).",
-            "It is known of batch jobs that Carme started, as long as their folder is there.",
+            _("What job {job_id} was submitted with is not known (any more).", job_id=job_id),
+            _("It is known of batch jobs that Carme started, as long as their folder is there."),
         )
 
     async def log_tail(self, job: Job) -> str:
@@ -136,8 +141,8 @@ class JobFiles:
         """A part of a file in a job's folder; nothing when there is no such file."""
         if job.key is None:
             raise NotFound(
-                f"Job {job.id} was not started by Carme, so its log is not known.",
-                "Look for it where the job's own script put it.",
+                _("Job {job_id} was not started by Carme, so its log is not known.", job_id=job.id),
+                _("Look for it where the job's own script put it."),
             )
         owner = await asyncio.to_thread(UnixAccount.named, job.user)
         if owner.uid < self._context.settings.broker.minimum_uid:
@@ -161,12 +166,16 @@ class JobFiles:
             )
         if done.code == reading.NO_LOG:
             return None
-        place, _, part = done.output.partition(b"\n")
-        size, _, start = place.partition(b" ")
+        place, _unused, part = done.output.partition(b"\n")
+        size, _unused, start = place.partition(b" ")
         if done.code != 0 or not size.isdigit():
             raise CarmeError(
-                f"The file {path} cannot be read: {done.errors.strip()[:200] or 'the reader failed'}.",
-                "See that the file is yours and that your home directory can be reached.",
+                _(
+                    "The file {path} cannot be read: {errors}.",
+                    path=path,
+                    errors=done.errors.strip()[:200] or "the reader failed",
+                ),
+                _("See that the file is yours and that your home directory can be reached."),
                 code="log",
             )
         return FilePart(int(size), int(start), part)

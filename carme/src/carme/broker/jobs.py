@@ -8,6 +8,7 @@ from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.errors import NotFound, SlurmError
 from carme.jobs import Job, arrays
+from carme.translation import message as _
 
 HISTORY = timedelta(days=7)  # how far back `history` goes by default
 
@@ -36,10 +37,12 @@ class Jobs:
                     job = context.book.records.never_begun(job_id, task, account and account.name)
         # Whose job it is must not be told to others, so that is the same answer.
         if job is None or (account is not None and job.user != account.name):
-            whose = f" of {account.name}" if account else ""
             name = job_id if task is None else arrays.task_name(job_id, task)
             raise NotFound(
-                f"There is no job {name}{whose}.", "See 'carme jobs --history' for the jobs that there are."
+                _("There is no job {name} of {user}.", name=name, user=account.name)
+                if account
+                else _("There is no job {name}.", name=name),
+                _("See 'carme jobs --history' for the jobs that there are."),
             )
         return job
 

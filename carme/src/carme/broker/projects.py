@@ -8,6 +8,7 @@ from carme.errors import Denied, InvalidRequest, SlurmError
 from carme.jobs import Cluster
 from carme.projects import ACCOUNT_PATTERN, Change, Grant, ProjectAccount, changes
 from carme.slurm import Slurm
+from carme.translation import message as _
 from carme.wording import listing
 
 
@@ -51,7 +52,7 @@ class Projects:
         if saved is None:
             raise SlurmError(
                 f"Slurm has made the account {grant.account} and lost it again.",
-                "It is made anew in a moment.",
+                _("It is made anew in a moment."),
                 code="slurm-away",
             )
         return saved
@@ -90,7 +91,11 @@ def _check(grant: Grant, cluster: Cluster) -> None:
     known = [one.name for one in cluster.partitions]
     if strange := sorted(set(grant.partitions) - set(known)):
         raise InvalidRequest(
-            f"There is no partition {strange[0]!r}; there are: {listing(known)}.",
+            _(
+                "There is no partition {strange!r}; there are: {known}.",
+                strange=strange[0],
+                known=listing(known),
+            ),
             "Choose from these.",
             field="partitions",
         )

@@ -24,6 +24,7 @@ from carme.jobs.stages import Stages
 from carme.projects import Grant, ProjectAccount
 from carme.reports import JobWarning, Report
 from carme.sessions import Extension, Session, SessionNote
+from carme.translation.models import Sentence, WithMessages
 
 __all__ = [
     "MAXIMUM_LINE",
@@ -551,13 +552,16 @@ request_adapter: TypeAdapter[Request] = TypeAdapter(
 )
 
 
-class Failure(BaseModel):
-    """An error as it travels; `kind` is its class, by that class's default code."""
+class Failure(WithMessages):
+    """An error as it travels; `kind` is its class, by that class's default code.
+
+    Its texts are English; clients that know `messages` render these in their reader's language.
+    """
 
     model_config = ConfigDict(frozen=True)
 
-    message: str
-    remedy: str = ""
+    message: Sentence
+    remedy: Sentence = ""
     kind: str = "error"
     code: str = "error"
     field: str | None = None

@@ -17,6 +17,7 @@ from carme.broker.dispatch import HandOver
 from carme.broker.service import Broker
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
+from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
 
@@ -108,7 +109,7 @@ class Server:
         except asyncio.LimitOverrunError:
             error = InvalidRequest(
                 f"The request is longer than {protocol.MAXIMUM_LINE} bytes.",
-                "Put large values into a file and name the file.",
+                _("Put large values into a file and name the file."),
             )
         except TimeoutError:
             error = InvalidRequest(
@@ -128,8 +129,8 @@ class Server:
         except Exception:
             _log.exception("A request of %s failed.", peer.account.name)
             error = CarmeError(
-                "The broker failed at this request.",
-                "Tell an administrator; its journal says more.",
+                _("The broker failed at this request."),
+                _("Tell an administrator; its journal says more."),
                 "internal",
             )
             return protocol.Answer(error=protocol.Failure.of(error))
@@ -137,7 +138,9 @@ class Server:
     def _with_room(self, hand_over: HandOver) -> HandOver:
         if self._programs[hand_over.account.uid] >= PROGRAMS or self._programs.total() >= PROGRAMS_OF_ALL:
             raise CarmeError(
-                "Too many files are being read or written at once.", "Try again in a moment.", code="busy"
+                _("Too many files are being read or written at once."),
+                _("Try again in a moment."),
+                code="busy",
             )
         return hand_over
 

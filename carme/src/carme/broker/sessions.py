@@ -19,6 +19,7 @@ from carme.sessions import Ending, Outlook, ServerStatus, Session, SessionNote, 
 from carme.sessions.facts import Facts, has_lost_server, noted, seen, session_name, session_of
 from carme.sessions.outlook import Range, places, used_share
 from carme.sessions.outlook import outlook as outlook_of
+from carme.translation import message as _
 
 KEPT = timedelta(days=14)  # after the end
 KEPT_OF_USER = 500  # ended sessions of one user
@@ -89,9 +90,11 @@ class SessionBook:
         """The newest session of this name, one that is not over first. Raises NotFound."""
         found = [session for session in self.sessions(user, active=False) if session.name == name]
         if not found:
-            whose = f" of {user}" if user else ""
             raise NotFound(
-                f"There is no session {name!r}{whose}.", "See 'carme session list' for those that there are."
+                _("There is no session {name!r} of {user}.", name=name, user=user)
+                if user
+                else _("There is no session {name!r}.", name=name),
+                _("See 'carme session list' for those that there are."),
             )
         return next((session for session in found if not session.is_over), found[0])
 

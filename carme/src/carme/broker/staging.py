@@ -10,6 +10,7 @@ from carme.jobs import Cluster, Job, JobRequest, Share, Stage
 from carme.launch.exits import DATA_LINE
 from carme.launch.spec import StageSpec
 from carme.slurm import Order, UnixAccount
+from carme.translation import message as _
 
 __all__ = [
     "booked_stage_in_order",
@@ -34,7 +35,7 @@ def check_stages(request: JobRequest, settings: Settings) -> None:
     """Refuse what no node can do. Raises InvalidRequest."""
     if settings.staging.scratch is None and any(stage.target == "scratch" for stage in request.stage):
         raise InvalidRequest(
-            "This site has no scratch for staging.", "Stage to 'local' or 'ram' instead.", field="stage"
+            _("This site has no scratch for staging."), _("Stage to 'local' or 'ram' instead."), field="stage"
         )
     if settings.staging.beeond is None and any(stage.target == "beeond" for stage in request.stage):
         raise InvalidRequest(

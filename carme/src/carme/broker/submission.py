@@ -15,6 +15,7 @@ from carme.errors import CarmeError, InvalidRequest, SlurmError
 from carme.jobs import StartEstimate, arrays
 from carme.sessions.outlook import planned, used_share
 from carme.slurm import Order, UnixAccount
+from carme.translation import message as _
 
 
 class Submissions:
@@ -59,8 +60,8 @@ class Submissions:
         if request.tasks is not None:
             if again.array is None:
                 raise InvalidRequest(
-                    f"Job {job.id} is no array, so it has no tasks.",
-                    "Submit it again without naming tasks.",
+                    _("Job {job_id} is no array, so it has no tasks.", job_id=job.id),
+                    _("Submit it again without naming tasks."),
                     field="tasks",
                 )
             again = again.model_copy(update={"array": arrays.limited(request.tasks, again.array)})

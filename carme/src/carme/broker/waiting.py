@@ -11,6 +11,7 @@ from carme.jobs.explanations import BY_SLURM
 from carme.jobs.limits import Limits, limit_detail
 from carme.jobs.shortage import kept_nodes, running_on, shortage
 from carme.slurm import Slurm
+from carme.translation import message as _
 
 AGAIN_SECONDS = 30.0
 USERS_AT_ONCE = 200
@@ -98,7 +99,11 @@ class Waiting:
         if job.reason == "Reservation":
             return next(
                 (
-                    f"{one.name} begins {one.start.astimezone():%Y-%m-%d %H:%M %Z}"
+                    _(
+                        "{name} begins {start}",
+                        name=one.name,
+                        start=f"{one.start.astimezone():%Y-%m-%d %H:%M %Z}",
+                    )
                     for one in self._reservations
                     if one.name == job.reservation
                 ),
@@ -112,10 +117,11 @@ class Waiting:
                 for name in partition.node_names
             }
             gone = [node.name for node in cluster.nodes if node.name in members and not node.available]
-            more = f" and {len(gone) - NODES_SHOWN} more" if len(gone) > NODES_SHOWN else ""
-            away = ", ".join(gone[:NODES_SHOWN]) + more
+            away = ", ".join(gone[:NODES_SHOWN])
+            if len(gone) > NODES_SHOWN:
+                away = _("{names} and {more} more", names=away, more=len(gone) - NODES_SHOWN)
             if saved := kept_nodes(job, cluster, self._reservations, datetime.now(UTC)):
-                return saved + (f" and down or drained: {away}" if away else "")
+                return _("{saved} and down or drained: {away}", saved=saved, away=away) if away else saved
             return away
         return ""
 

@@ -18,6 +18,7 @@ from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Licence, Phase, Reservation
 from carme.slurm import Slurm, UnixAccount
+from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
 
@@ -234,8 +235,8 @@ class Watch:
             # Whatever one poll trips over, the next one must still come.
             _log.exception("A look at Slurm failed.")
             self._failure = SlurmError(
-                "What Slurm answered could not be read.",
-                "Tell an administrator; the broker's journal says more.",
+                _("What Slurm answered could not be read."),
+                _("Tell an administrator; the broker's journal says more."),
             )
         await self._feed.tell()
         await self._book.save()
@@ -493,5 +494,7 @@ def _closed(job: Job) -> bool:
 
 def _not_yet() -> SlurmError:
     return SlurmError(
-        "The broker has just started and has not seen Slurm yet.", "Try again in a moment.", code="slurm-away"
+        _("The broker has just started and has not seen Slurm yet."),
+        _("Try again in a moment."),
+        code="slurm-away",
     )

@@ -6,6 +6,7 @@ import argparse
 
 from carme.cli.parsing import pass_on
 from carme.errors import CarmeError
+from carme.translation import message as _
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -25,7 +26,7 @@ def _net(options: argparse.Namespace) -> int:
         from carme_runtime.petri.command import main
     except ImportError:
         raise CarmeError(
-            "The training runtime is not installed here.",
+            _("The training runtime is not installed here."),
             "Use carme net in a session or job, or install carme-runtime with pip.",
         ) from None
     return main(options.words, "carme net")

@@ -16,6 +16,7 @@ from carme.cli.output import add_json, listed, moment, said
 from carme.config import DEFAULT_PATH
 from carme.errors import CarmeError, ConfigError, InvalidRequest
 from carme.jobs import parse_minutes
+from carme.translation import message as _
 
 if TYPE_CHECKING:
     from carme.api import BookingOut, JobOut
@@ -159,8 +160,8 @@ def _certificate(path: str) -> str:
         raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", "Name a file with it.") from None
     except UnicodeDecodeError:
         raise InvalidRequest(
-            f"{path} is no text, so it is no certificate as PEM.",
-            f"Convert it with: openssl x509 -inform DER -in {path} -out NEW",
+            _("{path} is no text, so it is no certificate as PEM.", path=path),
+            _("Convert it with: openssl x509 -inform DER -in {path} -out NEW", path=path),
         ) from None
 
 

@@ -6,6 +6,7 @@ import argparse
 import importlib
 
 from carme.errors import CarmeError
+from carme.translation import message as _
 
 # Of each command: what adds its options (of `carme_runtime.options`), the function that does it, its help.
 _COMMANDS = {
@@ -39,14 +40,17 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    module, _, function = options.function.partition(":")
+    module, _rest, function = options.function.partition(":")
     try:
         do = getattr(importlib.import_module(module), function)
         from carme_runtime.errors import CarmeRuntimeError
     except ImportError:
         raise CarmeError(
-            "The training runtime is not installed here.",
-            f"Use {options.command} in a session or job, or install carme-runtime with pip.",
+            _("The training runtime is not installed here."),
+            _(
+                "Use {command} in a session or job, or install carme-runtime with pip.",
+                command=options.command,
+            ),
         ) from None
     try:
         do(options)

@@ -21,6 +21,7 @@ from carme.jobs.scripts import MAXIMUM_BYTES, check_start, interpreter, name_of
 from carme.jobs.templates import TEMPLATES
 from carme.projects import account_of
 from carme.storage import space_of
+from carme.translation import message as _
 from carme.wording import size
 
 _EPILOG = """\
@@ -343,7 +344,7 @@ def _command(options: argparse.Namespace) -> list[str]:
     script = Path(given[0])
     if not script.is_file():
         raise InvalidRequest(
-            f"There is no script {given[0]!r}.",
+            _("There is no script {given!r}.", given=given[0]),
             "Name a file, or put a command after --, like: carme submit -- hostname",
             field="command",
         )

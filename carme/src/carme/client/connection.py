@@ -23,6 +23,7 @@ from carme.errors import (
     NotFound,
     SlurmError,
 )
+from carme.translation import message as _
 
 __all__ = ["Connection", "Login", "Unreachable", "trusting"]
 
@@ -114,7 +115,7 @@ def trusting(authority: str) -> ssl.SSLContext:
         context.load_verify_locations(cadata=authority)
     except (ssl.SSLError, ValueError):
         raise ConfigError(
-            "The file holds no certificate as PEM.", "It must begin with -----BEGIN CERTIFICATE-----."
+            _("The file holds no certificate as PEM."), _("It must begin with -----BEGIN CERTIFICATE-----.")
         ) from None
     return context
 
@@ -211,7 +212,8 @@ def _no_text(error: UnicodeEncodeError) -> InvalidRequest:
     whole = text[text.rfind('"', 0, error.start) + 1 : text.find('"', error.end)]
     named = whole.encode(errors="surrogateescape").decode(errors="backslashreplace")
     return InvalidRequest(
-        f"A part of the request is no UTF-8: '{named[:80]}'.", "Rename it, or have a script of yours name it."
+        _("A part of the request is no UTF-8: '{named}'.", named=named[:80]),
+        _("Rename it, or have a script of yours name it."),
     )
 
 
@@ -224,7 +226,7 @@ def _distrust(error: BaseException | None) -> ssl.SSLCertVerificationError | Non
 
 def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> Unreachable:
     why = (error.verify_message or str(error)).rstrip(".")
-    message = f"The certificate of the portal at {url} is not trusted here: {why}."
+    message = _("The certificate of the portal at {url} is not trusted here: {why}.", url=url, why=why)
     if error.verify_code in _WRONG_ITSELF:
         return Unreachable(
             message, f"{_named(url)} Check the address and this computer's clock.", "certificate"

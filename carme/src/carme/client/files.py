@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 from carme import api
 from carme.client.connection import Connection
 from carme.errors import CarmeError, InvalidRequest
+from carme.translation import message as _
 
 __all__ = ["Files"]
 
@@ -70,8 +71,8 @@ class Files:
                 reported = self._connection.ask("GET", _at("files/upload", path, id=upload))
                 if reported["exists"] and not replace:
                     raise InvalidRequest(
-                        f"There is something called {path!r} already.",
-                        "Choose another name, or replace it.",
+                        _("There is something called {path!r} already.", path=path),
+                        _("Choose another name, or replace it."),
                         field="path",
                     )
                 offset = min(reported["offset"], state.st_size)
@@ -91,7 +92,11 @@ class Files:
                         return path
         except OSError as error:
             raise InvalidRequest(
-                f"The file {str(file)!r} cannot be read: {error.strerror}.",
+                _(
+                    "The file {file!r} cannot be read: {error_strerror}.",
+                    file=str(file),
+                    error_strerror=error.strerror,
+                ),
                 "Name a file of this computer.",
                 field="file",
             ) from None

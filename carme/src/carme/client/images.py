@@ -10,6 +10,7 @@ from carme import api
 from carme.client.connection import Connection
 from carme.client.jobs import Job
 from carme.errors import InvalidRequest
+from carme.translation import message as _
 
 __all__ = ["Image", "Images"]
 
@@ -144,7 +145,11 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(
-            f"The file {str(path)!r} cannot be read: {getattr(error, 'strerror', None) or error}.",
+            _(
+                "The file {path!r} cannot be read: {getattr}.",
+                path=str(path),
+                getattr=getattr(error, "strerror", None) or error,
+            ),
             "Name a text file of this computer.",
             field="text",
         ) from None

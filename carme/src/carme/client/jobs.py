@@ -31,6 +31,7 @@ from carme.jobs import JobState, arrays
 from carme.jobs.contents import from_bytes, wire
 from carme.jobs.scripts import check_text, name_of
 from carme.scaling import Prediction
+from carme.translation import message as _
 from carme.wording import nearest
 
 __all__ = ["Array", "Asked", "Job", "JobFailed", "Jobs"]
@@ -238,7 +239,7 @@ class Array(list[Job]):
             NotFound: It has no tasks, or the portal does not know them yet.
         """
         if self.id is None:
-            raise NotFound("This array has no tasks.", "Give 'map' at least one item.")
+            raise NotFound(_("This array has no tasks."), _("Give 'map' at least one item."))
         return api.ArrayOut.model_validate(self._connection.ask("GET", f"jobs/{self.id}/array"))
 
     def failed(self) -> Sequence[Job]:

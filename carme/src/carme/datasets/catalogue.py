@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import Node, Stage
+from carme.translation import message as _
 from carme.wording import listing
 
 __all__ = ["OWN", "Dataset", "Datasets", "Version", "copies", "digest_of"]
@@ -62,9 +63,16 @@ class Dataset(BaseModel):
         found = [one for one in self.versions if one.digest.partition(":")[2].startswith(wanted)]
         if len(found) != 1 or len(wanted) < _SHORTEST:
             raise NotFound(
-                f"The dataset {self.name!r} has no version {wanted!r}; it has: "
-                f"{listing([one.short for one in self.versions])}.",
-                f"Name at least {_SHORTEST} digits of one of these, or leave it out for the newest.",
+                _(
+                    "The dataset {value_name!r} has no version {wanted!r}; it has: {short}.",
+                    value_name=self.name,
+                    wanted=wanted,
+                    short=listing([one.short for one in self.versions]),
+                ),
+                _(
+                    "Name at least {shortest} digits of one of these, or leave it out for the newest.",
+                    shortest=_SHORTEST,
+                ),
             )
         return found[0]
 
@@ -121,8 +129,8 @@ class Datasets:
                     "Add the dataset again.",
                 ) from None
         raise NotFound(
-            f"There is no dataset {name!r}; there are: {listing(self.names())}.",
-            "Name one of these or an absolute path, or add one: carme datasets add NAME FOLDER",
+            _("There is no dataset {name!r}; there are: {names}.", name=name, names=listing(self.names())),
+            _("Name one of these or an absolute path, or add one: carme datasets add NAME FOLDER"),
         )
 
     def add(
@@ -143,8 +151,8 @@ class Datasets:
         """
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                f"{name!r} is no name of a dataset.",
-                "Use 1 to 64 letters, digits, dots, underscores or hyphens.",
+                _("{name!r} is no name of a dataset.", name=name),
+                _("Use 1 to 64 letters, digits, dots, underscores or hyphens."),
                 field="name",
             )
         path = os.path.realpath(path)

@@ -14,6 +14,8 @@ from carme.broker.client import BrokerClient, open_files
 from carme.datasets import OWN
 from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError
 from carme.storage import Limits, Space
+from carme.translation import message as _
+from carme.translation import noop
 
 __all__ = ["Entry", "FileError", "Files", "Kept", "Listing", "Part", "Upload"]
 
@@ -22,17 +24,32 @@ CHUNK = 1 << 20
 PATIENCE = 60.0
 
 _REASONS = {
-    errno.ENOENT: ("There is no {name!r}.", "It may have been moved or deleted: load the folder again."),
-    errno.ENOTDIR: ("{name!r} is no folder.", "Open the folder that holds it."),
-    errno.EISDIR: ("{name!r} is a folder.", "Choose a file."),
-    errno.EACCES: ("You may not do that with {name!r}.", "Ask its owner to allow it."),
-    errno.EPERM: ("You may not do that with {name!r}.", "Ask its owner to allow it."),
-    errno.EEXIST: ("There is something called {name!r} already.", "Choose another name, or replace it."),
-    errno.ENOSPC: ("There is no space left for {name!r}.", "Delete what you do not need, and try again."),
-    errno.EDQUOT: ("Your quota is used up, so {name!r} does not fit.", "Delete what you do not need."),
-    errno.EROFS: ("The file system of {name!r} cannot be written to.", "Choose another folder."),
-    errno.ENAMETOOLONG: ("The name {name!r} is too long.", "Choose a shorter one, of 255 bytes at most."),
-    errno.ELOOP: ("{name!r} is a link that leads in a circle.", "Delete the link."),
+    errno.ENOENT: (
+        noop("There is no {name!r}."),
+        noop("It may have been moved or deleted: load the folder again."),
+    ),
+    errno.ENOTDIR: (noop("{name!r} is no folder."), noop("Open the folder that holds it.")),
+    errno.EISDIR: (noop("{name!r} is a folder."), noop("Choose a file.")),
+    errno.EACCES: (noop("You may not do that with {name!r}."), noop("Ask its owner to allow it.")),
+    errno.EPERM: (noop("You may not do that with {name!r}."), noop("Ask its owner to allow it.")),
+    errno.EEXIST: (
+        noop("There is something called {name!r} already."),
+        noop("Choose another name, or replace it."),
+    ),
+    errno.ENOSPC: (
+        noop("There is no space left for {name!r}."),
+        noop("Delete what you do not need, and try again."),
+    ),
+    errno.EDQUOT: (
+        noop("Your quota is used up, so {name!r} does not fit."),
+        noop("Delete what you do not need."),
+    ),
+    errno.EROFS: (noop("The file system of {name!r} cannot be written to."), noop("Choose another folder.")),
+    errno.ENAMETOOLONG: (
+        noop("The name {name!r} is too long."),
+        noop("Choose a shorter one, of 255 bytes at most."),
+    ),
+    errno.ELOOP: (noop("{name!r} is a link that leads in a circle."), noop("Delete the link.")),
 }
 
 
@@ -183,7 +200,7 @@ class Files:
             while left:
                 data = part.read(min(CHUNK, left))
                 if not data:
-                    raise FileError("The upload was interrupted.", "Go on with it.")
+                    raise FileError(_("The upload was interrupted."), _("Go on with it."))
                 connection.sendall(data)
                 left -= len(data)
 
@@ -232,7 +249,7 @@ class Files:
             if "error" in answer:
                 raise _error(answer["error"], answer["message"], path.name or str(path))
             if "ok" not in answer:
-                raise BrokerUnavailable("Your files cannot be reached.", "Try again in a moment.")
+                raise BrokerUnavailable(_("Your files cannot be reached."), _("Try again in a moment."))
         except BaseException:
             stream.close()
             connection.close()
@@ -255,7 +272,7 @@ def _answers() -> Iterator[None]:
         yield
     except TimeoutError:
         raise BrokerTimeout(
-            "Your files do not answer.", "The file system may hang; try again later."
+            _("Your files do not answer."), _("The file system may hang; try again later.")
         ) from None
     except (OSError, ValueError):
-        raise BrokerUnavailable("Your files cannot be reached.", "Try again in a moment.") from None
+        raise BrokerUnavailable(_("Your files cannot be reached."), _("Try again in a moment.")) from None

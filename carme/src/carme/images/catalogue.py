@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from carme.errors import CarmeError, InvalidRequest
+from carme.translation import message as _
 from carme.wording import listing
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
@@ -55,8 +56,8 @@ class ImageCatalogue:
         """
         if name not in (names := self.names()):
             raise InvalidRequest(
-                f"There is no image {name!r}; there are: {listing(names)}.",
-                "Choose one of these." if names else "Ask an administrator to build one.",
+                _("There is no image {name!r}; there are: {names}.", name=name, names=listing(names)),
+                _("Choose one of these.") if names else _("Ask an administrator to build one."),
                 field="image",
             )
         manifest = self.directory / f"{name}.json"
@@ -66,7 +67,12 @@ class ImageCatalogue:
             return Image.model_validate({**values, "name": name, "file": manifest.with_suffix(".sif")})
         except (OSError, ValueError, TypeError) as error:
             raise CarmeError(
-                f"The manifest {manifest} of the image {name!r} cannot be read: {error}.",
-                "Build the image again.",
+                _(
+                    "The manifest {manifest} of the image {name!r} cannot be read: {error}.",
+                    manifest=manifest,
+                    name=name,
+                    error=error,
+                ),
+                _("Build the image again."),
                 code="image",
             ) from None

@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from carme.translation import message as _
+
 __all__ = ["OWN_NAME", "ImageFile", "is_own", "reference"]
 
 #: What a user may call an image; with `@` and the owner it fits wherever an image is named.
@@ -13,7 +15,7 @@ OWN_NAME = r"[a-z0-9][a-z0-9_.-]{0,30}"
 
 def _file(text: str) -> str:
     if not PurePosixPath(text).is_absolute() or not text.isprintable() or ":" in text or "," in text:
-        raise ValueError("must be an absolute path without colons and commas")
+        raise ValueError(_("must be an absolute path without colons and commas"))
     return text
 
 

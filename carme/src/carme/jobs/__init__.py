@@ -4,7 +4,14 @@ from carme.jobs import arrays
 from carme.jobs.access import Access, Association, usable
 from carme.jobs.checks import Share, check, check_access, partition_of, share
 from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
-from carme.jobs.endings import FORGOTTEN, LOG_FOLLOWS, NEVER_BEGUN, ending_of, last_lines
+from carme.jobs.endings import (
+    FORGOTTEN,
+    LOG_FOLLOWS,
+    NEVER_BEGUN,
+    ending_of,
+    last_lines,
+    without_log,
+)
 from carme.jobs.explanations import waiting_for
 from carme.jobs.forecast import Forecast, GpuForecast, forecast
 from carme.jobs.requests import MAXIMUM_MINUTES, JobRequest, SessionOptions, refusal
@@ -54,4 +61,5 @@ __all__ = [
     "stage_words",
     "usable",
     "waiting_for",
+    "without_log",
 ]

@@ -13,6 +13,8 @@ from carme.jobs.cluster import Cluster, Partition
 from carme.jobs.limits import Limits, limits_of
 from carme.jobs.requests import JobRequest, SessionOptions
 from carme.jobs.times import minutes_text
+from carme.translation import message as _
+from carme.translation import noop
 from carme.wording import listing, number
 
 __all__ = ["Access", "Association", "check_limits", "partition_refusal", "usable"]
@@ -152,9 +154,17 @@ def partition_refusal(
         if one != partition and not one.hidden and partition_refusal(one, access, account, qos) is None
     ]
     if better and field == "partition":
-        remedy = f"{remedy}, or one of these partitions: {listing(better)}"
-    return InvalidRequest(f"{sentence}.", f"{remedy}.", field=field)
+        remedy = _(_OR_ANOTHER[remedy], better=listing(better))
+    return InvalidRequest(sentence, remedy, field=field)
 
+
+_ANOTHER_ACCOUNT = _("Choose another account.")
+_ANOTHER_PARTITION = _("Choose another partition.")
+#: The same advice, with partitions that take the job.
+_OR_ANOTHER: dict[str, str] = {
+    _ANOTHER_ACCOUNT: noop("Choose another account, or one of these partitions: {better}."),
+    _ANOTHER_PARTITION: noop("Choose another partition, or one of these partitions: {better}."),
+}
 
 _Refusal = tuple[str, str, str]  # what is wrong, what to do, and the field
 
@@ -163,9 +173,13 @@ def _group_refusal(partition: Partition, access: Access) -> _Refusal | None:
     if not partition.groups or not access.groups or set(partition.groups) & set(access.groups):
         return None
     return (
-        f"The partition {partition.name!r} takes jobs of these Unix groups only: "
-        f"{listing(partition.groups)}; you are in none of them",
-        "Choose another partition",
+        _(
+            "The partition {partition!r} takes jobs of these Unix groups only: {groups}; you are in none of "
+            "them.",
+            partition=partition.name,
+            groups=listing(partition.groups),
+        ),
+        _ANOTHER_PARTITION,
         "partition",
     )
 
@@ -175,8 +189,12 @@ def _account_refusal(partition: Partition, access: Access, account: str | None) 
         return None
     if partition.refuses_account(account):
         return (
-            f"The partition {partition.name!r} does not take jobs of the account {account!r}",
-            "Choose another account",
+            _(
+                "The partition {partition!r} does not take jobs of the account {account!r}.",
+                partition=partition.name,
+                account=account,
+            ),
+            _ANOTHER_ACCOUNT,
             "partition",
         )
     if not access.associations or not access.enforced:
@@ -184,22 +202,30 @@ def _account_refusal(partition: Partition, access: Access, account: str | None) 
     own = [one for one in access.associations if one.account == account]
     if not own:
         return (
-            f"You may not use the account {account!r}; yours are: {listing(access.accounts)}",
-            "Choose one of these, or ask an administrator",
+            _(
+                "You may not use the account {account!r}; yours are: {accounts}.",
+                account=account,
+                accounts=listing(access.accounts),
+            ),
+            _("Choose one of these, or ask an administrator."),
             "account",
         )
     association = access.association(account, partition.name)
     if association is None:
         return (
-            f"You may use the account {account!r} in {listing([one.partition for one in own])} only, not in "
-            f"{partition.name!r}",
-            "Choose another account",
+            _(
+                "You may use the account {account!r} in {partitions} only, not in {partition!r}.",
+                account=account,
+                partitions=listing([one.partition for one in own]),
+                partition=partition.name,
+            ),
+            _ANOTHER_ACCOUNT,
             "partition",
         )
     if association.stopped:
         return (
-            f"Slurm takes no new jobs of yours in the account {account!r}",
-            "Choose another account, or ask an administrator",
+            _("Slurm takes no new jobs of yours in the account {account!r}.", account=account),
+            _("Choose another account, or ask an administrator."),
             "account",
         )
     return None
@@ -212,19 +238,28 @@ def _qos_refusal(
     own = association.qos if association else []
     if asked and own and asked not in own and access.enforced:
         return (
-            f"You may not use the quality of service {asked!r} with the account {account!r}; "
-            f"yours are: {listing(own)}",
-            "Choose one of these",
+            _(
+                "You may not use the quality of service {qos!r} with the account {account!r}; yours are: "
+                "{own}.",
+                qos=asked,
+                account=account,
+                own=listing(own),
+            ),
+            _("Choose one of these."),
             "qos",
         )
     name = access.quality(account, partition.name, asked)
     if not name or not partition.refuses_qos(name):
         return None
     able = [one for one in own if not partition.refuses_qos(one)]
-    sentence = f"The partition {partition.name!r} does not take jobs of the quality of service {name!r}"
+    sentence = _(
+        "The partition {partition!r} does not take jobs of the quality of service {qos!r}.",
+        partition=partition.name,
+        qos=name,
+    )
     if able:
-        return sentence, f"Choose one of these qualities of service: {listing(able)}", "qos"
-    return sentence, "Choose another account", "partition"
+        return sentence, _("Choose one of these qualities of service: {able}.", able=listing(able)), "qos"
+    return sentence, _ANOTHER_ACCOUNT, "partition"
 
 
 def check_limits(
@@ -249,7 +284,7 @@ def check_limits(
         if one.minutes is not None and "minutes" not in known:
             known.add("minutes")
             if request.minutes > one.minutes:
-                raise _too_much(one, f"{minutes_text(one.minutes)} for one job", "minutes")
+                raise _too_much(one, _("{minutes} for one job", minutes=minutes_text(one.minutes)), "minutes")
         most = {name: count for name, (count, _used) in one.resources.items()} | one.each
         for name, (field, unit, count) in requested.items():
             if name in most and name not in known:
@@ -260,7 +295,7 @@ def check_limits(
 
 def _too_much(limits: Limits, most: str, field: str) -> InvalidRequest:
     return InvalidRequest(
-        f"Slurm's accounting allows {limits.holder} at most {most}.",
-        "Ask for less, or choose another account or quality of service.",
+        _("Slurm's accounting allows {holder} at most {most}.", holder=limits.holder, most=most),
+        _("Ask for less, or choose another account or quality of service."),
         field=field,
     )

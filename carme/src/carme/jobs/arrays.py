@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from carme.translation import message as _
+
 __all__ = [
     *["MAXIMUM_TASK", "Tasks", "count", "expression", "fields", "includes", "limited", "listed"],
     *["numbers", "read_name", "task_name"],
@@ -28,12 +30,16 @@ def _ranges(text: str) -> list[range]:
     for part in parts:
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise ValueError("must be numbers of tasks, like 0-9, 1,3,5 or 0-99%4 (four at a time)")
+            raise ValueError(_("must be numbers of tasks, like 0-9, 1,3,5 or 0-99%4 (four at a time)"))
         first, last = int(match[1]), int(match[2] or match[1])
         step = int(match[3] or 1)
         if last < first or step < 1 or last > MAXIMUM_TASK:
             raise ValueError(
-                f"has a range {part!r}; ranges go up, from 0 to {MAXIMUM_TASK}, in steps of 1 or more"
+                _(
+                    "has a range {part!r}; ranges go up, from 0 to {most}, in steps of 1 or more",
+                    part=part,
+                    most=MAXIMUM_TASK,
+                )
             )
         found.append(range(first, last + 1, step))
     return found
@@ -41,12 +47,12 @@ def _ranges(text: str) -> list[range]:
 
 def _check(text: str) -> str:
     text = text.replace(" ", "")
-    _, percent, limit = text.partition("%")
+    _first, percent, limit = text.partition("%")
     ranges = _ranges(text)
     if len(ranges) > _PARTS:
-        raise ValueError(f"must have at most {_PARTS} ranges")
+        raise ValueError(_("must have at most {most} ranges", most=_PARTS))
     if percent and not _LIMIT.fullmatch(limit):
-        raise ValueError("must say after '%' how many tasks may run at a time, at least 1")
+        raise ValueError(_("must say after '%' how many tasks may run at a time, at least 1"))
     return text
 
 

@@ -10,6 +10,7 @@ from carme.jobs.cluster import Cluster, Node, Partition
 from carme.jobs.requests import JobRequest, SessionOptions
 from carme.jobs.times import minutes_text
 from carme.scaling.predictions import check_efficiency
+from carme.translation import message as _
 from carme.wording import listing, number
 
 # What a job without GPUs gets when it does not say.
@@ -44,17 +45,25 @@ def check(
         images.get(request.image)
     limit = settings.sessions.maximum_minutes
     if _is_session(request) and request.minutes > limit:
-        raise _too_long("A session", limit, request.minutes)
+        raise _too_long(_("A session"), limit, request.minutes)
     partition = partition_of(request, cluster, settings)
     check_access(request, partition, cluster, settings, access)
     if partition.max_minutes is not None and request.minutes > partition.max_minutes:
-        raise _too_long(f"A job in partition {partition.name!r}", partition.max_minutes, request.minutes)
+        raise _too_long(
+            _("A job in partition {partition_name!r}", partition_name=partition.name),
+            partition.max_minutes,
+            request.minutes,
+        )
     nodes = _nodes(partition, cluster)
     if request.nodes > len(nodes):
         raise InvalidRequest(
-            f"The partition {partition.name!r} has {number(len(nodes), 'node')}; "
-            f"{request.nodes} were asked for.",
-            f"Ask for {_range(1, len(nodes))}." if nodes else "Choose another partition.",
+            _(
+                "The partition {partition_name!r} has {nodes}; {nodes_2} were asked for.",
+                partition_name=partition.name,
+                nodes=number(len(nodes), "node"),
+                nodes_2=request.nodes,
+            ),
+            _("Ask for {range}.", range=_range(1, len(nodes))) if nodes else _("Choose another partition."),
             field="nodes",
         )
     _check_gpus(request, partition, nodes)
@@ -108,14 +117,14 @@ def partition_of(request: JobRequest | SessionOptions, cluster: Cluster, setting
         name = next((partition.name for partition in cluster.partitions if partition.default), "")
         if not name:
             raise InvalidRequest(
-                f"The cluster has no default partition; there are: {listing(known)}.",
-                "Name one of these.",
+                _("The cluster has no default partition; there are: {known}.", known=listing(known)),
+                _("Name one of these."),
                 field="partition",
             )
     if name not in known:
         raise InvalidRequest(
-            f"There is no partition {name!r}; there are: {listing(known)}.",
-            "Choose one of these." if known else "Ask an administrator whether Slurm runs.",
+            _("There is no partition {name!r}; there are: {known}.", name=name, known=listing(known)),
+            _("Choose one of these.") if known else _("Ask an administrator whether Slurm runs."),
             field="partition",
         )
     return known[name]
@@ -144,39 +153,65 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
         kinds = sorted({kind for node in nodes for kind in node.gpus})
         if kind not in kinds:
             raise InvalidRequest(
-                f"The partition {partition.name!r} has no GPUs of type {kind}; "
-                f"its types are: {listing(kinds)}.",
-                "Choose one of these, or leave the type open." if kinds else "Leave the GPU type open.",
+                _(
+                    "The partition {partition_name!r} has no GPUs of type {kind}; its types are: {kinds}.",
+                    partition_name=partition.name,
+                    kind=kind,
+                    kinds=listing(kinds),
+                ),
+                _("Choose one of these, or leave the type open.") if kinds else _("Leave the GPU type open."),
                 field="gpu_type",
             )
     if requested == 0:
         if kind is not None:
             raise InvalidRequest(
-                f"A GPU type, {kind}, was named, but no GPU was asked for.",
-                "Ask for at least 1 GPU, or leave the type open.",
+                _("A GPU type, {kind}, was named, but no GPU was asked for.", kind=kind),
+                _("Ask for at least 1 GPU, or leave the type open."),
                 field="gpus_per_node",
             )
         return
     most = max(_gpus(node, kind) for node in nodes)
-    of_type = f" of type {kind}" if kind else ""
+    wanted = number(requested, "GPU")
+    if kind:
+        wanted = _("{count} of type {kind}", count=wanted, kind=kind)
     if most == 0:
         raise InvalidRequest(
-            f"The nodes of partition {partition.name!r} have no GPUs; {requested} were asked for.",
-            "Ask for 0 GPUs, or choose another partition.",
+            _(
+                "The nodes of partition {partition_name!r} have no GPUs; {requested} were asked for.",
+                partition_name=partition.name,
+                requested=requested,
+            ),
+            _("Ask for 0 GPUs, or choose another partition."),
             field="gpus_per_node",
         )
     if requested > most:
         raise InvalidRequest(
-            f"A node has at most {number(most, 'GPU')}{of_type}; {requested} were asked for.",
-            f"Ask for {_range(1, most)}.",
+            _(
+                "A node has at most {gpus} of type {kind}; {requested} were asked for.",
+                gpus=number(most, "GPU"),
+                kind=kind,
+                requested=requested,
+            )
+            if kind
+            else _(
+                "A node has at most {gpus}; {requested} were asked for.",
+                gpus=number(most, "GPU"),
+                requested=requested,
+            ),
+            _("Ask for {range}.", range=_range(1, most)),
             field="gpus_per_node",
         )
     fitting = len(_fitting(request, nodes))
     if request.nodes > fitting:
         raise InvalidRequest(
-            f"The partition {partition.name!r} has {number(fitting, 'node')} with {number(requested, 'GPU')}"
-            f"{of_type}; {request.nodes} were asked for.",
-            f"Ask for {_range(1, fitting)}, or for fewer GPUs on each.",
+            _(
+                "The partition {partition!r} has {nodes} with {gpus}; {wanted} were asked for.",
+                partition=partition.name,
+                nodes=number(fitting, "node"),
+                gpus=wanted,
+                wanted=request.nodes,
+            ),
+            _("Ask for {range}, or for fewer GPUs on each.", range=_range(1, fitting)),
             field="nodes",
         )
 
@@ -186,36 +221,55 @@ def _check_size(request: JobRequest | SessionOptions, partition: Partition, node
     most_cpus = max(node.cpus for node in nodes)
     if cpus > most_cpus:
         raise InvalidRequest(
-            f"A node of partition {partition.name!r} has at most {number(most_cpus, 'processor')}; "
-            f"{cpus} were asked for.",
-            f"Ask for {_range(1, most_cpus)}.",
+            _(
+                "A node of partition {partition_name!r} has at most {processors}; {cpus} were asked for.",
+                partition_name=partition.name,
+                processors=number(most_cpus, "processor"),
+                cpus=cpus,
+            ),
+            _("Ask for {range}.", range=_range(1, most_cpus)),
             field="cpus_per_node",
         )
     most_memory = max(node.memory_mb for node in nodes)
     if memory > most_memory:
         raise InvalidRequest(
-            f"A node of partition {partition.name!r} has at most {most_memory} MiB of memory; "
-            f"{memory} MiB were asked for.",
-            f"Ask for at most {most_memory} MiB.",
+            _(
+                "A node of partition {partition_name!r} has at most {most_memory} MiB of memory; "
+                "{memory} MiB were asked for.",
+                partition_name=partition.name,
+                most_memory=most_memory,
+                memory=memory,
+            ),
+            _("Ask for at most {most_memory} MiB.", most_memory=most_memory),
             field="memory_mb_per_node",
         )
     fitting = sum(node.cpus >= cpus and node.memory_mb >= memory for node in nodes)
     if request.nodes > fitting:
         raise InvalidRequest(
-            f"The partition {partition.name!r} has {number(fitting, 'node')} with so many GPUs, processors "
-            f"and so much memory; {request.nodes} were asked for.",
-            "Ask for fewer nodes, or for less on each.",
+            _(
+                "The partition {partition_name!r} has {nodes} with so many GPUs, processors and so much "
+                "memory; {nodes_2} were asked for.",
+                partition_name=partition.name,
+                nodes=number(fitting, "node"),
+                nodes_2=request.nodes,
+            ),
+            _("Ask for fewer nodes, or for less on each."),
             field="nodes",
         )
 
 
 def _too_long(what: str, limit: int, asked: int) -> InvalidRequest:
     return InvalidRequest(
-        f"{what} lasts at most {minutes_text(limit)}, not {minutes_text(asked)}.",
-        f"Ask for at most {minutes_text(limit)}.",
+        _(
+            "{what} lasts at most {limit}, not {asked}.",
+            what=what,
+            limit=minutes_text(limit),
+            asked=minutes_text(asked),
+        ),
+        _("Ask for at most {limit}.", limit=minutes_text(limit)),
         field="minutes",
     )
 
 
 def _range(least: int, most: int) -> str:
-    return f"{least} to {most}" if most > least else str(least)
+    return _("{least} to {most}", least=least, most=most) if most > least else str(least)

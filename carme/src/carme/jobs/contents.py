@@ -11,10 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import PlainSerializer, PlainValidator, WithJsonSchema
 
+from carme.translation import message as _
+
 __all__ = [
     *("PAGE_ENCODING", "Content", "encoding_of", "from_bytes"),
     *("is_text", "shown", "to_bytes", "typed", "wire"),
 ]
+
+_NEITHER = _("must be text, or {'base64': ...} with the bytes of what is none")
 
 #: For contents that are no UTF-8: each byte is a letter, so that what is shown can be taken back.
 PAGE_ENCODING = "latin-1"
@@ -70,14 +74,14 @@ def _read(given: Any) -> str:
         try:
             to_bytes(given)
         except UnicodeEncodeError:
-            raise ValueError("must be text, or {'base64': ...} with the bytes of what is none") from None
+            raise ValueError(_NEITHER) from None
         return given
     if isinstance(given, dict) and given.keys() == {"base64"} and isinstance(given["base64"], str):
         try:
             return from_bytes(base64.b64decode(given["base64"], validate=True))
         except (binascii.Error, ValueError):
-            raise ValueError("must have bytes in base64 in 'base64'") from None
-    raise ValueError("must be text, or {'base64': ...} with the bytes of what is none")
+            raise ValueError(_("must have bytes in base64 in 'base64'")) from None
+    raise ValueError(_NEITHER)
 
 
 _ENCODED = {

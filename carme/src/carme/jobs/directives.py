@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from carme.errors import InvalidRequest
 from carme.jobs.times import parse_minutes
+from carme.translation import message as _
 
 __all__ = ["Directives", "directives"]
 
@@ -49,13 +50,18 @@ def directives(text: str) -> Directives:
         if match is None:
             continue
         try:
-            _, others = parser.parse_known_args(shlex.split(match[1], comments=True), found)
+            _unused, others = parser.parse_known_args(shlex.split(match[1], comments=True), found)
             _combined(found)
         except (_Refused, ValueError, OverflowError, InvalidRequest) as error:
             why = str(error).partition(".")[0]
             raise InvalidRequest(
-                f"Line {number} of the script, {line.strip()[:80]!r}, cannot be understood: {why}.",
-                "Correct it, or take it out and give the option to carme submit.",
+                _(
+                    "Line {number} of the script, {line!r}, cannot be understood: {why}.",
+                    number=number,
+                    line=line.strip()[:80],
+                    why=why,
+                ),
+                _("Correct it, or take it out and give the option to carme submit."),
                 field="script",
             ) from None
         # What is no UTF-8 can be named on no page.

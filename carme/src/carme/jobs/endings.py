@@ -6,11 +6,21 @@ from carme.jobs.states import JobState
 from carme.jobs.times import minutes_text
 from carme.launch.exits import Exit
 from carme.sessions.states import Ending
+from carme.translation import Message, noop
+from carme.translation import message as _
 
 if TYPE_CHECKING:
     from carme.jobs.status import Job
 
-__all__ = ["FORGOTTEN", "LOG_FOLLOWS", "NEVER_BEGUN", "ending_of", "ending_sentence", "last_lines"]
+__all__ = [
+    "FORGOTTEN",
+    "LOG_FOLLOWS",
+    "NEVER_BEGUN",
+    "ending_of",
+    "ending_sentence",
+    "last_lines",
+    "without_log",
+]
 
 #: Our own reason for a job that vanished from the queue and is in no accounting.
 FORGOTTEN = "Forgotten"
@@ -20,6 +30,8 @@ NEVER_BEGUN = "NeverBegun"
 
 #: Between a sentence and the last lines of the log, one a line.
 LOG_FOLLOWS = " The end of its log says:\n"
+
+_WITH_LOG = noop("{sentence} The end of its log says:\n{lines}")
 
 LOG_LINES = 8
 LOG_LETTERS = 1200
@@ -77,8 +89,16 @@ def ending_of(
         own = job.exit_code in _BY_EXIT or _was_never_launched(job)
         sentence = message if message and not own else ending_sentence(job, ending)
         lines = last_lines(log)
-        return ending, f"{sentence}{LOG_FOLLOWS}{lines}" if lines else sentence
+        return ending, _(_WITH_LOG, sentence=sentence, lines=lines) if lines else sentence
     return ending, ending_sentence(job, ending)
+
+
+def without_log(sentence: str) -> str:
+    """What `ending_of` says, without the end of the log."""
+    if isinstance(sentence, Message) and sentence.template == _WITH_LOG:
+        cause = sentence.values["sentence"]
+        return cause if isinstance(cause, str) else ""
+    return sentence.partition(LOG_FOLLOWS)[0] if LOG_FOLLOWS in sentence else sentence
 
 
 def _was_never_launched(job: "Job") -> bool:
@@ -88,12 +108,24 @@ def _was_never_launched(job: "Job") -> bool:
     return job.state is JobState.CANCELLED and job.cancelled_by == "slurm" and bool(job.node_list)
 
 
+def _what(job: "Job") -> str:
+    return _("session") if job.kind == "session" else _("job")
+
+
+def _again(job: "Job") -> str:
+    return _("start it again") if job.kind == "session" else _("submit it again")
+
+
 def _cancelled_by_somebody(job: "Job") -> str:
     """A job that was cancelled, where Slurm does not say by whom (yet, or without accounting)."""
     if job.reason == NEVER_BEGUN:
         return ending_sentence(job, Ending.STOPPED)
-    what, again = ("session", "start it again") if job.kind == "session" else ("job", "submit it again")
-    return f"The {what} was cancelled, and Slurm does not say by whom; {again} when it is needed."
+    what, again = _what(job), _again(job)
+    return _(
+        "The {what} was cancelled, and Slurm does not say by whom; {again} when it is needed.",
+        what=what,
+        again=again,
+    )
 
 
 def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
@@ -122,121 +154,220 @@ def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
 def ending_sentence(job: "Job", ending: Ending) -> str:
     """The cause and the next step; the one table for sessions and batch jobs."""
     session = job.kind == "session"
-    what = "session" if session else "job"
-    again = "start it again" if session else "submit it again"
-    where = f"node {job.node_list}" if job.nodes <= 1 and job.node_list else "one of its nodes"
+    what, again = _what(job), _again(job)
+    where = (
+        _("node {node_list}", node_list=job.node_list)
+        if job.nodes <= 1 and job.node_list
+        else _("one of its nodes")
+    )
     match ending:
         case Ending.STOPPED if job.reason == NEVER_BEGUN:
-            return "You cancelled this job before it began."
+            return _("You cancelled this job before it began.")
         case Ending.STOPPED:
-            return "You stopped this session." if session else "You stopped this job."
+            return _("You stopped this session.") if session else _("You stopped this job.")
         case Ending.IDLE:
-            return f"The {what} was stopped because nothing ran in it; {again} when it is needed."
+            return _(
+                "The {what} was stopped because nothing ran in it; {again} when it is needed.",
+                what=what,
+                again=again,
+            )
         case Ending.FINISHED if session:
-            return "The session's server was shut down from within; start it again when it is needed."
+            return _("The session's server was shut down from within; start it again when it is needed.")
         case Ending.FINISHED:
-            return "The job ended without an error; its log holds what it wrote."
+            return _("The job ended without an error; its log holds what it wrote.")
         case Ending.TIME_LIMIT if job.state is JobState.DEADLINE:
-            return f"The {what} could not end before its deadline; {again} with a later one."
+            return _(
+                "The {what} could not end before its deadline; {again} with a later one.",
+                what=what,
+                again=again,
+            )
         case Ending.TIME_LIMIT:
-            limit = f" of {minutes_text(job.minutes_limit)}" if job.minutes_limit else ""
-            return (
-                f"The {what} reached its time limit{limit} and was ended; {again} with more time, "
-                "or extend it next time before it ends."
+            limit = _(" of {limit}", limit=minutes_text(job.minutes_limit)) if job.minutes_limit else ""
+            return _(
+                "The {what} reached its time limit{limit} and was ended; {again} with more time, "
+                "or extend it next time before it ends.",
+                what=what,
+                limit=limit,
+                again=again,
             )
         case Ending.OUT_OF_MEMORY:
-            return (
-                f"The {what} ran out of memory{_memory(job)}; {again} with more memory, "
-                "or load less at a time."
+            return _(
+                "The {what} ran out of memory{memory}; {again} with more memory, or load less at a time.",
+                what=what,
+                memory=_memory(job),
+                again=again,
             )
         case Ending.NODE_FAILURE:
-            node = f"Node {job.failed_node}" if job.failed_node else where.capitalize()
-            return f"{node} failed and the {what} ended with it; {again}, it goes to nodes that work."
+            if node := job.failed_node or (job.node_list if job.nodes <= 1 else ""):
+                return _(
+                    "Node {node} failed and the {what} ended with it; {again}, it goes to nodes that work.",
+                    node=node,
+                    what=what,
+                    again=again,
+                )
+            return _(
+                "One of its nodes failed and the {what} ended with it; {again}, it goes to nodes that work.",
+                what=what,
+                again=again,
+            )
         case Ending.PREEMPTED:
-            other = job.preempted_by or "one with a higher priority"
-            return f"Slurm ended the {what} in favour of {other}; {again} and it waits for its turn."
+            other = job.preempted_by or _("one with a higher priority")
+            return _(
+                "Slurm ended the {what} in favour of {other}; {again} and it waits for its turn.",
+                what=what,
+                other=other,
+                again=again,
+            )
         case Ending.CANCELLED_BY_ADMIN:
             return _cancelled(job, what, again)
         case Ending.IMAGE_MISSING:
-            image = f"The image {job.image}" if job.image else f"The image of the {what}"
-            return (
-                f"{image} is missing on {where}; choose another one, "
-                "or ask an administrator to distribute it."
+            if not job.image:
+                return _(
+                    "The image of the {what} is missing on {where}; choose another one, or ask an "
+                    "administrator to distribute it.",
+                    what=what,
+                    where=where,
+                )
+            return _(
+                "The image {image} is missing on {where}; choose another one, or ask an administrator to "
+                "distribute it.",
+                image=job.image,
+                where=where,
             )
         case Ending.HOME_NOT_WRITABLE:
-            return (
-                f"Your home directory cannot be written on {where}; see that it is yours and has space left, "
-                "or tell an administrator that it is not mounted there."
+            return _(
+                "Your home directory cannot be written on {where}; see that it is yours and has "
+                "space left, or tell an administrator that it is not mounted there.",
+                where=where,
             )
         case Ending.LOST if job.exit_code == Exit.BEGUN_BEFORE:
-            return f"Slurm lost the {what} when it was restarted just as the {what} began; {again}."
+            return _(
+                "Slurm lost the {what} when it was restarted just as the {what} began; {again}.",
+                what=what,
+                again=again,
+            )
         case Ending.LOST:
-            return f"Slurm has forgotten the {what}, so how it ended is not known; see its log, then {again}."
+            return _(
+                "Slurm has forgotten the {what}, so how it ended is not known; see its log, then {again}.",
+                what=what,
+                again=again,
+            )
         case Ending.REFUSED:
-            return f"Slurm refused the {what}; ask for less, or tell an administrator."
+            return _("Slurm refused the {what}; ask for less, or tell an administrator.", what=what)
         case Ending.DIED | Ending.DIED_AT_START:
             return _death(job, ending, what, again, where)
 
 
 def _cancelled(job: "Job", what: str, again: str) -> str:
     if job.cancelled_by == "root":
-        return (
-            f"Slurm or an administrator cancelled the {what}; "
-            f"ask an administrator for the reason before you {again}."
+        return _(
+            "Slurm or an administrator cancelled the {what}; ask an administrator for the reason "
+            "before you {again}.",
+            what=what,
+            again=again,
         )
-    return f"An administrator cancelled the {what}; ask them for the reason before you {again}."
+    return _(
+        "An administrator cancelled the {what}; ask them for the reason before you {again}.",
+        what=what,
+        again=again,
+    )
 
 
 def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str:
     match job.exit_code:
         case Exit.NO_APPTAINER:
-            return f"Apptainer is not installed on {where}; tell an administrator, then {again}."
+            return _(
+                "Apptainer is not installed on {where}; tell an administrator, then {again}.",
+                where=where,
+                again=again,
+            )
         case Exit.NO_COMMAND:
-            return f"The {what}'s command cannot be run on {where}; correct the command and {again}."
+            return _(
+                "The {what}'s command cannot be run on {where}; correct the command and {again}.",
+                what=what,
+                where=where,
+                again=again,
+            )
         case Exit.NO_WORKDIR:
-            return (
-                f"The {what}'s working directory cannot be entered on {where}; "
-                f"choose another one and {again}."
+            return _(
+                "The {what}'s working directory cannot be entered on {where}; choose another one "
+                "and {again}.",
+                what=what,
+                where=where,
+                again=again,
             )
         case Exit.NOT_STAGED:
-            return f"The data of the {what} could not be brought to {where}; its log says why, then {again}."
+            return _(
+                "The data of the {what} could not be brought to {where}; its log says why, then {again}.",
+                what=what,
+                where=where,
+                again=again,
+            )
         case Exit.IMAGE_CHANGED:
-            return (
-                f"The image {job.image or ''} is not what it was when it was built, or you may not read it; "
-                f"choose another one, or build it again and {again}."
+            return _(
+                "The image {image} is not what it was when it was built, or you may not read it; "
+                "choose another one, or build it again and {again}.",
+                image=job.image or "",
+                again=again,
             )
         case Exit.FAILED:
-            return f"The {what} could not be launched on {where}; its log says why, then {again}."
+            return _(
+                "The {what} could not be launched on {where}; its log says why, then {again}.",
+                what=what,
+                where=where,
+                again=again,
+            )
         case _:
             pass
     if _was_never_launched(job):
-        return (
-            f"Slurm could not launch the {what} on {where}; {again}, "
-            "and tell an administrator if that fails too."
+        return _(
+            "Slurm could not launch the {what} on {where}; {again}, and tell an administrator if "
+            "that fails too.",
+            what=what,
+            where=where,
+            again=again,
         )
     if job.state is JobState.CANCELLED:
-        how = "was cancelled"
+        how = _DEATHS["cancelled"]
     elif job.signal:
-        how = f"was ended by signal {job.signal}"
-    elif job.exit_code:
-        how = f"ended with exit code {job.exit_code}"
+        how = _DEATHS["signal"]
     else:
-        how = "ended"
-    early = " before its server was ready" if ending is Ending.DIED_AT_START and what == "session" else ""
-    return f"The {what} {how}{early}; check the log and fix the problem, then {again}."
+        how = _DEATHS["exit code" if job.exit_code else "end"]
+    at_start = ending is Ending.DIED_AT_START and job.kind == "session"
+    early = _(" before its server was ready") if at_start else ""
+    number = job.signal or job.exit_code or 0
+    return _(how, what=what, early=early, again=again, number=number)
+
+
+_DEATHS = {
+    "cancelled": noop("The {what} was cancelled{early}; check the log and fix the problem, then {again}."),
+    "signal": noop(
+        "The {what} was ended by signal {number}{early}; check the log and fix the problem, then {again}."
+    ),
+    "exit code": noop(
+        "The {what} ended with exit code {number}{early}; check the log and fix the problem, then {again}."
+    ),
+    "end": noop("The {what} ended{early}; check the log and fix the problem, then {again}."),
+}
 
 
 def _memory(job: "Job") -> str:
+    """What is known of its use, as a part of a sentence."""
     if not job.memory_mb:
         return ""
     limit = job.memory_mb // max(1, job.nodes)
-    most = f"{limit} MiB" + (" on each node" if job.nodes > 1 else "")
+    each = noop("{limit} MiB on each node") if job.nodes > 1 else noop("{limit} MiB")
+    most = _(each, limit=limit)
     peak = job.peak_memory_mb
     if peak is None:
-        return f": it used more than the {most} that it may have"
+        return _(": it used more than the {most} that it may have", most=most)
     if peak < limit * _NEAR_THE_LIMIT:
-        return f": it went past its limit of {most} faster than Slurm measures, which last saw {peak} MiB"
-    return f": its peak was {peak} MiB and its limit is {most}"
+        return _(
+            ": it went past its limit of {most} faster than Slurm measures, which last saw {peak} MiB",
+            most=most,
+            peak=peak,
+        )
+    return _(": its peak was {peak} MiB and its limit is {most}", peak=peak, most=most)
 
 
 def last_lines(log: str) -> str:

@@ -3,120 +3,201 @@
 import re
 
 from carme.jobs.times import minutes_text
+from carme.translation import message as _
+from carme.translation import noop
 
-_WHEN_OTHERS_END = "it starts when other jobs under that limit end, so end one that you no longer need"
-_WITH_NODES = "it starts when they are back, or choose another partition or other GPUs"
-_NEVER = "it will never start, so cancel it and"
-
-#: What a job waits for, and after the semicolon what its owner can do.
+#: What a job waits for, what else is known about that, and after the semicolon what its owner can do.
 PENDING_REASONS: dict[str, str] = {
-    "None": "The job has just been submitted and is waiting for the scheduler; this takes a moment.",
-    "Resources": (
-        "The job is next in line and waits for nodes, processors, memory or GPUs to become free; "
-        "wait, or ask for less to start sooner."
+    "None": noop(
+        "The job has just been submitted and is waiting for the scheduler{detail}; this takes a moment."
     ),
-    "Priority": (
-        "Other jobs with a higher priority are waiting in front of this one; "
+    "Resources": noop(
+        "The job is next in line and waits for nodes, processors, memory or GPUs to "
+        "become free{detail}; wait, or ask for less to start sooner."
+    ),
+    "Priority": noop(
+        "Other jobs with a higher priority are waiting in front of this one{detail}; "
         "wait, or ask for less time or fewer GPUs to fit in between."
     ),
-    "Dependency": "The job waits for another job that it depends on; it starts when that one has ended.",
-    "DependencyNeverSatisfied": f"The job it depends on failed; {_NEVER} submit both again.",
-    "BeginTime": "The earliest start time of the job has not come yet; it starts then, or cancel it.",
-    "Cleaning": (
-        "The job was put back into the queue and its nodes are still being cleaned up; it starts by itself."
+    "Dependency": noop(
+        "The job waits for another job that it depends on{detail}; it starts when that one has ended."
     ),
-    "Licenses": "The job waits for a licence to become free; it starts when another job gives one back.",
-    "Prolog": "The nodes are being prepared for the job; this takes a moment.",
-    "Reservation": (
-        "The job waits for its booking and starts when the booking begins; to start now, choose no booking."
+    "DependencyNeverSatisfied": noop(
+        "The job it depends on failed{detail}; it will never start, so cancel it and submit both again."
     ),
-    "ReservationDeleted": (
-        f"The reservation of the job was deleted; {_NEVER} start it without the reservation."
+    "BeginTime": noop(
+        "The earliest start time of the job has not come yet{detail}; it starts then, or cancel it."
     ),
-    "JobHeldUser": "The job is on hold; release it with 'scontrol release'.",
-    "JobHeldAdmin": "An administrator put the job on hold; ask them when they will release it.",
-    "JobHoldMaxRequeue": "The job was restarted too often and is on hold; cancel it and see its log.",
-    "JobLaunchFailure": "The job could not be launched on its nodes; cancel it and tell an administrator.",
-    "launch failed requeued held": (
-        "The job could not be launched on its nodes and is on hold; cancel it and start it again."
+    "Cleaning": noop(
+        "The job was put back into the queue and its nodes are still being cleaned "
+        "up{detail}; it starts by itself."
     ),
-    "BadConstraints": f"No set of nodes can ever fulfil what the job asks for; {_NEVER} ask for less.",
-    "ReqNodeNotAvail": f"Nodes that the job needs are down, drained or reserved; {_WITH_NODES}.",
-    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": (
-        f"Nodes that the job needs are down, drained or reserved for more important jobs; {_WITH_NODES}."
+    "Licenses": noop(
+        "The job waits for a licence to become free{detail}; it starts when another job gives one back."
     ),
-    "NodeDown": f"A node that the job needs is down; {_WITH_NODES}.",
-    "FrontEndDown": "The front-end node of the cluster is down; it starts when that is up again.",
-    "PartitionDown": (
-        "The partition is down; jobs in it start when an administrator brings it up, "
-        "or choose another partition."
+    "Prolog": noop("The nodes are being prepared for the job{detail}; this takes a moment."),
+    "Reservation": noop(
+        "The job waits for its booking and starts when the booking begins{detail}; to "
+        "start now, choose no booking."
     ),
-    "PartitionInactive": (
-        "The partition is inactive; jobs in it start when an administrator activates it, "
-        "or choose another partition."
+    "ReservationDeleted": noop(
+        "The reservation of the job was deleted{detail}; it will never start, "
+        "so cancel it and start it without the reservation."
     ),
-    "PartitionNodeLimit": (
-        f"The job asks for more nodes than one job may have in its partition; {_NEVER} ask for fewer."
+    "JobHeldUser": noop("The job is on hold{detail}; release it with 'scontrol release'."),
+    "JobHeldAdmin": noop("An administrator put the job on hold{detail}; ask them when they will release it."),
+    "JobHoldMaxRequeue": noop(
+        "The job was restarted too often and is on hold{detail}; cancel it and see its log."
     ),
-    "PartitionTimeLimit": (
-        f"The job asks for more time than its partition allows; {_NEVER} ask for less time."
+    "JobLaunchFailure": noop(
+        "The job could not be launched on its nodes{detail}; cancel it and tell an administrator."
     ),
-    "AccountNotAllowed": (
-        f"The partition does not accept the job's account; {_NEVER} choose another partition or account."
+    "launch failed requeued held": noop(
+        "The job could not be launched on its nodes and is on hold{detail}; cancel it and start it again."
     ),
-    "QOSNotAllowed": (
-        "The account or partition does not accept the job's quality of service; "
-        f"{_NEVER} ask an administrator which one you may use."
+    "BadConstraints": noop(
+        "No set of nodes can ever fulfil what the job asks for{detail}; it will "
+        "never start, so cancel it and ask for less."
     ),
-    "InvalidAccount": (
-        "The job's account does not exist or is not yours; "
-        f"{_NEVER} ask an administrator which one you may use."
+    "ReqNodeNotAvail": noop(
+        "Nodes that the job needs are down, drained or reserved{detail}; it starts "
+        "when they are back, or choose another partition or other GPUs."
     ),
-    "InvalidQOS": (
-        "The job's quality of service does not exist or is not yours; "
-        f"{_NEVER} ask an administrator which one you may use."
+    "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions": noop(
+        "Nodes "
+        "that "
+        "the "
+        "job "
+        "needs "
+        "are "
+        "down, "
+        "drained "
+        "or "
+        "reserved "
+        "for "
+        "more "
+        "important "
+        "jobs{detail}; "
+        "it "
+        "starts "
+        "when "
+        "they "
+        "are "
+        "back, "
+        "or "
+        "choose "
+        "another "
+        "partition "
+        "or "
+        "other "
+        "GPUs."
     ),
-    "AssociationJobLimit": f"Your account has as many jobs as it may; {_WHEN_OTHERS_END}.",
-    "AssociationResourceLimit": f"Your account uses as much as it may; {_WHEN_OTHERS_END}.",
-    "AssociationTimeLimit": "Your account has used up its time; ask an administrator for more.",
-    "QOSJobLimit": f"The quality of service has as many jobs as it may; {_WHEN_OTHERS_END}.",
-    "QOSResourceLimit": f"The quality of service uses as much as it may; {_WHEN_OTHERS_END}.",
-    "QOSTimeLimit": "The quality of service has used up its time; ask an administrator for more.",
-    "QOSUsageThreshold": (
-        "The usage of the quality of service is below its threshold; choose another quality of service."
+    "NodeDown": noop(
+        "A node that the job needs is down{detail}; it starts when they are back, or "
+        "choose another partition or other GPUs."
     ),
-    "JobArrayTaskLimit": (
-        "As many tasks of the job array run as may run at a time; it starts when one of them ends."
+    "FrontEndDown": noop(
+        "The front-end node of the cluster is down{detail}; it starts when that is up again."
     ),
-    "SchedDefer": "The scheduler looks at this job in its next round; this takes a moment.",
-    "BurstBufferResources": "The job waits for space in the burst buffer; it starts when there is enough.",
-    "BurstBufferStageIn": "The data of the job is being staged in; it starts when they are there.",
-    "FedJobLock": ("Another cluster of the federation is deciding where the job runs; this takes a moment."),
-    "MaxRequeueExceeded": ("The job was restarted too often and is on hold; cancel it and check its log."),
+    "PartitionDown": noop(
+        "The partition is down{detail}; jobs in it start when an administrator "
+        "brings it up, or choose another partition."
+    ),
+    "PartitionInactive": noop(
+        "The partition is inactive{detail}; jobs in it start when an "
+        "administrator activates it, or choose another partition."
+    ),
+    "PartitionNodeLimit": noop(
+        "The job asks for more nodes than one job may have in its "
+        "partition{detail}; it will never start, so cancel it and ask for "
+        "fewer."
+    ),
+    "PartitionTimeLimit": noop(
+        "The job asks for more time than its partition allows{detail}; it will "
+        "never start, so cancel it and ask for less time."
+    ),
+    "AccountNotAllowed": noop(
+        "The partition does not accept the job's account{detail}; it will never "
+        "start, so cancel it and choose another partition or account."
+    ),
+    "QOSNotAllowed": noop(
+        "The account or partition does not accept the job's quality of "
+        "service{detail}; it will never start, so cancel it and ask an administrator "
+        "which one you may use."
+    ),
+    "InvalidAccount": noop(
+        "The job's account does not exist or is not yours{detail}; it will never "
+        "start, so cancel it and ask an administrator which one you may use."
+    ),
+    "InvalidQOS": noop(
+        "The job's quality of service does not exist or is not yours{detail}; it will "
+        "never start, so cancel it and ask an administrator which one you may use."
+    ),
+    "AssociationJobLimit": noop(
+        "Your account has as many jobs as it may{detail}; it starts when other "
+        "jobs under that limit end, so end one that you no longer need."
+    ),
+    "AssociationResourceLimit": noop(
+        "Your account uses as much as it may{detail}; it starts when "
+        "other jobs under that limit end, so end one that you no longer "
+        "need."
+    ),
+    "AssociationTimeLimit": noop("Your account has used up its time{detail}; ask an administrator for more."),
+    "QOSJobLimit": noop(
+        "The quality of service has as many jobs as it may{detail}; it starts when "
+        "other jobs under that limit end, so end one that you no longer need."
+    ),
+    "QOSResourceLimit": noop(
+        "The quality of service uses as much as it may{detail}; it starts when "
+        "other jobs under that limit end, so end one that you no longer need."
+    ),
+    "QOSTimeLimit": noop(
+        "The quality of service has used up its time{detail}; ask an administrator for more."
+    ),
+    "QOSUsageThreshold": noop(
+        "The usage of the quality of service is below its threshold{detail}; "
+        "choose another quality of service."
+    ),
+    "JobArrayTaskLimit": noop(
+        "As many tasks of the job array run as may run at a time{detail}; it starts when one of them ends."
+    ),
+    "SchedDefer": noop("The scheduler looks at this job in its next round{detail}; this takes a moment."),
+    "BurstBufferResources": noop(
+        "The job waits for space in the burst buffer{detail}; it starts when there is enough."
+    ),
+    "BurstBufferStageIn": noop(
+        "The data of the job is being staged in{detail}; it starts when they are there."
+    ),
+    "FedJobLock": noop(
+        "Another cluster of the federation is deciding where the job runs{detail}; this takes a moment."
+    ),
+    "MaxRequeueExceeded": noop(
+        "The job was restarted too often and is on hold{detail}; cancel it and check its log."
+    ),
 }
 
 # Slurm makes one word for each limit: whose (QOS or Assoc), for whom (Grp, Max), of what.
-_HOLDERS = {"QOS": "the quality of service", "Assoc": "your account"}
+_HOLDERS = {"QOS": _("the quality of service"), "Assoc": _("your account")}
 _SCOPES = {
-    "Grp": "all jobs together",
-    "Max": "one job or one user",
-    "Min": "one job at the least",
+    "Grp": _("all jobs together"),
+    "Max": _("one job or one user"),
+    "Min": _("one job at the least"),
 }
 _RESOURCES = {
-    "GRES": "GPUs",
-    "Cpu": "processors",
-    "CPU": "processors",
-    "Memory": "memory",
-    "Mem": "memory",
-    "Node": "nodes",
-    "Jobs": "jobs",
-    "Submit": "submitted jobs",
-    "WallDuration": "time",
-    "Wall": "time",
-    "License": "licences",
-    "Billing": "billing units",
-    "Energy": "energy",
-    "BB": "burst buffer space",
+    "GRES": _("GPUs"),
+    "Cpu": _("processors"),
+    "CPU": _("processors"),
+    "Memory": _("memory"),
+    "Mem": _("memory"),
+    "Node": _("nodes"),
+    "Jobs": _("jobs"),
+    "Submit": _("submitted jobs"),
+    "WallDuration": _("time"),
+    "Wall": _("time"),
+    "License": _("licences"),
+    "Billing": _("billing units"),
+    "Energy": _("energy"),
+    "BB": _("burst buffer space"),
 }
 
 #: How a detail begins to name a reservation that keeps nodes from the job.
@@ -124,6 +205,25 @@ KEPT = "kept for the reservation"
 
 #: The detail of a suspended job in a partition in which Slurm itself suspends jobs.
 BY_SLURM = "slurm"
+
+_SUSPENDED = {
+    (True, True): noop(
+        "Slurm suspended the session in favour of others, or an administrator did: it keeps its memory and "
+        "GPUs, and its time stands still; it goes on by itself{then}."
+    ),
+    (True, False): noop(
+        "An administrator suspended the session: it keeps its memory and GPUs, and its time stands still; "
+        "it goes on by itself{then}."
+    ),
+    (False, True): noop(
+        "Slurm suspended the job in favour of others, or an administrator did: it keeps its memory and "
+        "GPUs, and its time stands still; it goes on by itself{then}."
+    ),
+    (False, False): noop(
+        "An administrator suspended the job: it keeps its memory and GPUs, and its time stands still; "
+        "it goes on by itself{then}."
+    ),
+}
 
 _UNAVAILABLE = re.compile(r"UnavailableNodes:([^,;\s\[]+(?:\[[^]]*\])?)")
 
@@ -137,17 +237,21 @@ def waiting_for(reason: str, detail: str = "") -> str:
     """
     reason, head, text = _taken_apart(reason)
     word = head.split(",")[0].strip()  # ReqNodeNotAvail, UnavailableNodes:n1
-    sentence = PENDING_REASONS.get(head) or PENDING_REASONS.get(word) or _limit(word)
     detail = detail or text
-    if not sentence:
-        return f"The job waits; Slurm says {reason!r}, ask an administrator what that means."
     if word == "Resources" and detail:
-        return f"The job is next in line and waits ({detail}); wait, or ask for less to start sooner."
+        return _(
+            "The job is next in line and waits ({detail}); wait, or ask for less to start sooner.",
+            detail=detail,
+        )
     if (match := _UNAVAILABLE.search(reason)) and KEPT not in detail:
         detail = match[1]
     # What is known belongs to the cause, which ends where the next step begins.
-    cause, mark, step = sentence.partition("; ")
-    return f"{cause.rstrip('.')} ({detail}){mark or '.'}{step}" if detail else sentence
+    shown = _(" ({detail})", detail=detail) if detail else ""
+    if template := PENDING_REASONS.get(head) or PENDING_REASONS.get(word):
+        return _(template, detail=shown)
+    return _limit(word, shown) or _(
+        "The job waits; Slurm says {reason!r}, ask an administrator what that means.", reason=reason
+    )
 
 
 def _taken_apart(reason: str) -> tuple[str, str, str]:
@@ -174,29 +278,34 @@ def suspended(session: bool, by_slurm: bool, seconds_left: int | None) -> str:
         by_slurm: Slurm may have done it, in favour of others.
         seconds_left: What is left of its time.
     """
-    what = "session" if session else "job"
-    who = f"Slurm suspended the {what} in favour of others, or an administrator did"
-    if not by_slurm:
-        who = f"An administrator suspended the {what}"
     left = max(1, seconds_left // 60) if seconds_left is not None else None
-    then = f" with {minutes_text(left)} left" if left is not None else ""
-    return f"{who}: it keeps its memory and GPUs, and its time stands still; it goes on by itself{then}."
+    then = _(" with {left} left", left=minutes_text(left)) if left is not None else ""
+    return _(_SUSPENDED[session, by_slurm], then=then)
 
 
-def _limit(word: str) -> str:
+def _limit(word: str, detail: str) -> str:
     for holder, owner in _HOLDERS.items():
         for scope, over in _SCOPES.items():
             if not word.startswith(holder + scope):
                 continue
             rest = word.removeprefix(holder + scope)
-            thing = next((name for key, name in _RESOURCES.items() if key in rest), "resources")
+            thing = next((name for key, name in _RESOURCES.items() if key in rest), _("resources"))
             if "RunMinutes" in rest or "Minutes" in rest:
-                thing += " over time"
+                thing = _("{thing} over time", thing=thing)
             if scope == "Min":
-                return f"The job asks for less {thing} than {owner} demands; cancel it and ask for more."
-            return (
-                f"The job would exceed the limit that {owner} has on {thing} for {over}; "
-                "it starts when your other jobs under it have ended, or never if it asks for more than "
-                "the limit, so end one of them or ask for less."
+                return _(
+                    "The job asks for less {thing} than {owner} demands{detail}; cancel it and ask for more.",
+                    thing=thing,
+                    owner=owner,
+                    detail=detail,
+                )
+            return _(
+                "The job would exceed the limit that {owner} has on {thing} for {over}{detail}; it starts "
+                "when your other jobs under it have ended, or never if it asks for more than the limit, so "
+                "end one of them or ask for less.",
+                owner=owner,
+                thing=thing,
+                over=over,
+                detail=detail,
             )
     return ""

@@ -11,6 +11,7 @@ from carme.jobs.limits import Limits, longest_minutes
 from carme.jobs.nodes import expand
 from carme.jobs.status import Job
 from carme.jobs.times import minutes_text, moment_text
+from carme.translation import message as _
 from carme.wording import number
 
 __all__ = ["extended_limit"]
@@ -80,7 +81,7 @@ def extended_limit(
     until = moment_text(ends + timedelta(minutes=most), now)
     raise _refused(
         f"The {what} can be extended by at most {minutes_text(most)}, until {until}, because {why}.",
-        f"Ask for at most {number(most, 'minute')}.",
+        _("Ask for at most {minutes}.", minutes=number(most, "minute")),
     )
 
 
@@ -97,13 +98,16 @@ def _end(job: Job, policy: SessionSettings) -> tuple[datetime, int]:
             "Stop it and start it again with more time.",
         )
     if not job.is_running or job.started is None:
-        raise _refused(f"The {what} is over or about to end.", "Start it again with the time that it needs.")
+        raise _refused(
+            f"The {what} is over or about to end.", _("Start it again with the time that it needs.")
+        )
     if job.minutes_limit is None:
         raise _refused(f"The {what} has no time limit.", "It needs no more time.")
     ends = job.ends
     if ends is None:
         raise _refused(
-            f"The {what} is suspended, so its time stands still.", "Extend it when it has been resumed."
+            _("The {what} is suspended, so its time stands still.", what=what),
+            _("Extend it when it has been resumed."),
         )
     if not policy.extend:
         raise _refused(

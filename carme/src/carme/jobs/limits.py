@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from carme.jobs.status import Job
 from carme.jobs.times import minutes_text
+from carme.translation import message as _
 from carme.wording import number
 
 __all__ = ["Limits", "limit_detail", "limits_of", "longest_minutes"]
@@ -37,7 +38,11 @@ class Limits:
 
     @property
     def holder(self) -> str:
-        return self.user or (f"account {self.account}" if self.account else f"quality of service {self.qos}")
+        return self.user or (
+            _("account {account}", account=self.account)
+            if self.account
+            else _("quality of service {qos}", qos=self.qos)
+        )
 
 
 def limit_detail(job: Job, limits: Iterable[Limits]) -> str:
@@ -51,15 +56,27 @@ def limit_detail(job: Job, limits: Iterable[Limits]) -> str:
     kind = next((name for word, name in _KINDS.items() if rest.startswith(word)), None)
     for one in _chain(job, holder, list(limits)):
         if rest.startswith("WallDuration") and one.minutes is not None:
-            return f"{one.holder}: at most {minutes_text(one.minutes)} for one job"
+            return _(
+                "{holder}: at most {most} for one job", holder=one.holder, most=minutes_text(one.minutes)
+            )
         if rest.startswith("Jobs") and one.jobs:
-            return f"{one.holder}: at most {one.jobs[0]} running at a time, {one.jobs[1]} now"
+            return _(
+                "{holder}: at most {most} running at a time, {now} now",
+                holder=one.holder,
+                most=one.jobs[0],
+                now=one.jobs[1],
+            )
         for name, (most, used) in one.resources.items():
             if scope == "Grp" and kind and name.startswith(kind):
-                return f"{one.holder}: at most {_amount(most, name)} at a time, {used} in use"
+                return _(
+                    "{holder}: at most {most} at a time, {used} in use",
+                    holder=one.holder,
+                    most=_amount(most, name),
+                    used=used,
+                )
         for name, most in one.each.items():
             if scope == "Max" and kind and name.startswith(kind):
-                return f"{one.holder}: at most {_amount(most, name)} for one job"
+                return _("{holder}: at most {most} for one job", holder=one.holder, most=_amount(most, name))
     return ""
 
 
@@ -95,5 +112,5 @@ def limits_of(user: str, account: str, qos: str, limits: Iterable[Limits]) -> It
 
 def _amount(most: int, name: str) -> str:
     if name == "mem":
-        return f"{most} MiB of memory"
+        return _("{most} MiB of memory", most=most)
     return number(most, _UNITS.get(name) or f"{name.removeprefix('gres/gpu:')} GPU")

@@ -13,6 +13,7 @@ from carme.jobs.arrays import Tasks
 from carme.jobs.contents import Content
 from carme.jobs.stages import ResultsPath, Stages, check_path, check_text
 from carme.scaling.predictions import Prediction
+from carme.translation import message as _
 from carme.wording import nearest, place, problem
 
 _NAME = re.compile(r"[A-Za-z0-9._ -]{1,64}")
@@ -28,13 +29,13 @@ MAXIMUM_IMAGE = 128
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError("must be 1 to 64 letters, digits, dots, underscores, spaces or hyphens")
+        raise ValueError(_("must be 1 to 64 letters, digits, dots, underscores, spaces or hyphens"))
     return text
 
 
 def _word(text: str) -> str:
     if not _WORD.fullmatch(text):
-        raise ValueError("must be 1 to 64 letters, digits, dots, underscores or hyphens")
+        raise ValueError(_("must be 1 to 64 letters, digits, dots, underscores or hyphens"))
     return text
 
 
@@ -42,24 +43,26 @@ def _image(text: str) -> str:
     name, at, owner = text.partition("@")
     _word(name)
     if at and not is_account_name(owner):
-        raise ValueError("must be an image's name, or one with '@' and its owner")
+        raise ValueError(_("must be an image's name, or one with '@' and its owner"))
     if len(text) > MAXIMUM_IMAGE:
-        raise ValueError(f"must be at most {MAXIMUM_IMAGE} characters")
+        raise ValueError(_("must be at most {most} characters", most=MAXIMUM_IMAGE))
     return text
 
 
 def _printable(text: str) -> str:
     if "\0" in text:
-        raise ValueError("must not contain a NUL character")
+        raise ValueError(_("must not contain a NUL character"))
     return check_text(text)
 
 
 def _environment(values: dict[str, str]) -> dict[str, str]:
     for name, value in values.items():
         if not _VARIABLE.fullmatch(name):
-            raise ValueError(f"has a variable {name[:64]!r}; names are letters, digits and underscores")
+            raise ValueError(
+                _("has a variable {name!r}; names are letters, digits and underscores", name=name[:64])
+            )
         if "\0" in value:
-            raise ValueError(f"must not contain a NUL character in the value of {name}")
+            raise ValueError(_("must not contain a NUL character in the value of {name}", name=name))
         check_text(value)
     return values
 
@@ -68,7 +71,10 @@ def _files(files: dict[str, str]) -> dict[str, str]:
     for name in files:
         if not _WORD.fullmatch(name):
             raise ValueError(
-                f"has a file {name[:64]!r}; names are letters, digits, dots, underscores, hyphens"
+                _(
+                    "has a file {name!r}; names are letters, digits, dots, underscores, hyphens",
+                    name=name[:64],
+                )
             )
     return files
 
@@ -112,12 +118,12 @@ def refusal(error: ValidationError, model: type[Any], skip: int = 0) -> InvalidR
     field = place(detail)
     if detail["type"] in UNKNOWN_FIELD:
         return InvalidRequest(
-            f"There is no field {field!r} in a request.",
+            _("There is no field {field!r} in a request.", field=field),
             nearest(str(detail["loc"][-1]), model.__pydantic_fields__),
             field=field,
         )
-    subject = repr(field) if field else "The request"
-    return InvalidRequest(problem(detail, subject), "Correct it and ask again.", field=field or None)
+    subject = repr(field) if field else _("The request")
+    return InvalidRequest(problem(detail, subject), _("Correct it and ask again."), field=field or None)
 
 
 class JobRequest(_Asked):
@@ -168,11 +174,11 @@ class JobRequest(_Asked):
     @model_validator(mode="after")
     def _whole(self) -> Self:
         if self.kind == "session" and self.image is None:
-            raise ValueError("for a session must name an image")
+            raise ValueError(_("for a session must name an image"))
         if self.kind == "session" and self.array is not None:
-            raise ValueError("for a session must not be an array")
+            raise ValueError(_("for a session must not be an array"))
         if not self.command[0]:
-            raise ValueError("must have a program as the first word of its command")
+            raise ValueError(_("must have a program as the first word of its command"))
         _check_file(self.image, self.image_file)
         return self
 
@@ -180,7 +186,7 @@ class JobRequest(_Asked):
 def _check_file(image: str | None, file: ImageFile | None) -> None:
     # A file must not go by the name of one of the site's images.
     if file is not None and not is_own(image):
-        raise ValueError("names a file for an image that is not a user's own, like torch-mine@alice")
+        raise ValueError(_("names a file for an image that is not a user's own, like torch-mine@alice"))
 
 
 class SessionOptions(_Asked):

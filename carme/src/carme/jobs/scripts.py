@@ -7,6 +7,7 @@ from pathlib import PurePosixPath
 
 from carme.errors import InvalidRequest
 from carme.jobs.contents import to_bytes
+from carme.translation import message as _
 
 __all__ = ["MAXIMUM_BYTES", "SCRIPT", "check_start", "interpreter", "name_of", "sent", "sent_script"]
 
@@ -40,8 +41,8 @@ def check_start(name: str, start: bytes) -> None:
     quoted = shlex.quote(name)
     if start.startswith(UTF_16):
         raise InvalidRequest(
-            f"The script {name!r} is text in UTF-16, which nothing can run.",
-            f"Save it as UTF-8, or use: iconv -f UTF-16 -t UTF-8 {quoted} > NEW",
+            _("The script {name!r} is text in UTF-16, which nothing can run.", name=name),
+            _("Save it as UTF-8, or use: iconv -f UTF-16 -t UTF-8 {quoted} > NEW", quoted=quoted),
             field="script",
         )
     words = [word for part in interpreter(start) for word in part.split() if not word.startswith("-")]
@@ -51,14 +52,23 @@ def check_start(name: str, start: bytes) -> None:
         return  # others read both
     if start.startswith(BOM):
         raise InvalidRequest(
-            f"The script {name!r} begins with a byte order mark (BOM), which {program} takes for a command.",
-            rf"Take it away with: sed -i '1s/^\xEF\xBB\xBF//' {quoted}",
+            _(
+                "The script {name!r} begins with a byte order mark (BOM), which {program} takes for a "
+                "command.",
+                name=name,
+                program=program,
+            ),
+            _("Take it away with: sed -i '1s/^\\xEF\\xBB\\xBF//' {quoted}", quoted=quoted),
             field="script",
         )
     if b"\r\n" in start:
         raise InvalidRequest(
-            f"The script {name!r} has the line ends of Windows (CR LF), which {program} cannot read.",
-            rf"Convert it with: sed -i 's/\r$//' {quoted}",
+            _(
+                "The script {name!r} has the line ends of Windows (CR LF), which {program} cannot read.",
+                name=name,
+                program=program,
+            ),
+            _("Convert it with: sed -i 's/\\r$//' {quoted}", quoted=quoted),
             field="script",
         )
 
@@ -94,21 +104,25 @@ def sent_script(command: Sequence[str], files: dict[str, str]) -> tuple[str, lis
 def check_text(text: str) -> None:
     """See that this can be a script. Raises InvalidRequest."""
     if not text.strip():
-        raise InvalidRequest("The script is empty.", "Write at least one command.", field="script")
+        raise InvalidRequest(_("The script is empty."), _("Write at least one command."), field="script")
     data = to_bytes(text)
     if (size := len(data)) > MAXIMUM_BYTES:
         raise InvalidRequest(
-            f"The script has {size} bytes; at most {MAXIMUM_BYTES} are allowed.",
-            "Put data into a file of your home, and have the script read it.",
+            _(
+                "The script has {size} bytes; at most {maximum_bytes} are allowed.",
+                size=size,
+                maximum_bytes=MAXIMUM_BYTES,
+            ),
+            _("Put data into a file of your home, and have the script read it."),
             field="script",
         )
     if data.startswith(UTF_16):
         raise InvalidRequest(
-            "The script is text in UTF-16, which nothing can run.", "Save it as UTF-8.", field="script"
+            _("The script is text in UTF-16, which nothing can run."), _("Save it as UTF-8."), field="script"
         )
     if "\0" in text:
         raise InvalidRequest(
-            "The script holds a NUL character, so it is no text.",
-            "Name a script; a program is started by a command.",
+            _("The script holds a NUL character, so it is no text."),
+            _("Name a script; a program is started by a command."),
             field="script",
         )

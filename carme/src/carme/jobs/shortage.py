@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from carme.jobs.cluster import Cluster, Node, Reservation
-from carme.jobs.explanations import KEPT
 from carme.jobs.nodes import expand
 from carme.jobs.status import Job
 from carme.jobs.times import moment_text
+from carme.translation import message as _
+from carme.translation import plural
 from carme.wording import listing, number
 
 __all__ = ["Held", "kept_nodes", "running_on", "shortage"]
@@ -90,7 +91,7 @@ def shortage(
     count = max(1, job.nodes)
     if len(waits) < count:
         gone = [node.name for node in able if not node.available]
-        return f"down or drained: {_some(gone)}" if gone else ""
+        return _("down or drained: {gone}", gone=_some(gone)) if gone else ""
     first = sorted(waits, key=lambda wait: (wait.until, sum(wait.lacks)))[:count]
     short = [wait for wait in first if any(wait.lacks)]
     if not short:
@@ -100,13 +101,26 @@ def shortage(
     holders = {one.job_id: one.user for one in held if one.job_id}
     saved_for = {one.reservation: one.begins for one in held if not one.job_id}
     until = max(wait.until for wait in short)
-    what = f"{_amounts(lacks)} must become free on {_some([wait.node for wait in short])}"
-    if held:
-        why = [f"in use by {_holders(job.user, holders)}"] if holders else []
-        what += f", {' and '.join([*why, *_reservations(saved_for, now)])}"
-        if until < _NEVER:
-            what += f" until {moment_text(until, now)} at the latest"
-    return what
+    what = {"amounts": _amounts(lacks), "nodes": _some([wait.node for wait in short])}
+    if not held:
+        return _("{amounts} must become free on {nodes}", **what)
+    why = _both(
+        _("in use by {holders}", holders=_holders(job.user, holders)) if holders else "",
+        _reservations(saved_for, now),
+    )
+    if until >= _NEVER:
+        return _("{amounts} must become free on {nodes}, {why}", why=why, **what)
+    return _(
+        "{amounts} must become free on {nodes}, {why} until {until} at the latest",
+        why=why,
+        until=moment_text(until, now),
+        **what,
+    )
+
+
+def _both(first: str, second: str) -> str:
+    """Both of two parts of a sentence, or the one that is not empty."""
+    return _("{first} and {last}", first=first, last=second) if first and second else first or second
 
 
 def kept_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservation], now: datetime) -> str:
@@ -118,8 +132,12 @@ def kept_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservation], 
     for one in sorted(_in_the_way(job, reservations, now), key=lambda one: one.start):
         if nodes := [name for name in one.node_names if name in names]:
             begins = one.start if one.start > now else None
-            (saved,) = _reservations({one.name: begins}, now)
-            return f"{saved} until {moment_text(one.end, now)}: {_some(nodes)}"
+            return _(
+                "{kept} until {until}: {nodes}",
+                kept=_reservations({one.name: begins}, now),
+                until=moment_text(one.end, now),
+                nodes=_some(nodes),
+            )
     return ""
 
 
@@ -145,14 +163,19 @@ def _kept(reservation: Reservation, node: Node, there: Iterable[Held], now: date
     return Held(0, "", None, amounts, reservation.end, reservation.name, begins)
 
 
-def _reservations(kept_for: Mapping[str, datetime | None], now: datetime) -> list[str]:
-    """For which reservations nodes are kept, as at most one part of a sentence."""
+def _reservations(kept_for: Mapping[str, datetime | None], now: datetime) -> str:
+    """For which reservations nodes are kept, as a part of a sentence; empty for none."""
     if len(kept_for) > 1:
-        return [f"{KEPT}s {_some(sorted(kept_for))}"]
-    return [
-        f"{KEPT} {name}" + (f" from {moment_text(begins, now)} on" if begins else "")
-        for name, begins in kept_for.items()
-    ]
+        return _("kept for the reservations {names}", names=_some(sorted(kept_for)))
+    for name, begins in kept_for.items():
+        if begins:
+            return _(
+                "kept for the reservation {name} from {begins} on",
+                name=name,
+                begins=moment_text(begins, now),
+            )
+        return _("kept for the reservation {name}", name=name)
+    return ""
 
 
 def _has(amounts: _Amounts, needed: _Amounts) -> bool:
@@ -196,21 +219,27 @@ def _each(job: Job) -> _Amounts:
 
 def _amounts(lacks: Sequence[int]) -> str:
     gpus, cpus, memory_mb = lacks
-    parts = [number(gpus, "GPU"), number(cpus, "processor"), f"{memory_mb} MiB of memory"]
+    parts = [
+        number(gpus, "GPU"),
+        number(cpus, "processor"),
+        _("{memory_mb} MiB of memory", memory_mb=memory_mb),
+    ]
     return listing(part for part, many in zip(parts, lacks, strict=True) if many)
 
 
 def _holders(user: str, holders: Mapping[int, str]) -> str:
     mine = [str(job_id) for job_id, owner in sorted(holders.items()) if owner == user]
     others = len(holders) - len(mine)
-    parts = []
+    own = ""
     if mine:
-        parts.append(f"your job {mine[0]}" if len(mine) == 1 else f"your jobs {_some(mine)}")
-    if others:
-        parts.append(f"{number(others, 'job')} of others")
-    return " and ".join(parts)
+        own = (
+            _("your job {mine}", mine=mine[0]) if len(mine) == 1 else _("your jobs {mine}", mine=_some(mine))
+        )
+    return _both(own, plural("{count} job of others", "{count} jobs of others", others) if others else "")
 
 
 def _some(names: list[str]) -> str:
     more = len(names) - NAMED
-    return f"{', '.join(names[:NAMED])} and {more} more" if more > 0 else listing(names)
+    if more > 0:
+        return _("{names} and {more} more", names=", ".join(names[:NAMED]), more=more)
+    return listing(names)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from carme.errors import InvalidRequest, NotFound
+from carme.translation import message as _
 from carme.wording import listing
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ def check_text(text: str) -> str:
         # As Python has them, their bytes are surrogates; people know them as \xe9.
         given = text.encode(errors="surrogateescape").decode(errors="backslashreplace")
         raise ValueError(
-            f"must be text in UTF-8, not '{given[:80]}'; rename it, or have a script of yours name it"
+            _(
+                "must be text in UTF-8, not '{given}'; rename it, or have a script of yours name it",
+                given=given[:80],
+            )
         ) from None
     return text
 
@@ -54,11 +58,13 @@ def check_path(text: str) -> str:
     """Refuse what is no absolute path of one line. Raises ValueError."""
     check_text(text)
     if not text.startswith("/"):
-        raise ValueError(f"must be an absolute path, not {text[:80]!r}")
+        raise ValueError(_("must be an absolute path, not {path!r}", path=text[:80]))
     if any(ord(letter) < 32 for letter in text):
-        raise ValueError(f"must not have a line end or another control character in it, as {text[:80]!r} has")
+        raise ValueError(
+            _("must not have a line end or another control character in it, as {path!r} has", path=text[:80])
+        )
     if len(text) > 4096:
-        raise ValueError("must have at most 4096 characters")
+        raise ValueError(_("must have at most 4096 characters"))
     return text
 
 
@@ -68,7 +74,7 @@ def _path(text: str) -> str:
 
 def _name(text: str) -> str:
     if not _NAME.fullmatch(text):
-        raise ValueError("must be 1 to 64 letters, digits, dots, underscores or hyphens")
+        raise ValueError(_("must be 1 to 64 letters, digits, dots, underscores or hyphens"))
     return text
 
 
@@ -120,11 +126,11 @@ class Stage(BaseModel):
 def check_names(stages: list[Stage]) -> list[Stage]:
     """Refuse two of one name, and too many. Raises ValueError."""
     if len(stages) > _MOST:
-        raise ValueError(f"must be at most {_MOST}, not {len(stages)}")
+        raise ValueError(_("must be at most {most}, not {count}", most=_MOST, count=len(stages)))
     names = [stage.name for stage in stages]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"names {name!r} twice; give what is to be staged different names")
+            raise ValueError(_("names {name!r} twice; give what is to be staged different names", name=name))
     return stages
 
 
@@ -158,14 +164,19 @@ def parse_stages(parts: str | Iterable[str], datasets: "Datasets") -> list[Stage
             target, rest = "local", part
         if target not in TARGETS:
             raise InvalidRequest(
-                f"{part!r} names the target {target!r}; there are: {listing(TARGETS)}.",
-                "Write for example scratch:/data/imagenet.",
+                _(
+                    "{part!r} names the target {target!r}; there are: {targets}.",
+                    part=part,
+                    target=target,
+                    targets=listing(TARGETS),
+                ),
+                _("Write for example scratch:/data/imagenet."),
                 field="stage",
             )
         if rest.startswith("/"):
             source, name, version = rest, "", ""
         else:
-            name, _, wanted = rest.partition("@")
+            name, _at, wanted = rest.partition("@")
             try:
                 known = datasets.get(name).version(wanted)
             except NotFound as error:
@@ -179,8 +190,8 @@ def parse_stages(parts: str | Iterable[str], datasets: "Datasets") -> list[Stage
         except ValidationError as error:
             why = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise InvalidRequest(
-                f"{part!r} cannot be staged: it {why}.",
-                "Name an absolute path or a dataset; 'carme datasets' lists them.",
+                _("{part!r} cannot be staged: it {why}.", part=part, why=why),
+                _("Name an absolute path or a dataset; 'carme datasets' lists them."),
                 field="stage",
             ) from None
     return stages
@@ -190,7 +201,7 @@ def split_stages(text: str) -> list[str]:
     """The parts of a text for `parse_stages`. Raises InvalidRequest."""
     if text.count('"') % 2:
         raise InvalidRequest(
-            "A quotation mark is not closed.", "Close it, or name one folder by itself.", field="stage"
+            _("A quotation mark is not closed."), _("Close it, or name one folder by itself."), field="stage"
         )
     return [part.replace('"', "") for part in _PART.findall(text)]
 

@@ -12,9 +12,10 @@ from carme.jobs.explanations import BY_SLURM, suspended, waiting_for
 from carme.jobs.nodes import expand
 from carme.jobs.states import Canceller, JobState, Phase
 from carme.scaling.predictions import Prediction
+from carme.translation.models import Sentence, WithMessages
 
 
-class Job(BaseModel):
+class Job(WithMessages):
     """One job. Times are in UTC, memory in MiB over all nodes, GPUs and processors over all nodes.
 
     `reason` is Slurm's word for why it waits, `explanation` the same, or how it ended, in plain words.
@@ -52,7 +53,7 @@ class Job(BaseModel):
     partition: str = ""
     state: JobState
     reason: str = ""
-    detail: str = ""
+    detail: Sentence = ""
     priority: int | None = None
     planned_start: datetime | None = None
     planned_nodes: str = ""
@@ -77,7 +78,7 @@ class Job(BaseModel):
     cancelled_by: Canceller | None = None
     peak_memory_mb: int | None = None
     failed_node: str = ""
-    preempted_by: str = ""
+    preempted_by: Sentence = ""
     array_id: int | None = None
     task: int | None = None
     tasks: str = ""

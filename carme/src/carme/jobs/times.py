@@ -4,6 +4,8 @@ import re
 from datetime import datetime
 
 from carme.errors import InvalidRequest
+from carme.translation import message as _
+from carme.translation import plural
 from carme.wording import number
 
 _UNITS = {"m": 1, "h": 60, "d": 1440}
@@ -27,8 +29,8 @@ def parse_minutes(text: str) -> int:
         minutes = days * 1440 + hours * 60 + mins + (seconds > 0)
     if minutes < 1:
         raise InvalidRequest(
-            f"{text!r} is not a length of time.",
-            "Write minutes like 90, or 45m, 2h, 1d12h, or hours, minutes and seconds like 1:30:00.",
+            _("{text!r} is not a length of time.", text=text),
+            _("Write minutes like 90, or 45m, 2h, 1d12h, or hours, minutes and seconds like 1:30:00."),
             field="minutes",
         )
     return minutes
@@ -38,8 +40,14 @@ def minutes_text(minutes: int) -> str:
     """`45 minutes`, `2 hours`, `1 day 12 hours`."""
     days, rest = divmod(minutes, 1440)
     hours, mins = divmod(rest, 60)
-    parts = [(days, "day"), (hours, "hour"), (mins, "minute")]
-    return " ".join(number(count, unit) for count, unit in parts if count) or "0 minutes"
+    found = number(mins, "minute") if mins or not (days or hours) else ""
+    if hours and found:
+        found = plural("{count} hour {rest}", "{count} hours {rest}", hours, rest=found)
+    elif hours:
+        found = number(hours, "hour")
+    if days and found:
+        return plural("{count} day {rest}", "{count} days {rest}", days, rest=found)
+    return number(days, "day") if days else found
 
 
 def moment_text(when: datetime, now: datetime) -> str:

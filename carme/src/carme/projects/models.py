@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from carme.bookings.models import User
 from carme.errors import InvalidRequest
 from carme.jobs.requests import MAXIMUM_MINUTES, Word
+from carme.translation import message as _
 
 __all__ = [
     "ACCOUNT_PATTERN",
@@ -36,9 +37,12 @@ def account_of(project: str) -> str:
     """
     if not re.fullmatch(NAME_PATTERN, project):
         raise InvalidRequest(
-            f"{project[:40]!r} is no name of a project: one has up to 32 lower-case letters, digits and "
-            "hyphens and begins with a letter.",
-            "See your projects in the portal.",
+            _(
+                "{project!r} is no name of a project: one has up to 32 lower-case letters, digits and "
+                "hyphens and begins with a letter.",
+                project=project[:40],
+            ),
+            _("See your projects in the portal."),
             field="project",
         )
     return f"carme-{project}"

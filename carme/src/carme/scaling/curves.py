@@ -18,6 +18,8 @@ from carme.scaling.predictions import (
     Prediction,
     Speedup,
 )
+from carme.translation import message as _
+from carme.translation import noop
 from carme.wording import number
 
 __all__ = ["MOST_BYTES", "VERSION", "Curve", "Row", "read_curve", "read_file", "too_large"]
@@ -28,9 +30,9 @@ MOST_BYTES = 4 << 20
 VERSION = 2
 _FORMAT = "carme scaling"
 _MOST_ROWS = 10_000
-_AGAIN = "Measure again with: carme-run -n 1 --scale-probe train.py"
+_AGAIN = _("Measure again with: carme-run -n 1 --scale-probe train.py")
 _FIELD = "scaling"
-_OTHER = "Name a file that a probe wrote."
+_OTHER = _("Name a file that a probe wrote.")
 
 
 class _Read(BaseModel):
@@ -108,16 +110,20 @@ class Curve(_Read):
         each = max(gpus_per_node, 1)
         if found := self.by_size.get((nodes, each)):
             return found
-        what = f"{number(nodes, 'node')} with {number(each, 'rank')} each"
+        what = _("{nodes} with {ranks} each", nodes=number(nodes, "node"), ranks=number(each, "rank"))
         if nodes * each > self.batch:
             raise InvalidRequest(
-                f"A batch of {self.batch} cannot be shared by {nodes * each} ranks.",
-                "Choose fewer nodes or GPUs, or take the probe's result out.",
+                _(
+                    "A batch of {batch} cannot be shared by {nodes} ranks.",
+                    batch=self.batch,
+                    nodes=nodes * each,
+                ),
+                _("Choose fewer nodes or GPUs, or take the probe's result out."),
                 field=_FIELD,
             )
         raise InvalidRequest(
-            f"The probe's result has no prediction for {what}.",
-            "Choose another number, or take the probe's result out.",
+            _("The probe's result has no prediction for {what}.", what=what),
+            _("Choose another number, or take the probe's result out."),
             field=_FIELD,
         )
 
@@ -131,7 +137,11 @@ class Curve(_Read):
             reason: Why so many are asked for.
         """
         if steps is not None and not 1 <= steps <= MOST_STEPS:
-            raise InvalidRequest(f"{steps} is no number of steps.", f"Give 1 to {MOST_STEPS}.", field="steps")
+            raise InvalidRequest(
+                _("{steps} is no number of steps.", steps=steps),
+                _("Give 1 to {most_steps}.", most_steps=MOST_STEPS),
+                field="steps",
+            )
         row = self.row(nodes, gpus_per_node)
         return Prediction(
             file=self.file,
@@ -158,24 +168,23 @@ def read_curve(data: bytes, file: str) -> Curve:
     try:
         content: Any = json.loads(data)
     except (ValueError, RecursionError):
-        raise _refusal(file, "is no result of a probe: it is not JSON", _OTHER) from None
+        raise _refusal(file, noop("{file} is no result of a probe: it is not JSON."), _OTHER) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise _refusal(file, "is no result of a probe", _OTHER)
+        raise _refusal(file, noop("{file} is no result of a probe."), _OTHER)
     if content.get("version") != VERSION:
         version = str(content.get("version"))[:20]
-        raise _refusal(
-            file, f"is a result of version {version}, and this site reads version {VERSION}", _AGAIN
-        )
+        what = noop("{file} is a result of version {version}, and this site reads version {known}.")
+        raise _refusal(file, what, _AGAIN, version=version, known=VERSION)
     curve = content.get("curve")
     if not isinstance(curve, dict) or not curve.get("rows"):
-        raise _refusal(file, "has no predictions", _AGAIN)
+        raise _refusal(file, noop("{file} has no predictions."), _AGAIN)
     try:
         return Curve.model_validate(
             {**curve, "file": file, "model": content.get("model"), "device": content.get("device")}
         )
     except ValidationError as error:
         place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "curve"
-        raise _refusal(file, f"is damaged at {place}", _AGAIN) from None
+        raise _refusal(file, noop("{file} is damaged at {place}."), _AGAIN, place=place) from None
 
 
 def read_file(path: Path) -> Curve:
@@ -184,20 +193,18 @@ def read_file(path: Path) -> Curve:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise _refusal(str(path), f"cannot be read ({error.strerror})", _OTHER) from None
+        what = noop("{file} cannot be read ({why}).")
+        raise _refusal(str(path), what, _OTHER, why=error.strerror) from None
     return read_curve(data, str(path.absolute()))
 
 
 def too_large(file: str) -> InvalidRequest:
     """The refusal of a file that is too large."""
-    return _refusal(
-        file,
-        f"is no result of a probe: it has more than {MOST_BYTES >> 20} MiB",
-        _OTHER,
-    )
+    what = noop("{file} is no result of a probe: it has more than {most} MiB.")
+    return _refusal(file, what, _OTHER, most=MOST_BYTES >> 20)
 
 
-def _refusal(file: str, what: str, remedy: str) -> InvalidRequest:
+def _refusal(file: str, template: str, remedy: str, **values: object) -> InvalidRequest:
     name = file.rpartition("/")[2].encode(errors="replace").decode()
     shown = "".join(letter if letter.isprintable() else "?" for letter in name)[:100]
-    return InvalidRequest(f"{shown} {what}.", remedy, field=_FIELD)
+    return InvalidRequest(_(template, file=shown, **values), remedy, field=_FIELD)

@@ -6,6 +6,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from carme.config import Settings
 from carme.errors import InvalidRequest
+from carme.translation import message as _
 
 __all__ = [
     "MOST_FILE",
@@ -79,8 +80,11 @@ def check_efficiency(prediction: Prediction | None, settings: Settings) -> None:
     if prediction is None or prediction.reason.strip() or prediction.efficiency * 100 >= floor:
         return
     raise InvalidRequest(
-        f"The predicted efficiency is {prediction.efficiency:.0%}. "
-        f"Below {floor}% this site asks for a reason.",
-        "Choose fewer nodes or GPUs, or say why you need so many.",
+        _(
+            "The predicted efficiency is {efficiency:.0%}. Below {floor}% this site asks for a reason.",
+            efficiency=prediction.efficiency,
+            floor=floor,
+        ),
+        _("Choose fewer nodes or GPUs, or say why you need so many."),
         field="reason",
     )

@@ -7,12 +7,13 @@ import re
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from carme.jobs import Job, JobState, Phase, ending_of
 from carme.jobs.nodes import expand
 from carme.sessions.models import Mark, Outlook, ServerStatus, Session, SessionNote
 from carme.sessions.states import Ending, SessionState, Step
+from carme.translation.models import Sentence, WithMessages
 
 __all__ = ["Facts", "has_lost_server", "noted", "seen", "session_name", "session_of", "state_of", "timeline"]
 
@@ -24,7 +25,7 @@ _STEPS = list(Step)
 _RESUBMITTED = "Slurm had lost the session when it was restarted, so it was submitted again."
 
 
-class Facts(BaseModel):
+class Facts(WithMessages):
     """All that is known about one session; a `Session` follows from it.
 
     Attributes:
@@ -52,7 +53,7 @@ class Facts(BaseModel):
     submitted_seen: datetime | None = None
     allocated_seen: datetime | None = None
     ending: Ending | None = None
-    message: str = ""
+    message: Sentence = ""
     log: str | None = None
     idle_since: datetime | None = None
     stops_idle: datetime | None = None

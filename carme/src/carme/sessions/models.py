@@ -2,10 +2,12 @@
 
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from carme.sessions.states import ENDINGS, STATES, Ending, SessionState, Step
+from carme.translation.models import Sentence, WithMessages
 
 __all__ = ["Extension", "Mark", "Outlook", "ServerStatus", "Session", "SessionNote"]
 
@@ -31,7 +33,7 @@ class ServerStatus(StrEnum):
     GONE = "gone"
 
 
-class SessionNote(_Frozen):
+class SessionNote(WithMessages, _Frozen):
     """What the hub tells the broker about a session; what is None or empty changes nothing.
 
     Attributes:
@@ -46,12 +48,12 @@ class SessionNote(_Frozen):
     server: ServerStatus | None = None
     marks: tuple[Mark, ...] = Field(default=(), max_length=len(Step))
     ending: Ending | None = None
-    message: str = Field(default="", max_length=2000)
+    message: Annotated[Sentence, Field(max_length=2000)] = ""
     idle_since: AwareDatetime | None = None
     stops_idle: AwareDatetime | None = None
 
 
-class Outlook(_Frozen):
+class Outlook(WithMessages):
     """When a waiting job may start.
 
     Attributes:
@@ -62,9 +64,11 @@ class Outlook(_Frozen):
         kept, judged: Of the last `judged` such ranges, `kept` held the true start.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     place: int
     waiting: int
-    reason: str
+    reason: Sentence
     earliest: datetime | None = None
     latest: datetime | None = None
     kept: int = 0
@@ -78,7 +82,7 @@ class Extension(_Frozen):
     minutes_limit: int
 
 
-class Session(_Frozen):
+class Session(WithMessages):
     """One session.
 
     Attributes:
@@ -94,12 +98,14 @@ class Session(_Frozen):
         stops_idle: When it is stopped for being idle unless it is used; None if nothing threatens.
     """
 
+    model_config = ConfigDict(frozen=True)
+
     name: str
     owner: str
     job_id: int
     image: str | None
     state: SessionState
-    sentence: str = ""
+    sentence: Sentence = ""
     ending: Ending | None = None
     outlook: Outlook | None = None
     node_list: str = ""

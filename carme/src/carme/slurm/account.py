@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from carme.errors import NotFound
+from carme.translation import message as _
 
 # Where the programs of the system and of Slurm lie; administrators add more to the service's own PATH.
 PATH = "/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin"
@@ -33,7 +34,8 @@ class UnixAccount:
             return _of(pwd.getpwnam(name))
         except (KeyError, ValueError):
             raise NotFound(
-                f"There is no account {name!r} on this host.", "Ask an administrator to create it."
+                _("There is no account {name!r} on this host.", name=name),
+                _("Ask an administrator to create it."),
             ) from None
 
     @staticmethod
@@ -43,7 +45,8 @@ class UnixAccount:
             return _of(pwd.getpwuid(uid))
         except KeyError:
             raise NotFound(
-                f"There is no account with number {uid} on this host.", "Ask an administrator to create it."
+                f"There is no account with number {uid} on this host.",
+                _("Ask an administrator to create it."),
             ) from None
 
     def environment(self) -> dict[str, str]:

@@ -35,6 +35,7 @@ from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
 from carme.slurm.refusals import refusal
 from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE, allotted
+from carme.translation import message as _
 
 # Times as seconds since 1970, whatever the host's zone.
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
@@ -422,7 +423,9 @@ def _submitted(done: Finished) -> int:
     output = _succeeded("sbatch", done)
     job_id = output.strip().splitlines()[-1].split(";")[0] if output.strip() else ""
     if not job_id.isdecimal():
-        raise SlurmError(f"sbatch did not name a job; it wrote {output[:200]!r}.", "Tell an administrator.")
+        raise SlurmError(
+            f"sbatch did not name a job; it wrote {output[:200]!r}.", _("Tell an administrator.")
+        )
     return int(job_id)
 
 

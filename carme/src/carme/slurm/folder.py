@@ -11,6 +11,7 @@ from carme.jobs.certificate import make_certificate
 from carme.slurm.account import UnixAccount
 from carme.slurm.gateway import Order
 from carme.slurm.programs import Finished, run
+from carme.translation import message as _
 
 
 def job_folder(owner: UnixAccount, key: str) -> Path:
@@ -59,8 +60,8 @@ async def start_in_folder(
     )
     if done.code == submission.NO_FOLDER:
         raise SlurmError(
-            f"The job's folder cannot be made: {done.errors.strip()[:300]}.",
-            "See that your home directory exists, is writable and has space left.",
+            _("The job's folder cannot be made: {errors}.", errors=done.errors.strip()[:300]),
+            _("See that your home directory exists, is writable and has space left."),
             code="home",
         )
     return done

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from carme.errors import SlurmError
 from carme.slurm.account import UnixAccount
+from carme.translation import message as _
 
 TIMEOUT = 30.0  # seconds; Slurm's own limits are shorter
 OUTPUT_OF_USERS = 4 << 20  # bytes; a program that runs as a user must not fill our memory
@@ -60,8 +61,12 @@ async def run(
             return await _finish(process, stdin, OUTPUT_OF_USERS if owner else None)
     except TimeoutError:
         raise SlurmError(
-            f"Slurm does not answer: {program} had not ended after {TIMEOUT:.0f} seconds.",
-            "Running jobs go on; try again in a moment, or tell an administrator.",
+            _(
+                "Slurm does not answer: {program} had not ended after {timeout:.0f} seconds.",
+                program=program,
+                timeout=TIMEOUT,
+            ),
+            _("Running jobs go on; try again in a moment, or tell an administrator."),
             code="slurm-away",
         ) from None
     except _TooMuch:

@@ -3,94 +3,99 @@
 import re
 
 from carme.errors import InvalidRequest, NotFound, SlurmError
-
-_ASK = "Ask an administrator"
+from carme.translation import message as _
 
 # (what Slurm writes, field of the request, message, remedy)
 _REFUSALS: list[tuple[str, str | None, str, str]] = [
     (
         r"Requested nodes are busy|overlaps with another reservation",
         "start",
-        "Other jobs or bookings have these nodes at that time.",
-        "Choose another time, or fewer nodes.",
+        _("Other jobs or bookings have these nodes at that time."),
+        _("Choose another time, or fewer nodes."),
     ),
     (
         r"Reservation already started",
         "start",
-        "The booking has begun, so its start cannot change any more.",
-        "Change its end, or delete it and book anew.",
+        _("The booking has begun, so its start cannot change any more."),
+        _("Change its end, or delete it and book anew."),
     ),
     (
         r"Access denied to requested reservation",
         "reservation",
-        "You are not among those who may use this booking.",
-        "Choose one of your own bookings, or none.",
+        _("You are not among those who may use this booking."),
+        _("Choose one of your own bookings, or none."),
     ),
     (
         r"Requested reservation is invalid",
         "reservation",
-        "There is no such booking (any more), or it is not for this partition.",
-        "Choose one of your bookings that is not over, or none.",
+        _("There is no such booking (any more), or it is not for this partition."),
+        _("Choose one of your bookings that is not over, or none."),
     ),
     (
         r"[Ii]nvalid account|account or account/partition|InvalidAccount",
         "account",
-        "Slurm does not let you use this account in this partition.",
-        f"Choose another account or partition, or {_ASK.lower()} to add you with 'sacctmgr add user'.",
+        _("Slurm does not let you use this account in this partition."),
+        _(
+            "Choose another account or partition, or ask an administrator to add you with "
+            "'sacctmgr add user'."
+        ),
     ),
     (
         r"[Ii]nvalid (partition|user id)|[Ii]nvalid partition name",
         "partition",
-        "Slurm does not know this partition or does not know you in it.",
-        f"Choose another partition, or {_ASK.lower()} whether the account exists on the compute nodes.",
+        _("Slurm does not know this partition or does not know you in it."),
+        _(
+            "Choose another partition, or ask an administrator whether the account exists on the compute "
+            "nodes."
+        ),
     ),
     (
         r"Job violates accounting/QOS policy|QOS.*[Ll]imit|Assoc.*[Ll]imit",
         None,
-        "The job would exceed a limit of your account or quality of service.",
-        "Ask for less, or wait until some of your other jobs have ended.",
+        _("The job would exceed a limit of your account or quality of service."),
+        _("Ask for less, or wait until some of your other jobs have ended."),
     ),
     (
         r"[Ii]nvalid job array specification",
         "array",
-        "The array has more tasks, or higher numbers of tasks, than Slurm allows here (MaxArraySize).",
-        "Ask for fewer tasks in one array, or have each do more.",
+        _("The array has more tasks, or higher numbers of tasks, than Slurm allows here (MaxArraySize)."),
+        _("Ask for fewer tasks in one array, or have each do more."),
     ),
     (
         r"[Ii]nvalid qos",
         None,
-        "Slurm does not let you use this quality of service.",
-        f"{_ASK} which one you may use.",
+        _("Slurm does not let you use this quality of service."),
+        _("Ask an administrator which one you may use."),
     ),
     (
         r"[Tt]ime limit",
         "minutes",
-        "The job asks for more time than its partition allows.",
-        "Ask for less time.",
+        _("The job asks for more time than its partition allows."),
+        _("Ask for less time."),
     ),
     (
         r"Requested node configuration is not available|[Mm]ore processors requested|[Nn]ode count",
         None,
-        "No set of nodes of this partition can ever give what the job asks for.",
-        "Ask for fewer nodes, GPUs, processors or less memory.",
+        _("No set of nodes of this partition can ever give what the job asks for."),
+        _("Ask for fewer nodes, GPUs, processors or less memory."),
     ),
     (
         r"[Ii]nvalid generic resource|[Ii]nvalid GRES|Invalid Trackable RESource",
         "gpu_type",
-        "Slurm does not know this kind of GPU.",
-        "Leave the GPU type open, or choose another one.",
+        _("Slurm does not know this kind of GPU."),
+        _("Leave the GPU type open, or choose another one."),
     ),
     (
         r"partition(-| is )(down|inactive)|Required partition not available",
         "partition",
-        "The partition takes no jobs at the moment.",
-        "Choose another partition, or wait until an administrator brings it up.",
+        _("The partition takes no jobs at the moment."),
+        _("Choose another partition, or wait until an administrator brings it up."),
     ),
     (
         r"Access/permission denied|Access denied",
         None,
-        "Slurm denied access.",
-        f"{_ASK} whether you may run jobs on this cluster.",
+        _("Slurm denied access."),
+        _("Ask an administrator whether you may run jobs on this cluster."),
     ),
 ]
 _AWAY = re.compile(
@@ -112,35 +117,36 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
     text = text[:300] or "nothing"
     if _GONE.search(output):
         return NotFound(
-            "Slurm does not know this job (any more).", "It may have ended; look into the job history."
+            _("Slurm does not know this job (any more)."), _("It may have ended; look into the job history.")
         )
     if _NO_ACCOUNTING.search(output):
         return SlurmError(
-            "This cluster keeps no accounting, so jobs that left the queue are not known.",
-            f"{_ASK} to set up slurmdbd.",
+            _("This cluster keeps no accounting, so jobs that left the queue are not known."),
+            _("Ask an administrator to set up slurmdbd."),
             code="no-accounting",
         )
     if _AWAY.search(output):
         return SlurmError(
-            f"Slurm does not answer: {program} says {text!r}.",
-            "Running jobs go on; try again in a moment, or tell an administrator.",
+            _("Slurm does not answer: {program} says {text!r}.", program=program, text=text),
+            _("Running jobs go on; try again in a moment, or tell an administrator."),
             code="slurm-away",
         )
     if _RESERVATION_IN_USE.search(output):
         return SlurmError(
-            "Jobs wait or run in this booking.",
-            "End them first, or wait until they have ended.",
+            _("Jobs wait or run in this booking."),
+            _("End them first, or wait until they have ended."),
             code="reservation-in-use",
         )
     if _MEMBER_HAS_JOBS.search(output):
         return SlurmError(
-            "A member who leaves still has jobs in this account.",
-            "End them, or wait until they have ended.",
+            _("A member who leaves still has jobs in this account."),
+            _("End them, or wait until they have ended."),
             code="member-has-jobs",
         )
     for pattern, field, message, remedy in _REFUSALS:
         if re.search(pattern, output):
-            return SlurmError(f"{message} (Slurm: {text})", remedy, field=field)
+            return SlurmError(_("{message} (Slurm: {text})", message=message, text=text), remedy, field=field)
     return SlurmError(
-        f"Slurm refused: {program} says {text!r}.", "Correct the request, or tell an administrator."
+        _("Slurm refused: {program} says {text!r}.", program=program, text=text),
+        _("Correct the request, or tell an administrator."),
     )

@@ -1,25 +1,34 @@
 """Carme's sentences in the reader's language: errors, and why jobs wait or have ended.
 
-They are made in English wherever something is found wrong, the broker included, which knows no reader. Who
-shows them calls `follow` once, and from then on `str()` of an error is in the language that holds at the
-moment. What has no translation stays as it is.
+They are made wherever something is found wrong, the broker included, which knows no reader: a `Message` is
+the English text, and carries the template and the values that it was made of. Sockets and databases keep
+these (`carme.translation.models`). Who shows sentences calls `follow` once; from then on `translated` and
+`str()` of an error render them by the gettext catalogue in the language that holds at the moment. What has no
+translation stays as it is.
 
-A sentence is looked up by its template: `A booking lasts at most {0}, not {1}.` Its values are looked up in
-turn.
+`carme/catalogue.py` brings the catalogue up to date with the code.
 """
 
 from __future__ import annotations
 
 import os
 
+from carme.translation.messages import Message, joined, message, noop, plural
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["follow", "language_of_terminal", "translated"]
-
-#: Each has a file here: English templates of sentences, and of the parts that are values, to its own.
-_LANGUAGES = ("de",)
+__all__ = [
+    "Message",
+    "follow",
+    "joined",
+    "language_of_terminal",
+    "message",
+    "noop",
+    "plural",
+    "translated",
+]
 
 _language: Callable[[], str | None] = lambda: None  # noqa: E731
 
@@ -43,14 +52,10 @@ def translated(text: str, language: str | None = None) -> str:
     """A sentence in another language, as far as it is known there.
 
     Args:
-        text: What Carme says, in English.
+        text: What Carme says: a `Message`. Other text stays as it is.
         language: By default the one that `follow` was given.
     """
-    code = (_language() if language is None else language) or ""
-    code = code[:2].lower()
-    if not text or code not in _LANGUAGES:
+    if not isinstance(text, Message):
         return text
-    # Programs that must start at once import the errors, and few of them need another language.
-    from carme.translation.sentences import look_up
-
-    return look_up(text, code)
+    code = _language() if language is None else language
+    return text.in_language(code) if code else str.__str__(text)

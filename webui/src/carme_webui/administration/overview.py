@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Node, Phase, minutes_text
 from carme.sessions import Ending
+from carme.translation import translated
 from carme_webui.administration.node_states import state_words
 from carme_webui.cluster import broker
 from carme_webui.jobs.models import Mirror
@@ -130,5 +131,5 @@ def _services(cluster: Cluster | None, failure: str, now: datetime) -> list[Serv
     return [
         Service(_("Broker"), cluster is not None, failure or _("answers")),
         Service("Slurm", fresh, _("answers") if fresh else _("has not answered for a while")),
-        Service(_("List of jobs"), not mirror.failure, mirror.failure or _("up to date")),
+        Service(_("List of jobs"), not mirror.failure, translated(mirror.failure) or _("up to date")),
     ]

@@ -11,6 +11,7 @@ from carme.bookings import Window
 from carme_webui.accounts.models import User
 from carme_webui.caches import Cached
 from carme_webui.clocks import site_zone, span_words
+from carme_webui.sentences import SentenceField
 
 __all__ = ["Maintenance", "News", "latest_news", "maintenance_near"]
 
@@ -65,7 +66,7 @@ class Maintenance(models.Model):
     called_off = models.DateTimeField(null=True, blank=True)
     # Since when Slurm keeps it; null while it does not, and why not.
     kept = models.DateTimeField(null=True, blank=True)
-    problem = models.TextField(blank=True)
+    problem = SentenceField(blank=True)
 
     class Meta:
         ordering = ("start", "pk")

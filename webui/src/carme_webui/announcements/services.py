@@ -88,7 +88,7 @@ def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
     try:
         broker.maintain(row.window, user=by)
     except CarmeError as error:
-        Maintenance.objects.filter(pk=row.pk).update(kept=None, problem=str(error))
+        Maintenance.objects.filter(pk=row.pk).update(kept=None, problem=error.text)
         away = isinstance(error, SlurmError) and error.code == "slurm-away"
         if not (away or isinstance(error, BrokerUnavailable)):
             raise

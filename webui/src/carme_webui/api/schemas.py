@@ -1,5 +1,6 @@
 """What the API takes, and how its answers (`carme.api`) are made."""
 
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -249,12 +250,18 @@ def array_out(row: Job) -> ArrayOut:
     )
 
 
+def _shown(row: Booking | OwnImage, names: Iterable[str]) -> dict[str, Any]:
+    """Values of a row, its sentences in the reader's language."""
+    values = {name: getattr(row, name) for name in names}
+    return {name: translated(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
 def booking_out(row: Booking, reader: User | None = None) -> BookingOut:
     """What is sent of a booking, to its owner or another reader."""
     same = ("name", "title", "partition", "gpu_type", "gpus_per_node", "node_names", "users", "start")
     same += ("end", "minutes", "cause", "label", "problem", "gpu_hours")
     return BookingOut(
-        **{name: getattr(row, name) for name in same},
+        **_shown(row, same),
         owner=row.owner.username,
         project=row.project.name if row.project else "",
         state=BookingState(row.state),
@@ -265,7 +272,7 @@ def booking_out(row: Booking, reader: User | None = None) -> BookingOut:
 
 
 def _planned(row: Booking) -> dict[str, Any]:
-    same = {name: getattr(row, name) for name in ("session_image", "staged", "stage_problem")}
+    same = _shown(row, ("session_image", "staged", "stage_problem"))
     return {**same, "session": row.session_name, "stage": stages_of(row)}
 
 
@@ -295,7 +302,7 @@ def image_out(row: OwnImage) -> ImageBuild:
     same = ("name", "reference", "title", "description", "state", "problem", "kind", "base", "file", "digest")
     same += ("size", "job_id", "entry_points", "packages", "created", "built")
     return ImageBuild(
-        **{name: getattr(row, name) for name in same},
+        **_shown(row, same),
         owner=row.owner.username,
         project=row.project.name if row.project else None,
     )

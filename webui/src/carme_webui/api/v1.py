@@ -21,6 +21,7 @@ from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.files.client import Files, Kept
 from carme.jobs import NEVER_BEGUN, SessionOptions, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK
+from carme.translation import message, translated
 from carme.wording import place
 from carme.wording import problem as sentence
 from carme_webui.accounts.models import User
@@ -58,12 +59,12 @@ class Api(NinjaAPI):
         document = super().get_openapi_schema(*args, **kwargs)
         for path in document["paths"].values():
             for operation in path.values():
-                for status, message in operation["responses"].items():
+                for status, answer in operation["responses"].items():
                     if int(status) >= HTTPStatus.BAD_REQUEST:
-                        message["description"] = ERRORS.get(
+                        answer["description"] = ERRORS.get(
                             HTTPStatus(int(status)), HTTPStatus(int(status)).phrase
                         )
-                        message["content"] = {CONTENT_TYPE: message["content"]["application/json"]}
+                        answer["content"] = {CONTENT_TYPE: answer["content"]["application/json"]}
         return document
 
 
@@ -397,15 +398,16 @@ def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
     detail["loc"] = where[2:] or where[1:]
     detail.setdefault("input", None)
     field = place(detail)
-    subject = repr(field) if len(where) > 2 or where[0] in ("path", "query") else "The request"
+    named = len(where) > 2 or where[0] in ("path", "query")
+    subject = repr(field) if named else message("The request")
     if detail["type"] == "extra_forbidden":
-        message = f"There is no field {field!r} in this request."
+        why = message("There is no field {field!r} in this request.", field=field)
     elif detail["type"] == "string_pattern_mismatch":
-        message = f"{subject} is not of the form that it must have."
+        why = message("{subject} is not of the form that it must have.", subject=subject)
     else:
-        message = sentence(detail, subject)
+        why = sentence(detail, subject)
     remedy = _("Correct it and ask again.")
-    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{message} {remedy}", "invalid", field or None)
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{translated(why)} {remedy}", "invalid", field or None)
 
 
 @api.exception_handler(Unknown)

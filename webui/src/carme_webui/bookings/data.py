@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.utils.translation import gettext as _
 
 from carme.bookings import BookingState
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, NotFound, SlurmError
 from carme.jobs import Job, JobState, Stage
+from carme.translation import message
 from carme_webui.bookings import notes
 from carme_webui.bookings.models import Booking
 
@@ -108,7 +108,7 @@ def _begin(row: Booking, broker: BrokerClient, now: datetime) -> None:
         ):
             logger.warning("The data of booking %s is brought later: %s", row.name, error)
         else:
-            _fail(row, str(error))
+            _fail(row, error.text)
         return
     values = {"staged": now} if number is None else {"stage_job": number}
     Booking.objects.filter(pk=row.pk, stage_name=row.stage_name).update(**values)
@@ -120,8 +120,10 @@ def _note_end(row: Booking, job: Job, now: datetime) -> None:
         Booking.objects.filter(pk=row.pk).update(staged=now, stage_job=job.id)
         return
     Booking.objects.filter(pk=row.pk).update(stage_job=job.id)
-    words = _("Job %(number)s, which was to bring the data, has failed: %(why)s")
-    _fail(row, words % {"number": job.id, "why": job.explanation})
+    words = message(
+        "Job {number}, which was to bring the data, has failed: {why}", number=job.id, why=job.explanation
+    )
+    _fail(row, words)
 
 
 def _fail(row: Booking, why: str) -> None:

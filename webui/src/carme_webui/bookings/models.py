@@ -15,6 +15,7 @@ from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
 from carme_webui.clocks import span_words
 from carme_webui.projects.models import Project, own_projects, projects_of
+from carme_webui.sentences import SentenceField
 from carme_webui.statements import Given, Statement
 
 __all__ = ["Booking", "Calendar", "Feed", "new_name"]
@@ -65,7 +66,7 @@ class Booking(models.Model):
     ended = models.DateTimeField(null=True)
     # Since when Slurm keeps it; null while it does not, and why not.
     kept = models.DateTimeField(null=True)
-    problem = models.TextField(blank=True)
+    problem = SentenceField(blank=True)
     # When a job was seen in it last.
     used = models.DateTimeField(null=True)
     # The image of the session that is started in its first minute, and that session's name once it is to be.
@@ -80,7 +81,7 @@ class Booking(models.Model):
     stage_asked = models.DateTimeField(null=True)
     stage_job = models.BigIntegerField(null=True)
     staged = models.DateTimeField(null=True)
-    stage_problem = models.TextField(blank=True)
+    stage_problem = SentenceField(blank=True)
     # Who may take it over.
     offered_to_id: "int | None"
     offered_to = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")

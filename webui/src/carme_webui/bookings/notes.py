@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from django.utils.translation import gettext as _
 
+from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.profile.kinds import Kind
@@ -25,7 +26,7 @@ def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[],
             "who": booking.owner.username,
             "when": booking.span,
             "nodes": ", ".join(booking.node_names),
-            "problem": booking.problem,
+            "problem": translated(booking.problem),
             "how": booking.label,
         }
 
@@ -83,7 +84,7 @@ def not_staged(booking: Booking) -> None:
     """The data of its session could not be brought ahead."""
 
     def text() -> str:
-        why = booking.stage_problem.replace("%", "%%")
+        why = translated(booking.stage_problem).replace("%", "%%")
         return (
             _("The data of your booking “%(what)s”, %(when)s, is not there yet.")
             + f" {why} "

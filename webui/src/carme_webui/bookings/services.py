@@ -325,7 +325,7 @@ def keep(booking: Booking, broker: BrokerClient) -> None:
     try:
         broker.reserve(booking.hold, user=booking.owner.username)
     except CarmeError as error:
-        Booking.objects.filter(pk=booking.pk).update(kept=None, problem=str(error))
+        Booking.objects.filter(pk=booking.pk).update(kept=None, problem=error.text)
         if not _away(error):
             raise
         logger.warning("Booking %s is kept later: %s", booking.name, error)

@@ -12,6 +12,7 @@ from carme.accounts import ACCOUNT_PATTERN
 from carme.images import OWN_NAME, ImageFile, reference
 from carme_webui.accounts.models import User
 from carme_webui.projects.models import Project, projects_of
+from carme_webui.sentences import SentenceField
 from carme_webui.statements import Given, Statement
 
 __all__ = ["ImageState", "OwnImage"]
@@ -44,7 +45,7 @@ class OwnImage(models.Model):
     file = models.CharField(max_length=4096)
     state = models.CharField(max_length=16, choices=ImageState.choices, default=ImageState.BUILDING)
     job_id = models.BigIntegerField(null=True)
-    problem = models.TextField(blank=True)
+    problem = SentenceField(blank=True)
     digest = models.CharField(max_length=80, blank=True)
     size = models.BigIntegerField(default=0)
     description = models.TextField(blank=True)

@@ -279,7 +279,7 @@ def settle(row: OwnImage, broker: BrokerClient) -> None:
                     "The build left nothing that says what is in the image. Build it again."
                 )
     except NotFound as error:
-        values = {"state": ImageState.FAILED, "problem": str(error)}
+        values = {"state": ImageState.FAILED, "problem": error.text}
     if OwnImage.objects.filter(pk=row.pk, state=ImageState.BUILDING).update(**values):
         notifier.notify([user])
     row.refresh_from_db()

@@ -45,7 +45,7 @@ def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
     try:
         mirror(broker, wait)
     except CarmeError as error:
-        if Mirror.objects.exclude(failure=str(error)).update(failure=str(error)):  # said once
+        if Mirror.objects.exclude(failure=error.text).update(failure=error.text):  # said once
             logger.warning("The broker's news could not be read: %s", error)
             notifier.notify_all()
         return False

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from carme import jobs
 from carme.jobs import arrays
 from carme_webui.caches import Cached
+from carme_webui.sentences import SentenceField
 from carme_webui.sessions.clock import Remaining
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Job(models.Model):
     partition = models.CharField(max_length=256)
     state = models.CharField(max_length=32)
     reason = models.TextField()
-    explanation = models.TextField()
+    explanation = SentenceField()
     nodes = models.IntegerField()
     node_list = models.TextField()
     gpus = models.IntegerField()
@@ -178,7 +179,7 @@ class Mirror(models.Model):
     # When the mirror last agreed with the broker, and when it last looked for jobs that left unseen.
     updated = models.DateTimeField(null=True)
     swept = models.DateTimeField(null=True)
-    failure = models.TextField(blank=True, help_text=_("why the last round failed"))
+    failure = SentenceField(blank=True, help_text=_("why the last round failed"))
     # Back to when the accounting has been read.
     past = models.DateTimeField(null=True)
 

@@ -14,6 +14,7 @@ from carme.jobs import Access, Cluster, minutes_text, usable
 from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
 from carme_webui.cluster import access_of
+from carme_webui.sentences import SentenceField
 from carme_webui.statements import Given, Statement
 
 __all__ = [
@@ -57,7 +58,7 @@ class Project(models.Model):
     closed = models.DateTimeField(null=True, blank=True)
     # Since when Slurm grants what the row says; null while it does not, and why not.
     kept = models.DateTimeField(null=True, blank=True)
-    problem = models.TextField(blank=True)
+    problem = SentenceField(blank=True)
     # What Slurm counted when it was last looked at.
     used = models.JSONField(default=dict, blank=True)
 

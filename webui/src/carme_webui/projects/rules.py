@@ -4,6 +4,7 @@ from django.utils.translation import gettext as _
 
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import JobRequest, SessionOptions, minutes_text
+from carme.translation import message
 from carme.wording import listing, number
 from carme_webui.cluster import picture
 from carme_webui.projects.models import Project
@@ -19,51 +20,77 @@ def check_project(request: SessionOptions | JobRequest, project: Project, partit
     """
     name, gpus = project.name, request.nodes * request.gpus_per_node
 
-    def refuse(field: str, sentence: str, remedy: str) -> None:
-        raise InvalidRequest(f"{sentence}.", f"{remedy}, or choose another project.", field=field)
-
     if project.partitions and partition not in project.partitions:
-        refuse(
-            "partition",
-            f"The project {name!r} may use {listing(project.partitions)}, not {partition!r}",
-            "Choose one of its partitions",
+        raise InvalidRequest(
+            message(
+                "The project {project!r} may use {partitions}, not {partition!r}.",
+                project=name,
+                partitions=listing(project.partitions),
+                partition=partition,
+            ),
+            message("Choose one of its partitions, or choose another project."),
+            field="partition",
         )
     if project.minutes and request.minutes > project.minutes:
-        refuse(
-            "minutes",
-            f"In the project {name!r} a job may run for {minutes_text(project.minutes)} at most",
-            "Ask for less time",
+        raise InvalidRequest(
+            message(
+                "In the project {project!r} a job may run for {minutes} at most.",
+                project=name,
+                minutes=minutes_text(project.minutes),
+            ),
+            message("Ask for less time, or choose another project."),
+            field="minutes",
         )
     if project.nodes is not None and request.nodes > project.nodes:
-        refuse(
-            "nodes",
-            f"The project {name!r} may use {number(project.nodes, 'node')} at a time",
-            "Ask for fewer",
+        raise InvalidRequest(
+            message(
+                "The project {project!r} may use {nodes} at a time.",
+                project=name,
+                nodes=number(project.nodes, "node"),
+            ),
+            message("Ask for fewer, or choose another project."),
+            field="nodes",
         )
     most = project.gpu_types.get(request.gpu_type) if request.gpu_type else None
     if gpus and most is not None and gpus > most:
-        refuse(
-            "gpu_type",
-            f"The project {name!r} may use {number(most, 'GPU')} of type {request.gpu_type} at a time",
-            "Ask for fewer, or another type",
+        raise InvalidRequest(
+            message(
+                "The project {project!r} may use {gpus} of type {gpu_type} at a time.",
+                project=name,
+                gpus=number(most, "GPU"),
+                gpu_type=request.gpu_type,
+            ),
+            message("Ask for fewer, or another type, or choose another project."),
+            field="gpu_type",
         )
     if gpus and project.gpu_types and not request.gpu_type:
-        refuse(
-            "gpu_type",
-            f"The project {name!r} may not use all types of GPUs, so one must be named",
-            "Choose a type",
+        raise InvalidRequest(
+            message(
+                "The project {project!r} may not use all types of GPUs, so one must be named.", project=name
+            ),
+            message("Choose a type, or choose another project."),
+            field="gpu_type",
         )
     if project.gpus is not None and gpus > project.gpus:
-        refuse(
-            "gpus_per_node",
-            f"The project {name!r} may use {number(project.gpus, 'GPU')} at a time; {gpus} were asked for",
-            "Ask for fewer",
+        raise InvalidRequest(
+            message(
+                "The project {project!r} may use {gpus} at a time; {wanted} were asked for.",
+                project=name,
+                gpus=number(project.gpus, "GPU"),
+                wanted=gpus,
+            ),
+            message("Ask for fewer, or choose another project."),
+            field="gpus_per_node",
         )
     if gpus and project.gpu_hours is not None and project.use.gpu_hours >= project.gpu_hours:
-        refuse(
-            "account",
-            f"The project {name!r} has used up its {number(project.gpu_hours, 'GPU-hour')}",
-            "Ask an administrator for more",
+        raise InvalidRequest(
+            message(
+                "The project {project!r} has used up its {hours}.",
+                project=name,
+                hours=number(project.gpu_hours, "GPU-hour"),
+            ),
+            message("Ask an administrator for more, or choose another project."),
+            field="account",
         )
 
 

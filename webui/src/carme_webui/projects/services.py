@@ -71,7 +71,7 @@ def keep(project: Project, broker: BrokerClient, by: str, undo: Callable[[], Any
         if not away and undo is not None:
             undo()
             raise
-        Project.objects.filter(pk=project.pk).update(kept=None, problem=str(error))
+        Project.objects.filter(pk=project.pk).update(kept=None, problem=error.text)
         logger.warning("The project %s is granted later: %s", project.name, error)
     else:
         # Who has left and still has jobs is taken out when these have ended.

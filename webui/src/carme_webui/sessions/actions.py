@@ -15,6 +15,7 @@ from carme.images import ImageCatalogue
 from carme.jobs import Access, Cluster, SessionOptions, check, minutes_text, partition_of
 from carme.projects import ACCOUNT_PATTERN
 from carme.sessions import Extension, SessionState
+from carme.translation import message
 from carme.wording import listing, number
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
@@ -56,8 +57,13 @@ def check_options(
     apps = entry_points(catalogue.get(options.image))
     if options.app not in apps:
         raise InvalidRequest(
-            f"The image {options.image!r} has no app {options.app!r}; it has: {listing(apps)}.",
-            "Choose one of these.",
+            message(
+                "The image {image!r} has no app {app!r}; it has: {apps}.",
+                image=options.image,
+                app=options.app,
+                apps=listing(apps),
+            ),
+            message("Choose one of these."),
             field="app",
         )
     if options.account is not None and re.fullmatch(ACCOUNT_PATTERN, options.account):
@@ -70,8 +76,8 @@ def _check_project(options: SessionOptions, partition: str, projects: Sequence[P
     project = next((row for row in projects if row.account == options.account), None)
     if project is None:
         raise InvalidRequest(
-            "You are not in this project (any more), or it is closed.",
-            "Choose another one, or none.",
+            message("You are not in this project (any more), or it is closed."),
+            message("Choose another one, or none."),
             field="account",
         )
     check_project(options, project, partition)
@@ -82,33 +88,44 @@ def _check_booking(options: SessionOptions, partition: str, bookings: Sequence[B
     row = next((row for row in bookings if row.name == options.reservation), None)
     if row is not None and row.project is not None and options.account != row.project.account:
         raise InvalidRequest(
-            f"This booking is for the project {row.project.title}.",
-            "Choose that project as well.",
+            message("This booking is for the project {project}.", project=row.project.title),
+            message("Choose that project as well."),
             field="account",
         )
     if row is None:
         raise InvalidRequest(
-            "This booking is over, or you may not use it.",
-            "Choose another one, or none.",
+            message("This booking is over, or you may not use it."),
+            message("Choose another one, or none."),
             field="reservation",
         )
     if partition != row.partition:
         raise InvalidRequest(
-            f"The booking is in partition {row.partition!r}, not in {partition!r}.",
-            "Choose its partition, or no booking.",
+            message(
+                "The booking is in partition {booked!r}, not in {partition!r}.",
+                booked=row.partition,
+                partition=partition,
+            ),
+            message("Choose its partition, or no booking."),
             field="partition",
         )
     if options.nodes > len(row.node_names):
         raise InvalidRequest(
-            f"The booking has {number(len(row.node_names), 'node')}; {options.nodes} were asked for.",
-            f"Ask for {len(row.node_names)} or fewer.",
+            message(
+                "The booking has {nodes}; {wanted} were asked for.",
+                nodes=number(len(row.node_names), "node"),
+                wanted=options.nodes,
+            ),
+            message("Ask for {count} or fewer.", count=len(row.node_names)),
             field="nodes",
         )
     if options.minutes > minutes_in(row):
         raise InvalidRequest(
-            f"The booking lasts {minutes_text(minutes_in(row))} more; {minutes_text(options.minutes)} "
-            "were asked for.",
-            f"Ask for at most {number(minutes_in(row), 'minute')}.",
+            message(
+                "The booking lasts {left} more; {wanted} were asked for.",
+                left=minutes_text(minutes_in(row)),
+                wanted=minutes_text(options.minutes),
+            ),
+            message("Ask for at most {minutes}.", minutes=number(minutes_in(row), "minute")),
             field="minutes",
         )
 

@@ -17,6 +17,7 @@ from django.utils.translation import gettext as _
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.sessions import Ending, SessionState
+from carme.translation import joined
 from carme_webui.background import background_tasks
 from carme_webui.cluster import broker as site_broker
 from carme_webui.images.catalogue import resolved
@@ -98,20 +99,20 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
         pass  # it may have begun: the next look finds out
     except (HubUnavailable, BrokerUnavailable) as error:
         if now - session.created > PATIENCE:
-            _refuse(session, str(error))
+            _refuse(session, error.text)
         else:
             trying = _("The portal goes on trying for a minute.")
             Session.objects.filter(pk=session.pk, state=SessionState.REQUESTED).update(
-                sentence=f"{error.message} {trying}"
+                sentence=joined([error.message, trying])
             )
     except InvalidRequest as error:
-        _refuse(session, str(error))  # the image is gone, or not shared any more
+        _refuse(session, error.text)  # the image is gone, or not shared any more
     except HubError as error:
         with suppress(CarmeError):
             if find(session, broker) is not None:
                 return  # there is a job, so the broker tells how it ends
         # When a start fails at once, the hub keeps the cause for whoever asks for the progress.
-        _refuse(session, hub.failure(user, name) or str(error))
+        _refuse(session, hub.failure(user, name) or error.text)
 
 
 def _is_known(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> bool:

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy
 from pydantic import ValidationError
 
 from carme.images import app_path
-from carme.jobs import LOG_FOLLOWS, SessionOptions, stage_text
+from carme.jobs import SessionOptions, stage_text, without_log
 from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, SessionState, Step
 from carme.sessions import Session as Told
 from carme.translation import translated
@@ -23,6 +23,7 @@ from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
+from carme_webui.sentences import SentenceField
 from carme_webui.statements import Given, Statement
 
 __all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of", "values_of"]
@@ -115,7 +116,7 @@ class Session(models.Model):
     options = models.JSONField()
     state = models.CharField(max_length=16, default=SessionState.REQUESTED.value, db_index=True)
     ending = models.CharField(max_length=32, blank=True)
-    sentence = models.TextField(blank=True)
+    sentence = SentenceField(blank=True)
     job_id = models.BigIntegerField(null=True)
     # What the broker said last, a `carme.sessions.Session`; null as long as it knows of no job.
     told = models.JSONField(null=True)
@@ -268,7 +269,7 @@ class Session(models.Model):
     def explanation(self) -> str:
         """Why the session is in this state, in plain words; the end of a log has its own place."""
         if self.sentence:
-            return self.sentence.partition(LOG_FOLLOWS)[0]
+            return without_log(self.sentence)
         reported = self.last_told
         match self.state:
             case SessionState.REQUESTED:

@@ -1,0 +1,175 @@
+"""A sentence as its template and values: English as a text, in the reader's language where it is shown."""
+
+from __future__ import annotations
+
+import functools
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from gettext import GNUTranslations
+    from typing import Any
+
+__all__ = ["Message", "Value", "joined", "message", "noop", "plural"]
+
+#: What a template is filled with: JSON knows it, so that it survives a socket and a database.
+Value = str | int | float | bool | None
+
+_DEPTH = 32  # messages that are values of messages
+
+
+class Message(str):
+    """A text that knows what it was made of; `str` methods see the English one.
+
+    Attributes:
+        template: The gettext msgid, with named places: `There is no dataset {name!r}.`
+        plural: The msgid for counts other than one, which `values["count"]` chooses; None for most.
+        values: What fills the places, by name. Messages among them are rendered with the whole.
+    """
+
+    __slots__ = ("plural", "template", "values")
+    template: str
+    plural: str | None
+    values: Mapping[str, Value]
+
+    def __new__(
+        cls, text: str, template: str, values: Mapping[str, Value], plural: str | None = None
+    ) -> Message:
+        """`message` and `plural` make one; `text` is the English sentence."""
+        made = super().__new__(cls, text)
+        made.template, made.plural, made.values = template, plural, values
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str.__str__(self), self.template, dict(self.values), self.plural)
+
+    def __str__(self) -> str:
+        """Itself: the text of a ValueError keeps the template."""
+        return self
+
+    def in_language(self, code: str) -> str:
+        """The sentence in a language like `de`; English where that has no catalogue or no such template."""
+        catalogue = _catalogue(code[:2].lower())
+        return str.__str__(self) if catalogue is None else _rendered(self, catalogue, code)
+
+    def parts(self) -> dict[str, Any]:
+        """Its JSON form; `text` is for readers that do not know the template."""
+        values = {
+            name: value.parts() if isinstance(value, Message) else value
+            for name, value in self.values.items()
+        }
+        found: dict[str, Any] = {"text": str.__str__(self), "template": self.template, "values": values}
+        return found | ({"plural": self.plural} if self.plural is not None else {})
+
+    @classmethod
+    def of_parts(cls, parts: Any, depth: int = _DEPTH) -> Message | None:
+        """The message of a JSON form; None where it is none.
+
+        The form may come from anybody: only templates of our own catalogues are ever filled in.
+        """
+        if not (isinstance(parts, dict) and depth):
+            return None
+        form: dict[str, Any] = dict(parts)  # pyright: ignore[reportUnknownArgumentType]
+        text, template, values, many = (form.get(name) for name in ("text", "template", "values", "plural"))
+        if not (isinstance(text, str) and isinstance(template, str) and isinstance(values, dict)):
+            return None
+        found: dict[str, Value] = {}
+        known: dict[str, Any] = dict(values)  # pyright: ignore[reportUnknownArgumentType]
+        for name, value in known.items():
+            read = cls.of_parts(value, depth - 1) if isinstance(value, dict) else value
+            if not (isinstance(read, str | int | float) or (read is None and value is None)):
+                return None
+            found[name] = read
+        return cls(text, template, found, many if isinstance(many, str) else None)
+
+
+def message(template: str, /, **values: object) -> Message:
+    """A sentence that can be shown in any language that has its template.
+
+    `tests/unit/carme/test_translation.py` finds templates here that lack their German, so the template is
+    written out where this is called.
+
+    Args:
+        template: The English sentence, as `str.format` reads it.
+        values: What fills its places. Other than text and numbers become text now.
+    """
+    plain = {name: _plain(value) for name, value in values.items()}
+    return Message(template.format(**plain) if plain else template, template, plain)
+
+
+def plural(singular: str, plural: str, /, count: int, **values: object) -> Message:
+    """Like `message`, for what is worded by a `count`, which both templates may name."""
+    plain = {"count": count} | {name: _plain(value) for name, value in values.items()}
+    return Message((singular if count == 1 else plural).format(**plain), singular, plain, plural)
+
+
+def noop(template: str) -> str:
+    """Marks a template that stands in a table; `message` fills it in later."""
+    return template
+
+
+_BETWEEN = {" ": noop("{first} {second}"), ", ": noop("{first}, {second}")}
+
+
+def joined(parts: Iterable[str], between: str = " ") -> str:
+    """Texts in a row, each in the reader's language; the empty ones are left out.
+
+    Args:
+        parts: The texts.
+        between: A space, or a comma and a space.
+    """
+    rest = [part for part in parts if part]
+    if not any(isinstance(part, Message) for part in rest):
+        return between.join(rest)
+    found = rest[0]
+    for part in rest[1:]:
+        found = message(_BETWEEN[between], first=found, second=part)
+    return found
+
+
+def _plain(value: object) -> Value:
+    if isinstance(value, Message) or value is None or type(value) in (str, int, float, bool):
+        return value  # pyright: ignore[reportReturnType]
+    return int(value) if isinstance(value, int) else str(value)
+
+
+def _rendered(found: Message, catalogue: GNUTranslations, code: str) -> str:
+    values = {
+        name: value.in_language(code) if isinstance(value, Message) else value
+        for name, value in found.values.items()
+    }
+    try:
+        if found.plural is None:
+            template = catalogue.gettext(found.template)
+        else:
+            count = found.values["count"]
+            template = catalogue.ngettext(
+                found.template, found.plural, count if isinstance(count, int) else 0
+            )
+        return template.format(**values) if values else template
+    except (LookupError, ValueError, AttributeError, RecursionError):
+        return str.__str__(found)  # of another version, which had another template or other values
+
+
+@functools.cache
+def _catalogue(code: str) -> GNUTranslations | None:
+    """A language's compiled catalogue, which raises LookupError for what it lacks; None: there is none."""
+    if not code.isalpha():
+        return None
+    # Programs that must start at once import the errors, and few of them need another language.
+    import gettext
+    from pathlib import Path
+
+    class Missing(gettext.NullTranslations):
+        def gettext(self, message: str) -> str:
+            raise LookupError(message)
+
+        def ngettext(self, msgid1: str, msgid2: str, n: int) -> str:
+            raise LookupError(msgid1)
+
+    try:
+        found = gettext.translation("carme", Path(__file__).with_name("locale"), [code])
+    except OSError:
+        return None
+    found.add_fallback(Missing())
+    return found if isinstance(found, gettext.GNUTranslations) else None
