@@ -7,6 +7,7 @@ from time import monotonic
 from jupyterhub.user import UserDict
 
 from carme.sessions import Ending, ServerStatus, Session, SessionNote, SessionState
+from carme.translation import message as _
 from carme_spawner.spawner import CarmeSpawner
 from carme_spawner.watcher import JobWatcher, has_ended
 
@@ -14,7 +15,7 @@ from carme_spawner.watcher import JobWatcher, has_ended
 SILENCE = 90.0
 #: Seconds for which a session may be unknown to the hub; a start is known when the broker has answered.
 STRAY = 60.0
-_UNKNOWN = (
+_UNKNOWN = _(
     "The hub did not know this session any more and could not lead anybody to it, so its job was ended; "
     "start it again, and tell an administrator if that happens often."
 )

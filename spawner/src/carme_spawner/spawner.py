@@ -40,6 +40,8 @@ from carme.sessions import (
     SessionState,
     Step,
 )
+from carme.translation import message as _
+from carme.translation.markup import with_message
 from carme_spawner.activity import Activity, ActivityHandler, ExtendHandler
 from carme_spawner.certificates import issue
 from carme_spawner.idle import IdleWatch
@@ -70,7 +72,7 @@ BROKERS_RETURN = 20
 #: Seconds that a server gets to answer the hub.
 ANSWER = 5.0
 #: Why a session ended whose job Slurm put back into the queue.
-PUT_BACK = (
+PUT_BACK = _(
     "Slurm was restarted just after the session had started, and put it back into the queue without its "
     "server; start it again."
 )
@@ -116,6 +118,8 @@ def refusal(error: CarmeError) -> SpawnException:
     )
     # Without it JupyterHub shows whoever asks later the exception's own text: its status, class and reason.
     refused.jupyterhub_message = str(error)  # pyright: ignore[reportAttributeAccessIssue]
+    # From there the portal has it in its reader's language.
+    refused.jupyterhub_html_message = with_message(error.text)  # pyright: ignore[reportAttributeAccessIssue]
     return refused
 
 
@@ -352,8 +356,8 @@ class CarmeSpawner(SlurmSpawner):
                 if self.renumber():
                     continue
                 raise CarmeError(
-                    f"Slurm does not know the session's job {self.job_id} any more.",
-                    "Start the session again.",
+                    _("Slurm does not know the session's job {job_id} any more.", job_id=self.job_id),
+                    _("Start the session again."),
                 ) from None
             if job and has_ended(job):
                 if self.renumber():
@@ -386,14 +390,18 @@ class CarmeSpawner(SlurmSpawner):
 
     async def death(self, job: Job) -> CarmeError:
         """Why a job ended before its server was there, in the broker's words."""
-        for _ in range(5):
+        for _turn in range(5):
             news, session = self.news, self.known_session()
             if session and session.is_over:
                 return CarmeError(f"{session.label}. {session.sentence}".strip(), code="session-ended")
             await self.silence(news)
         return CarmeError(
-            f"The session's job {job.id} ended before its server was ready: {job.explanation or job.state}",
-            "Start the session again.",
+            _(
+                "The session's job {job_id} ended before its server was ready: {explanation}",
+                job_id=job.id,
+                explanation=job.explanation or job.state,
+            ),
+            _("Start the session again."),
             code="session-ended",
         )
 
@@ -464,9 +472,11 @@ class CarmeSpawner(SlurmSpawner):
         failure = ""
         if self.address and not self.routed:
             host, port = self.address
-            failure = (
-                f"The hub could not reach the session's server at {host} port {port}; ask an administrator "
-                "to allow connections from the hub to the compute nodes."
+            failure = _(
+                "The hub could not reach the session's server at {host} port {port}; ask an administrator "
+                "to allow connections from the hub to the compute nodes.",
+                host=host,
+                port=port,
             )
         ending = asyncio.create_task(self.end(job_id, Ending.STOPPED, failure))
         in_background(ending)

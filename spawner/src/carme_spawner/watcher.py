@@ -11,6 +11,7 @@ from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, NotFound, SlurmError
 from carme.jobs import Job, JobState
 from carme.sessions import Session, SessionNote
+from carme.translation import message as _
 from carme_spawner.notes import Notes
 
 #: Seconds that one question to the broker waits for news.
@@ -124,7 +125,12 @@ class JobWatcher:
         job = await self._job(job_id, user)
         if job is not None and not serves(job, session):
             raise NotFound(
-                f"Job {job_id} is not the one of session {session} any more.", "Start the session again."
+                _(
+                    "Job {job_id} is not the one of session {session} any more.",
+                    job_id=job_id,
+                    session=session,
+                ),
+                _("Start the session again."),
             )
         return job
 

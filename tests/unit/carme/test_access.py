@@ -13,7 +13,7 @@ from carme.images import ImageCatalogue
 from carme.jobs import Access, Association, JobRequest, check, usable
 from carme.jobs.limits import Limits
 from carme.slurm import parsing
-from carme.translation.sentences import look_up
+from carme.translation import translated
 
 from .conftest import FakeSlurm, Site
 
@@ -210,4 +210,4 @@ def test_the_refusals_have_german_sentences(settings: Settings) -> None:
     for values in refused:
         error = refusal(settings, **values)
         for sentence in (error.message, error.remedy):
-            assert look_up(sentence, "de") != sentence, sentence
+            assert translated(sentence, "de") != sentence, sentence

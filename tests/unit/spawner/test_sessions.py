@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import carme_spawner.hub_config as hub_config
-from carme.errors import BrokerUnavailable
+from carme.errors import BrokerUnavailable, InvalidRequest
 from carme.jobs import JobState
 from carme.sessions import STATES, SessionState
+from carme.translation import message
+from carme.translation.markup import message_in
 
 from .conftest import NO_GPU, Site, eventually
 
@@ -67,6 +69,17 @@ async def test_a_refused_request_is_answered_with_the_brokers_sentence(site: Sit
     assert response.json()["message"] == str(NO_GPU)
     # A page that asks later is told the same.
     assert (await site.events())[-1]["message"] == f"Spawn failed: {NO_GPU}"
+
+
+async def test_the_portal_gets_the_template_of_a_refusal(site: Site) -> None:
+    site.wait_for_outcome()
+    template = "There is no partition {name!r}; there are: {known}."
+    site.broker.refuse = InvalidRequest(message(template, name="<gpu>", known="cpu"))
+    await site.start(image="torch", minutes=60, gpus_per_node=9)
+    event = (await site.events())[-1]
+    assert "<gpu>" not in event["html_message"]
+    found = message_in(event["html_message"])
+    assert found is not None and found.in_language("de") == "Es gibt keine Partition '<gpu>'; es gibt: cpu."
 
 
 async def test_options_that_do_not_exist_are_named(site: Site) -> None:

@@ -6,6 +6,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
 
+from carme.translation.markup import with_message
+
 PREFIX = "/jupyter/hub/api/"
 
 
@@ -62,6 +64,7 @@ class FakeHub:
                 if message is None:
                     return 400, {"message": "is not starting..."}
                 event = {"progress": 100, "failed": True, "message": f"Spawn failed: {message}"}
+                event["html_message"] = with_message(message)
                 return 200, f"\n\ndata: {json.dumps(event)}\n\n"
             case "POST", ["users", user, "servers", name]:
                 shown = body["display_name"]

@@ -9,6 +9,7 @@ from django.utils import timezone
 from carme.errors import InvalidRequest
 from carme.jobs import LOG_FOLLOWS
 from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, Outlook, SessionState
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import follow
@@ -371,6 +372,30 @@ def test_a_start_that_fails_at_once_reports_the_spawners_words(
     hub.failures["alice", NAME] = "Slurm refuses the account. Choose another one."
     start(browser)
     assert (the().ending, the().sentence) == ("refused", "Slurm refuses the account. Choose another one.")
+
+
+def test_sentences_keep_their_templates_from_the_hub_to_the_page(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    hub.starts = "refuse"
+    hub.refusal = "Internal Server Error"
+    hub.users.add("alice")
+    hub.failures["alice", NAME] = message("There is no account {name!r} on this host.", name="alice")
+    start(browser)
+    assert the().sentence == "There is no account 'alice' on this host."
+    assert "Auf diesem Rechner gibt es kein Konto &#x27;alice&#x27;." in german(browser)
+    # What the broker says is in the database as well.
+    broker.tell(
+        make_session(NAME, "ended", 3, ending="stopped", sentence=message("You stopped this session."))
+    )
+    rounds()
+    for reader, text in ((shown, "You stopped this session."), (german, "Sie haben diese Sitzung beendet.")):
+        assert text in reader(browser)
+
+
+def german(browser: Browser) -> str:
+    """The session's page for a browser that asks for German."""
+    return browser.get(PAGE, headers={"accept-language": "de"}).content.decode()
 
 
 def test_once_there_is_a_job_the_broker_reports_how_it_failed(

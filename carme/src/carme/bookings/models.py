@@ -8,6 +8,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from carme.accounts import is_account_name
 from carme.jobs.requests import Word
+from carme.translation import message as _
 
 __all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "Hold", "Window", "Wish"]
 
@@ -23,21 +24,21 @@ YEARS = range(1971, 2200)
 
 def _user(text: str) -> str:
     if not is_account_name(text):
-        raise ValueError(f"holds {text[:40]!r}, which is no user name")
+        raise ValueError(_("holds {name!r}, which is no user name", name=text[:40]))
     return text
 
 
 def _name(text: str) -> str:
     if not re.fullmatch(NAME_PATTERN, text):
-        raise ValueError("must be 'carme-' and 12 hexadecimal digits")
+        raise ValueError(_("must be 'carme-' and 12 hexadecimal digits"))
     return text
 
 
 def _moment(moment: datetime) -> datetime:
     if moment.year not in YEARS:
-        raise ValueError(f"must lie in the years {YEARS[0]} to {YEARS[-1]}")
+        raise ValueError(_("must lie in the years {first} to {last}", first=YEARS[0], last=YEARS[-1]))
     if moment.microsecond:
-        raise ValueError("must be a whole second")
+        raise ValueError(_("must be a whole second"))
     return moment
 
 
@@ -96,9 +97,9 @@ class _Kept(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.end <= self.start:
-            raise ValueError("must end after it starts")
+            raise ValueError(_("must end after it starts"))
         if len(set(self.node_names)) < len(self.node_names):
-            raise ValueError("names a node twice")
+            raise ValueError(_("names a node twice"))
         return self
 
 
@@ -117,7 +118,7 @@ class Hold(_Kept):
     @model_validator(mode="after")
     def _for_somebody(self) -> Self:
         if bool(self.users) == bool(self.accounts):
-            raise ValueError("must be for users, or for an account")
+            raise ValueError(_("must be for users, or for an account"))
         return self
 
 

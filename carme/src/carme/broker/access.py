@@ -48,7 +48,10 @@ def require_rights(peer: Peer, rights: Rights) -> None:
     """See that a peer may request an operation that is declared with these rights. Raises Denied."""
     allowed = {"everyone": True, "services": peer.trusted, "observers": peer.observer}[rights.group]
     if not allowed:
-        raise Denied(f"{peer.account.name} {rights.message}", rights.remedy)
+        raise Denied(
+            _("{account_name} {message}", account_name=peer.account.name, message=rights.message),
+            rights.remedy,
+        )
 
 
 async def _is_one_of(account: UnixAccount, names: list[str]) -> bool:
@@ -72,7 +75,8 @@ async def acting_for(peer: Peer, user: str | None, settings: Settings) -> UnixAc
         account = await asyncio.to_thread(UnixAccount.named, user)
     else:
         raise Denied(
-            f"{peer.account.name} may not act for {user!r}.", "Leave the user out to act for yourself."
+            _("{account_name} may not act for {user!r}.", account_name=peer.account.name, user=user),
+            _("Leave the user out to act for yourself."),
         )
     require_person(account, settings)
     return account
@@ -96,7 +100,11 @@ def require_person(account: UnixAccount, settings: Settings) -> None:
         )
     if account.uid in _NOBODY or account.uid in _PASSING:
         raise Denied(
-            f"The account {account.name} (number {account.uid}) stands for no person and may have no jobs.",
+            _(
+                "The account {account_name} (number {uid}) stands for no person and may have no jobs.",
+                account_name=account.name,
+                uid=account.uid,
+            ),
             _("Sign in as an ordinary user."),
         )
     if account.shell.rpartition("/")[2] in _CLOSED_SHELLS:
@@ -115,8 +123,8 @@ async def owner_of_job(peer: Peer, user: str | None, settings: Settings) -> Unix
     account = await acting_for(peer, user, settings)
     if account is None:
         raise InvalidRequest(
-            f"{peer.account.name} may have no jobs of its own.",
-            "Name the user that the job is for.",
+            _("{account_name} may have no jobs of its own.", account_name=peer.account.name),
+            _("Name the user that the job is for."),
             field="user",
         )
     return account

@@ -46,26 +46,26 @@ def _patience(request: Request, timeout: float) -> float:
 
 def _result(request: Request, line: bytes, socket: Path) -> Any:
     if not line.endswith(b"\n"):
-        raise _gone(socket, "it closed the connection without an answer")
+        raise _gone(socket, _("it closed the connection without an answer"))
     try:
         answer = protocol.Answer.model_validate_json(line)
         if answer.error:
             raise answer.error.error()
         return request.result.validate_python(answer.result)
     except ValidationError:
-        raise _gone(socket, "its answer is not what this version of Carme expects") from None
+        raise _gone(socket, _("its answer is not what this version of Carme expects")) from None
 
 
 def _gone(socket: Path, why: object, kind: type[BrokerUnavailable] = BrokerUnavailable) -> BrokerUnavailable:
     return kind(
-        f"The broker at {socket} does not answer: {why}.",
-        "Try again in a moment; an administrator finds the cause with 'systemctl status carme-broker'.",
+        _("The broker at {socket} does not answer: {why}.", socket=socket, why=why),
+        _("Try again in a moment; an administrator finds the cause with 'systemctl status carme-broker'."),
     )
 
 
 def _failed(socket: Path, error: OSError) -> BrokerUnavailable:
     if isinstance(error, TimeoutError):
-        return _gone(socket, "it took too long", BrokerTimeout)
+        return _gone(socket, _("it took too long"), BrokerTimeout)
     return _gone(socket, (error.strerror or str(error)).lower())
 
 

@@ -13,6 +13,7 @@ from carme.errors import Denied, InvalidRequest, NotFound
 from carme.jobs import JobRequest, refusal
 from carme.jobs.requests import UNKNOWN_FIELD
 from carme.slurm import UnixAccount
+from carme.translation import message as _
 
 __all__ = ["Dispatcher", "HandOver", "handles", "hands_over"]
 
@@ -105,8 +106,8 @@ def _parse(line: bytes) -> Operation[Any]:
         where = detail["loc"]
         if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
             raise InvalidRequest(
-                "The broker does not know this method.",
-                f"It knows: {', '.join(sorted(protocol.OPERATIONS))}.",
+                _("The broker does not know this method."),
+                _("It knows: {operations}.", operations=", ".join(sorted(protocol.OPERATIONS))),
                 field="method",
             ) from None
         # A method that takes no request may be sent one all the same.

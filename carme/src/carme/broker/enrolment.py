@@ -7,6 +7,7 @@ from carme.config import Settings
 from carme.errors import CarmeError, SlurmError
 from carme.slurm import Slurm, UnixAccount
 from carme.slurm.programs import run
+from carme.translation import message as _
 from carme.wording import listing
 
 
@@ -31,11 +32,13 @@ async def enrol(account: UnixAccount, slurm: Slurm, settings: Settings) -> list[
             raise
     if not await asyncio.to_thread(Path(account.home).exists):
         # What PAM does at a first login: the broker may not give files away.
-        await _unit("home", account.name, f"The home {account.home} cannot be made", "Make it by hand")
+        failure = _("The home {home} cannot be made", home=account.home)
+        await _unit("home", account.name, failure, _("Make it by hand"))
         done.append(f"made the home {account.home}")
     if settings.quotas:
         places = listing([str(path) for path in settings.quotas])
-        await _unit("quota", account.name, f"The quotas on {places} cannot be set", "Set them by hand")
+        failure = _("The quotas on {places} cannot be set", places=places)
+        await _unit("quota", account.name, failure, _("Set them by hand"))
         done.append(f"saw to the quotas on {places}")
     return done
 
@@ -46,4 +49,8 @@ async def _unit(what: str, name: str, failure: str, remedy: str) -> None:
     made = await run("systemctl", "start", f"{unit}.service")
     if made.code:
         reason = made.errors.strip()[:200] or "no reason given"
-        raise CarmeError(f"{failure}: {reason}.", f"{remedy}; journalctl -u {unit} says more.", code=what)
+        raise CarmeError(
+            _("{failure}: {reason}.", failure=failure, reason=reason),
+            _("{remedy}; journalctl -u {unit} says more.", remedy=remedy, unit=unit),
+            code=what,
+        )

@@ -146,7 +146,13 @@ class JobFiles:
             )
         owner = await asyncio.to_thread(UnixAccount.named, job.user)
         if owner.uid < self._context.settings.broker.minimum_uid:
-            raise Denied(f"Job {job.id} belongs to the system account {owner.name}.")
+            raise Denied(
+                _(
+                    "Job {job_id} belongs to the system account {owner_name}.",
+                    job_id=job.id,
+                    owner_name=owner.name,
+                )
+            )
         path = job_folder(owner, job.key) / file
         return await self._read(path, owner, offset, limit, tail) or FilePart(0, 0, b"")
 

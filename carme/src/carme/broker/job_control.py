@@ -13,6 +13,7 @@ from carme.errors import Denied
 from carme.jobs import Job, arrays
 from carme.sessions import Ending, Extension
 from carme.slurm import UnixAccount
+from carme.translation import message as _
 
 
 class JobControl:
@@ -43,7 +44,12 @@ class JobControl:
         with context.audit.audited(peer, request, job.user, **what):
             if owner.uid < context.settings.broker.minimum_uid:
                 raise Denied(
-                    f"Job {job_id} belongs to the system account {owner.name}.", "Cancel it with 'scancel'."
+                    _(
+                        "Job {job_id} belongs to the system account {owner_name}.",
+                        job_id=job_id,
+                        owner_name=owner.name,
+                    ),
+                    _("Cancel it with 'scancel'."),
                 )
             with context.book.cancelling(job_id, Ending.CANCELLED_BY_ADMIN if by_admin else Ending.STOPPED):
                 context.watch.unwanted(job_id)

@@ -14,14 +14,14 @@ from carme.errors import CarmeError
 from carme.jobs import Job, JobState
 from carme.jobs.nodes import expand
 from carme.slurm import Slurm, UnixAccount
+from carme.translation import message as _
+from carme.translation import plural
 from carme.wording import listing
 
 PATIENCE = 60.0  # seconds; what has not started by then came for another reason
 ANSWER_SECONDS = 1.0  # a slow answer must not hold the queue's picture up
 OWNERS_AT_ONCE = 20
 NAMED = 3  # jobs in one sentence
-
-_RANK = " a higher priority"
 
 
 class Preemptions:
@@ -95,12 +95,15 @@ def _words(job: Job, causes: list[Job], jobs: set[int], partitions: set[str]) ->
     places = {(cause.partition, cause.qos) for cause in causes}
     partition, qos = next(iter(places))
     if len(places) == 1 and len(causes) <= NAMED and {cause.id for cause in causes} <= jobs:
-        several = len(causes) > 1
-        numbers = listing(str(cause.id) for cause in causes)
-        with_qos = f" with quality of service {qos}" if qos and qos != job.qos else ""
-        which = "which have" if several else "which has"
-        return f"{'jobs' if several else 'job'} {numbers} in partition {partition}{with_qos}, {which}{_RANK}"
+        return plural(
+            "job {numbers} in partition {partition}{with_qos}, which has a higher priority",
+            "jobs {numbers} in partition {partition}{with_qos}, which have a higher priority",
+            len(causes),
+            numbers=listing(str(cause.id) for cause in causes),
+            partition=partition,
+            with_qos=_(" with quality of service {qos}", qos=qos) if qos and qos != job.qos else "",
+        )
     names = {name for name, _ in places}
     if names == {partition} and partition != job.partition and partition in partitions:
-        return f"a job in partition {partition}, which has{_RANK}"
+        return _("a job in partition {partition}, which has a higher priority", partition=partition)
     return ""

@@ -43,15 +43,15 @@ class Projects:
             there = (await self._slurm.project_accounts()).get(grant.account)
             if there is None and await self._slurm.account_exists(grant.account):
                 raise Denied(
-                    f"Slurm has an account {grant.account!r} that Carme has not made.",
-                    "Give the project another name, or remove that account with 'sacctmgr'.",
+                    _("Slurm has an account {account!r} that Carme has not made.", account=grant.account),
+                    _("Give the project another name, or remove that account with 'sacctmgr'."),
                 )
             for change in changes(grant, there):
                 await self._do(grant.account, change)
             saved = (await self._slurm.project_accounts()).get(grant.account)
         if saved is None:
             raise SlurmError(
-                f"Slurm has made the account {grant.account} and lost it again.",
+                _("Slurm has made the account {account} and lost it again.", account=grant.account),
                 _("It is made anew in a moment."),
                 code="slurm-away",
             )
@@ -96,13 +96,17 @@ def _check(grant: Grant, cluster: Cluster) -> None:
                 strange=strange[0],
                 known=listing(known),
             ),
-            "Choose from these.",
+            _("Choose from these."),
             field="partitions",
         )
     kinds = sorted({kind for node in cluster.nodes for kind in node.gpus})
     if strange := sorted(set(grant.gpu_types) - set(kinds)):
         raise InvalidRequest(
-            f"There are no GPUs of type {strange[0]!r}; there are: {listing(kinds)}.",
-            "Choose from these.",
+            _(
+                "There are no GPUs of type {strange!r}; there are: {kinds}.",
+                strange=strange[0],
+                kinds=listing(kinds),
+            ),
+            _("Choose from these."),
             field="gpu_types",
         )

@@ -104,16 +104,17 @@ class Server:
             if not rest.partial:
                 return b""
             error = InvalidRequest(
-                "The request ended without a line end.", "Send one JSON object and a line end."
+                _("The request ended without a line end."), _("Send one JSON object and a line end.")
             )
         except asyncio.LimitOverrunError:
             error = InvalidRequest(
-                f"The request is longer than {protocol.MAXIMUM_LINE} bytes.",
+                _("The request is longer than {maximum_line} bytes.", maximum_line=protocol.MAXIMUM_LINE),
                 _("Put large values into a file and name the file."),
             )
         except TimeoutError:
             error = InvalidRequest(
-                f"No request arrived within {self._line_seconds:g} seconds.", "Connect again to ask."
+                _("No request arrived within {line_seconds:g} seconds.", line_seconds=self._line_seconds),
+                _("Connect again to ask."),
             )
         await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
         return b""
@@ -188,8 +189,12 @@ class Server:
 
 def _busy(peer: Peer, limit: int) -> protocol.Answer:
     error = CarmeError(
-        f"{peer.account.name} has {limit} connections to the broker already; more are not allowed.",
-        "Close some, or try again in a moment.",
+        _(
+            "{account_name} has {limit} connections to the broker already; more are not allowed.",
+            account_name=peer.account.name,
+            limit=limit,
+        ),
+        _("Close some, or try again in a moment."),
         code="busy",
     )
     return protocol.Answer(error=protocol.Failure.of(error))

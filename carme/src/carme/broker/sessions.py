@@ -207,12 +207,13 @@ class SessionBook:
         entry = self._entries.get(job_id)
         if entry is None or entry.session.owner != user:
             raise NotFound(
-                f"Job {job_id} is no session of {user}.", "Note only what belongs to a session's own job."
+                _("Job {job_id} is no session of {user}.", job_id=job_id, user=user),
+                _("Note only what belongs to a session's own job."),
             )
         if any(mark.step in (Step.SUBMITTED, Step.ALLOCATED) for mark in note.marks):
             raise InvalidRequest(
-                "The marks 'submitted' and 'allocated' come from Slurm, not from a note.",
-                "Leave them out.",
+                _("The marks 'submitted' and 'allocated' come from Slurm, not from a note."),
+                _("Leave them out."),
                 field="marks",
             )
         self._put(noted(entry.facts, note, self._clock()), entry.silent, entry.outlook)

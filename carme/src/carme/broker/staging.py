@@ -39,7 +39,9 @@ def check_stages(request: JobRequest, settings: Settings) -> None:
         )
     if settings.staging.beeond is None and any(stage.target == "beeond" for stage in request.stage):
         raise InvalidRequest(
-            "This site has no BeeOND for staging.", "Stage to 'local' or 'scratch' instead.", field="stage"
+            _("This site has no BeeOND for staging."),
+            _("Stage to 'local' or 'scratch' instead."),
+            field="stage",
         )
 
 

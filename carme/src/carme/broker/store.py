@@ -17,6 +17,7 @@ from carme.broker.records import Record
 from carme.errors import CarmeError
 from carme.sessions.facts import Facts
 from carme.sessions.outlook import Range
+from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
 
@@ -114,8 +115,8 @@ class Store:
             (version,) = file.execute("PRAGMA user_version").fetchone()
             if version > _VERSION:
                 raise CarmeError(
-                    f"{self._file} was written by a newer version of Carme.",
-                    "Install that version again, or move the file away.",
+                    _("{file} was written by a newer version of Carme.", file=self._file),
+                    _("Install that version again, or move the file away."),
                     code="state",
                 )
             file.executescript(f"{_TABLES} PRAGMA user_version = {_VERSION};")
@@ -130,8 +131,8 @@ class Store:
             (since,) = file.execute("SELECT since FROM recorded").fetchone()
         except (sqlite3.Error, OSError) as error:
             raise CarmeError(
-                f"{self._file} cannot be opened: {error}.",
-                "See that its folder can be written and the disk is not full; move a damaged file away.",
+                _("{file} cannot be opened: {error}.", file=self._file, error=error),
+                _("See that its folder can be written and the disk is not full; move a damaged file away."),
                 code="state",
             ) from None
         return Stored(

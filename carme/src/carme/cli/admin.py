@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from carme.cli.output import add_json, listed, moment, print_table, said
 from carme.cli.portal import client, read_time
 from carme.errors import InvalidRequest
+from carme.translation import message as _
 
 if TYPE_CHECKING:
     from carme.api import BookingOut, ChangeOut, MaintenanceOut, OthersJob, UserOut
@@ -108,7 +109,9 @@ def _day(text: str | None) -> date | None:
     try:
         return date.fromisoformat(text) if text else None
     except ValueError:
-        raise InvalidRequest(f"{text!r} is no day.", "Write it like 2026-11-30.", field="day") from None
+        raise InvalidRequest(
+            _("{text!r} is no day.", text=text), _("Write it like 2026-11-30."), field="day"
+        ) from None
 
 
 def _users(options: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack
 from carme.staging.digests import ALGORITHMS
 from carme.staging.options import COMPRESSIONS, ENGINES, shown
 from carme.staging.progress import Outlook, duration, progress_text
+from carme.translation import message as _
 from carme.wording import number, size
 
 TYPE_CHECKING = False
@@ -169,7 +170,7 @@ def _how(parser: argparse.ArgumentParser) -> None:
 def _options(arguments: argparse.Namespace) -> Options:
     if arguments.operations < 0:
         raise InvalidRequest(
-            "The number of operations a second must not be negative.", "Leave it out for no limit."
+            _("The number of operations a second must not be negative."), _("Leave it out for no limit.")
         )
     return Options(
         workers=arguments.workers,
@@ -212,7 +213,7 @@ def _copy(arguments: argparse.Namespace) -> int:
         return teller.end(copy_by_nodes(arguments, _options(arguments), teller))
     if arguments.partition or arguments.time or arguments.dsync:
         raise InvalidRequest(
-            "--dsync, --partition and --time are for jobs.", "Add --nodes N, or leave them out."
+            _("--dsync, --partition and --time are for jobs."), _("Add --nodes N, or leave them out.")
         )
     return teller.end(copy(arguments.source, arguments.destination, _options(arguments), tell=teller))
 

@@ -10,6 +10,7 @@ from carme.cli.output import add_json, moment, print_json, print_table, said
 from carme.config import load
 from carme.datasets import OWN, Dataset, Datasets, copies, readers, unpack
 from carme.errors import CarmeError, InvalidRequest
+from carme.translation import message as _
 from carme.wording import size
 
 
@@ -121,7 +122,9 @@ def _add(options: argparse.Namespace) -> int:
             print(f"Unpacked into {folder}.", flush=True)
     elif options.into:
         raise InvalidRequest(
-            f"{folder} is no archive, so there is nothing to unpack.", "Leave out --into.", field="into"
+            _("{folder} is no archive, so there is nothing to unpack.", folder=folder),
+            _("Leave out --into."),
+            field="into",
         )
     one, new = datasets().add(
         options.name, folder, site=options.site, title=options.title, licence=options.licence

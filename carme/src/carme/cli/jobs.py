@@ -9,6 +9,7 @@ from carme.broker import BrokerClient
 from carme.cli import portal
 from carme.cli.output import add_json, listed, moment, plain, print_json, said, short
 from carme.jobs import Job, arrays, minutes_text, parse_minutes
+from carme.translation import translated
 
 FOLLOW_SECONDS = 1.0
 LOG_BYTES = 1 << 20  # that are asked for at once
@@ -97,7 +98,7 @@ def _row(job: Job | JobOut) -> list[object]:
         job.gpus,
         limit,
         moment(job.started),
-        job.explanation,
+        translated(job.explanation),
     ]
 
 
@@ -168,7 +169,7 @@ def _logs(options: argparse.Namespace) -> int:
         time.sleep(FOLLOW_SECONDS)
     if offset == 0:
         job = client.job(job_id, task=task)
-        state = plain(job.explanation) or f"Its state is {job.state}."
+        state = plain(translated(job.explanation)) or f"Its state is {job.state}."
         yet = "" if job.is_over else " yet"
         print(f"Job {_name(job)} has written nothing{yet}. {state}", file=sys.stderr)
     return 0

@@ -27,6 +27,6 @@ def _net(options: argparse.Namespace) -> int:
     except ImportError:
         raise CarmeError(
             _("The training runtime is not installed here."),
-            "Use carme net in a session or job, or install carme-runtime with pip.",
+            _("Use carme net in a session or job, or install carme-runtime with pip."),
         ) from None
     return main(options.words, "carme net")

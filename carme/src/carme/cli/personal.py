@@ -10,6 +10,7 @@ from carme.cli.output import add_json, listed, moment, plain, print_json, print_
 from carme.cli.portal import add_share, add_size, client
 from carme.errors import NotFound
 from carme.jobs import parse_minutes
+from carme.translation import message as _
 from carme.wording import listing
 
 if TYPE_CHECKING:
@@ -394,7 +395,7 @@ def _invitation(portal: Client, name: str) -> InvitationOut:
     for one in portal.projects.invitations():
         if one.project == name:
             return one
-    raise NotFound(f"Nobody asks you to join {name!r}.", "See: carme projects invitations")
+    raise NotFound(_("Nobody asks you to join {name!r}.", name=name), _("See: carme projects invitations"))
 
 
 def _accept(options: argparse.Namespace) -> int:

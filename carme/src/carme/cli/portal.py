@@ -36,8 +36,8 @@ def library() -> ModuleType:
         return importlib.import_module("carme.client")
     except ImportError as error:
         raise ConfigError(
-            f"The Python client is not installed here: {error.name} is missing.",
-            "Install it with: pip install 'carme[client]'",
+            _("The Python client is not installed here: {error_name} is missing.", error_name=error.name),
+            _("Install it with: pip install 'carme[client]'"),
         ) from None
 
 
@@ -138,8 +138,8 @@ def _login(options: argparse.Namespace) -> int:
     token = getpass.getpass("Token: ") if sys.stdin.isatty() else sys.stdin.readline().strip()
     if not token:
         raise InvalidRequest(
-            "There is no token.",
-            f"Make one at {options.url.rstrip('/')}/tokens/ and give it here.",
+            _("There is no token."),
+            _("Make one at {url}/tokens/ and give it here.", url=options.url.rstrip("/")),
             field="token",
         )
     login = known.Login()
@@ -157,7 +157,9 @@ def _certificate(path: str) -> str:
     try:
         return Path(path).read_text(encoding="ascii")
     except OSError as error:
-        raise InvalidRequest(f"{path} cannot be read: {error.strerror}.", "Name a file with it.") from None
+        raise InvalidRequest(
+            _("{path} cannot be read: {why}.", path=path, why=error.strerror), _("Name a file with it.")
+        ) from None
     except UnicodeDecodeError:
         raise InvalidRequest(
             _("{path} is no text, so it is no certificate as PEM.", path=path),
@@ -196,7 +198,7 @@ def read_time(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            f"{text!r} is no time.", "Write it like 2026-11-30T09:00.", field="start"
+            _("{text!r} is no time.", text=text), _("Write it like 2026-11-30T09:00."), field="start"
         ) from None
 
 

@@ -10,6 +10,7 @@ from carme.cli.output import add_json, listed, moment, print_json, said
 from carme.cli.portal import add_share, add_size, client
 from carme.errors import InvalidRequest
 from carme.jobs import parse_minutes
+from carme.translation import message as _
 from carme.wording import listing
 
 if TYPE_CHECKING:
@@ -109,15 +110,20 @@ def address(name: str, app: str) -> str:
     urls = {known.name: known.url for known in found.apps}
     if not urls:
         raise InvalidRequest(
-            f"The session {name} is not ready: {found.label.lower()}.",
-            f"See how it stands with: carme session show {name}",
+            _("The session {name} is not ready: {label}.", name=name, label=found.label.lower()),
+            _("See how it stands with: carme session show {name}", name=name),
             field="name",
         )
     if app not in urls:
         raise InvalidRequest(
-            f"The image {found.options.image} of the session {name} has no app {app!r}; "
-            f"it has: {listing(urls)}.",
-            "Name one of these with --app.",
+            _(
+                "The image {image} of the session {name} has no app {app!r}; it has: {urls}.",
+                image=found.options.image,
+                name=name,
+                app=app,
+                urls=listing(urls),
+            ),
+            _("Name one of these with --app."),
             field="app",
         )
     return urls[app]

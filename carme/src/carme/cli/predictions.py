@@ -11,6 +11,7 @@ from typing import Any
 from carme.cli.output import plain, print_json, print_table
 from carme.errors import InvalidRequest
 from carme.scaling import Choice, Curve, Prediction, choices, marks, read_file
+from carme.translation import message as _
 from carme.wording import number
 
 __all__ = ["add", "choice_words", "of", "show", "size_words"]
@@ -58,13 +59,13 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
     curve = _curve(options)
     if curve is None:
         raise InvalidRequest(
-            "--choices needs the result of a probe.", "Add --scaling RESULT.json.", field="scaling"
+            _("--choices needs the result of a probe."), _("Add --scaling RESULT.json."), field="scaling"
         )
     # Of what is asked for there may be no row; the others are shown all the same.
     found = choices(curve, _MOST_NODES, _MOST_GPUS, (options.nodes, options.gpus), options.steps)
     if not found:
         raise InvalidRequest(
-            "The probe's result has no prediction for any of these.", "Measure again.", field="scaling"
+            _("The probe's result has no prediction for any of these."), _("Measure again."), field="scaling"
         )
     cheapest, fastest = marks(found)
     if options.json:
@@ -138,5 +139,7 @@ def _curve(options: argparse.Namespace) -> Curve | None:
         return read_file(options.scaling)
     for name in ("steps", "reason"):
         if getattr(options, name):
-            raise InvalidRequest(f"--{name} belongs to --scaling.", "Add --scaling RESULT.json.", field=name)
+            raise InvalidRequest(
+                _("--{name} belongs to --scaling.", name=name), _("Add --scaling RESULT.json."), field=name
+            )
     return None

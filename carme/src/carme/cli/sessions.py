@@ -16,6 +16,8 @@ from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue, app_path, is_own
 from carme.jobs import minutes_text, parse_minutes
 from carme.sessions import STEPS, Outlook, Session, SessionState
+from carme.translation import message as _
+from carme.translation import translated
 from carme.wording import listing, number
 
 # Further modules that add commands of `carme session`, each by its `add`.
@@ -72,7 +74,7 @@ def _list(options: argparse.Namespace) -> int:
             session.node_list or "-",
             session.job_id,
             length(session.ends - datetime.now(UTC)) if session.ends else "-",
-            session.sentence.partition("\n")[0],
+            translated(session.sentence).partition("\n")[0],
         ],
         f"{none}\nStart one at {load().site.url}/",
     )
@@ -86,7 +88,7 @@ def _show(options: argparse.Namespace) -> int:
         print_json(session)
         return 0
     print(f"Session {session.name} (job {session.job_id}): {session.label}")
-    for line in session.sentence.splitlines():
+    for line in translated(session.sentence).splitlines():
         print(plain(line))
     print()
     now = datetime.now(UTC)
@@ -162,15 +164,24 @@ def _address(name: str, app: str) -> str:
         apps = ImageCatalogue(settings.images.directory).get(session.image).entry_points
     if app not in apps and not own:
         raise InvalidRequest(
-            f"The image {session.image} of the session {session.name} has no app {app!r}; "
-            f"it has: {listing(apps)}.",
-            "Name one of these with --app.",
+            _(
+                "The image {image} of the session {name} has no app {app!r}; it has: {apps}.",
+                image=session.image,
+                name=session.name,
+                app=app,
+                apps=listing(apps),
+            ),
+            _("Name one of these with --app."),
             field="app",
         )
     if session.state is not SessionState.READY:
         raise InvalidRequest(
-            f"The session {session.name} is not ready: {session.label.lower()}.",
-            f"See how it stands with: carme session show {session.name}",
+            _(
+                "The session {name} is not ready: {label}.",
+                name=session.name,
+                label=session.label.lower(),
+            ),
+            _("See how it stands with: carme session show {name}", name=session.name),
             field="name",
         )
     # As JupyterHub quotes names; notebooks and nginx know them by no other.

@@ -22,6 +22,7 @@ from carme.jobs import Job
 from carme.jobs.fabric import FabricConnection
 from carme.slurm import UnixAccount
 from carme.slurm.folder import job_folder
+from carme.translation import message as _
 
 CHUNK = 1 << 16  # bytes read from the keyboard or a pipe at once
 STDIN, STDOUT = 0, 1
@@ -66,8 +67,13 @@ def folder_of(job: Job, name: str) -> Path:
     """The private folder of the job of session `name`. Raises CarmeError unless it runs."""
     if not job.is_running or job.key is None:
         raise CarmeError(
-            f"The session {name} is not running: its job {job.id} is {job.state.lower()}.",
-            f"See how it stands with: carme session show {name}",
+            _(
+                "The session {name} is not running: its job {job_id} is {state}.",
+                name=name,
+                job_id=job.id,
+                state=job.state.lower(),
+            ),
+            _("See how it stands with: carme session show {name}", name=name),
         )
     return job_folder(UnixAccount.numbered(os.getuid()), job.key)
 
@@ -92,7 +98,9 @@ def _number(connection: FabricConnection, node: int) -> int:
     if not 0 <= node < len(connection.nodes):
         hosts = ", ".join(f"{index}: {member['host']}" for index, member in enumerate(connection.nodes))
         raise InvalidRequest(
-            f"There is no node {node} in this session.", f"Choose one of its nodes ({hosts}).", field="node"
+            _("There is no node {node} in this session.", node=node),
+            _("Choose one of its nodes ({hosts}).", hosts=hosts),
+            field="node",
         )
     return connection.nodes[node]["number"]
 
@@ -146,15 +154,15 @@ class _Visit:
                     await self._printed.wait()
                     if event["code"] == -signal.SIGHUP:
                         raise CarmeError(
-                            "The other side hung up.",
-                            "See whether the session still runs: carme session list",
+                            _("The other side hung up."),
+                            _("See whether the session still runs: carme session list"),
                         )
                     return event["code"] if event["code"] >= 0 else 128 - event["code"]
                 case "refused":
-                    raise CarmeError(event["message"], "Try again, or start the session again.")
+                    raise CarmeError(event["message"], _("Try again, or start the session again."))
                 case None if self._number not in (member["number"] for member in self._connection.nodes):
                     raise CarmeError(
-                        "The node of this shell was lost.", "See whether it is down with: carme status"
+                        _("The node of this shell was lost."), _("See whether it is down with: carme status")
                     )
 
     def _stopped_listening(self, listening: "asyncio.Task[int]") -> None:

@@ -16,6 +16,7 @@ from carme.jobs import JobRequest, parse_minutes
 from carme.staging import Options, Progress, Result
 from carme.staging.options import shown
 from carme.staging.spread import Spread
+from carme.translation import message as _
 
 __all__ = ["copy_by_nodes"]
 
@@ -37,7 +38,9 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
         CarmeError: It cannot be begun, or the jobs copied nothing.
     """
     if not 1 <= arguments.nodes <= 1000:
-        raise InvalidRequest(f"The number of nodes must be 1 to 1000, not {arguments.nodes}.", field="nodes")
+        raise InvalidRequest(
+            _("The number of nodes must be 1 to 1000, not {nodes}.", nodes=arguments.nodes), field="nodes"
+        )
     minutes = parse_minutes(arguments.time) if arguments.time else load().sessions.default_minutes
     client = BrokerClient()
     spread = Spread(arguments.source, arguments.destination, options)
@@ -77,8 +80,16 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
     counts, hosts = spread.progress()
     if not hosts:
         raise CarmeError(
-            f"Job {job} ended before it could copy to {shown(arguments.destination)}.",
-            f"See why: carme logs {job}{'' if spread.dsync else '_0'}. All nodes must have both folders.",
+            _(
+                "Job {job} ended before it could copy to {destination}.",
+                job=job,
+                destination=shown(arguments.destination),
+            ),
+            _(
+                "See why: carme logs {job}{task}. All nodes must have both folders.",
+                job=job,
+                task="" if spread.dsync else "_0",
+            ),
         )
     tell(Progress(counts, time.monotonic() - begun))
     result = spread.finish(tell)

@@ -210,8 +210,13 @@ def _check_room(results: str | None) -> None:
             words = f"{int(quota.share * 100)} % of your quota used, {size(space.left)} left"
         if space.level == "full":
             raise InvalidRequest(
-                f"{path} is full ({words}): nothing can be written there, {what}.",
-                "Delete what you do not need there, then submit again.",
+                _(
+                    "{path} is full ({words}): nothing can be written there, {what}.",
+                    path=path,
+                    words=words,
+                    what=what,
+                ),
+                _("Delete what you do not need there, then submit again."),
                 field="results" if path != str(Path.home()) else None,
             )
         if space.level == "near":
@@ -256,8 +261,11 @@ def _submit_remotely(options: argparse.Namespace) -> int:
         options.parser.error("name a script, or a command after --")
     if options.results and not options.results.startswith("/"):
         raise InvalidRequest(
-            f"From this computer the results need an absolute path, not {options.results!r}.",
-            "Name a folder of the cluster, like /scratch/me/results.",
+            _(
+                "From this computer the results need an absolute path, not {results!r}.",
+                results=options.results,
+            ),
+            _("Name a folder of the cluster, like /scratch/me/results."),
             field="results",
         )
     if options.template:
@@ -273,15 +281,21 @@ def _remote_template(options: argparse.Namespace, given: list[str]) -> list[str]
     """The command that a template makes of a program of the cluster."""
     if given[0] != "--":
         raise InvalidRequest(
-            f"From this computer --template starts what lies on the cluster, and {given[0]!r} lies here.",
-            f"Copy it there, and name it after --: carme submit --template {options.template} --image NAME "
-            "-- /home/me/train.py",
+            _(
+                "From this computer --template starts what lies on the cluster, and {given!r} lies here.",
+                given=given[0],
+            ),
+            _(
+                "Copy it there, and name it after --: carme submit --template {template} --image NAME -- "
+                "/home/me/train.py",
+                template=options.template,
+            ),
             field="template",
         )
     if options.image is None:
         raise InvalidRequest(
-            "From this computer --template needs the name of an image.",
-            "Add --image NAME; the portal's pages list the images.",
+            _("From this computer --template needs the name of an image."),
+            _("Add --image NAME; the portal's pages list the images."),
             field="image",
         )
     options.name = options.name or options.template
@@ -345,7 +359,7 @@ def _command(options: argparse.Namespace) -> list[str]:
     if not script.is_file():
         raise InvalidRequest(
             _("There is no script {given!r}.", given=given[0]),
-            "Name a file, or put a command after --, like: carme submit -- hostname",
+            _("Name a file, or put a command after --, like: carme submit -- hostname"),
             field="command",
         )
     try:
@@ -353,7 +367,8 @@ def _command(options: argparse.Namespace) -> list[str]:
             first = file.read(4096)
     except OSError as error:
         raise CarmeError(
-            f"The script {given[0]!r} cannot be read: {error.strerror}.", "Make it readable."
+            _("The script {given!r} cannot be read: {why}.", given=given[0], why=error.strerror),
+            _("Make it readable."),
         ) from None
     if template:
         return template.command([str(script.absolute()), *given[1:]])

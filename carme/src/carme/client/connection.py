@@ -65,19 +65,23 @@ class Login:
         try:
             if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise ConfigError(
-                    f"Others may read {self.path}, which holds a token.",
-                    f"Revoke the token in the portal, then: chmod 600 {self.path} and carme login",
+                    _("Others may read {path}, which holds a token.", path=self.path),
+                    _(
+                        "Revoke the token in the portal, then: chmod 600 {path} and carme login",
+                        path=self.path,
+                    ),
                 )
             found = json.loads(self.path.read_text(encoding="utf-8"))
             return url or found["url"], token or found["token"]
         except FileNotFoundError:
             raise ConfigError(
-                "This computer has no token for a portal.",
-                "Make one in the portal under API tokens, then: carme login https://PORTAL",
+                _("This computer has no token for a portal."),
+                _("Make one in the portal under API tokens, then: carme login https://PORTAL"),
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(
-                f"{self.path} cannot be read: {error}.", "Write it anew with: carme login"
+                _("{path} cannot be read: {error}.", path=self.path, error=error),
+                _("Write it anew with: carme login"),
             ) from None
 
     def authority(self, url: str) -> str:
@@ -101,7 +105,8 @@ class Login:
             partial.replace(self.path)
         except OSError as error:
             raise ConfigError(
-                f"{self.path} cannot be written: {error.strerror}.", "Make its folder yours and writable."
+                _("{path} cannot be written: {why}.", path=self.path, why=error.strerror),
+                _("Make its folder yours and writable."),
             ) from None
 
 
@@ -132,8 +137,8 @@ class Connection:
     def __init__(self, url: str, token: str, verify: bool | ssl.SSLContext = True) -> None:
         if not url.startswith(("https://", "http://localhost", "http://127.0.0.1")):
             raise ConfigError(
-                f"The portal's address must begin with 'https://', not be {url!r}.",
-                "A token must not be overheard.",
+                _("The portal's address must begin with 'https://', not be {url!r}.", url=url),
+                _("A token must not be overheard."),
             )
         self.url = url.rstrip("/")
         self._client = httpx.Client(
@@ -201,8 +206,12 @@ class Connection:
             if refused := _distrust(error):
                 raise _untrusted(self.url, refused) from None
             raise Unreachable(
-                f"The portal at {self.url} does not answer: {error or type(error).__name__}.",
-                "Check the address and your network, then try again.",
+                _(
+                    "The portal at {url} does not answer: {error}.",
+                    url=self.url,
+                    error=error or type(error).__name__,
+                ),
+                _("Check the address and your network, then try again."),
             ) from None
 
 
@@ -229,12 +238,18 @@ def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> Unreachable:
     message = _("The certificate of the portal at {url} is not trusted here: {why}.", url=url, why=why)
     if error.verify_code in _WRONG_ITSELF:
         return Unreachable(
-            message, f"{_named(url)} Check the address and this computer's clock.", "certificate"
+            message,
+            _("{named} Check the address and this computer's clock.", named=_named(url)),
+            "certificate",
         )
     return Unreachable(
         message,
-        f"{_named(url)} If your site has an authority of its own, get its certificate from your "
-        f"administrators, then: carme login {url} --ca FILE",
+        _(
+            "{named} If your site has an authority of its own, get its certificate from your "
+            "administrators, then: carme login {url} --ca FILE",
+            named=_named(url),
+            url=url,
+        ),
         "certificate",
     )
 
@@ -276,6 +291,10 @@ def _refusal(answer: httpx.Response) -> CarmeError:
         return kind(str(message["detail"]), "", str(message["code"]), message.get("field"))
     except (ValueError, KeyError, TypeError):
         return Unreachable(
-            f"{answer.url.host} answered {answer.status_code}, and not as a portal of Carme does.",
-            "Check the address.",
+            _(
+                "{host} answered {status_code}, and not as a portal of Carme does.",
+                host=answer.url.host,
+                status_code=answer.status_code,
+            ),
+            _("Check the address."),
         )

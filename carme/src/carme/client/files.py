@@ -81,7 +81,8 @@ class Files:
                     data = stream.read(min(PART, state.st_size - offset))
                     if not data and offset < state.st_size:
                         raise InvalidRequest(
-                            f"The file {str(file)!r} became shorter while it was sent.", "Send it again."
+                            _("The file {file!r} became shorter while it was sent.", file=str(file)),
+                            _("Send it again."),
                         )
                     query = {"id": upload, "offset": offset, "size": state.st_size, "replace": int(replace)}
                     reported = self._connection.send("files/upload", data, _query(path, **query))
@@ -93,11 +94,11 @@ class Files:
         except OSError as error:
             raise InvalidRequest(
                 _(
-                    "The file {file!r} cannot be read: {error_strerror}.",
+                    "The file {file!r} cannot be read: {why}.",
                     file=str(file),
-                    error_strerror=error.strerror,
+                    why=error.strerror,
                 ),
-                "Name a file of this computer.",
+                _("Name a file of this computer."),
                 field="file",
             ) from None
 
@@ -125,7 +126,9 @@ class Files:
         into = into / path.rpartition("/")[2] if into.is_dir() else into
         if into.exists() and not replace:
             raise InvalidRequest(
-                f"There is a file {str(into)!r} here already.", "Choose another name.", field="file"
+                _("There is a file {into!r} here already.", into=str(into)),
+                _("Choose another name."),
+                field="file",
             )
         partial = into.with_name(f"{into.name}.carme-partial")
         mark = into.with_name(f"{into.name}.carme-mark")
@@ -135,8 +138,8 @@ class Files:
             mark.unlink()
         except OSError as error:
             raise InvalidRequest(
-                f"The file {str(into)!r} cannot be written: {error.strerror}.",
-                "Make room, or choose another folder.",
+                _("The file {into!r} cannot be written: {why}.", into=str(into), why=error.strerror),
+                _("Make room, or choose another folder."),
                 field="file",
             ) from None
         return into
@@ -178,7 +181,10 @@ class Files:
                     if progress is not None:
                         progress(have, size)
         if have != size:
-            raise CarmeError(f"Only {have} of {size} bytes of {path!r} have arrived.", "Fetch it again.")
+            raise CarmeError(
+                _("Only {have} of {size} bytes of {path!r} have arrived.", have=have, size=size, path=path),
+                _("Fetch it again."),
+            )
 
 
 def _query(path: str, **values: object) -> str:

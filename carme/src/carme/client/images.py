@@ -116,8 +116,8 @@ class Images:
         """
         if (requirements is None) == (definition is None):
             raise InvalidRequest(
-                "An image is built either from requirements or from a definition.",
-                "Give one of the two.",
+                _("An image is built either from requirements or from a definition."),
+                _("Give one of the two."),
                 field="kind",
             )
         if isinstance(requirements, list):
@@ -146,10 +146,10 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(
             _(
-                "The file {path!r} cannot be read: {getattr}.",
+                "The file {path!r} cannot be read: {why}.",
                 path=str(path),
-                getattr=getattr(error, "strerror", None) or error,
+                why=getattr(error, "strerror", None) or error,
             ),
-            "Name a text file of this computer.",
+            _("Name a text file of this computer."),
             field="text",
         ) from None

@@ -148,7 +148,13 @@ class Job:
             found = json.loads(text)
             if not found["error"]:
                 return pickle.loads(base64.b64decode(found["value"]))
-            failure = JobFailed(f"The function of job {self.name} failed: {found['error'].strip()}")
+            failure = JobFailed(
+                _(
+                    "The function of job {name} failed: {why}",
+                    name=self.name,
+                    why=found["error"].strip(),
+                )
+            )
             cause = None
             if found["raised"]:
                 try:
@@ -433,13 +439,13 @@ class Jobs:
         if callable(what) and calls is not None:
             return _order(_packed([what, *calls], what), self._keep)
         kinds = (
-            "the path of a script, or a list of words"
+            _("the path of a script, or a list of words")
             if calls is None
-            else "a function, the path of a script, or a list of words"
+            else _("a function, the path of a script, or a list of words")
         )
         raise InvalidRequest(
-            f"A job is {kinds}, not {type(what).__name__}.",
-            "Give one of these." if calls else "Give one of these; functions go with 'map'.",
+            _("A job is {kinds}, not {kind}.", kinds=kinds, kind=type(what).__name__),
+            _("Give one of these.") if calls else _("Give one of these; functions go with 'map'."),
             field="what",
         )
 
@@ -496,8 +502,8 @@ def _script(path: Path) -> str:
         text = from_bytes(path.read_bytes())
     except OSError as error:
         raise InvalidRequest(
-            f"The script {str(path)!r} cannot be read: {error.strerror}.",
-            "Name a script of this computer; a command is a list of words.",
+            _("The script {path!r} cannot be read: {why}.", path=str(path), why=error.strerror),
+            _("Name a script of this computer; a command is a list of words."),
             field="script",
         ) from None
     check_text(text)
@@ -508,7 +514,9 @@ def _given(asked: Asked, what: Any) -> dict[str, Any]:
     """What is asked for, by the API's names; the job's name is by default that of what it runs."""
     for name in asked:
         if name not in Asked.__annotations__:
-            raise InvalidRequest(f"A job has no {name!r}.", nearest(name, Asked.__annotations__), field=name)
+            raise InvalidRequest(
+                _("A job has no {name!r}.", name=name), nearest(name, Asked.__annotations__), field=name
+            )
     given: dict[str, Any] = {_WIRE.get(name, name): value for name, value in asked.items()}
     if "stage" in given:
         given["stage"] = list(given["stage"])
@@ -533,8 +541,8 @@ def _packed(things: Sequence[Any], function: Callable[..., Any]) -> list[bytes]:
         return [cloudpickle.dumps(one) for one in things]
     except Exception as error:
         raise InvalidRequest(
-            f"The function or its arguments cannot be sent: {error}.",
-            "Open files and connections in the function itself.",
+            _("The function or its arguments cannot be sent: {error}.", error=error),
+            _("Open files and connections in the function itself."),
             field="function",
         ) from None
     finally:
@@ -551,8 +559,12 @@ def _order(packed: Sequence[bytes], keep: Callable[[bytes], str]) -> dict[str, A
     """
     if (size := sum(map(len, packed))) > MAXIMUM_BYTES:
         raise InvalidRequest(
-            f"The function with its arguments has {size} bytes; at most {MAXIMUM_BYTES} can be sent.",
-            "Put large data into a file of your home, and have the function read it.",
+            _(
+                "The function with its arguments has {size} bytes; at most {maximum_bytes} can be sent.",
+                size=size,
+                maximum_bytes=MAXIMUM_BYTES,
+            ),
+            _("Put large data into a file of your home, and have the function read it."),
             field="function",
         )
     order: dict[str, Any] = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}

@@ -9,6 +9,7 @@ from carme.client.connection import Connection
 from carme.client.pages import items
 from carme.client.sessions import Session
 from carme.errors import NotFound
+from carme.translation import message as _
 
 __all__ = ["Notices", "Presets"]
 
@@ -28,7 +29,7 @@ class Presets:
         for one in self.list():
             if one.name == name:
                 return one
-        raise NotFound(f"You have no preset {name!r}.", "See the list of your presets.")
+        raise NotFound(_("You have no preset {name!r}.", name=name), _("See the list of your presets."))
 
     def save(self, name: str, **options: Any) -> api.PresetOut:
         """Remember options, in place of those of the same name.

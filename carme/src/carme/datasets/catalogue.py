@@ -125,8 +125,13 @@ class Datasets:
                 continue
             except (OSError, ValueError, TypeError) as error:
                 raise CarmeError(
-                    f"The file {file} of the dataset {name!r} cannot be read: {error}.",
-                    "Add the dataset again.",
+                    _(
+                        "The file {file} of the dataset {name!r} cannot be read: {error}.",
+                        file=file,
+                        name=name,
+                        error=error,
+                    ),
+                    _("Add the dataset again."),
                 ) from None
         raise NotFound(
             _("There is no dataset {name!r}; there are: {names}.", name=name, names=listing(self.names())),
@@ -157,7 +162,9 @@ class Datasets:
             )
         path = os.path.realpath(path)
         if not os.path.isdir(path):  # noqa: PTH112
-            raise NotFound(f"There is no folder {path}.", "Name the folder that holds the data.")
+            raise NotFound(
+                _("There is no folder {path}.", path=path), _("Name the folder that holds the data.")
+            )
         text, files, size = (digest or digest_of)(path)
         folder = self._folder(site)
         try:
@@ -192,13 +199,15 @@ class Datasets:
             file.unlink()
         except FileNotFoundError:
             raise NotFound(
-                f"There is no dataset {name!r} in the {'site' if site else 'own'} catalogue.",
-                "See 'carme datasets list'.",
+                _("There is no dataset {name!r} in the site catalogue.", name=name)
+                if site
+                else _("There is no dataset {name!r} in the own catalogue.", name=name),
+                _("See 'carme datasets list'."),
             ) from None
         except OSError as error:
             raise CarmeError(
-                f"{file} cannot be removed: {error.strerror}.",
-                "Only administrators change the site's catalogue.",
+                _("{file} cannot be removed: {why}.", file=file, why=error.strerror),
+                _("Only administrators change the site's catalogue."),
             ) from None
 
     def _folders(self) -> list[Path]:
@@ -207,7 +216,9 @@ class Datasets:
     def _folder(self, site: bool) -> Path:
         folder = self.site if site else self.own
         if folder is None:
-            raise InvalidRequest("There is no catalogue of your own here.", "Name the site's with --site.")
+            raise InvalidRequest(
+                _("There is no catalogue of your own here."), _("Name the site's with --site.")
+            )
         return folder
 
     def _write(self, folder: Path, dataset: Dataset) -> None:
@@ -221,10 +232,10 @@ class Datasets:
             writing.rename(file)
         except OSError as error:
             raise CarmeError(
-                f"{file} cannot be written: {error.strerror}.",
-                "Only administrators change the site's catalogue; leave out --site for your own."
+                _("{file} cannot be written: {why}.", file=file, why=error.strerror),
+                _("Only administrators change the site's catalogue; leave out --site for your own.")
                 if dataset.site
-                else "See that your home directory has space left.",
+                else _("See that your home directory has space left."),
             ) from None
 
 
@@ -251,12 +262,19 @@ def digest_of(path: str) -> tuple[str, int, int]:
     if not result.ok:
         first = result.problems[0]
         raise CarmeError(
-            f"{path} cannot be read in full: {first.path}: {first.reason}.",
-            "Get permission for it, or remove it.",
+            _(
+                "{path} cannot be read in full: {first}: {reason}.",
+                path=path,
+                first=first.path,
+                reason=first.reason,
+            ),
+            _("Get permission for it, or remove it."),
         )
     if not found:
         raise InvalidRequest(
-            f"There are no files in {path}.", "Name the folder that holds the data.", field="path"
+            _("There are no files in {path}.", path=path),
+            _("Name the folder that holds the data."),
+            field="path",
         )
     whole = hashlib.blake2b(digest_size=32)
     for name, size, digest in sorted(found):

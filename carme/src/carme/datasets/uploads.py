@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 from carme.errors import CarmeError, InvalidRequest
+from carme.translation import message as _
 
 __all__ = ["folder_of", "unpack"]
 
@@ -43,8 +44,8 @@ def unpack(archive: str, into: str = "") -> str:
     into = os.path.realpath(into or folder_of(archive))
     if os.path.lexists(into):
         raise InvalidRequest(
-            f"{into} is there already, so {archive} is not unpacked there.",
-            "Enter that folder, or name another one with --into.",
+            _("{into} is there already, so {archive} is not unpacked there.", into=into, archive=archive),
+            _("Enter that folder, or name another one with --into."),
             field="into",
         )
     draft = Path(f"{into}.unpacking-{os.getpid()}")
@@ -60,13 +61,18 @@ def unpack(archive: str, into: str = "") -> str:
             shutil.rmtree(draft, ignore_errors=True)
     except _BROKEN as error:
         raise CarmeError(
-            f"{archive} cannot be unpacked: {error or type(error).__name__}.",
-            "Pack it anew as tar (also with gzip, bzip2, xz) or zip, without a password, and upload that.",
+            _("{archive} cannot be unpacked: {error}.", archive=archive, error=error or type(error).__name__),
+            _("Pack it anew as tar (also with gzip, bzip2, xz) or zip, without a password, and upload that."),
         ) from None
     except OSError as error:
         raise CarmeError(
-            f"{archive} cannot be unpacked into {into}: {error.strerror or error}.",
-            "See that there is room, and that you may write there.",
+            _(
+                "{archive} cannot be unpacked into {into}: {why}.",
+                archive=archive,
+                into=into,
+                why=error.strerror or error,
+            ),
+            _("See that there is room, and that you may write there."),
         ) from None
     return into
 

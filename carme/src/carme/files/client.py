@@ -125,7 +125,7 @@ class Part:
         while left:
             part = self._stream.read(min(CHUNK, left))
             if not part:
-                raise FileError("The file became shorter while it was read.", "Read it again.")
+                raise FileError(_("The file became shorter while it was read."), _("Read it again."))
             left -= len(part)
             yield part
 

@@ -75,18 +75,29 @@ def extended_limit(
     most = (bound - ends) // timedelta(minutes=1)
     if most < 1:
         raise _refused(
-            f"The {what} cannot be extended beyond {moment_text(ends, now)}, because {why}.",
-            "Save your work before then.",
+            _(
+                "The {what} cannot be extended beyond {ends}, because {why}.",
+                what=what,
+                ends=moment_text(ends, now),
+                why=why,
+            ),
+            _("Save your work before then."),
         )
     until = moment_text(ends + timedelta(minutes=most), now)
     raise _refused(
-        f"The {what} can be extended by at most {minutes_text(most)}, until {until}, because {why}.",
+        _(
+            "The {what} can be extended by at most {most}, until {until}, because {why}.",
+            what=what,
+            most=minutes_text(most),
+            until=until,
+            why=why,
+        ),
         _("Ask for at most {minutes}.", minutes=number(most, "minute")),
     )
 
 
 def _kind(job: Job) -> str:
-    return "session" if job.kind == "session" else "job"
+    return _("session") if job.kind == "session" else _("job")
 
 
 def _end(job: Job, policy: SessionSettings) -> tuple[datetime, int]:
@@ -94,15 +105,16 @@ def _end(job: Job, policy: SessionSettings) -> tuple[datetime, int]:
     what = _kind(job)
     if job.is_pending:
         raise _refused(
-            f"The {what} has not started, so its time has not begun.",
-            "Stop it and start it again with more time.",
+            _("The {what} has not started, so its time has not begun.", what=what),
+            _("Stop it and start it again with more time."),
         )
     if not job.is_running or job.started is None:
         raise _refused(
-            f"The {what} is over or about to end.", _("Start it again with the time that it needs.")
+            _("The {what} is over or about to end.", what=what),
+            _("Start it again with the time that it needs."),
         )
     if job.minutes_limit is None:
-        raise _refused(f"The {what} has no time limit.", "It needs no more time.")
+        raise _refused(_("The {what} has no time limit.", what=what), _("It needs no more time."))
     ends = job.ends
     if ends is None:
         raise _refused(
@@ -111,8 +123,12 @@ def _end(job: Job, policy: SessionSettings) -> tuple[datetime, int]:
         )
     if not policy.extend:
         raise _refused(
-            f"In partition {job.partition} nobody may extend their {what}s.",
-            f"Start the {what} with the time that it needs, or ask an administrator.",
+            _(
+                "In partition {partition} nobody may extend their {what}s.",
+                partition=job.partition,
+                what=what,
+            ),
+            _("Start the {what} with the time that it needs, or ask an administrator.", what=what),
         )
     return ends, job.minutes_limit
 
@@ -128,26 +144,34 @@ def _lengths(
         most = policy.maximum_minutes
         yield (
             started + timedelta(minutes=most),
-            f"a session in partition {job.partition} lasts at most {minutes_text(most)}",
+            _(
+                "a session in partition {partition} lasts at most {most}",
+                partition=job.partition,
+                most=minutes_text(most),
+            ),
         )
     for partition in cluster.partitions:
         if partition.name == job.partition and partition.max_minutes is not None:
             yield (
                 started + timedelta(minutes=partition.max_minutes),
-                f"a job in partition {job.partition} lasts at most {minutes_text(partition.max_minutes)}",
+                _(
+                    "a job in partition {partition} lasts at most {most}",
+                    partition=job.partition,
+                    most=minutes_text(partition.max_minutes),
+                ),
             )
     if longest := longest_minutes(job, limits):
         most, holder = longest
         yield (
             started + timedelta(minutes=most),
-            f"a job of {holder} lasts at most {minutes_text(most)}",
+            _("a job of {holder} lasts at most {most}", holder=holder, most=minutes_text(most)),
         )
 
 
 def _bookings(job: Job, reservations: Iterable[Reservation]) -> Iterable[tuple[datetime, str]]:
     for reservation in reservations:
         if reservation.name == job.reservation:
-            yield reservation.end, f"its booking {reservation.name} ends then"
+            yield reservation.end, _("its booking {booking} ends then", booking=reservation.name)
 
 
 def _clashes(
@@ -188,7 +212,7 @@ def _claims(
             yield _Claim(other.started, other.ends, frozenset(expand(other.node_list)), *each, "")
         elif other.is_pending and other.planned_start and other.planned_nodes:
             start, nodes = other.planned_start, frozenset(expand(other.planned_nodes))
-            why = "another job waits and is planned to start there then"
+            why = _("another job waits and is planned to start there then")
             yield _Claim(start, start + limit if limit is not None else None, nodes, *each, why)
     for reservation in reservations:
         if reservation.name == job.reservation:
@@ -205,7 +229,11 @@ def _claims(
             float("inf") if all_of_it else reservation.cpus / size,
             0,
             reservation.gpus / size,
-            f"the booking {reservation.name} follows on {', '.join(sorted(nodes))}",
+            _(
+                "the booking {booking} follows on {nodes}",
+                booking=reservation.name,
+                nodes=", ".join(sorted(nodes)),
+            ),
         )
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from carme.errors import CarmeError
+from carme.translation import message as _
 
 PROTOCOL = "carme-fabric-1"
 CONNECT_SECONDS = 10.0
@@ -48,16 +49,27 @@ class FabricConnection:
                 connection.nodes = (await connection._receive())["members"]["present"]
                 return connection
         except TimeoutError:
-            raise CarmeError(f"The job's agent at {name} does not answer.", remedy, code="agent") from None
+            raise CarmeError(
+                _("The job's agent at {name} does not answer.", name=name), remedy, code="agent"
+            ) from None
         except (ssl.SSLError, _Stranger, EOFError, ValueError, KeyError):
             raise CarmeError(
-                f"What listens at {name} is not this job's agent, or does not know this job's key.",
+                _(
+                    "What listens at {name} is not this job's agent, or does not know this job's key.",
+                    name=name,
+                ),
                 remedy,
                 code="agent",
             ) from None
         except OSError as error:
             raise CarmeError(
-                f"The job's agent at {name} does not answer: {error.strerror or error}.", remedy, code="agent"
+                _(
+                    "The job's agent at {name} does not answer: {why}.",
+                    name=name,
+                    why=error.strerror or error,
+                ),
+                remedy,
+                code="agent",
             ) from None
 
     def send(self, node: int, request: dict[str, Any]) -> None:
@@ -70,7 +82,9 @@ class FabricConnection:
             message = await self._receive()
         except (OSError, EOFError, ValueError, _Stranger):
             raise CarmeError(
-                "The connection to the job was lost.", "See whether it still runs: carme jobs", code="agent"
+                _("The connection to the job was lost."),
+                _("See whether it still runs: carme jobs"),
+                code="agent",
             ) from None
         if "members" in message:
             self.nodes = message["members"]["present"]
@@ -145,8 +159,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes, ssl.SSLContext]:
         system = isinstance(error, OSError)
         what = f"{error.filename or certificate}: {error.strerror}" if system else "a file is damaged"
         raise CarmeError(
-            f"The way into the job is not known ({what}).",
-            "Wait until its first program runs; jobs without an image cannot be entered.",
+            _("The way into the job is not known ({what}).", what=what),
+            _("Wait until its first program runs; jobs without an image cannot be entered."),
             code="agent",
         ) from None
     return where, key, context

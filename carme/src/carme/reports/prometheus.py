@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from carme.errors import CarmeError, InvalidRequest
+from carme.translation import message as _
 
 __all__ = ["Prometheus"]
 
@@ -44,13 +45,21 @@ class Prometheus:
             if answer["status"] != "success":
                 refused = str(answer.get("error", "it refused the question"))[:500]
                 if response.status in (400, 422):
-                    raise InvalidRequest(f"Prometheus cannot answer that: {refused}.", field="query")
+                    raise InvalidRequest(
+                        _("Prometheus cannot answer that: {refused}.", refused=refused), field="query"
+                    )
                 raise ValueError(refused)
             return answer
         except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
             raise CarmeError(
-                f"The site's metrics cannot be read: {getattr(error, 'strerror', None) or error}.",
-                "Try again in a moment; an administrator finds the cause with 'systemctl status prometheus'.",
+                _(
+                    "The site's metrics cannot be read: {why}.",
+                    why=getattr(error, "strerror", None) or error,
+                ),
+                _(
+                    "Try again in a moment; an administrator finds the cause with 'systemctl status "
+                    "prometheus'."
+                ),
                 code="metrics",
             ) from None
 

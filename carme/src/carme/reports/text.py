@@ -7,6 +7,7 @@ from carme.jobs import minutes_text
 from carme.reports.models import Curve, RankUse, Report, TrainingUse
 from carme.scaling import outcome_text
 from carme.scaling.outcomes import prediction_text
+from carme.translation import translated
 from carme.wording import number, size
 
 __all__ = ["as_html", "as_text", "facts"]
@@ -33,7 +34,7 @@ def identity(report: Report) -> list[tuple[str, str]]:
     job = report.job
     return [
         ("Job", f"{job.id}  {job.name}"),
-        ("State", job.state.lower() + (f". {job.explanation}" if job.explanation else "")),
+        ("State", job.state.lower() + (f". {translated(job.explanation)}" if job.explanation else "")),
     ]
 
 

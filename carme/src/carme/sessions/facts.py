@@ -13,6 +13,8 @@ from carme.jobs import Job, JobState, Phase, ending_of
 from carme.jobs.nodes import expand
 from carme.sessions.models import Mark, Outlook, ServerStatus, Session, SessionNote
 from carme.sessions.states import Ending, SessionState, Step
+from carme.translation import joined, plural
+from carme.translation import message as _
 from carme.translation.models import Sentence, WithMessages
 
 __all__ = ["Facts", "has_lost_server", "noted", "seen", "session_name", "session_of", "state_of", "timeline"]
@@ -22,7 +24,7 @@ RESOLUTION = timedelta(seconds=1)  # of Slurm's times
 
 _NAME = re.compile(r"session-([A-Za-z0-9][A-Za-z0-9_.-]{0,55})")
 _STEPS = list(Step)
-_RESUBMITTED = "Slurm had lost the session when it was restarted, so it was submitted again."
+_RESUBMITTED = _("Slurm had lost the session when it was restarted, so it was submitted again.")
 
 
 class Facts(WithMessages):
@@ -211,7 +213,7 @@ def session_of(facts: Facts, silent: Collection[str] = (), outlook: Outlook | No
     elif state is SessionState.QUEUED:
         sentence = outlook.reason if outlook else job.explanation
         if facts.lost_jobs:
-            sentence = f"{sentence} {_RESUBMITTED}".strip()
+            sentence = joined([sentence, _RESUBMITTED])
             outlook = outlook.model_copy(update={"reason": sentence}) if outlook else None
     elif state is SessionState.SUSPENDED:
         sentence = job.explanation
@@ -269,30 +271,34 @@ def _missing(facts: Facts, silent: Collection[str]) -> str:
     gone = [node for node in expand(facts.nodes) if node not in saved or node in silent]
     if not gone:
         return ""
-    nodes = f"Its node {gone[0]} is" if len(gone) == 1 else f"Its nodes {', '.join(gone)} are"
-    return (
-        f"{nodes} lost; the session goes on without. Training under 'carme-run --max-restarts' goes on over "
-        "the other nodes, any other must be started again. For all nodes start a new session."
+    return plural(
+        "Its node {nodes} is lost; the session goes on without. Training under 'carme-run --max-restarts' "
+        "goes on over the other nodes, any other must be started again. For all nodes start a new session.",
+        "Its nodes {nodes} are lost; the session goes on without. Training under 'carme-run --max-restarts' "
+        "goes on over the other nodes, any other must be started again. For all nodes start a new session.",
+        len(gone),
+        nodes=", ".join(gone),
     )
 
 
 def _loss(facts: Facts, reachable: bool) -> str:
     if _waits(facts.job.state):
-        return (
+        return _(
             "Slurm put the session's job back into the queue, and its server is gone; stop the session and "
             "start it again."
         )
     if not reachable:
-        return (
-            f"The node of the session ({facts.job.node_list}) does not answer; wait: the session comes back "
-            "with it, or ends when Slurm gives the node up."
+        return _(
+            "The node of the session ({node}) does not answer; wait: the session comes back with it, or ends "
+            "when Slurm gives the node up.",
+            node=facts.job.node_list,
         )
     if not facts.was_ready:
-        return facts.message or (
+        return facts.message or _(
             "The session's job runs, but its server has not been heard of for minutes, and its node may have "
             "lost it; wait a moment, or stop the session and start it again."
         )
-    return facts.message or (
+    return facts.message or _(
         "The session's server does not answer, though its job still runs; wait a moment, or stop the session "
         "and start it again."
     )

@@ -45,7 +45,7 @@ class UnixAccount:
             return _of(pwd.getpwuid(uid))
         except KeyError:
             raise NotFound(
-                f"There is no account with number {uid} on this host.",
+                _("There is no account with number {uid} on this host.", uid=uid),
                 _("Ask an administrator to create it."),
             ) from None
 

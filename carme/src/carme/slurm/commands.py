@@ -424,7 +424,8 @@ def _submitted(done: Finished) -> int:
     job_id = output.strip().splitlines()[-1].split(";")[0] if output.strip() else ""
     if not job_id.isdecimal():
         raise SlurmError(
-            f"sbatch did not name a job; it wrote {output[:200]!r}.", _("Tell an administrator.")
+            _("sbatch did not name a job; it wrote {output!r}.", output=output[:200]),
+            _("Tell an administrator."),
         )
     return int(job_id)
 

@@ -49,12 +49,18 @@ async def run(
         )
     except FileNotFoundError:
         raise SlurmError(
-            f"The program {program} is not installed on this host.", "Install Slurm's client programs."
+            _("The program {program} is not installed on this host.", program=program),
+            _("Install Slurm's client programs."),
         ) from None
     except PermissionError as error:
         raise SlurmError(
-            f"{program} cannot be run as {account.name}: {error.strerror}.",
-            "Run the broker as root, and see that every account may execute that program.",
+            _(
+                "{program} cannot be run as {account_name}: {why}.",
+                program=program,
+                account_name=account.name,
+                why=error.strerror,
+            ),
+            _("Run the broker as root, and see that every account may execute that program."),
         ) from None
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -70,7 +76,13 @@ async def run(
             code="slurm-away",
         ) from None
     except _TooMuch:
-        raise SlurmError(f"{program} printed more than {OUTPUT_OF_USERS} bytes.") from None
+        raise SlurmError(
+            _(
+                "{program} printed more than {most} bytes.",
+                program=program,
+                most=OUTPUT_OF_USERS,
+            )
+        ) from None
     finally:
         try:
             if process.returncode is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from carme.errors import CarmeError
+from carme.translation import message as _
 
 __all__ = ["run", "serve"]
 
@@ -53,8 +54,8 @@ def run(function: Callable[..., Any], *arguments: Any, tell: Callable[[Any], Non
                 return value
     except (EOFError, BrokenPipeError, pickle.UnpicklingError):
         raise CarmeError(
-            f"The process that copies ended unexpectedly (exit code {process.wait()}).",
-            "Run the same again; it goes on from here.",
+            _("The process that copies ended unexpectedly (exit code {code}).", code=process.wait()),
+            _("Run the same again; it goes on from here."),
         ) from None
     finally:
         process.stdout.close()

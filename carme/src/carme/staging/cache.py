@@ -25,6 +25,7 @@ from carme.staging import tree
 from carme.staging.engine import Tell, copy, sync
 from carme.staging.options import Options
 from carme.storage import fit, space_of
+from carme.translation import message as _
 from carme.wording import size
 
 __all__ = ["Cache", "Known", "measure"]
@@ -61,12 +62,17 @@ class Cache:
             status = os.lstat(folder)
         except OSError as error:
             raise CarmeError(
-                f"There is no place for copies on this node: {tree.shown(folder)}: {tree.reason(error)}.",
-                "Tell an administrator; the prolog makes that folder.",
+                _(
+                    "There is no place for copies on this node: {folder}: {why}.",
+                    folder=tree.shown(folder),
+                    why=tree.reason(error),
+                ),
+                _("Tell an administrator; the prolog makes that folder."),
             ) from None
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise CarmeError(
-                f"{tree.shown(folder)} is not a private folder of yours.", "Tell an administrator."
+                _("{folder} is not a private folder of yours.", folder=tree.shown(folder)),
+                _("Tell an administrator."),
             )
 
     def hold(
@@ -163,8 +169,12 @@ class Cache:
         """
         if self.limit and wanted > self.limit:
             raise CarmeError(
-                f"{size(wanted)} are more than copies may take here ({size(self.limit)}).",
-                "Stage less, or to scratch.",
+                _(
+                    "{wanted} are more than copies may take here ({limit}).",
+                    wanted=size(wanted),
+                    limit=size(self.limit),
+                ),
+                _("Stage less, or to scratch."),
                 field="stage",
             )
         entries = [each for each in self.known() if each.key != keep]
@@ -175,9 +185,14 @@ class Cache:
             if entry is not None and self.remove(entry.key):
                 taken -= entry.size
         raise CarmeError(
-            f"There is no room for {size(wanted)} in {tree.shown(self.folder)}: {size(free(self.folder))} "
-            "are free for you, and the copies that are there are in use.",
-            "Wait until other jobs have ended, or stage less, or to scratch.",
+            _(
+                "There is no room for {wanted} in {folder}: {free} are free for you, and the copies "
+                "that are there are in use.",
+                wanted=size(wanted),
+                folder=tree.shown(self.folder),
+                free=size(free(self.folder)),
+            ),
+            _("Wait until other jobs have ended, or stage less, or to scratch."),
             field="stage",
         )
 
@@ -252,8 +267,14 @@ class Cache:
             first = result.problems[0]
             more = f" and {len(result.problems) - 1} more" if len(result.problems) > 1 else ""
             raise CarmeError(
-                f"{tree.shown(source)} cannot be copied: {tree.shown(first.path)}: {first.reason}{more}.",
-                "See to that, then start again; what is copied is not copied again.",
+                _(
+                    "{source} cannot be copied: {path}: {reason}{more}.",
+                    source=tree.shown(source),
+                    path=tree.shown(first.path),
+                    reason=first.reason,
+                    more=more,
+                ),
+                _("See to that, then start again; what is copied is not copied again."),
                 field="stage",
             )
         about = {"source": source, "version": version, "bytes": wanted, "made": time.time()}

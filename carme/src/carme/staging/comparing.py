@@ -20,6 +20,7 @@ from carme.staging.options import BATCH, KEPT_PROBLEMS, PART, Options, Problem, 
 from carme.staging.queue import Queue
 from carme.staging.walker import Report, Walker
 from carme.staging.worker_pool import CONTEXT, WorkerPool
+from carme.translation import message as _
 from carme.wording import listing
 
 __all__ = ["compare"]
@@ -234,11 +235,11 @@ def compare(
     """
     for path in (source, destination):
         if not os.path.exists(path):
-            raise NotFound(f"There is nothing at {tree.shown(path)}.", "Check the path.")
+            raise NotFound(_("There is nothing at {path}.", path=tree.shown(path)), _("Check the path."))
     source, destination = os.path.realpath(source), os.path.realpath(destination)
     rename = None
     if os.path.isdir(source) != os.path.isdir(destination):
-        raise NotFound("A folder cannot be compared with a file.", "Name two folders, or two files.")
+        raise NotFound(_("A folder cannot be compared with a file."), _("Name two folders, or two files."))
     if not os.path.isdir(source):
         rename = (os.path.basename(source), os.path.basename(destination))
         source, destination = os.path.dirname(source), os.path.dirname(destination)
@@ -319,10 +320,10 @@ class _Run:
         queue.batches.extend(report.batches)
         for problem in report.problems:
             self._add(problem)
-        for path, size, _ in report.large:
+        for path, size, _rest in report.large:
             large[path] = -(-int(size) // PART)
             queue.first.extend(("part", path, number, int(size)) for number in range(large[path]))
-        for path, _, _ in report.parts:
+        for path, _first, _rest in report.parts:
             if path in large:
                 large[path] -= 1
                 if not large[path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from carme.errors import InvalidRequest
+from carme.translation import message as _
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ def algorithm(name: str = "", *, strong: bool = False) -> tuple[str, Callable[[]
     for each in wanted:
         if each not in ALGORITHMS:
             raise InvalidRequest(
-                f"There is no digest called {each!r}.", f"Choose from {', '.join(ALGORITHMS)}.", field="hash"
+                _("There is no digest called {each!r}.", each=each),
+                _("Choose from {algorithms}.", algorithms=", ".join(ALGORITHMS)),
+                field="hash",
             )
         if each == "blake2b" or PathFinder.find_spec(_PACKAGES[each]):
             return each, _MAKERS[each]
     raise InvalidRequest(
-        f"The digest {name} needs a Python package that is not installed here.",
-        "Install carme[staging], or choose blake2b.",
+        _("The digest {name} needs a Python package that is not installed here.", name=name),
+        _("Install carme[staging], or choose blake2b."),
         field="hash",
     )
 

@@ -26,6 +26,7 @@ from carme.staging.options import (
     Result,
 )
 from carme.staging.queue import Queue
+from carme.translation import message as _
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -220,11 +221,11 @@ def run(
     single = None
     if not os.path.isdir(source):
         if replace:
-            raise CarmeError("Only folders can be synchronised.", "Use copy for a single file.")
+            raise CarmeError(_("Only folders can be synchronised."), _("Use copy for a single file."))
         if os.path.isdir(destination):
             destination = os.path.join(destination, os.path.basename(source))
         if os.path.realpath(destination) == source:
-            raise CarmeError("Source and destination are the same file.", "Name another destination.")
+            raise CarmeError(_("Source and destination are the same file."), _("Name another destination."))
         single = (os.path.basename(source), os.path.basename(destination))
         source, destination = os.path.dirname(source), os.path.dirname(destination)
     elif not dry and not os.path.isdir(destination):
@@ -232,12 +233,17 @@ def run(
             os.mkdir(destination, 0o700)
         except OSError as error:
             raise CarmeError(
-                f"The folder {tree.shown(destination)} cannot be made: {tree.reason(error)}.",
-                "Choose a place where you may write.",
+                _(
+                    "The folder {destination} cannot be made: {why}.",
+                    destination=tree.shown(destination),
+                    why=tree.reason(error),
+                ),
+                _("Choose a place where you may write."),
             ) from None
     if dry and not os.path.isdir(destination):
         raise CarmeError(
-            f"There is no folder {tree.shown(destination)} to compare with.", "Copying would copy everything."
+            _("There is no folder {destination} to compare with.", destination=tree.shown(destination)),
+            _("Copying would copy everything."),
         )
     return _Run(source, destination, options, tell, replace, dry, single).result
 
@@ -594,6 +600,6 @@ def _write_out(descriptor: int) -> None:
     if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
         error = OSError(ctypes.get_errno(), "")
         raise CarmeError(
-            f"The destination could not be written to its device: {tree.reason(error)}.",
-            "Look at the device, then copy again with the contents compared.",
+            _("The destination could not be written to its device: {why}.", why=tree.reason(error)),
+            _("Look at the device, then copy again with the contents compared."),
         )

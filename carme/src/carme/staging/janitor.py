@@ -29,6 +29,7 @@ from carme.errors import CarmeError
 from carme.staging import copy, tree
 from carme.staging.cache import ENTRY, RESERVE, Cache, Known, measure
 from carme.storage.beeond import BeeOND
+from carme.translation import message as _
 from carme.wording import size
 
 __all__ = ["main"]
@@ -309,9 +310,9 @@ def become(uid: int, do: Callable[[], str]) -> str:
     os.close(writing)
     with os.fdopen(reading) as pipe:
         message = pipe.read()
-    _, status = os.waitpid(child, 0)
+    _pid, status = os.waitpid(child, 0)
     if status:
-        raise CarmeError(f"What was to be done as user {uid} failed.", "See the line above.")
+        raise CarmeError(_("What was to be done as user {uid} failed.", uid=uid), _("See the line above."))
     return message
 
 
@@ -327,9 +328,14 @@ def ask(*words: str) -> str:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CarmeError(f"{words[0]} cannot be asked: {error}.", "See that Slurm runs.") from None
+        raise CarmeError(
+            _("{program} cannot be asked: {error}.", program=words[0], error=error), _("See that Slurm runs.")
+        ) from None
     if done.returncode:
-        raise CarmeError(f"{words[0]} failed: {done.stderr.strip()[:200]}.", "See that Slurm runs.")
+        raise CarmeError(
+            _("{program} failed: {why}.", program=words[0], why=done.stderr.strip()[:200]),
+            _("See that Slurm runs."),
+        )
     return done.stdout
 
 

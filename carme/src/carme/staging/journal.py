@@ -18,6 +18,7 @@ from carme.errors import CarmeError
 from carme.staging.options import shown
 from carme.staging.state import JOURNAL, State
 from carme.staging.tree import reason
+from carme.translation import message as _
 
 __all__ = ["Journal", "told"]
 
@@ -41,8 +42,8 @@ def told(folder: Path) -> Iterator[None]:
         why = reason(error) if isinstance(error, OSError) else str(error)
         why = "there is no space left" if "full" in why else why
         raise CarmeError(
-            f"{shown(str(folder))} cannot be written: {why}.",
-            "Make room or get permission there, then run the same command again; what is copied stays.",
+            _("{folder} cannot be written: {why}.", folder=shown(str(folder)), why=why),
+            _("Make room or get permission there, then run the same command again; what is copied stays."),
         ) from None
 
 

@@ -11,6 +11,7 @@ from ctypes import POINTER, addressof, byref, c_char, c_char_p, c_int, c_int32, 
 
 from carme.errors import InvalidRequest
 from carme.staging.options import Counts, Options
+from carme.translation import message as _
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,8 +50,11 @@ def chosen(engine: str) -> str:
     there = library() is not None
     if engine == "native" and not there:
         raise InvalidRequest(
-            f"The compiled part of copying was not built for this host ({os.uname().machine}).",
-            "Have a C compiler when Carme is installed, or use the engine auto.",
+            _(
+                "The compiled part of copying was not built for this host ({machine}).",
+                machine=os.uname().machine,
+            ),
+            _("Have a C compiler when Carme is installed, or use the engine auto."),
             field="engine",
         )
     return "native" if there and engine != "python" else "python"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from carme.errors import InvalidRequest
+from carme.translation import message as _
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def parse_size(text: str) -> int:
     except (ValueError, OverflowError):
         size = 0
     if size < 1:
-        raise InvalidRequest(f"{text!r} is not a size.", "Write a number of bytes, for example 500M or 1.5G.")
+        raise InvalidRequest(
+            _("{text!r} is not a size.", text=text), _("Write a number of bytes, for example 500M or 1.5G.")
+        )
     return size
 
 
@@ -98,15 +101,22 @@ class Options:
         self.turn = turn
         if self.workers < 0 or self.workers > 256:
             raise InvalidRequest(
-                f"The number of workers must be 0 to 256, not {self.workers}.", field="workers"
+                _("The number of workers must be 0 to 256, not {workers}.", workers=self.workers),
+                field="workers",
             )
         if self.engine not in ENGINES:
             raise InvalidRequest(
-                f"'engine' must be {', '.join(ENGINES)}, not {self.engine!r}.", field="engine"
+                _(
+                    "'engine' must be {engines}, not {engine!r}.",
+                    engines=", ".join(ENGINES),
+                    engine=self.engine,
+                ),
+                field="engine",
             )
         if self.verify not in ("read", "device", "none"):
             raise InvalidRequest(
-                f"'verify' must be read, device or none, not {self.verify!r}.", field="verify"
+                _("'verify' must be read, device or none, not {verify!r}.", verify=self.verify),
+                field="verify",
             )
 
 

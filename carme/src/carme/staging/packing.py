@@ -19,6 +19,7 @@ from carme.staging import tree
 from carme.staging.comparing import compare
 from carme.staging.digests import algorithm
 from carme.staging.options import COMPRESSIONS, Options, Problem, Result
+from carme.translation import message as _
 
 __all__ = ["check_image", "pack_image"]
 
@@ -42,7 +43,7 @@ def pack_image(
     begun = time.monotonic()
     source, image, program = _checked(source, image, compression)
     writing = os.path.join(os.path.dirname(image), tree.partial_name(os.path.basename(image)))
-    name, _ = algorithm(options.hash, strong=True)
+    name, _make = algorithm(options.hash, strong=True)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(writing)
@@ -50,8 +51,8 @@ def pack_image(
         result, verified = _verified(source, writing, image, options, tell, workers)
         if not result.ok:
             raise CarmeError(
-                "The image is not like the folder; the differences are above.",
-                "If the folder was being changed, wait until it is not, then run the same command again.",
+                _("The image is not like the folder; the differences are above."),
+                _("If the folder was being changed, wait until it is not, then run the same command again."),
             )
         about = {
             "name": os.path.basename(image),
@@ -69,7 +70,8 @@ def pack_image(
         os.rename(writing, image)
     except OSError as error:
         raise CarmeError(
-            f"The image could not be written: {tree.reason(error)}.", "See to that, then run it again."
+            _("The image could not be written: {why}.", why=tree.reason(error)),
+            _("See to that, then run it again."),
         ) from None
     finally:
         with contextlib.suppress(OSError):
@@ -85,22 +87,28 @@ def _checked(source: str, image: str, compression: str) -> tuple[str, str, str]:
     """The real paths of folder and image, and the program that packs. Raises CarmeError."""
     if compression not in COMPRESSIONS:
         raise InvalidRequest(
-            f"There is no compression called {compression!r}.", f"Choose from {', '.join(COMPRESSIONS)}."
+            _("There is no compression called {compression!r}.", compression=compression),
+            _("Choose from {compressions}.", compressions=", ".join(COMPRESSIONS)),
         )
     source, image = os.path.realpath(source), os.path.realpath(image)
     if not os.path.isdir(source):
-        raise NotFound(f"There is no folder {tree.shown(source)}.", "Name the folder that is to be packed.")
+        raise NotFound(
+            _("There is no folder {source}.", source=tree.shown(source)),
+            _("Name the folder that is to be packed."),
+        )
     if os.path.isdir(image):
         raise InvalidRequest(
-            f"The image {tree.shown(image)} is a folder.", "Name the image's file, for example data.sqsh."
+            _("The image {image} is a folder.", image=tree.shown(image)),
+            _("Name the image's file, for example data.sqsh."),
         )
     if os.path.commonpath([source, image]) == source:
         raise InvalidRequest(
-            f"The image {tree.shown(image)} lies in the folder that is packed.", "Name a file outside of it."
+            _("The image {image} lies in the folder that is packed.", image=tree.shown(image)),
+            _("Name a file outside of it."),
         )
     program = shutil.which("mksquashfs")
     if program is None:
-        raise CarmeError("Packing needs mksquashfs, which is not here.", "Install squashfs-tools.")
+        raise CarmeError(_("Packing needs mksquashfs, which is not here."), _("Install squashfs-tools."))
     return source, image, program
 
 
@@ -118,8 +126,8 @@ def _make(program: str, source: str, writing: str, compression: str, workers: in
         message = [line.strip() for line in made.stdout.splitlines() if line.strip()]
         last = tree.shown(message[-1] if message else "nothing")
         raise CarmeError(
-            f"The image could not be made: mksquashfs said: {last}.",
-            "See to that, then run the same command again.",
+            _("The image could not be made: mksquashfs said: {last}.", last=last),
+            _("See to that, then run the same command again."),
         )
 
 
@@ -142,13 +150,14 @@ def check_image(image: str, *, tell: Callable[[Any], None] | None) -> Result:
             result.counts.bytes_unchanged = os.stat(image).st_size
     except FileNotFoundError as error:
         raise NotFound(
-            f"There is no file {tree.shown(error.filename)}.",
-            "Name an image that carme data pack has made, or a source and its copy.",
+            _("There is no file {file}.", file=tree.shown(error.filename)),
+            _("Name an image that carme data pack has made, or a source and its copy."),
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         why = tree.reason(error) if isinstance(error, OSError) else "it is not what carme data pack writes"
         raise CarmeError(
-            f"{tree.shown(image)}.json cannot be used: {why}.", "Pack the image again."
+            _("{image}.json cannot be used: {why}.", image=tree.shown(image), why=why),
+            _("Pack the image again."),
         ) from None
     result.seconds = time.monotonic() - begun
     return result
@@ -211,11 +220,11 @@ def _replace(path: str, text: str) -> None:
 
 
 def _digest(path: str, name: str) -> str:
-    _, make = algorithm(name)
+    _name, make = algorithm(name)
     digest = make()
     with open(path, "rb") as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise InvalidRequest(f"{tree.shown(path)} is not a file.", "Name an image.")
+            raise InvalidRequest(_("{path} is not a file.", path=tree.shown(path)), _("Name an image."))
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()

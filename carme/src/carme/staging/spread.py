@@ -26,6 +26,7 @@ from carme.staging import tree
 from carme.staging.engine import Tell, copy, copy_names
 from carme.staging.options import PART, Counts, Options, Problem, Progress, Result, shown
 from carme.storage import balanced, first_targets
+from carme.translation import message as _
 
 __all__ = ["Spread", "work"]
 
@@ -67,7 +68,7 @@ class Spread:
     def __init__(self, source: str, destination: str, options: Options) -> None:
         self.source, self.destination = tree.check(source, destination)
         if not os.path.isdir(self.source):
-            raise InvalidRequest("One file is copied by one host.", "Leave out --nodes.")
+            raise InvalidRequest(_("One file is copied by one host."), _("Leave out --nodes."))
         self.options = options
         self.workers, self.dsync = 1, False
         self.folder = Path(self.destination) / FOLDER
@@ -77,8 +78,8 @@ class Spread:
             status = self.folder.lstat()
             if status.st_uid != os.geteuid() or not self.folder.is_dir() or self.folder.is_symlink():
                 raise CarmeError(
-                    f"{shown(str(self.folder))} is not a folder of yours.",
-                    "Look what it is, and remove it before you copy.",
+                    _("{folder} is not a folder of yours.", folder=shown(str(self.folder))),
+                    _("Look what it is, and remove it before you copy."),
                 )
             before = _read(self.folder / "plan.json")
             #: The job of a run before this one, which may still be at work; None: there is none.
@@ -196,7 +197,10 @@ def work(folder: str, name: str = "") -> Result:
     where = Path(folder)
     plan = _read(where / "plan.json")
     if not plan or where.name != FOLDER:
-        raise NotFound(f"There is no plan in {shown(folder)}.", "Start it with: carme data copy --nodes N")
+        raise NotFound(
+            _("There is no plan in {folder}.", folder=shown(folder)),
+            _("Start it with: carme data copy --nodes N"),
+        )
     source, destination, options = plan["source"], os.path.realpath(where.parent), Options(**plan["options"])
     host = socket.gethostname()
     total = Result(hosts=[host])
@@ -247,11 +251,11 @@ def _dsync(source: str, destination: str) -> None:
     try:
         code = subprocess.run(["srun", "dsync", source, destination], check=False).returncode
     except FileNotFoundError:
-        raise CarmeError("There is no srun on this node.", "Copy without --dsync.") from None
+        raise CarmeError(_("There is no srun on this node."), _("Copy without --dsync.")) from None
     if code:
         raise CarmeError(
-            f"dsync failed with exit code {code}.",
-            "See above why. Where nodes do not have it (mpiFileUtils), copy without --dsync.",
+            _("dsync failed with exit code {code}.", code=code),
+            _("See above why. Where nodes do not have it (mpiFileUtils), copy without --dsync."),
         )
 
 
@@ -359,6 +363,6 @@ def _told(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CarmeError(
-            f"{shown(str(folder))} cannot be used: {tree.reason(error)}.",
-            "Make room or get permission there, then run the same command again; what is copied stays.",
+            _("{folder} cannot be used: {why}.", folder=shown(str(folder)), why=tree.reason(error)),
+            _("Make room or get permission there, then run the same command again; what is copied stays."),
         ) from None

@@ -13,6 +13,7 @@ import time
 
 from carme.errors import CarmeError
 from carme.staging.options import shown
+from carme.translation import message as _
 
 __all__ = ["JOURNAL", "State"]
 
@@ -40,8 +41,8 @@ class State:
         status = os.lstat(folder)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
             raise CarmeError(
-                f"{shown(folder)} is not a folder of yours.",
-                "Look what it is, and remove it before you copy.",
+                _("{folder} is not a folder of yours.", folder=shown(folder)),
+                _("Look what it is, and remove it before you copy."),
             )
         #: The lock, held until it is closed, also by workers that have it from us.
         self.lock = self._take()
@@ -82,7 +83,7 @@ class State:
 
     def _take(self) -> int:
         # The workers of a run that was killed may need a moment to end.
-        for _ in range(50):
+        for _turn in range(50):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.folder, 0o700)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -95,8 +96,8 @@ class State:
             os.close(lock)
             time.sleep(0.1)
         raise CarmeError(
-            f"Another copy to {shown(os.path.dirname(self.folder))} is under way.",
-            "Wait for it, or end it; then run the same command again.",
+            _("Another copy to {folder} is under way.", folder=shown(os.path.dirname(self.folder))),
+            _("Wait for it, or end it; then run the same command again."),
         )
 
     def whole_seconds(self) -> bool:

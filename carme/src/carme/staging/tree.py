@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from carme.errors import InvalidRequest, NotFound
 from carme.staging.options import shown
+from carme.translation import message as _
 
 __all__ = ["PARTIAL", "STATE", "check", "folder", "is_network", "partial_name", "reason", "remove"]
 
@@ -118,37 +119,47 @@ def check(source: str, destination: str) -> tuple[str, str]:
         source = os.path.realpath(source, strict=True)
     except OSError as error:
         raise NotFound(
-            f"The source {shown(source)} cannot be reached: {reason(error)}.", "Check the path."
+            _("The source {source} cannot be reached: {why}.", source=shown(source), why=reason(error)),
+            _("Check the path."),
         ) from None
     kind = os.stat(source).st_mode
     if not stat.S_ISDIR(kind) and not stat.S_ISREG(kind):
         raise InvalidRequest(
-            f"The source {shown(source)} is neither a folder nor a file.", "Name a folder or a file."
+            _("The source {source} is neither a folder nor a file.", source=shown(source)),
+            _("Name a folder or a file."),
         )
     destination = os.path.realpath(destination)
     if not os.path.isdir(parent := os.path.dirname(destination)):
         raise NotFound(
-            f"There is no folder {shown(parent)} to put the copy into.",
-            f"Create it: mkdir -p {shown(parent)}",
+            _("There is no folder {parent} to put the copy into.", parent=shown(parent)),
+            _("Create it: mkdir -p {parent}", parent=shown(parent)),
         )
     if stat.S_ISDIR(kind):
         if os.path.lexists(destination) and not os.path.isdir(destination):
             raise InvalidRequest(
-                f"The source is a folder, but the destination {shown(destination)} is a file.",
-                "Name a folder as the destination.",
+                _(
+                    "The source is a folder, but the destination {destination} is a file.",
+                    destination=shown(destination),
+                ),
+                _("Name a folder as the destination."),
             )
         if os.path.lexists(os.path.join(source, STATE)):
             raise InvalidRequest(
-                f"The source {shown(source)} is itself a copy that is not finished.",
-                f"Finish that copy first. If nobody does, remove {shown(os.path.join(source, STATE))}.",
+                _("The source {source} is itself a copy that is not finished.", source=shown(source)),
+                _(
+                    "Finish that copy first. If nobody does, remove {source}.",
+                    source=shown(os.path.join(source, STATE)),
+                ),
             )
         if _within(destination, source):
             raise InvalidRequest(
-                f"The destination {shown(destination)} lies in the source.", "Name one outside of it."
+                _("The destination {destination} lies in the source.", destination=shown(destination)),
+                _("Name one outside of it."),
             )
         if _within(source, destination):
             raise InvalidRequest(
-                f"The source {shown(source)} lies in the destination.", "Name a destination beside it."
+                _("The source {source} lies in the destination.", source=shown(source)),
+                _("Name a destination beside it."),
             )
     return source, destination
 

@@ -18,6 +18,7 @@ from carme.staging import tree
 from carme.staging.entries import Task, join
 from carme.staging.queue import Queue
 from carme.staging.walker import Report, Stop, Walker
+from carme.translation import message as _
 
 __all__ = ["CONTEXT", "Total", "WorkerPool"]
 
@@ -41,7 +42,7 @@ class WorkerPool:
         self._batches = CONTEXT.Value("i", 0)
         self._connections: list[Connection] = []
         self._processes: list[Any] = []
-        for _ in range(count):
+        for _each in range(count):
             ours, theirs = CONTEXT.Pipe()
             others = [*self._connections, ours]
             process = CONTEXT.Process(
@@ -95,8 +96,8 @@ class WorkerPool:
         hear(report)
         if report.stop:
             raise CarmeError(
-                f"The copy had to stop: {report.stop}.",
-                "See to that, then run the same command again; what is copied is not copied again.",
+                _("The copy had to stop: {why}.", why=report.stop),
+                _("See to that, then run the same command again; what is copied is not copied again."),
             )
 
     @contextlib.contextmanager
@@ -108,8 +109,8 @@ class WorkerPool:
             process = self._processes[self._connections.index(connection)]
             process.join(5)
             raise CarmeError(
-                f"A worker ended unexpectedly (exit code {process.exitcode}).",
-                "If memory was short, use fewer workers. Run the same command again to go on from here.",
+                _("A worker ended unexpectedly (exit code {code}).", code=process.exitcode),
+                _("If memory was short, use fewer workers. Run the same command again to go on from here."),
             ) from None
 
     def close(self) -> None:

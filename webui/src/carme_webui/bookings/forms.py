@@ -15,6 +15,7 @@ from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cached_by_arguments
@@ -183,7 +184,9 @@ class BookingForm(forms.Form):
             if same:
                 return self._booking.start
         if cleaned["date"].year not in YEARS:
-            raise InvalidRequest("This day is too far away.", "Choose one of the next weeks.", field="start")
+            raise InvalidRequest(
+                message("This day is too far away."), message("Choose one of the next weeks."), field="start"
+            )
         naive = datetime.combine(cleaned["date"], cleaned["time"]).replace(second=0, microsecond=0)
         return from_local(naive, site_zone())
 

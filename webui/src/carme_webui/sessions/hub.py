@@ -12,12 +12,14 @@ from pydantic import BaseModel, ValidationError
 from carme.config import Settings
 from carme.errors import CarmeError
 from carme.jobs import SessionOptions
+from carme.translation import message
+from carme.translation.markup import message_in
 
 __all__ = ["Hub", "HubError", "HubSilent", "HubUnavailable", "Removal", "Server"]
 
 # The hub answers a start within a second or so, whether or not the server is ready by then.
 TIMEOUT = httpx.Timeout(15, connect=3)
-REMEDY = "Try again in a moment; if it stays so, tell an administrator."
+REMEDY = message("Try again in a moment; if it stays so, tell an administrator.")
 
 
 class HubError(CarmeError):
@@ -85,7 +87,7 @@ class Hub:
         try:
             return Server.model_validate(response.json())
         except (ValueError, ValidationError):
-            raise HubError("JupyterHub's answer cannot be understood.", REMEDY) from None
+            raise HubError(message("JupyterHub's answer cannot be understood."), REMEDY) from None
 
     def start(self, user: str, name: str, options: SessionOptions) -> None:
         """Start the server, making the hub's user first where needed."""
@@ -109,7 +111,8 @@ class Hub:
                         continue
                     event = json.loads(line.removeprefix("data:"))
                     if event.get("failed"):
-                        return str(event.get("message", "")).removeprefix("Spawn failed: ")
+                        found = message_in(str(event.get("html_message", "")))
+                        return found or str(event.get("message", "")).removeprefix("Spawn failed: ")
                     if event.get("ready"):
                         break
         except (httpx.HTTPError, ValueError):
@@ -134,18 +137,23 @@ class Hub:
         try:
             response = self._client.request(method, path, json=body)
         except (httpx.ConnectError, httpx.ConnectTimeout):
-            raise HubUnavailable("JupyterHub cannot be reached.", REMEDY) from None
+            raise HubUnavailable(message("JupyterHub cannot be reached."), REMEDY) from None
         except httpx.HTTPError:
-            raise HubSilent("JupyterHub did not answer in time.", REMEDY) from None
+            raise HubSilent(message("JupyterHub did not answer in time."), REMEDY) from None
         if response.is_success or response.status_code in expected:
             return response
-        if message := _message(response):
+        if why := _message(response):
             if response.status_code == 403:
-                raise HubError(f"JupyterHub refused the portal: {message}", "Tell an administrator.")
-            raise HubError(message)
+                raise HubError(
+                    message("JupyterHub refused the portal: {why}", why=why),
+                    message("Tell an administrator."),
+                )
+            raise HubError(why)
         if response.status_code in (502, 503, 504):
-            raise HubUnavailable("JupyterHub is not running.", REMEDY)
-        raise HubError(f"JupyterHub answered with status {response.status_code}.", REMEDY)
+            raise HubUnavailable(message("JupyterHub is not running."), REMEDY)
+        raise HubError(
+            message("JupyterHub answered with status {status}.", status=response.status_code), REMEDY
+        )
 
 
 def _path(user: str, name: str) -> str:
