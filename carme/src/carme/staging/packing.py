@@ -43,7 +43,7 @@ def pack_image(
     begun = time.monotonic()
     source, image, program = _checked(source, image, compression)
     writing = os.path.join(os.path.dirname(image), tree.partial_name(os.path.basename(image)))
-    name, _make = algorithm(options.hash, strong=True)
+    name, _factory = algorithm(options.hash, strong=True)
     try:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(writing)
