@@ -75,71 +75,88 @@ def check_rules(
             field="minutes",
         )
     if wish.start != standing.ahead:
-        earliest, latest = window(policy, now)
-        if wish.start < earliest:
-            notice = policy.notice_minutes
-            raise InvalidRequest(
-                _("A booking must be made at least {notice} before it begins.", notice=minutes_text(notice))
-                if wish.start >= now and notice
-                else _("A booking cannot begin in the past."),
-                _("The earliest start now is {earliest}.", earliest=moment_text(earliest, zone)),
-                field="start",
-            )
-        if wish.start > latest:
-            raise InvalidRequest(
-                _("A booking can begin at most {days} ahead.", days=number(policy.horizon_days, "day")),
-                _("The latest start now is {latest}.", latest=moment_text(latest, zone)),
-                field="start",
-            )
-    if standing.open >= policy.at_a_time:
-        allowed = plural("{count} is allowed", "{count} are allowed", policy.at_a_time)
-        if standing.project:
-            message = plural(
-                "The project {project!r} has {count} booking in partition {partition!r} that is not over; "
-                "{allowed}.",
-                "The project {project!r} has {count} bookings in partition {partition!r} that are not over; "
-                "{allowed}.",
-                standing.open,
-                project=standing.project,
-                partition=wish.partition,
-                allowed=allowed,
-            )
-        else:
-            message = plural(
-                "You have {count} booking in partition {partition!r} that is not over; {allowed}.",
-                "You have {count} bookings in partition {partition!r} that are not over; {allowed}.",
-                standing.open,
-                partition=wish.partition,
-                allowed=allowed,
-            )
+        _check_start(wish, policy, now, zone)
+    _check_open(wish, policy, standing)
+    _check_budget(wish, policy, standing)
+
+
+def _check_start(wish: Wish, policy: BookingSettings, now: datetime, zone: ZoneInfo) -> None:
+    """Refuse a start that is too early or too late."""
+    earliest, latest = window(policy, now)
+    if wish.start < earliest:
+        notice = policy.notice_minutes
         raise InvalidRequest(
-            message,
-            _("Delete one that you do not need, or wait until one is over."),
+            _("A booking must be made at least {notice} before it begins.", notice=minutes_text(notice))
+            if wish.start >= now and notice
+            else _("A booking cannot begin in the past."),
+            _("The earliest start now is {earliest}.", earliest=moment_text(earliest, zone)),
+            field="start",
         )
-    if policy.gpu_hours and standing.gpu_hours + wish.gpu_hours > policy.gpu_hours:
-        left = max(0.0, policy.gpu_hours - standing.gpu_hours)
-        costs = {"cost": _hours(wish.gpu_hours), "most": policy.gpu_hours, "left": _hours(left)}
-        days = number(policy.budget_days, "day")
-        if wish.project:
-            message = _(
-                "The booking costs {cost} GPU-hours; of the {most} that the project {project!r} may book in "
-                "{days} it has {left} left.",
-                project=wish.project,
-                days=days,
-                **costs,
-            )
-        else:
-            message = _(
-                "The booking costs {cost} GPU-hours; of the {most} that you may book in {days} you have "
-                "{left} left.",
-                days=days,
-                **costs,
-            )
+    if wish.start > latest:
         raise InvalidRequest(
-            message,
-            _("Book fewer GPUs or less time."),
-            field="minutes",
+            _("A booking can begin at most {days} ahead.", days=number(policy.horizon_days, "day")),
+            _("The latest start now is {latest}.", latest=moment_text(latest, zone)),
+            field="start",
         )
+
+
+def _check_open(wish: Wish, policy: BookingSettings, standing: Standing) -> None:
+    """Refuse more bookings at a time than are allowed."""
+    if standing.open < policy.at_a_time:
+        return
+    allowed = plural("{count} is allowed", "{count} are allowed", policy.at_a_time)
+    if standing.project:
+        message = plural(
+            "The project {project!r} has {count} booking in partition {partition!r} that is not over; "
+            "{allowed}.",
+            "The project {project!r} has {count} bookings in partition {partition!r} that are not over; "
+            "{allowed}.",
+            standing.open,
+            project=standing.project,
+            partition=wish.partition,
+            allowed=allowed,
+        )
+    else:
+        message = plural(
+            "You have {count} booking in partition {partition!r} that is not over; {allowed}.",
+            "You have {count} bookings in partition {partition!r} that are not over; {allowed}.",
+            standing.open,
+            partition=wish.partition,
+            allowed=allowed,
+        )
+    raise InvalidRequest(
+        message,
+        _("Delete one that you do not need, or wait until one is over."),
+    )
+
+
+def _check_budget(wish: Wish, policy: BookingSettings, standing: Standing) -> None:
+    """Refuse more GPU-hours than are left."""
+    if not policy.gpu_hours or standing.gpu_hours + wish.gpu_hours <= policy.gpu_hours:
+        return
+    left = max(0.0, policy.gpu_hours - standing.gpu_hours)
+    costs = {"cost": _hours(wish.gpu_hours), "most": policy.gpu_hours, "left": _hours(left)}
+    days = number(policy.budget_days, "day")
+    if wish.project:
+        message = _(
+            "The booking costs {cost} GPU-hours; of the {most} that the project {project!r} may book in "
+            "{days} it has {left} left.",
+            project=wish.project,
+            days=days,
+            **costs,
+        )
+    else:
+        message = _(
+            "The booking costs {cost} GPU-hours; of the {most} that you may book in {days} you have "
+            "{left} left.",
+            days=days,
+            **costs,
+        )
+    raise InvalidRequest(
+        message,
+        _("Book fewer GPUs or less time."),
+        field="minutes",
+    )
 
 
 def window(policy: BookingSettings, now: datetime) -> tuple[datetime, datetime]:
@@ -235,60 +252,6 @@ def choose_nodes(
     nodes = board.place(need, wish.start, prefer)
     if nodes is not None:
         return nodes
-    free = len(board.free(wish.start, wish.end))
-    when = span_text(wish.start, wish.end, zone)
-    taken = sorted(need.named.difference(board.free(wish.start, wish.end)))
-    if not taken and free >= wish.nodes and board.is_own_limit(wish.start, wish.end, wish.gpus):
-        message = _(
-            "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
-            "a time for the project {project!r}; {when}, {bookable} more can be, and {gpus} were "
-            "asked for.",
-            own_most=board.own_most,
-            gpu_type=wish.gpu_type,
-            partition=wish.partition,
-            project=wish.project,
-            when=when,
-            bookable=board.bookable(wish.start, wish.end),
-            gpus=wish.gpus,
-        )
-    elif not taken and free >= wish.nodes:
-        message = _(
-            "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
-            "may be booked at a time; {when}, {bookable} more can be, and {gpus} were asked for.",
-            share_percent=policy.share_percent,
-            gpu_type=wish.gpu_type,
-            partition=wish.partition,
-            when=when,
-            bookable=board.bookable(wish.start, wish.end),
-            gpus=wish.gpus,
-        )
-    elif taken:
-        message = plural(
-            "{taken} is not free for the whole time, {when}.",
-            "{taken} are not free for the whole time, {when}.",
-            len(taken),
-            taken=listing(taken),
-            when=when,
-        )
-    elif wish.nodes == 1:
-        message = _(
-            "No node with {gpus} of type {gpu_type} is free for the whole time, {when}.",
-            gpus=number(wish.gpus_per_node, "GPU"),
-            gpu_type=wish.gpu_type,
-            when=when,
-        )
-    else:
-        message = plural(
-            "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} is free for "
-            "the whole time, {when}.",
-            "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} are free for "
-            "the whole time, {when}.",
-            free,
-            nodes=wish.nodes,
-            gpus=number(wish.gpus_per_node, "GPU"),
-            gpu_type=wish.gpu_type,
-            when=when,
-        )
     earliest, latest = window(policy, now)
     slots = board.nearest(need, wish.start, earliest, latest, STEP)
     if slots:
@@ -300,7 +263,64 @@ def choose_nodes(
             "There is no such time in the next {days}: ask for fewer nodes or less time.",
             days=number(policy.horizon_days, "day"),
         )
-    raise InvalidRequest(message, remedy, field="start")
+    raise InvalidRequest(_why_none(wish, board, policy, need, zone), remedy, field="start")
+
+
+def _why_none(wish: Wish, board: Board, policy: BookingSettings, need: Need, zone: ZoneInfo) -> str:
+    """What is in the way of a booking at its time."""
+    free = len(board.free(wish.start, wish.end))
+    when = span_text(wish.start, wish.end, zone)
+    taken = sorted(need.named.difference(board.free(wish.start, wish.end)))
+    if not taken and free >= wish.nodes and board.is_own_limit(wish.start, wish.end, wish.gpus):
+        return _(
+            "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
+            "a time for the project {project!r}; {when}, {bookable} more can be, and {gpus} were "
+            "asked for.",
+            own_most=board.own_most,
+            gpu_type=wish.gpu_type,
+            partition=wish.partition,
+            project=wish.project,
+            when=when,
+            bookable=board.bookable(wish.start, wish.end),
+            gpus=wish.gpus,
+        )
+    if not taken and free >= wish.nodes:
+        return _(
+            "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
+            "may be booked at a time; {when}, {bookable} more can be, and {gpus} were asked for.",
+            share_percent=policy.share_percent,
+            gpu_type=wish.gpu_type,
+            partition=wish.partition,
+            when=when,
+            bookable=board.bookable(wish.start, wish.end),
+            gpus=wish.gpus,
+        )
+    if taken:
+        return plural(
+            "{taken} is not free for the whole time, {when}.",
+            "{taken} are not free for the whole time, {when}.",
+            len(taken),
+            taken=listing(taken),
+            when=when,
+        )
+    if wish.nodes == 1:
+        return _(
+            "No node with {gpus} of type {gpu_type} is free for the whole time, {when}.",
+            gpus=number(wish.gpus_per_node, "GPU"),
+            gpu_type=wish.gpu_type,
+            when=when,
+        )
+    return plural(
+        "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} is free for "
+        "the whole time, {when}.",
+        "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} are free for "
+        "the whole time, {when}.",
+        free,
+        nodes=wish.nodes,
+        gpus=number(wish.gpus_per_node, "GPU"),
+        gpu_type=wish.gpu_type,
+        when=when,
+    )
 
 
 def nearest_starts(wish: Wish, board: Board, policy: BookingSettings, now: datetime) -> list[datetime]:

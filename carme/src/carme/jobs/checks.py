@@ -150,25 +150,8 @@ def _fitting(request: JobRequest | SessionOptions, nodes: list[Node]) -> list[No
 def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, nodes: list[Node]) -> None:
     kind, requested = request.gpu_type, request.gpus_per_node
     if kind is not None:
-        kinds = sorted({kind for node in nodes for kind in node.gpus})
-        if kind not in kinds:
-            raise InvalidRequest(
-                _(
-                    "The partition {partition_name!r} has no GPUs of type {kind}; its types are: {kinds}.",
-                    partition_name=partition.name,
-                    kind=kind,
-                    kinds=listing(kinds),
-                ),
-                _("Choose one of these, or leave the type open.") if kinds else _("Leave the GPU type open."),
-                field="gpu_type",
-            )
+        _check_gpu_type(kind, requested, partition, nodes)
     if requested == 0:
-        if kind is not None:
-            raise InvalidRequest(
-                _("A GPU type, {kind}, was named, but no GPU was asked for.", kind=kind),
-                _("Ask for at least 1 GPU, or leave the type open."),
-                field="gpus_per_node",
-            )
         return
     most = max(_gpus(node, kind) for node in nodes)
     wanted = number(requested, "GPU")
@@ -213,6 +196,27 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
             ),
             _("Ask for {range}, or for fewer GPUs on each.", range=_range(1, fitting)),
             field="nodes",
+        )
+
+
+def _check_gpu_type(kind: str, requested: int, partition: Partition, nodes: list[Node]) -> None:
+    kinds = sorted({kind for node in nodes for kind in node.gpus})
+    if kind not in kinds:
+        raise InvalidRequest(
+            _(
+                "The partition {partition_name!r} has no GPUs of type {kind}; its types are: {kinds}.",
+                partition_name=partition.name,
+                kind=kind,
+                kinds=listing(kinds),
+            ),
+            _("Choose one of these, or leave the type open.") if kinds else _("Leave the GPU type open."),
+            field="gpu_type",
+        )
+    if requested == 0:
+        raise InvalidRequest(
+            _("A GPU type, {kind}, was named, but no GPU was asked for.", kind=kind),
+            _("Ask for at least 1 GPU, or leave the type open."),
+            field="gpus_per_node",
         )
 
 

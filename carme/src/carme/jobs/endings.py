@@ -151,194 +151,133 @@ def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
     return Ending.FINISHED if job.state is JobState.COMPLETED else Ending.DIED
 
 
+_SENTENCES = {
+    Ending.IDLE: noop("The {what} was stopped because nothing ran in it; {again} when it is needed."),
+    Ending.TIME_LIMIT: noop(
+        "The {what} reached its time limit{limit} and was ended; {again} with more time, or extend it next "
+        "time before it ends."
+    ),
+    Ending.OUT_OF_MEMORY: noop(
+        "The {what} ran out of memory{memory}; {again} with more memory, or load less at a time."
+    ),
+    Ending.PREEMPTED: noop("Slurm ended the {what} in favour of {other}; {again} and it waits for its turn."),
+    Ending.HOME_NOT_WRITABLE: noop(
+        "Your home directory cannot be written on {where}; see that it is yours and has space left, or tell "
+        "an administrator that it is not mounted there."
+    ),
+    Ending.LOST: noop(
+        "Slurm has forgotten the {what}, so how it ended is not known; see its log, then {again}."
+    ),
+    Ending.REFUSED: noop("Slurm refused the {what}; ask for less, or tell an administrator."),
+    Ending.CANCELLED_BY_ADMIN: noop(
+        "An administrator cancelled the {what}; ask them for the reason before you {again}."
+    ),
+    Ending.IMAGE_MISSING: noop(
+        "The image {image} is missing on {where}; choose another one, or ask an administrator to distribute "
+        "it."
+    ),
+    Ending.NODE_FAILURE: noop(
+        "One of its nodes failed and the {what} ended with it; {again}, it goes to nodes that work."
+    ),
+}
+_OF_SESSIONS = {
+    Ending.STOPPED: noop("You stopped this session."),
+    Ending.FINISHED: noop(
+        "The session's server was shut down from within; start it again when it is needed."
+    ),
+}
+_OF_JOBS = {
+    Ending.STOPPED: noop("You stopped this job."),
+    Ending.FINISHED: noop("The job ended without an error; its log holds what it wrote."),
+}
+
+
 def ending_sentence(job: "Job", ending: Ending) -> str:
     """The cause and the next step; the one table for sessions and batch jobs."""
-    session = job.kind == "session"
-    what, again = _what(job), _again(job)
-    where = (
-        _("node {node_list}", node_list=job.node_list)
-        if job.nodes <= 1 and job.node_list
-        else _("one of its nodes")
-    )
     match ending:
-        case Ending.STOPPED if job.reason == NEVER_BEGUN:
-            return _("You cancelled this job before it began.")
-        case Ending.STOPPED:
-            return _("You stopped this session.") if session else _("You stopped this job.")
-        case Ending.IDLE:
-            return _(
-                "The {what} was stopped because nothing ran in it; {again} when it is needed.",
-                what=what,
-                again=again,
-            )
-        case Ending.FINISHED if session:
-            return _("The session's server was shut down from within; start it again when it is needed.")
-        case Ending.FINISHED:
-            return _("The job ended without an error; its log holds what it wrote.")
+        case Ending.STOPPED | Ending.FINISHED:
+            if ending is Ending.STOPPED and job.reason == NEVER_BEGUN:
+                return _("You cancelled this job before it began.")
+            return _((_OF_SESSIONS if job.kind == "session" else _OF_JOBS)[ending])
         case Ending.TIME_LIMIT if job.state is JobState.DEADLINE:
-            return _(
-                "The {what} could not end before its deadline; {again} with a later one.",
-                what=what,
-                again=again,
+            template = noop("The {what} could not end before its deadline; {again} with a later one.")
+        case Ending.NODE_FAILURE if _failed_node(job):
+            template = noop(
+                "Node {node} failed and the {what} ended with it; {again}, it goes to nodes that work."
             )
-        case Ending.TIME_LIMIT:
-            limit = _(" of {limit}", limit=minutes_text(job.minutes_limit)) if job.minutes_limit else ""
-            return _(
-                "The {what} reached its time limit{limit} and was ended; {again} with more time, "
-                "or extend it next time before it ends.",
-                what=what,
-                limit=limit,
-                again=again,
+        case Ending.CANCELLED_BY_ADMIN if job.cancelled_by == "root":
+            template = noop(
+                "Slurm or an administrator cancelled the {what}; ask an administrator for the reason before "
+                "you {again}."
             )
-        case Ending.OUT_OF_MEMORY:
-            return _(
-                "The {what} ran out of memory{memory}; {again} with more memory, or load less at a time.",
-                what=what,
-                memory=_memory(job),
-                again=again,
-            )
-        case Ending.NODE_FAILURE:
-            if node := job.failed_node or (job.node_list if job.nodes <= 1 else ""):
-                return _(
-                    "Node {node} failed and the {what} ended with it; {again}, it goes to nodes that work.",
-                    node=node,
-                    what=what,
-                    again=again,
-                )
-            return _(
-                "One of its nodes failed and the {what} ended with it; {again}, it goes to nodes that work.",
-                what=what,
-                again=again,
-            )
-        case Ending.PREEMPTED:
-            other = job.preempted_by or _("one with a higher priority")
-            return _(
-                "Slurm ended the {what} in favour of {other}; {again} and it waits for its turn.",
-                what=what,
-                other=other,
-                again=again,
-            )
-        case Ending.CANCELLED_BY_ADMIN:
-            return _cancelled(job, what, again)
-        case Ending.IMAGE_MISSING:
-            if not job.image:
-                return _(
-                    "The image of the {what} is missing on {where}; choose another one, or ask an "
-                    "administrator to distribute it.",
-                    what=what,
-                    where=where,
-                )
-            return _(
-                "The image {image} is missing on {where}; choose another one, or ask an administrator to "
-                "distribute it.",
-                image=job.image,
-                where=where,
-            )
-        case Ending.HOME_NOT_WRITABLE:
-            return _(
-                "Your home directory cannot be written on {where}; see that it is yours and has "
-                "space left, or tell an administrator that it is not mounted there.",
-                where=where,
+        case Ending.IMAGE_MISSING if not job.image:
+            template = noop(
+                "The image of the {what} is missing on {where}; choose another one, or ask an administrator "
+                "to distribute it."
             )
         case Ending.LOST if job.exit_code == Exit.BEGUN_BEFORE:
-            return _(
-                "Slurm lost the {what} when it was restarted just as the {what} began; {again}.",
-                what=what,
-                again=again,
-            )
-        case Ending.LOST:
-            return _(
-                "Slurm has forgotten the {what}, so how it ended is not known; see its log, then {again}.",
-                what=what,
-                again=again,
-            )
-        case Ending.REFUSED:
-            return _("Slurm refused the {what}; ask for less, or tell an administrator.", what=what)
+            template = noop("Slurm lost the {what} when it was restarted just as the {what} began; {again}.")
         case Ending.DIED | Ending.DIED_AT_START:
-            return _death(job, ending, what, again, where)
-
-
-def _cancelled(job: "Job", what: str, again: str) -> str:
-    if job.cancelled_by == "root":
-        return _(
-            "Slurm or an administrator cancelled the {what}; ask an administrator for the reason "
-            "before you {again}.",
-            what=what,
-            again=again,
-        )
-    return _(
-        "An administrator cancelled the {what}; ask them for the reason before you {again}.",
-        what=what,
-        again=again,
-    )
-
-
-def _death(job: "Job", ending: Ending, what: str, again: str, where: str) -> str:
-    match job.exit_code:
-        case Exit.NO_APPTAINER:
-            return _(
-                "Apptainer is not installed on {where}; tell an administrator, then {again}.",
-                where=where,
-                again=again,
-            )
-        case Exit.NO_COMMAND:
-            return _(
-                "The {what}'s command cannot be run on {where}; correct the command and {again}.",
-                what=what,
-                where=where,
-                again=again,
-            )
-        case Exit.NO_WORKDIR:
-            return _(
-                "The {what}'s working directory cannot be entered on {where}; choose another one "
-                "and {again}.",
-                what=what,
-                where=where,
-                again=again,
-            )
-        case Exit.NOT_STAGED:
-            return _(
-                "The data of the {what} could not be brought to {where}; its log says why, then {again}.",
-                what=what,
-                where=where,
-                again=again,
-            )
-        case Exit.IMAGE_CHANGED:
-            return _(
-                "The image {image} is not what it was when it was built, or you may not read it; "
-                "choose another one, or build it again and {again}.",
-                image=job.image or "",
-                again=again,
-            )
-        case Exit.FAILED:
-            return _(
-                "The {what} could not be launched on {where}; its log says why, then {again}.",
-                what=what,
-                where=where,
-                again=again,
-            )
+            template = _death(job)
         case _:
-            pass
+            template = _SENTENCES[ending]
+    return _filled(template, job, ending)
+
+
+def _filled(template: str, job: "Job", ending: Ending) -> str:
+    """The sentence of a template, with what is known of the job."""
+    on_one = job.nodes <= 1 and job.node_list
+    at_start = ending is Ending.DIED_AT_START and job.kind == "session"
+    values = {
+        "what": _what(job),
+        "again": _again(job),
+        "where": _("node {node_list}", node_list=job.node_list) if on_one else _("one of its nodes"),
+        "node": _failed_node(job),
+        "limit": _(" of {limit}", limit=minutes_text(job.minutes_limit)) if job.minutes_limit else "",
+        "memory": _memory(job),
+        "other": job.preempted_by or _("one with a higher priority"),
+        "image": job.image or "",
+        "early": _(" before its server was ready") if at_start else "",
+        "number": job.signal or job.exit_code or 0,
+    }
+    return _(template, **{name: value for name, value in values.items() if f"{{{name}}}" in template})
+
+
+def _failed_node(job: "Job") -> str:
+    return job.failed_node or (job.node_list if job.nodes <= 1 else "")
+
+
+def _death(job: "Job") -> str:
+    """The template for a job that failed by itself."""
+    if job.exit_code in _EXITS:
+        return _EXITS[job.exit_code]
     if _was_never_launched(job):
-        return _(
-            "Slurm could not launch the {what} on {where}; {again}, and tell an administrator if "
-            "that fails too.",
-            what=what,
-            where=where,
-            again=again,
+        return noop(
+            "Slurm could not launch the {what} on {where}; {again}, and tell an administrator if that fails "
+            "too."
         )
     if job.state is JobState.CANCELLED:
-        how = _DEATHS["cancelled"]
-    elif job.signal:
-        how = _DEATHS["signal"]
-    else:
-        how = _DEATHS["exit code" if job.exit_code else "end"]
-    at_start = ending is Ending.DIED_AT_START and job.kind == "session"
-    early = _(" before its server was ready") if at_start else ""
-    number = job.signal or job.exit_code or 0
-    return _(how, what=what, early=early, again=again, number=number)
+        return _DEATHS["cancelled"]
+    if job.signal:
+        return _DEATHS["signal"]
+    return _DEATHS["exit code" if job.exit_code else "end"]
 
 
+_EXITS: dict[int, str] = {
+    Exit.NO_APPTAINER: noop("Apptainer is not installed on {where}; tell an administrator, then {again}."),
+    Exit.NO_COMMAND: noop("The {what}'s command cannot be run on {where}; correct the command and {again}."),
+    Exit.NO_WORKDIR: noop(
+        "The {what}'s working directory cannot be entered on {where}; choose another one and {again}."
+    ),
+    Exit.NOT_STAGED: noop(
+        "The data of the {what} could not be brought to {where}; its log says why, then {again}."
+    ),
+    Exit.IMAGE_CHANGED: noop(
+        "The image {image} is not what it was when it was built, or you may not read it; choose another one, "
+        "or build it again and {again}."
+    ),
+    Exit.FAILED: noop("The {what} could not be launched on {where}; its log says why, then {again}."),
+}
 _DEATHS = {
     "cancelled": noop("The {what} was cancelled{early}; check the log and fix the problem, then {again}."),
     "signal": noop(

@@ -71,10 +71,15 @@ def extended_limit(
     )
     if bound >= wanted:
         return limit + minutes
+    raise _too_long(job, ends, bound, why, now)
+
+
+def _too_long(job: Job, ends: datetime, bound: datetime, why: str, now: datetime) -> InvalidRequest:
+    """The refusal of more time than there is until `bound`."""
     what = _kind(job)
     most = (bound - ends) // timedelta(minutes=1)
     if most < 1:
-        raise _refused(
+        return _refused(
             _(
                 "The {what} cannot be extended beyond {ends}, because {why}.",
                 what=what,
@@ -84,7 +89,7 @@ def extended_limit(
             _("Save your work before then."),
         )
     until = moment_text(ends + timedelta(minutes=most), now)
-    raise _refused(
+    return _refused(
         _(
             "The {what} can be extended by at most {most}, until {until}, because {why}.",
             what=what,

@@ -51,19 +51,26 @@ def check_project(request: SessionOptions | JobRequest, project: Project, partit
             message("Ask for fewer, or choose another project."),
             field="nodes",
         )
-    most = project.gpu_types.get(request.gpu_type) if request.gpu_type else None
-    if gpus and most is not None and gpus > most:
+    if gpus:
+        _check_gpus(request.gpu_type, gpus, project)
+
+
+def _check_gpus(gpu_type: str | None, gpus: int, project: Project) -> None:
+    """See that a project may ever use these GPUs."""
+    name = project.name
+    most = project.gpu_types.get(gpu_type) if gpu_type else None
+    if most is not None and gpus > most:
         raise InvalidRequest(
             message(
                 "The project {project!r} may use {gpus} of type {gpu_type} at a time.",
                 project=name,
                 gpus=number(most, "GPU"),
-                gpu_type=request.gpu_type,
+                gpu_type=gpu_type,
             ),
             message("Ask for fewer, or another type, or choose another project."),
             field="gpu_type",
         )
-    if gpus and project.gpu_types and not request.gpu_type:
+    if project.gpu_types and not gpu_type:
         raise InvalidRequest(
             message(
                 "The project {project!r} may not use all types of GPUs, so one must be named.", project=name
@@ -82,7 +89,7 @@ def check_project(request: SessionOptions | JobRequest, project: Project, partit
             message("Ask for fewer, or choose another project."),
             field="gpus_per_node",
         )
-    if gpus and project.gpu_hours is not None and project.use.gpu_hours >= project.gpu_hours:
+    if project.gpu_hours is not None and project.use.gpu_hours >= project.gpu_hours:
         raise InvalidRequest(
             message(
                 "The project {project!r} has used up its {hours}.",
