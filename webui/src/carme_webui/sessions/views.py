@@ -9,6 +9,7 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
+from django.db import close_old_connections
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -306,6 +307,8 @@ def stream(request: HttpRequest) -> StreamingHttpResponse:
     """
     user = signed_in(request).username
     seen = request.headers.get("Last-Event-ID") or request.GET.get("seen", "")
+    # Else each open page would hold a connection of the pool until its stream ends.
+    close_old_connections()
     answer = StreamingHttpResponse(_events(user, seen), content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
     answer["X-Accel-Buffering"] = "no"  # nginx passes each event on at once
@@ -436,7 +439,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     found = _mine(request, name)
     mirror = Mirror.load()
     cluster, silence = _look()
-    banner = mirror.failure or silence
+    banner = mirror.silence or silence
     job = found.job
     log = tail(job, broker()) if found.wants_log and job is not None else Tail()
     lines: list[Line] = timeline(found, job)
@@ -449,7 +452,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
         "lines": lines,
         "log": log,
         "banner": banner,
-        "known_at": mirror.updated if mirror.failure or cluster is None else cluster.taken,
+        "known_at": mirror.updated if mirror.silence or cluster is None else cluster.taken,
         "time_limit": minutes_text((job and job.minutes_limit) or found.asked_for.minutes),
         "extensions": extensions(),
         "fresh": new_name(),
