@@ -84,6 +84,8 @@ class BrokerSync:
             try:
                 step()
             except Exception:
+                if self._ending.is_set():
+                    return  # what is to be done for sessions is not begun any more
                 # A database that is away for a moment must not end the portal's eyes and hands.
                 logger.exception("Sync failed; retrying in %.0f s", PAUSE)
                 self._ending.wait(PAUSE)

@@ -2,14 +2,14 @@
 
 import hashlib
 from collections.abc import Callable, Hashable
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from django.core.cache import caches
 from django.utils.translation import get_language
 
 from carme_webui.notifier import notifier
 
-__all__ = ["SHARED_SECONDS", "cache_key", "shared"]
+__all__ = ["SHARED_SECONDS", "cache_key", "cached", "shared"]
 
 T = TypeVar("T")
 
@@ -29,7 +29,18 @@ def shared(name: str, query: Callable[[], T]) -> T:
     """
     # The version is that of before the query: a change meanwhile makes the result old.
     key = cache_key(name, notifier.common_version())
-    return caches["pages"].get_or_set(key, query, SHARED_SECONDS)
+    return cached("pages", key, query, SHARED_SECONDS)
+
+
+def cached(alias: str, key: str, make: Callable[[], T], seconds: float) -> T:
+    """What one of Django's caches has under a key; what it lacks is made.
+
+    Args:
+        alias: The cache's name in the settings.
+        make: Makes it; not called while it is there.
+        seconds: For how long it stays.
+    """
+    return cast(T, caches[alias].get_or_set(key, make, seconds))
 
 
 def cache_key(name: str, *content: Hashable) -> str:

@@ -5,7 +5,6 @@ import os
 from typing import Any
 
 from celery import Celery
-from celery.app.task import Task
 from kombu.exceptions import OperationalError
 
 __all__ = ["app", "run_soon"]
@@ -19,10 +18,11 @@ app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
 
 
-def run_soon(task: "Task[Any, Any]", *arguments: Any) -> None:
+def run_soon(task: Any, *arguments: Any) -> None:
     """Have the worker run a task; while Redis is away, this process runs it, and the page waits for it.
 
     Args:
+        task: A task of Celery's.
         arguments: The task's, which JSON can hold.
     """
     from carme_webui.notifier import notifier

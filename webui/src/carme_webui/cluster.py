@@ -14,6 +14,7 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, Forecast, Job, JobRequest, Reservation, partition_of, usable
 from carme.jobs.access import partition_refusal
 from carme.jobs.nodes import expand
+from carme_webui.caches import cached
 
 __all__ = [
     "Picture",
@@ -85,7 +86,7 @@ class Picture:
 
     def _cached(self, name: str, ask: Callable[[], T], least: float = 0.0) -> T:
         seconds = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
-        value, failure = caches["pages"].get_or_set(f"broker-{name}", lambda: _answer(ask), seconds)
+        value, failure = cached("pages", f"broker-{name}", lambda: _answer(ask), seconds)
         if failure is not None:
             raise failure.error()
         return value

@@ -15,6 +15,7 @@ import redis.asyncio
 from django.conf import settings
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
+from redis.client import PubSub
 from redis.retry import Retry
 
 __all__ = ["Notifier", "SessionRequests", "notifier", "redis_url"]
@@ -167,7 +168,7 @@ class SessionRequests:
 
     def __init__(self, client: redis.Redis | None) -> None:
         self._client = client
-        self._channel: redis.client.PubSub | None = None
+        self._channel: PubSub | None = None
 
     def wait(self, seconds: float) -> None:
         """Until that is so, for so many seconds at most; while Redis is away, for all of them."""
@@ -175,10 +176,11 @@ class SessionRequests:
             time.sleep(seconds)
             return
         try:
-            if self._channel is None:
-                self._channel = self._client.pubsub(ignore_subscribe_messages=True)
-                self._channel.subscribe(SESSIONS)
-            self._channel.get_message(timeout=seconds)
+            channel = self._channel
+            if channel is None:
+                self._channel = channel = self._client.pubsub(ignore_subscribe_messages=True)
+                channel.subscribe(SESSIONS)
+            channel.get_message(timeout=seconds)
         except redis.RedisError:
             self._channel = None
             time.sleep(seconds)

@@ -12,7 +12,6 @@ from functools import lru_cache
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
 
-from django.core.cache import caches
 from django.template.loader import render_to_string
 from django.urls import reverse
 from django.utils.formats import date_format
@@ -27,7 +26,7 @@ from carme.jobs import Job, Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking
-from carme_webui.caches import cache_key
+from carme_webui.caches import cache_key, cached
 from carme_webui.clocks import span_words
 from carme_webui.notifier import notifier
 
@@ -130,9 +129,7 @@ def table_of(
 
 def _common(shown: Shown, nodes: Nodes, running: Running, reservations: list[Reservation]) -> _Common:
     key = cache_key("table", notifier.bookings_version(), shown, tuple(nodes))
-    return caches["calendars"].get_or_set(
-        key, lambda: _make(None, shown, nodes, running, reservations), SECONDS
-    )
+    return cached("calendars", key, lambda: _make(None, shown, nodes, running, reservations), SECONDS)
 
 
 def _make(

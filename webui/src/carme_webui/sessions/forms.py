@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from django import forms
-from django.core.cache import caches
 from django.forms.boundfield import BoundField
 from django.forms.widgets import ChoiceWidget
 from django.template.loader import render_to_string
@@ -20,7 +19,7 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stages
 from carme.scaling import Curve
 from carme_webui.bookings.models import Booking
-from carme_webui.caches import cache_key
+from carme_webui.caches import cache_key, cached
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.images.cards import Card
 from carme_webui.images.cards import card as card_of
@@ -288,7 +287,7 @@ class StartForm(ScalingFields):
         if self.is_bound:
             return self._made()
         key = cache_key("start-form", *(_said(field) for field in self.visible_fields()))
-        return caches["pages"].get_or_set(key, self._made, FIELDS_SECONDS)
+        return cached("pages", key, self._made, FIELDS_SECONDS)
 
     def _made(self) -> SafeString:
         return render_to_string("sessions/start_fields.html", {"form": self})

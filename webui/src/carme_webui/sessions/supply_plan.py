@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.core.cache import caches
 from django.template.loader import render_to_string
 from django.utils.formats import date_format
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from carme.jobs import Forecast, GpuForecast
-from carme_webui.caches import cache_key
+from carme_webui.caches import cache_key, cached
 from carme_webui.clocks import moment_words, site_zone, span_words
 from carme_webui.cluster import Supply
 
@@ -86,7 +85,7 @@ def shown(supplies: Sequence[Supply], plan: Forecast | None) -> list[Shown]:
 def _calendar(supply: Supply, kind: GpuForecast, plan: Forecast) -> SafeString:
     """The table of the coming days, which is the same for all readers of a language."""
     key = cache_key("free-days", repr(supply), repr(kind), plan.start, plan.step_minutes)
-    return caches["pages"].get_or_set(key, lambda: _make_calendar(supply, kind, plan), CALENDAR_SECONDS)
+    return cached("pages", key, lambda: _make_calendar(supply, kind, plan), CALENDAR_SECONDS)
 
 
 def _make_calendar(supply: Supply, kind: GpuForecast, plan: Forecast) -> SafeString:
