@@ -206,6 +206,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch):
     """Nothing looks after sessions; calling this starts something that does."""
+    monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", lambda: None)
     return lambda: monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", tend_all)
 
 
