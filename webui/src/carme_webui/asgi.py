@@ -1,11 +1,23 @@
 """The portal as an ASGI application: Django's pages, and nginx's question who may enter."""
 
+import asyncio
+import contextvars
+import functools
 import os
 import warnings
 from collections.abc import Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from django.core.asgi import get_asgi_application
+import django
+from django.conf import settings
+from django.core import signals
+from django.core.exceptions import RequestAborted
+from django.core.handlers.asgi import ASGIHandler, get_script_prefix
+from django.db import close_old_connections
+from django.http import FileResponse
+from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix
 
 __all__ = ["application"]
 
@@ -14,11 +26,87 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "carme_webui.settings")
 # Whitenoise's small static files may well be read at once.
 warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume synchronous iterators")
 
+django.setup(set_prefix=False)
+
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-pages = get_asgi_application()
+
+class Pages(ASGIHandler):
+    """Django's handler, which makes a page from beginning to end in one of a few threads that stay.
+
+    Django would make a thread for each request, change threads at each middleware, signal and view, and hold
+    the thread's connection to the database until a stream has ended: as many open pages as the pool has
+    connections would shut out everybody else. All of the portal's views are plain functions; what a stream
+    sends is made in the event loop.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._threads = ThreadPoolExecutor(settings.PAGE_THREADS, thread_name_prefix="page")
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        """Build the chain of plain functions."""
+        super().load_middleware(is_async=False)
+
+    async def handle(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        try:
+            body = await self.read_body(receive)
+        except RequestAborted:
+            return
+        try:
+            response = await self._in_thread(self._make, scope, body)
+            if not response.streaming:
+                await self.send_response(response, send)
+                return
+            try:
+                await self._stream(response, receive, send)
+            finally:
+                await self._in_thread(response.close)
+        finally:
+            body.close()
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        call = functools.partial(contextvars.copy_context().run, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    def _make(self, scope: Any, body: Any) -> HttpResponseBase:
+        """The answer, after which this thread holds no connection to the database."""
+        set_script_prefix(get_script_prefix(scope))
+        signals.request_started.send(sender=self.__class__, scope=scope)
+        request, refusal = self.create_request(scope, body)
+        response: Any = refusal if request is None else self.get_response(request)
+        response._handler_class = self.__class__
+        if response.streaming:
+            close_old_connections()
+            if isinstance(response, FileResponse):
+                response.block_size = self.chunk_size
+        else:
+            response.close()
+        return response
+
+    async def _stream(self, response: HttpResponseBase, receive: Any, send: Any) -> None:
+        """Send what the response brings, until its end or until nobody listens any more."""
+        sending = asyncio.create_task(self.send_response(response, send))
+        leaving = asyncio.create_task(self._left(receive))
+        try:
+            await asyncio.wait([sending, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+
+    async def _left(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+pages = Pages()
 
 from carme_webui.accounts.entrance import enter  # noqa: E402  Django must be set up
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar, cast
 
 from django.conf import settings
 from django.core.cache import caches
@@ -14,7 +14,6 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, Forecast, Job, JobRequest, Reservation, partition_of, usable
 from carme.jobs.access import partition_refusal
 from carme.jobs.nodes import expand
-from carme_webui.caches import cached
 
 __all__ = [
     "Picture",
@@ -58,8 +57,8 @@ JOBS_SECONDS = 10.0
 class Picture:
     """What the broker said a moment ago, for pages that only show it; not for who decides something.
 
-    Each process asks once in the time between two looks at Slurm, as the broker itself knows nothing newer. A
-    refusal is cached as well.
+    Each process asks once in the time between two looks at Slurm, as the broker itself knows nothing newer;
+    while it asks, other pages show what was said before. A refusal is cached as well.
 
     Attributes:
         seconds: How long an answer is shown; None: as long as the broker looks away.
@@ -86,17 +85,23 @@ class Picture:
 
     def _cached(self, name: str, ask: Callable[[], T], least: float = 0.0) -> T:
         seconds = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
-        value, failure = cached("pages", f"broker-{name}", lambda: _answer(ask), seconds)
+        key, pages = f"broker-{name}", caches["pages"]
+        known: tuple[T, None] | tuple[None, Failure] | None = pages.get(key)
+        # For one thread `add` succeeds: it asks, and the others show what the broker said before.
+        if pages.add(f"{key}-asked", True, seconds) or known is None:
+            known = _answer(ask)
+            pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
+        value, failure = known
         if failure is not None:
             raise failure.error()
-        return value
+        return cast(T, value)
 
 
 def _running_jobs() -> list[tuple[Job, list[str]]]:
     return [(job, expand(job.node_list)) for job in broker().jobs() if job.is_running]
 
 
-def _answer(ask: Callable[[], Any]) -> tuple[Any, Failure | None]:
+def _answer(ask: Callable[[], T]) -> tuple[T, None] | tuple[None, Failure]:
     try:
         return ask(), None
     except CarmeError as error:

@@ -7,11 +7,11 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import uvicorn
 from django.conf import settings as django_settings
-from django.core.handlers.asgi import ASGIHandler
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
@@ -56,9 +56,12 @@ def chromium() -> Iterator[Chromium]:
 @pytest.fixture
 def address(transactional_db: None, settings) -> Iterator[str]:
     """Where the portal is served; on localhost a browser takes plain HTTP for secure."""
+    with patch.dict(os.environ):  # it names the portal's settings to all processes that come of this one
+        from carme_webui.asgi import Pages
+
     settings.ALLOWED_HOSTS = [*settings.ALLOWED_HOSTS, "localhost"]
     settings.SECURE_HSTS_SECONDS = 0
-    pages = ASGIHandler()  # now that the static files are there
+    pages = Pages()  # now that the static files are there
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()  # a browser that comes before the server waits

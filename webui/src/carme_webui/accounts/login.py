@@ -59,9 +59,6 @@ class LoginRequired(LoginRequiredMiddleware):
     and that leads to the form.
     """
 
-    # As all views and the other middlewares are plain functions, Django then calls them in one thread.
-    async_capable = False
-
     def handle_no_permission(self, request: HttpRequest, view_func: Any) -> Any:
         if request.headers.get("HX-Request") == "true":
             return HttpResponse(status=401, headers={"HX-Refresh": "true"})

@@ -9,7 +9,6 @@ from typing import Any
 
 from django.conf import settings
 from django.contrib import messages
-from django.db import close_old_connections
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
@@ -307,8 +306,6 @@ def stream(request: HttpRequest) -> StreamingHttpResponse:
     """
     user = signed_in(request).username
     seen = request.headers.get("Last-Event-ID") or request.GET.get("seen", "")
-    # Else each open page would hold a connection of the pool until its stream ends.
-    close_old_connections()
     answer = StreamingHttpResponse(_events(user, seen), content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
     answer["X-Accel-Buffering"] = "no"  # nginx passes each event on at once
