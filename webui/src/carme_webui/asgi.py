@@ -37,10 +37,14 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 class Pages(ASGIHandler):
     """Django's handler, which makes a page from beginning to end in one of a few threads that stay.
 
-    Django would make a thread for each request, change threads at each middleware, signal and view, and hold
-    the thread's connection to the database until a stream has ended: as many open pages as the pool has
-    connections would shut out everybody else. All of the portal's views are plain functions; what a stream
-    sends is made in the event loop.
+    Django makes a thread for each request, changes threads at each signal, middleware and view, and keeps the
+    thread, with its connection to the database, until a stream has ended: each open page has one. All of the
+    portal's views are plain functions; what a stream sends is made in the event loop.
+
+    With Django's own handler `./test bench portal --quick` (50 users on 2 cores, which others used, too)
+    failed: 57 requests got no connection of the pool within 10 s and answered 500. With this one all were
+    answered, in turns in the same minutes. An answer costs 0.2 to 1.2 ms more of processor time without it
+    (of 4 to 10 ms), and up to 2.4 ms more where eight are made at once.
     """
 
     def __init__(self) -> None:
