@@ -42,7 +42,7 @@ class Pages(ASGIHandler):
     portal's views are plain functions; what a stream sends is made in the event loop.
 
     With Django's own handler `./test bench portal --quick` (50 users on 2 cores, which others used, too)
-    failed: 57 requests got no connection of the pool within 10 s and answered 500. With this one all were
+    failed: 19 requests got no connection of the pool within 10 s and answered 500. With this one all were
     answered, in turns in the same minutes. An answer costs 0.2 to 1.2 ms more of processor time without it
     (of 4 to 10 ms), and up to 2.4 ms more where eight are made at once.
     """
