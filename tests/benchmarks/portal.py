@@ -1,10 +1,10 @@
 """The portal with years of a site's data: 1,000 users, 100,000 past and 2,000 current jobs, 500 bookings.
 
-The portal is the real one (`carme-portal serve`) on a real PostgreSQL, reached by HTTP without nginx and TLS.
-The broker is the tests' stand-in, in its own process, with 2,000 jobs on 250 nodes. Each of 50 clients is
-another user, opens a page or asks the API, waits for the whole answer, then looks at it for a while (1 s on
-average), so that up to 50 requests come in a second; all of it, clients included, shares the cores. A request
-costs the clients (aiohttp, which reads HTTP in C) a seventh of a millisecond.
+The portal is the real one (`carme-portal serve`) on a real PostgreSQL and Redis, reached by HTTP without
+nginx and TLS. The broker is the tests' stand-in, in its own process, with 2,000 jobs on 250 nodes. Each of
+50 clients is another user, opens a page or asks the API, waits for the whole answer, then looks at it for a
+while (1 s on average), so that up to 50 requests come in a second; all of it, clients included, shares the
+cores. A request costs the clients (aiohttp, which reads HTTP in C) a seventh of a millisecond.
 `--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and `_p99_ms`.
 Beside them stand the queries and the processor time (of the portal's process alone) of one answer, which
 also a busy machine tells; `--seconds 0` takes these alone.
@@ -34,6 +34,7 @@ import aiohttp
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from real_redis import redis
 from report import machine, print_table, row, write_json
 
 from real_postgresql import postgresql
@@ -91,7 +92,7 @@ proxy_url = "http://127.0.0.1:1"
 [portal]
 listen = "127.0.0.1:{port}"
 database = "postgresql://postgres@/postgres?host={folder}/postgres"
-redis = "memory://"
+redis = "redis+socket://{folder}/redis.sock"
 state_directory = "{folder}/state"
 requests_per_minute = 1000000
 processes = {processes}
@@ -300,7 +301,7 @@ def main() -> int:
     ready, ending = context.Event(), context.Event()
     before = machine()
     try:
-        with postgresql(folder):
+        with postgresql(folder), redis(folder):
             broker = context.Process(target=serve_broker, args=(folder / "broker.sock", ready, ending))
             broker.start()
             clients = fill(datetime.now(UTC))

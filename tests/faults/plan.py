@@ -109,6 +109,7 @@ FAULTS: dict[str, Fault] = {
     # A launch that died with slurmd Slurm misses only when the node registers for the second time.
     "slurmd": replace(killed("slurmd", node=NODE), outcome=SURVIVES | {"starting": {READY, ENDED}}),
     "portal": killed("carme-portal"),
+    "portal-sync": killed("carme-sync"),
     "portal-worker": killed("carme-worker"),
     "redis": killed("redis-server"),
     # With the head goes slurmctld, and what it had not saved yet.

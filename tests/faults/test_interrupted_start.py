@@ -12,7 +12,7 @@ from patience import HANG
 START = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "Interrupted"}
 
 
-@pytest.mark.parametrize("unit", ["carme-hub", "carme-proxy", "carme-worker", "carme-broker"])
+@pytest.mark.parametrize("unit", ["carme-hub", "carme-proxy", "carme-sync", "carme-broker"])
 @pytest.mark.parametrize("later", [0.0, 0.1, 0.2, 0.4])
 def test_the_session_becomes_ready_and_has_one_job(demo: DemoSite, unit: str, later: float) -> None:
     """`later`: seconds from the form's sending to the kill; some of these meet the request on its way."""

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 from demo_site import DemoSite, wait_until
 
 TOML = "/etc/carme/carme.toml"
-UNITS = ("carme-portal", "carme-worker", "carme-beat")
+UNITS = ("carme-portal", "carme-sync", "carme-worker", "carme-beat")
 GRACE_MINUTES = 1
 
 

@@ -10,7 +10,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,20 @@ import django
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from real_redis import Redis
 
 HUB_TOKEN = "token-of-the-portal"
 CLIENT_SECRET = "secret-of-the-hub"
 PASSWORD = "correct horse battery"
 
 
-def _site() -> Path:
-    """Write a site's configuration and secrets; the folder."""
-    folder = Path(tempfile.mkdtemp(prefix="carme-webui-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+FOLDER = Path(tempfile.mkdtemp(prefix="carme-webui-"))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
+REDIS = Redis(FOLDER)
+
+
+def _write_site(folder: Path) -> None:
+    """Write a site's configuration and secrets."""
     for name in ("secrets", "images", "state"):
         (folder / name).mkdir()
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -63,13 +66,12 @@ proxy_url = "http://127.0.0.1:1"
 [portal]
 listen = "127.0.0.1:8100"
 database = "{os.environ.get("CARME_TEST_DATABASE") or f"sqlite:///{folder}/state/portal.sqlite3"}"
-redis = "memory://"
+redis = "{REDIS.address}"
 state_directory = "{folder}/state"
 [secrets]
 directory = "{folder}/secrets"
 """
     )
-    return folder
 
 
 def _configure(folder: Path) -> None:
@@ -96,24 +98,22 @@ def _configure(folder: Path) -> None:
         os.environ["CARME_CONFIG"] = before
 
 
-FOLDER = _site()
+_write_site(FOLDER)
 _configure(FOLDER)
 
 from django.conf import settings as django_settings  # noqa: E402
-from django.core.cache import cache  # noqa: E402
+from django.core.cache import caches  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.utils import timezone, translation  # noqa: E402
 
 from carme.jobs import Cluster, Node, Partition  # noqa: E402
-from carme_webui.accounts import login  # noqa: E402
+from carme_webui.accounts import directory, login  # noqa: E402
 from carme_webui.accounts.models import User  # noqa: E402
 from carme_webui.api import limits  # noqa: E402
 from carme_webui.api.models import SCOPES, Token  # noqa: E402
-from carme_webui.background import BackgroundTasks, background_tasks  # noqa: E402
-from carme_webui.caches import Cached  # noqa: E402
 from carme_webui.cluster import picture  # noqa: E402
-from carme_webui.sessions import lifecycle  # noqa: E402
+from carme_webui.sessions.lifecycle import due_sessions, tend_named  # noqa: E402
 
 from .fake_broker import NOW, FakeBroker  # noqa: E402
 from .fake_hub import FakeHub  # noqa: E402
@@ -130,28 +130,35 @@ def words(answer: Any) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _redis() -> Iterator[None]:
+    """Redis, where there is one; the portal's pages do without."""
+    if REDIS.is_installed:
+        REDIS.start()
+    yield
+    REDIS.kill()
+
+
+#: What events need beyond the portal's own processes.
+needs_redis = pytest.mark.skipif(not REDIS.is_installed, reason="there is no Redis; ./test fetches it")
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _static() -> None:
     call_command("collectstatic", interactive=False, verbosity=0)
 
 
-@pytest.fixture
-def _own_errands(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The background tasks of a test are over before the next begins, whose hub they would reach."""
-    executor = BackgroundTasks().executor
-    monkeypatch.setattr(background_tasks, "executor", executor)
-    yield
-    executor.shutdown()
-
-
-# The background_tasks go first: they end after the test's transaction has, for whose locks some of them wait.
 @pytest.fixture(autouse=True)
-def _fresh_cache(_own_errands: None, db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # The tests' broker changes between two questions.
     monkeypatch.setattr(picture, "seconds", 0.0)
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 0.0)
     # So do the tests themselves, to the database, without telling anybody.
-    monkeypatch.setattr(Cached, "seconds", 0.0)
-    cache.clear()
+    monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 0.0)
+    monkeypatch.setattr("carme_webui.bookings.table.SECONDS", 0.0)
+    for alias in caches:
+        caches[alias].clear()
+    if REDIS.is_installed:
+        REDIS.flush()
     limits._counter.cache_clear()
     yield
     translation.deactivate()  # a page may have been German
@@ -182,34 +189,25 @@ def hub(settings) -> Iterator[FakeHub]:
         yield running
 
 
-class Here(Executor):
-    """Does what it is given at once, in the caller's thread, which sees the test's database."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future: Future = Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-class Never(Executor):
-    """Loses what it is given, as a process does that is killed."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        return Future()
+def tend_all() -> None:
+    """What `carme-portal sync` does, in the caller's thread, which sees the test's database."""
+    for name in due_sessions():
+        tend_named(name)
 
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BackgroundTasks are done before a page is answered."""
-    for module in (lifecycle, login):
-        monkeypatch.setattr(module, "background_tasks", BackgroundTasks(Here()))
+    """What a page begins is done before it is answered."""
+    monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", tend_all)
+    for module in (login, directory):
+        monkeypatch.setattr(module, "run_soon", lambda task, *arguments: task.apply(arguments))
 
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch):
-    """The portal dies before it does its background_tasks; calling this starts a new one."""
-    monkeypatch.setattr(lifecycle, "background_tasks", BackgroundTasks(Never()))
-    return lambda: monkeypatch.setattr(lifecycle, "background_tasks", BackgroundTasks(Here()))
+    """Nothing looks after sessions; calling this starts something that does."""
+    monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", lambda: None)
+    return lambda: monkeypatch.setattr("carme_webui.sessions.actions.tend_soon", tend_all)
 
 
 def _account(name: str) -> User:

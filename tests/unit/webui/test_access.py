@@ -113,7 +113,6 @@ def test_a_project_that_was_joined_just_now_can_pay_at_once(
 ) -> None:
     """What this process remembers of a user lacks the new account."""
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 3600.0)
-    monkeypatch.setattr("carme_webui.cluster._accesses", {})
     assert access_for(alice).accounts == access_for(alice).accounts == ["physics"]
     assert len(limited.asked_for("access")) == 1
     project = Project.objects.create(name="speech", title="Speech", kept=timezone.now())

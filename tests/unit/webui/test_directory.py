@@ -14,13 +14,11 @@ from ldap3.core.exceptions import LDAPException
 
 from carme.config.settings import LdapSettings
 from carme.errors import SlurmError
-from carme_webui.accounts import directory
 from carme_webui.accounts.directory import Entry, look_up
 from carme_webui.accounts.models import User
-from carme_webui.background import BackgroundTasks
 from patience import HANG
 
-from .conftest import PASSWORD, Browser, Here
+from .conftest import PASSWORD, Browser
 from .fake_broker import FakeBroker
 
 #: Where `./test` unpacks it; else the system's.
@@ -152,14 +150,13 @@ def test_who_may_not_ask_gets_a_message(ldap: LdapSettings) -> None:
 
 
 @pytest.fixture
-def site(ldap: LdapSettings, settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> LdapSettings:
+def site(ldap: LdapSettings, settings, folder: Path, at_once: None) -> LdapSettings:
     """The portal asks that directory."""
     (folder / "secrets/ldap-password").write_text(SECRET)
     settings.SITE = settings.SITE.model_copy(update={"ldap": ldap})
     settings.AUTHENTICATION_BACKENDS = [
         *settings.AUTHENTICATION_BACKENDS, "carme_webui.accounts.directory.LdapBackend",
     ]  # fmt: skip
-    monkeypatch.setattr(directory, "background_tasks", BackgroundTasks(Here()))
     return ldap
 
 

@@ -15,8 +15,9 @@ from django.core.management import CommandError, call_command
 from carme_webui.accounts.identity import register_hub
 from carme_webui.accounts.models import User
 from carme_webui.main import main
+from carme_webui.notifier import Notifier
 
-from .conftest import CLIENT_SECRET, PASSWORD, Browser
+from .conftest import CLIENT_SECRET, PASSWORD, REDIS, Browser, needs_redis
 from .fake_hub import FakeHub
 
 LOGIN = "/accounts/login/"
@@ -101,6 +102,22 @@ def test_signing_out_notifies_the_hub(browser: Browser, hub: FakeHub, at_once, d
     assert path == "carme/logins/alice"
     assert begin <= body["before"] <= time.time()
     assert browser.get("/").status_code == 302, "also while the hub is away"
+
+
+@needs_redis
+def test_the_worker_notifies_the_hub(browser: Browser, hub: FakeHub) -> None:
+    browser.send("/accounts/logout/", "/accounts/logout/")
+    assert not hub.called("DELETE")
+    with REDIS.client() as client:
+        assert "tasks.sign_out_of_hub" in str(client.lrange("carme:celery", 0, -1))
+
+
+def test_without_redis_signing_out_waits_for_the_hub(
+    browser: Browser, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Notifier, "redis_answers", lambda self: False)
+    browser.send("/accounts/logout/", "/accounts/logout/")
+    assert [path for path, _body in hub.called("DELETE")] == ["carme/logins/alice"]
 
 
 NEW = "staple battery horse"

@@ -1,112 +1,112 @@
 """Open pages learn of changes at once; the sync follows the broker by itself."""
 
 import asyncio
-import os
-import signal
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import connection
+from real_redis import redis
 
+from carme_webui import broker_sync
 from carme_webui.accounts.models import User
 from carme_webui.asgi import application
-from carme_webui.background import BackgroundTasks
 from carme_webui.broker_sync import BrokerSync
-from carme_webui.notifier import Notifier, notifier
+from carme_webui.notifier import CHANGES, Notifier, notifier
 from carme_webui.sessions.models import Session
 from patience import HANG
 
-from .conftest import PASSWORD, Browser, Never
+from .conftest import PASSWORD, REDIS, Browser, needs_redis
 from .fake_broker import FakeBroker, make_session
 from .fake_hub import FakeHub
 
 LONG = HANG
 
 
-async def test_whoever_waits_is_woken_by_news_of_their_own() -> None:
-    reported = Notifier()
-    seen = reported.version("alice")
-    waiting = asyncio.create_task(reported.wait("alice", seen, LONG))
-    await asyncio.sleep(0)
-    reported.notify(["bob"])
-    await asyncio.sleep(0)
-    assert not waiting.done()
-    threading.Thread(target=reported.notify, args=(["alice"],)).start()
-    assert await waiting != seen
+@needs_redis
+async def test_whoever_waits_is_woken_by_changes_of_their_own() -> None:
+    # Two, as in two processes of the portal.
+    notifying, waiting = Notifier(REDIS.address), Notifier(REDIS.address)
+    seen = notifying.version("alice")
+    page = asyncio.create_task(waiting.wait("alice", seen, LONG))
+    other = asyncio.create_task(waiting.wait("bob", waiting.version("bob"), LONG))
+    await subscribed()
+    await asyncio.to_thread(notifying.notify, ["bob"])
+    assert await other != seen and not page.done()
+    await asyncio.to_thread(notifying.notify, ["alice"])
+    assert await page == waiting.version("alice") == notifying.version("alice") != seen
 
 
+async def subscribed(listeners: int = 1) -> None:
+    """Wait until so many processes listen."""
+    with REDIS.client() as client:
+        while dict(client.pubsub_numsub(CHANGES))[CHANGES] < listeners:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # Redis does not report subscriptions
+
+
+@needs_redis
 async def test_what_came_before_is_not_missed() -> None:
-    reported = Notifier()
-    seen = reported.version("alice")
-    reported.notify(["alice"])
-    assert await reported.wait("alice", seen, LONG) != seen
-    assert await reported.wait("alice", "", LONG) == reported.version("alice"), "also after a restart"
+    notifier = Notifier(REDIS.address)
+    seen = notifier.version("alice")
+    notifier.notify(["alice"])
+    assert await notifier.wait("alice", seen, LONG) != seen
+    assert await notifier.wait("alice", "", LONG) == notifier.version("alice"), "also after a restart"
 
 
-async def test_news_for_all_wake_all() -> None:
-    shown = Notifier()
-    waiting = [asyncio.create_task(shown.wait(user, shown.version(user), LONG)) for user in ("alice", "bob")]
-    await asyncio.sleep(0)
-    shown.notify_all()
+@needs_redis
+async def test_changes_for_all_wake_all() -> None:
+    notifier = Notifier(REDIS.address)
+    waiting = [
+        asyncio.create_task(notifier.wait(user, notifier.version(user), LONG)) for user in ("alice", "bob")
+    ]
+    await subscribed()
+    await asyncio.to_thread(notifier.notify_all)
     await asyncio.gather(*waiting)
 
 
+@needs_redis
 async def test_waiting_ends_and_leaves_nothing_behind() -> None:
-    reported = Notifier()
-    seen = reported.version("alice")
-    assert await reported.wait("alice", seen, 0.01) == seen
-    cancelled = asyncio.create_task(reported.wait("alice", seen, LONG))
-    await asyncio.sleep(0)
+    notifier = Notifier(REDIS.address)
+    seen = notifier.version("alice")
+    assert await notifier.wait("alice", seen, 0.01) == seen
+    cancelled = asyncio.create_task(notifier.wait("alice", seen, LONG))
+    await subscribed()
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
-    assert not reported._waiting
+    assert not notifier._listeners[asyncio.get_running_loop()]._waiting
 
 
-def test_errands_of_one_key_never_overlap_and_a_failure_ends_only_itself() -> None:
-    background_tasks, inside, go_on = BackgroundTasks(), threading.Event(), threading.Event()
+@needs_redis
+async def test_open_pages_survive_a_dead_redis_and_hear_of_changes_after_it(tmp_path_factory) -> None:
+    with redis(tmp_path_factory.mktemp("r")) as server:
+        notifier = Notifier(server.address)
+        seen = notifier.version("alice")
+        waiting = asyncio.create_task(notifier.wait("alice", seen, LONG))
+        await asyncio.sleep(0)
+        server.kill()
+        seen = await waiting
+        notifier.notify(["alice"])  # fails nobody
+        notifier.count_booking()
+        assert await notifier.wait("alice", seen, LONG) != seen, "the page looks by itself"
+        server.start()
+        while (seen := await notifier.wait("alice", seen, LONG)).startswith("away"):
+            pass
+        waiting = asyncio.create_task(notifier.wait("alice", seen, LONG))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(notifier.notify, ["alice"])
+        assert await waiting == notifier.version("alice") != seen
 
-    def slow() -> None:
-        inside.set()
-        go_on.wait(LONG)
-        raise RuntimeError("this one fails")
 
-    assert background_tasks.run("a", slow)
-    assert inside.wait(LONG)
-    assert not background_tasks.run("a", slow)
-    other = threading.Event()
-    assert background_tasks.run("b", other.set)
-    assert other.wait(LONG)
-    go_on.set()
-    again = threading.Event()
-    while not background_tasks.run("a", again.set):
-        pass
-    assert again.wait(LONG)
-
-
-def test_errands_of_one_key_never_overlap_in_two_processes() -> None:
-    mine, its = os.pipe()
-    if (other := os.fork()) == 0:
-        try:
-            os.write(its, b"1" if BackgroundTasks(Never()).run("c", print) else b"0")
-            signal.pause()
-        finally:
-            os._exit(1)
-    try:
-        assert os.read(mine, 1) == b"1"
-        assert not BackgroundTasks().run("c", print)
-        done = threading.Event()
-        assert BackgroundTasks().run("d", done.set) and done.wait(LONG)
-    finally:
-        os.kill(other, signal.SIGKILL)
-        os.waitpid(other, 0)
-        os.close(mine)
-        os.close(its)
-    assert BackgroundTasks().run("c", print), "the dead hold nothing"
+async def test_without_a_redis_open_pages_look_for_changes() -> None:
+    notifier = Notifier("memory://")
+    notifier.notify(["alice"])
+    seen = notifier.version("alice")
+    assert await notifier.wait("alice", seen, LONG) != seen
 
 
 def sign_in() -> str:
@@ -145,6 +145,7 @@ async def first_event(cookies: str, seen: str, opened: asyncio.Event) -> str:
     return found.result()
 
 
+@needs_redis
 @pytest.mark.django_db(transaction=True)
 async def test_the_stream_reports_a_change() -> None:
     cookies = await sync_to_async(sign_in)()
@@ -168,24 +169,59 @@ async def test_the_stream_needs_a_login() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_the_sync_starts_what_was_requested_and_follows_it(broker: FakeBroker, hub: FakeHub) -> None:
-    """The whole path in the server's process: what an earlier process left undone, then the broker's news."""
+    """What an earlier process left undone comes first, then what pages and the broker report."""
     alice = User.objects.create_user("alice", password=PASSWORD)
     options = {"image": "torch", "minutes": 60, "title": "Left undone"}
     Session.objects.create(name="s0123abcd", owner=alice, options=options)
-    sync = BrokerSync()
-    sync.start()
-    try:
+    with syncing():
         until(lambda: ("alice", "s0123abcd") in hub.servers)
         for state in ("queued", "starting", "ready", "ended"):
             broker.tell(make_session("s0123abcd", state, ending="finished" if state == "ended" else None))
             until(lambda state=state: Session.objects.get().state == state)
+    assert len([path for path, _ in hub.called("POST") if "servers" in path]) == 2, "404, then the start"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_session_is_looked_after_by_one_thread_at_a_time(
+    broker: FakeBroker, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = User.objects.create_user("alice", password=PASSWORD)
+    for name in ("s0123abcd", "s0123abce"):
+        Session.objects.create(name=name, owner=alice, options={"image": "torch", "minutes": 60})
+    inside: list[str] = []
+    looks, go_on = threading.Semaphore(0), threading.Event()
+
+    def tend(name: str) -> None:
+        inside.append(name)
+        if name == "s0123abcd":
+            go_on.wait(LONG)
+        raise RuntimeError("this ends only itself")
+
+    monkeypatch.setattr(broker_sync, "tend_named", tend)
+    monkeypatch.setattr(broker_sync, "PAUSE", 0.01)
+    due = broker_sync.due_sessions
+    monkeypatch.setattr(broker_sync, "due_sessions", lambda: looks.release() or due())
+    with syncing():
+        for _ in range(5):
+            assert looks.acquire(timeout=LONG)
+        assert inside.count("s0123abcd") == 1 and inside.count("s0123abce") >= 1
+        go_on.set()
+        until(lambda: inside.count("s0123abcd") > 1)
+
+
+@contextmanager
+def syncing() -> Iterator[None]:
+    """A running `carme-portal sync`, which leaves no connection to the tests' database behind."""
+    sync = BrokerSync()
+    sync.start()
+    try:
+        yield
     finally:
         sync.stop()
-        for thread in threading.enumerate():
-            if thread.name in ("follow", "tend"):
-                thread.join(LONG)
+        sync.wait()
+        for thread in sync.threads:
+            thread.join(LONG)
         connection.close()
-    assert len([path for path, _ in hub.called("POST") if "servers" in path]) == 2, "404, then the start"
 
 
 def until(holds) -> None:

@@ -14,10 +14,9 @@ from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import follow
 from carme_webui.jobs.models import Mirror
-from carme_webui.sessions.lifecycle import tend_all
 from carme_webui.sessions.models import BEFORE, Session, new_name
 
-from .conftest import Browser
+from .conftest import Browser, tend_all
 from .fake_broker import CLUSTER, NOW, FakeBroker, make_job, make_session
 from .fake_hub import FakeHub
 

@@ -1,22 +1,20 @@
-"""Keeps the portal true while it serves: follows the broker's news, and finishes what was asked for.
+"""Follows the broker's events, and starts and stops sessions: `carme-portal sync`, one process of a site.
 
-It lives in a process of the web server, so that what the broker says reaches open pages at once, and needs
-neither Redis nor Celery. Of several such processes one keeps; when it ends or dies, another goes on.
+It is no work for Celery's workers: it follows a stream, sessions start and stop within a second, and both go
+on while Redis is away.
 """
 
-import contextlib
-import fcntl
 import logging
-import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
-from django.conf import settings
 from django.db import close_old_connections
 
 from carme_webui.cluster import broker
 from carme_webui.jobs.mirror import follow
-from carme_webui.sessions.lifecycle import tend_all
+from carme_webui.notifier import notifier
+from carme_webui.sessions.lifecycle import due_sessions, tend_named
 
 __all__ = ["BrokerSync"]
 
@@ -26,68 +24,68 @@ logger = logging.getLogger(__name__)
 WAIT = 10.0
 # Seconds until the next try after a failure, and between two looks at what is still to be done.
 PAUSE = 1.0
-# Seconds between two looks whether the process that keeps is still there.
-TURN = 0.5
+#: Sessions for which JupyterHub is asked at the same time.
+SESSIONS_AT_ONCE = 16
 
 
 class BrokerSync:
-    """Two threads: one follows the broker, one tends to sessions that are being started or stopped.
+    """Two threads: one follows the broker, one looks after sessions that are being started or stopped.
 
-    They begin when no other process keeps, which a lock on a file says. The kernel takes the lock from a
-    process that dies.
+    What an earlier process left undone is done first: the database knows it.
     """
 
     def __init__(self) -> None:
         self._ending = threading.Event()
+        self._hub_calls = ThreadPoolExecutor(SESSIONS_AT_ONCE, thread_name_prefix="session")
+        self._under_way: set[str] = set()
+        self._requests = notifier.session_requests()
+        self.threads = [
+            threading.Thread(target=self._repeat, args=(step,), name=step.__name__, daemon=True)
+            for step in (self._follow, self._tend)
+        ]
 
     def start(self) -> None:
-        """Begin, as soon as it is this process's turn. What an earlier one left undone is done first."""
-        threading.Thread(target=self._keep, name="keep", daemon=True).start()
+        """Begin."""
+        for thread in self.threads:
+            thread.start()
 
     def stop(self) -> None:
         """End soon; nothing is lost by it."""
         self._ending.set()
 
-    def _keep(self) -> None:
-        with self._turn():
-            if self._ending.is_set():
-                return
-            steps = {"follow": self._follow, "tend": self._tend}
-            threads = [
-                threading.Thread(target=self._repeat, args=(step,), name=name, daemon=True)
-                for name, step in steps.items()
-            ]
-            for thread in threads:
-                thread.start()
-            logger.info("Process %s keeps the portal true", os.getpid())
-            for thread in threads:
-                thread.join()
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait until no other process keeps, or until the end."""
-        with (settings.SITE.portal.state_directory / "broker_sync.lock").open("a") as file:
-            while not self._ending.is_set():
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    self._ending.wait(TURN)
-            yield
+    def wait(self) -> None:
+        """Until it is stopped and JupyterHub has answered; an unanswered broker is not waited for."""
+        self._ending.wait()
+        self._hub_calls.shutdown(cancel_futures=True)
 
     def _follow(self) -> None:
         if not follow(broker(), WAIT):
             self._ending.wait(PAUSE)
 
     def _tend(self) -> None:
-        tend_all()
-        self._ending.wait(PAUSE)
+        for name in due_sessions():
+            if name not in self._under_way:
+                self._under_way.add(name)
+                self._hub_calls.submit(self._tend_one, name)
+        close_old_connections()
+        self._requests.wait(PAUSE)
+
+    def _tend_one(self, name: str) -> None:
+        try:
+            tend_named(name)
+        except Exception:
+            logger.exception("Session %s could not be looked after; the next try follows", name)
+        finally:
+            self._under_way.discard(name)
+            close_old_connections()
 
     def _repeat(self, step: Callable[[], None]) -> None:
         while not self._ending.is_set():
             try:
                 step()
             except Exception:
+                if self._ending.is_set():
+                    return  # what is to be done for sessions is not begun any more
                 # A database that is away for a moment must not end the portal's eyes and hands.
                 logger.exception("Sync failed; retrying in %.0f s", PAUSE)
                 self._ending.wait(PAUSE)

@@ -1,64 +1,49 @@
-"""What is the same for many pages, and is made once for them."""
+"""What many pages have in common, in Django's cache."""
 
-import time
-from collections.abc import Callable
-from functools import wraps
-from operator import is_
-from typing import Generic, ParamSpec, TypeVar
+import hashlib
+from collections.abc import Callable, Hashable
+from typing import TypeVar, cast
 
+from django.core.cache import caches
 from django.utils.translation import get_language
 
 from carme_webui.notifier import notifier
 
-__all__ = ["Cached", "cached_by_arguments"]
+__all__ = ["SHARED_SECONDS", "cache_key", "cached", "shared"]
 
 T = TypeVar("T")
-Given = ParamSpec("Given")
+
+#: For how long pages show what the database says to everybody alike.
+SHARED_SECONDS = 2.0
 
 
-class Cached(Generic[T]):
-    """What the database says to everybody alike; to be called for it, and not to be changed.
+def shared(name: str, query: Callable[[], T]) -> T:
+    """What the database says to everybody alike.
 
-    It is asked again as soon as one of the portal's processes has told all pages of something new
-    (`carme_webui.notifier`), and after `seconds`, so that what anybody else wrote is seen soon. Nothing that
-    depends on who reads belongs here.
+    It is queried again as soon as all pages were notified of a change (`Notifier.notify_all`), and after
+    SHARED_SECONDS. Nothing that depends on who reads belongs here.
 
     Args:
-        ask: Asks the database.
+        name: Names the question.
+        query: Asks the database.
     """
-
-    #: For how long an answer holds.
-    seconds = 2.0
-
-    def __init__(self, ask: Callable[[], T]) -> None:
-        self._ask = ask
-        # The version of the news, until when it holds, and what was said.
-        self._known: tuple[str, float, T] | None = None
-
-    def __call__(self) -> T:
-        version, now = notifier.common_version(), time.monotonic()
-        known = self._known
-        if known is None or known[0] != version or now >= known[1]:
-            # The version is that of before the question: what is told meanwhile makes it old.
-            self._known = known = version, now + self.seconds, self._ask()
-        return known[2]
+    # The version is that of before the query: a change meanwhile makes the result old.
+    key = cache_key(name, notifier.common_version())
+    return cached("pages", key, query, SHARED_SECONDS)
 
 
-def cached_by_arguments(function: Callable[Given, T]) -> Callable[Given, T]:
-    """Have a function of what pages share, such as the picture of the cluster, called once for them.
+def cached(alias: str, key: str, make: Callable[[], T], seconds: float) -> T:
+    """What one of Django's caches has under a key; what it lacks is made.
 
-    For each language the result of the very same objects that were given last is remembered; it is not to be
-    changed. Nothing that belongs to one user may be given.
+    Args:
+        alias: The cache's name in the settings.
+        make: Makes it; not called while it is there.
+        seconds: For how long it stays.
     """
-    last: dict[str | None, tuple[tuple[object, ...], T]] = {}
+    return cast(T, caches[alias].get_or_set(key, make, seconds))
 
-    @wraps(function)
-    def call(*given: Given.args, **named: Given.kwargs) -> T:
-        assert not named, "given by name, it is not compared"
-        language = get_language()
-        known = last.get(language)
-        if known is None or len(known[0]) != len(given) or not all(map(is_, known[0], given)):
-            last[language] = known = given, function(*given, **named)
-        return known[1]
 
-    return call
+def cache_key(name: str, *content: Hashable) -> str:
+    """A key for what is made of this content, in the language that is active."""
+    text = repr((get_language(), *content))
+    return f"{name}:{hashlib.sha256(text.encode()).hexdigest()}"

@@ -1,12 +1,11 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar, cast
 
 from django.conf import settings
+from django.core.cache import caches
 
 from carme.broker import BrokerClient
 from carme.broker.protocol import Failure
@@ -15,7 +14,6 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, Forecast, Job, JobRequest, Reservation, partition_of, usable
 from carme.jobs.access import partition_refusal
 from carme.jobs.nodes import expand
-from carme_webui.caches import cached_by_arguments
 
 __all__ = [
     "Picture",
@@ -28,6 +26,9 @@ __all__ = [
     "picture",
     "supplies",
 ]
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,10 @@ JOBS_SECONDS = 10.0
 
 
 class Picture:
-    """What the broker said a moment ago, for pages that only show it.
+    """What the broker said a moment ago, for pages that only show it; not for who decides something.
 
-    However many pages are made, each question is asked once in the time between two looks at Slurm: the
-    broker itself knows nothing newer. While it is asked again, other pages show what was said before. Who
-    decides something asks `broker()`.
+    Each process asks once in the time between two looks at Slurm, as the broker itself knows nothing newer;
+    while it asks, other pages show what was said before. A refusal is cached as well.
 
     Attributes:
         seconds: How long an answer is shown; None: as long as the broker looks away.
@@ -66,55 +66,42 @@ class Picture:
 
     def __init__(self) -> None:
         self.seconds: float | None = None
-        # Until when it is new, what was said, and what was refused.
-        self._known: dict[str, tuple[float, Any, Failure | None]] = {}
-        self._running: tuple[list[Job], list[tuple[Job, list[str]]]] = [], []
-        self._asking = {name: threading.Lock() for name in ("cluster", "forecast", "jobs", "reservations")}
 
     def cluster(self) -> Cluster:
         """Partitions and nodes. Raises CarmeError, as the broker does; so do the others."""
-        return self._seen("cluster", lambda: broker().cluster())
+        return self._cached("cluster", lambda: broker().cluster())
 
     def forecast(self) -> Forecast:
         """How many GPUs will be free."""
-        return self._seen("forecast", lambda: broker().forecast())
-
-    def jobs(self) -> list[Job]:
-        """All that wait or run; not to be changed. They may be thousands: they are asked for less often."""
-        return self._seen("jobs", lambda: broker().jobs(), least=JOBS_SECONDS)
+        return self._cached("forecast", lambda: broker().forecast())
 
     def running(self) -> list[tuple[Job, list[str]]]:
-        """Those of the jobs that run, with their nodes' names, which are read once for many pages."""
-        jobs = self.jobs()
-        if self._running[0] is not jobs:
-            self._running = jobs, [(job, expand(job.node_list)) for job in jobs if job.is_running]
-        return self._running[1]
+        """The jobs that run, with their nodes' names; asked for less often, as there may be thousands."""
+        return self._cached("running", _running_jobs, least=JOBS_SECONDS)
 
     def reservations(self) -> list[Reservation]:
-        """Slurm's; not to be changed."""
-        return self._seen("reservations", lambda: broker().reservations())
+        """Slurm's."""
+        return self._cached("reservations", lambda: broker().reservations())
 
-    def _seen(self, name: str, ask: Callable[[], Any], least: float = 0.0) -> Any:
-        saved = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
-        until, value, failure = self._known.get(name, (0.0, None, None))
-        now = time.monotonic()
-        if now >= until:
-            # Who has nothing that is nearly new waits for who is asking.
-            turn = self._asking[name]
-            if turn.acquire(blocking=now >= until + saved):
-                try:
-                    until, value, failure = self._known.get(name, (0.0, None, None))
-                    if time.monotonic() >= until:
-                        value, failure = _answer(ask)
-                        self._known[name] = time.monotonic() + saved, value, failure
-                finally:
-                    turn.release()
+    def _cached(self, name: str, ask: Callable[[], T], least: float = 0.0) -> T:
+        seconds = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
+        key, pages = f"broker-{name}", caches["pages"]
+        known: tuple[T, None] | tuple[None, Failure] | None = pages.get(key)
+        # For one thread `add` succeeds: it asks, and the others show what the broker said before.
+        if pages.add(f"{key}-asked", True, seconds) or known is None:
+            known = _answer(ask)
+            pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
+        value, failure = known
         if failure is not None:
             raise failure.error()
-        return value
+        return cast(T, value)
 
 
-def _answer(ask: Callable[[], Any]) -> tuple[Any, Failure | None]:
+def _running_jobs() -> list[tuple[Job, list[str]]]:
+    return [(job, expand(job.node_list)) for job in broker().jobs() if job.is_running]
+
+
+def _answer(ask: Callable[[], T]) -> tuple[T, None] | tuple[None, Failure]:
     try:
         return ask(), None
     except CarmeError as error:
@@ -127,26 +114,22 @@ picture = Picture()
 
 #: Seconds for which a process shows what somebody may use as it was; the broker itself asks once a minute.
 ACCESS_SECONDS = 10.0
-#: Users that are remembered.
-MOST_USERS = 1024
-_accesses: dict[str, tuple[float, Access]] = {}
 
 
 def access_of(user: str, *, anew: bool = False) -> Access:
     """What Slurm lets somebody use, as it was a moment ago; empty while nobody answers.
 
     Args:
-        anew: Ask, whatever is remembered.
+        anew: Ask, whatever is cached.
     """
-    until, found = _accesses.get(user, (0.0, Access(user=user)))
-    if anew or time.monotonic() >= until:
+    key = f"access-{user}"
+    found: Access | None = None if anew else caches["pages"].get(key)
+    if found is None:
         try:
             found = broker().access(user=user)
         except CarmeError:
             found = Access(user=user)
-        if len(_accesses) >= MOST_USERS:
-            _accesses.clear()
-        _accesses[user] = time.monotonic() + ACCESS_SECONDS, found
+        caches["pages"].set(key, found, ACCESS_SECONDS)
     return found
 
 
@@ -160,7 +143,6 @@ def images() -> ImageCatalogue:
     return ImageCatalogue(settings.SITE.images.directory)
 
 
-@cached_by_arguments
 def supplies(cluster: Cluster) -> list[Supply]:
     """The GPUs of the cluster by type. Those of nodes that take no jobs are not free."""
     kinds = sorted({kind for node in cluster.nodes for kind in node.gpus})

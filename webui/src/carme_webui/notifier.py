@@ -1,145 +1,281 @@
-"""Telling open pages that something of their owner's has changed, in whichever of the portal's processes."""
+"""Notifies open pages that something of their owner's has changed, in all processes of the portal (Redis)."""
 
 import asyncio
-import mmap
-import os
+import contextlib
+import json
+import logging
 import secrets
-import threading
-import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
-__all__ = ["Notifier", "notifier"]
+import redis
+import redis.asyncio
+from django.conf import settings
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import NoBackoff
+from redis.client import PubSub
+from redis.retry import Retry
 
-#: Users share this many counters. Two of one counter hear of each other's news, and find nothing new.
-COUNTERS = 65_536
-_ALL = COUNTERS  # the counter of what all see
-_BOOKINGS = COUNTERS + 1  # and of what bookings there are, of which no page is told
-_ROW = COUNTERS + 2
+__all__ = ["Notifier", "SessionRequests", "notifier", "redis_url"]
+
+logger = logging.getLogger(__name__)
+
+#: A hash with the number of changes of each user, of what all see, and of the bookings.
+VERSIONS = "carme:portal:versions"
+#: The channel with the names of those whose version has changed, as a list in JSON.
+CHANGES = "carme:portal:changes"
+#: The channel on which pages wake `carme-portal sync`.
+SESSIONS = "carme:portal:sessions"
+#: Fields that are no accounts' names: what all see, the bookings, and a word that differs after Redis has
+#: lost the hash.
+ALL, BOOKINGS, EPOCH = "*", "*bookings", "*epoch"
+#: Seconds after which Redis is given up for this request.
+PATIENCE = 1.0
+#: While Redis is away, open pages look for changes once in so many seconds.
+AWAY_SECONDS = 3.0
+#: Seconds between two tries to subscribe again.
+PAUSE = 0.5
 
 
-@dataclass(eq=False)
-class _Waiter:
-    """Somebody who waits for a version other than the one that was seen."""
-
-    seen: str
-    loop: asyncio.AbstractEventLoop
-    event: asyncio.Event
-
-    def wake(self) -> None:
-        if not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self.event.set)
+def redis_url(address: str) -> str:
+    """`redis` in `[portal]`, which is written as Celery has it, as the library `redis` has it."""
+    return address.replace("redis+socket://", "unix://", 1)
 
 
 class Notifier:
-    """What has changed for whom, for everybody who waits in this process or in those forked from it.
+    """What has changed for whom.
 
-    A version is a word that differs from the earlier one as soon as there is something new; one of before a
-    restart of the portal differs from all.
+    A version is a word that differs from the earlier one as soon as there is something new. Redis counts the
+    changes of each user, so that a page and a stream of events can compare versions although different
+    processes made them. Redis's channel wakes the streams. While Redis is away, versions change every few
+    seconds: open pages then look for changes, and nothing fails.
 
-    The counters lie in memory that the processes share. Each process has a row of them, which it alone
-    writes, and a version is the sum over the rows: so no process waits for another, nothing that is told can
-    be lost on a way between them, and what a process told stays when it dies. An eventfd of each process
-    wakes the others.
+    Args:
+        address: Where Redis is, as in `[portal]`; `memory://`: nowhere.
     """
 
-    def __init__(self) -> None:
-        self._epoch = secrets.token_hex(4)
-        self._waiting: dict[str, set[_Waiter]] = {}
-        self._lock = threading.Lock()
-        self._bells: list[int] = []
-        self._make_rows(1)
-
-    def _make_rows(self, count: int) -> None:
-        memory = memoryview(mmap.mmap(-1, count * _ROW * 8)).cast("Q")
-        self._rows = [memory[row * _ROW : (row + 1) * _ROW] for row in range(count)]
-        self._own = self._rows[0]
-
-    def share(self, processes: int) -> None:
-        """Be ready for so many processes, which are forked hereafter; each says which one it is."""
-        self._make_rows(processes)
-        self._bells = [os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK) for _ in range(processes)]
-
-    def be(self, process: int) -> None:
-        """This is the process of that number, or the one that takes its place; called in its event loop."""
-        self._own = self._rows[process]
-        asyncio.get_running_loop().add_reader(self._bells[process], self._hear, self._bells[process])
+    def __init__(self, address: str) -> None:
+        self._url = redis_url(address) if address != "memory://" else ""
+        self._client: redis.Redis | None = None
+        if self._url:
+            self._client = redis.Redis.from_url(
+                self._url,
+                decode_responses=True,
+                socket_timeout=PATIENCE,
+                socket_connect_timeout=PATIENCE,
+                # A connection from before a restart of Redis fails once.
+                retry=Retry(NoBackoff(), 1),
+            )
+        self._away = False
+        self._listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, _Listener] = WeakKeyDictionary()
 
     def version(self, user: str) -> str:
         """What this user's pages show when they are made now."""
-        place = _place(user)
-        return f"{self._epoch}-{sum(row[_ALL] for row in self._rows)}-{sum(row[place] for row in self._rows)}"
+        return self._version(EPOCH, ALL, user)
 
     def common_version(self) -> str:
         """What all pages show alike when they are made now."""
-        return f"{self._epoch}-{sum(row[_ALL] for row in self._rows)}"
+        return self._version(EPOCH, ALL)
 
     def bookings_version(self) -> str:
         """What bookings there are; it wakes nobody."""
-        return f"{self._epoch}-{sum(row[_BOOKINGS] for row in self._rows)}"
+        return self._version(EPOCH, BOOKINGS)
 
     def count_booking(self) -> None:
         """A booking was made, changed or removed."""
-        with self._lock:
-            self._own[_BOOKINGS] += 1
+        with self._survived():
+            if self._client:
+                self._client.hincrby(VERSIONS, BOOKINGS, 1)
 
     def notify(self, users: Iterable[str]) -> None:
         """Something of these users has changed. Any thread may say so."""
-        self._notify({_place(user) for user in users})
+        self._notify(sorted(set(users)))
 
     def notify_all(self) -> None:
         """Something that all see has changed."""
-        self._notify({_ALL})
+        self._notify([ALL])
 
-    def _notify(self, places: set[int]) -> None:
-        if not places:
+    def wake_sync(self) -> None:
+        """A session is to be started or stopped."""
+        with self._survived():
+            if self._client:
+                self._client.publish(SESSIONS, "")
+
+    def session_requests(self) -> "SessionRequests":
+        """What `wake_sync` wakes."""
+        return SessionRequests(self._client)
+
+    def redis_answers(self) -> bool:
+        """Whether Redis is there."""
+        with self._survived():
+            return self._client is not None and bool(self._client.ping())
+        return False
+
+    def _notify(self, names: list[str]) -> None:
+        if not names or not self._client:
             return
-        with self._lock:
-            for place in places:
-                self._own[place] += 1
-        for bell in self._bells:
-            os.eventfd_write(bell, 1)
-        if not self._bells:
-            self._wake()
+        with self._survived(), self._client.pipeline(transaction=True) as pipeline:
+            for name in names:
+                pipeline.hincrby(VERSIONS, name, 1)
+            pipeline.publish(CHANGES, json.dumps(names))
+            pipeline.execute()
 
-    def _hear(self, bell: int) -> None:
-        os.eventfd_read(bell)
-        self._wake()
+    def _version(self, *fields: str) -> str:
+        with self._survived():
+            if self._client:
+                found = cast(list[str | None], self._client.hmget(VERSIONS, list(fields)))
+                if found[0] is None:
+                    self._client.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))
+                    found = cast(list[str | None], self._client.hmget(VERSIONS, list(fields)))
+                return _joined(found)
+        return _version_while_away()
 
-    def _wake(self) -> None:
-        """Wake those whose version has changed."""
-        with self._lock:
-            for user, waiters in self._waiting.items():
-                version = self.version(user)
-                for waiter in waiters:
-                    if waiter.seen != version:
-                        waiter.wake()
+    @contextlib.contextmanager
+    def _survived(self) -> Iterator[None]:
+        """Go on without Redis where it does not answer, which is logged once."""
+        try:
+            yield
+        except redis.RedisError as error:
+            if not self._away:
+                logger.warning("Redis does not answer. Open pages look for changes by themselves: %s", error)
+            self._away = True
+        else:
+            self._away = False
 
     async def wait(self, user: str, seen: str, seconds: float) -> str:
         """The version, as soon as it differs from the one that was seen; after `seconds` at the latest."""
-        waiter = _Waiter(seen, asyncio.get_running_loop(), asyncio.Event())
-        with self._lock:
-            # Who tells writes first and rings then: either this look sees it, or the bell finds the waiter.
-            if (version := self.version(user)) != seen:
-                return version
-            self._waiting.setdefault(user, set()).add(waiter)
+        loop = asyncio.get_running_loop()
+        if loop not in self._listeners:
+            self._listeners[loop] = _Listener(self._url)
+        listener, end = self._listeners[loop], loop.time() + seconds
+        with listener.waiting(user) as changed:
+            # The subscription is there before the version is read: no change is missed between the two.
+            await listener.begin()
+            while True:
+                changed.clear()
+                version, left = await listener.version(user), end - loop.time()
+                if version != seen or left <= 0:
+                    return version
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(left if listener.hears else min(left, AWAY_SECONDS)):
+                        await changed.wait()
+
+
+class SessionRequests:
+    """Waits until a session is to be started or stopped; for one thread."""
+
+    def __init__(self, client: redis.Redis | None) -> None:
+        self._client = client
+        self._channel: PubSub | None = None
+
+    def wait(self, seconds: float) -> None:
+        """Until that is so, for so many seconds at most; while Redis is away, for all of them."""
+        if self._client is None:
+            time.sleep(seconds)
+            return
         try:
-            async with asyncio.timeout(seconds):
-                await waiter.event.wait()
-        except TimeoutError:
-            pass
+            channel = self._channel
+            if channel is None:
+                self._channel = channel = self._client.pubsub(ignore_subscribe_messages=True)
+                channel.subscribe(SESSIONS)
+            channel.get_message(timeout=seconds)
+        except redis.RedisError:
+            self._channel = None
+            time.sleep(seconds)
+
+
+class _Listener:
+    """Follows the channel for all who wait in one event loop, by one connection to Redis."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._waiting: dict[str, set[asyncio.Event]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()
+        self._client = self._connection(socket_timeout=PATIENCE) if url else None
+        #: Whether the channel is subscribed to.
+        self.hears = False
+
+    def _connection(self, **options: Any) -> redis.asyncio.Redis:
+        return redis.asyncio.Redis.from_url(
+            self._url,
+            decode_responses=True,
+            socket_connect_timeout=PATIENCE,
+            retry=AsyncRetry(NoBackoff(), 0),
+            **options,
+        )
+
+    @contextlib.contextmanager
+    def waiting(self, user: str) -> Iterator[asyncio.Event]:
+        """An event that is set when something has changed for this user."""
+        event = asyncio.Event()
+        self._waiting.setdefault(user, set()).add(event)
+        try:
+            yield event
         finally:
-            with self._lock:
-                waiting = self._waiting[user]
-                waiting.discard(waiter)
-                if not waiting:
-                    del self._waiting[user]
-        return self.version(user)
+            self._waiting[user].discard(event)
+            if not self._waiting[user]:
+                del self._waiting[user]
+
+    async def begin(self) -> None:
+        """Subscribe, if that was not done; returns also when it fails, and is then tried again."""
+        if self._url and self._task is None:
+            self._task = asyncio.create_task(self._follow())
+        if self._task:
+            await self._tried.wait()
+
+    async def version(self, user: str) -> str:
+        """As `Notifier.version`."""
+        if self._client and self.hears:
+            with contextlib.suppress(redis.RedisError):
+                found = await cast(Any, self._client.hmget(VERSIONS, [EPOCH, ALL, user]))
+                if found[0] is not None:
+                    return _joined(found)
+        return _version_while_away()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async for names in self._changes():
+                    self._wake(names)
+            except (redis.RedisError, OSError):
+                pass
+            self.hears = False
+            self._tried.set()
+            self._wake([ALL])
+            await asyncio.sleep(PAUSE)
+
+    async def _changes(self) -> AsyncIterator[list[str]]:
+        """The names whose version has changed; first all: nobody knows what was missed before."""
+        async with self._connection() as client, client.pubsub() as channel:
+            await channel.subscribe(CHANGES)
+            async for message in channel.listen():
+                if message["type"] == "subscribe":
+                    await cast(Any, client.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4)))
+                    if self._tried.is_set():
+                        await cast(Any, client.hincrby(VERSIONS, ALL, 1))
+                    self.hears = True
+                    self._tried.set()
+                    yield [ALL]
+                else:
+                    yield json.loads(message["data"])
+
+    def _wake(self, names: list[str]) -> None:
+        users = list(self._waiting) if ALL in names else names
+        for user in users:
+            for event in self._waiting.get(user, ()):
+                event.set()
 
 
-def _place(user: str) -> int:
-    return zlib.crc32(user.encode()) % COUNTERS
+def _joined(fields: list[str | None]) -> str:
+    return "-".join(field or "0" for field in fields)
 
 
-notifier = Notifier()
-"""The news of this process and of those that serve beside it."""
+def _version_while_away() -> str:
+    return f"away-{time.time() // AWAY_SECONDS:.0f}"
+
+
+notifier = Notifier(settings.SITE.portal.redis)
+"""The notifier of this site."""

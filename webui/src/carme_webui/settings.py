@@ -134,12 +134,24 @@ TEMPLATES = [
 # --- state -----------------------------------------------------------------------------------------------
 
 DATABASES = {"default": _database(SITE.portal.database)}
-# In the database, so that rate limits hold for all processes and a stopped Redis locks nobody out.
 CACHES = {
+    # In the database, so that rate limits hold for all processes and a stopped Redis locks nobody out.
     "default": {
         "BACKEND": "django.core.cache.backends.db.DatabaseCache",
         "LOCATION": "portal_cache",
         "OPTIONS": {"MAX_ENTRIES": 100_000},
+    },
+    # What many pages of a process have in common, for some seconds.
+    "pages": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "LOCATION": "pages",
+        "OPTIONS": {"MAX_ENTRIES": 2_000},
+    },
+    # The calendar's tables, each of up to half a megabyte.
+    "calendars": {
+        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "LOCATION": "calendars",
+        "OPTIONS": {"MAX_ENTRIES": 16},
     },
 }
 STATIC_URL = "/static/"

@@ -14,11 +14,11 @@ from carme.wording import number
 
 __all__ = ["main"]
 
-UNITS = ("carme-broker", "carme-hub", "carme-portal", "carme-worker", "carme-beat")
+UNITS = ("carme-broker", "carme-hub", "carme-portal", "carme-sync", "carme-worker", "carme-beat")
 #: All of a head, as `systemctl stop 'carme-*'` stopped them.
 STARTED = (
-    *("carme-broker", "carme-proxy", "carme-hub", "carme-portal", "carme-worker", "carme-beat"),
-    "carme-cluster-exporter",
+    *("carme-broker", "carme-proxy", "carme-hub", "carme-portal", "carme-sync", "carme-worker"),
+    *("carme-beat", "carme-cluster-exporter"),
 )
 
 _EPILOG = """\

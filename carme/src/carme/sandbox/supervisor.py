@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import shlex
-import shutil
 import signal
 import socket
 import sys
@@ -23,6 +22,7 @@ from carme.errors import CarmeError, ConfigError
 from carme.sandbox.accounts import accounts_in
 from carme.sandbox.past import write_past
 from carme.sandbox.processes import SANDBOX, end_marked
+from carme.sandbox.redis import redis_command
 from carme.sandbox.site import Addresses, Places, make_site
 
 __all__ = ["main"]
@@ -35,8 +35,6 @@ PASSING = ("seed",)
 NEEDED_BY_OTHERS = ("redis", "broker")
 #: Seconds that services get to end.
 END_SECONDS = 10.0
-#: Where ./test puts programs that the system lacks.
-_CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carme"
 
 
 class Services:
@@ -142,7 +140,7 @@ class Sandbox:
     """
 
     def __init__(self, folder: Path, port: int, *, sessions: bool = True, reload: bool = True) -> None:
-        self.redis = _redis()
+        self.redis = redis_command(Places(folder).redis)
         self.missing = _missing_for_sessions() if sessions else "none, because of --no-sessions."
         self._reload = reload
         self.addresses = Addresses(
@@ -169,7 +167,7 @@ class Sandbox:
         """Start everything; returns when users can sign in. Raises CarmeError."""
         python, services = sys.executable, self.services
         if self.redis:
-            await services.start("redis", self.redis, *_redis_options(self.places))
+            await services.start("redis", *self.redis)
         await services.start("broker", python, "-m", "carme.sandbox", str(self.places.folder))
         users = asyncio.Event()
         await services.start(
@@ -184,6 +182,7 @@ class Sandbox:
             await services.start("hub", python, "-m", "carme_spawner.sandbox")
         await users.wait()
         await services.start("portal", *self._portal())
+        await services.start("sync", python, "-m", "django", "sync")
         await _answers(f"{self.url}/accounts/login/")
         for name in ("worker", "beat"):
             await services.start(name, *_celery(name))
@@ -218,7 +217,10 @@ class Sandbox:
             f"Sessions: {self.missing or 'they start the JupyterLab of this Python.'}",
         ]
         if not self.redis:
-            lines.append("Redis: there is no redis-server, so background work is passed on in a folder.")
+            lines.append(
+                "Redis: there is no redis-server. Background work is passed on in a folder, and open pages "
+                "look for changes every few seconds."
+            )
         return "\n".join([*lines, f"Files: {self.places.folder}", "Stop with Ctrl-C.", ""])
 
 
@@ -256,18 +258,6 @@ def _missing_for_sessions() -> str:
         if importlib.util.find_spec(package) is None:
             return f"none can be started, because {package} is not installed."
     return ""
-
-
-def _redis() -> str | None:
-    """The program of Redis: the system's, or what is unpacked where tests keep their programs."""
-    return shutil.which("redis-server") or shutil.which("redis-server", path=str(_CACHE / "redis/usr/bin"))
-
-
-def _redis_options(places: Places) -> list[str]:
-    return [
-        *["--port", "0", "--unixsocket", str(places.redis), "--dir", str(places.folder)],
-        *["--save", "", "--loglevel", "warning"],
-    ]
 
 
 def _celery(name: str) -> list[str]:

@@ -15,17 +15,16 @@ from django.conf import settings
 from django.contrib.auth.backends import ModelBackend
 from django.forms import ValidationError
 from django.http import HttpRequest
-from django.utils import timezone
 from django.utils.translation import gettext as _
 from ldap3.core.exceptions import LDAPException, LDAPInvalidCredentialsResult
 from ldap3.utils.conv import escape_filter_chars
 
 from carme.accounts import is_account_name
 from carme.config.settings import LdapSettings
-from carme.errors import CarmeError, ConfigError
+from carme.errors import ConfigError
 from carme_webui.accounts.models import User
-from carme_webui.background import background_tasks
-from carme_webui.cluster import broker
+from carme_webui.accounts.tasks import enrol
+from carme_webui.celery import run_soon
 
 __all__ = ["Entry", "LdapBackend", "enrol_soon", "look_up", "unix_name"]
 
@@ -180,20 +179,10 @@ def _away() -> str:
 
 
 def enrol_soon(user: User) -> None:
-    """Give who signs in an association in Slurm and a home, in another thread.
+    """Give who signs in an association in Slurm and a home, in the background.
 
     It is done once: what an administrator takes away later stays away. What failed, since Slurm was away, is
     tried again when the user signs in again.
     """
     if user.enrolled is None:
-        background_tasks.run(f"enrol {user.username}", lambda: _enrol(user))
-
-
-def _enrol(user: User) -> None:
-    name = user.username
-    try:
-        broker().enrol(name, user=name)
-    except CarmeError as error:
-        logger.warning("%s has signed in and cannot run jobs yet: %s", name, error)
-    else:
-        User.objects.filter(pk=user.pk).update(enrolled=timezone.now())
+        run_soon(enrol, user.username)

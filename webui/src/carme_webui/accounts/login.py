@@ -1,22 +1,18 @@
 """Signing in: local accounts by user name, no sign-up."""
 
-import logging
 import time
 from typing import Any
 
 from allauth.account import views
 from allauth.account.adapter import DefaultAccountAdapter
-from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse
 
+from carme_webui.accounts import tasks
 from carme_webui.accounts.models import User
-from carme_webui.background import background_tasks
-from carme_webui.sessions.hub import Hub, HubError
+from carme_webui.celery import run_soon
 
 __all__ = ["AccountAdapter", "LoginRequired", "sign_out", "sign_out_of_hub", "signed_in"]
-
-logger = logging.getLogger(__name__)
 
 
 def signed_in(request: HttpRequest) -> User:
@@ -43,15 +39,7 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 def sign_out_of_hub(user: str) -> None:
     """Have the hub told that what it knows of this user's logins counts no more."""
     # Whoever signs in again while the hub is being told is not meant.
-    moment = time.time()
-    background_tasks.run(f"sign out {user} {moment}", lambda: _sign_out_of_hub(user, moment))
-
-
-def _sign_out_of_hub(user: str, moment: float) -> None:
-    try:
-        Hub(settings.SITE).sign_out(user, before=moment)
-    except HubError as error:
-        logger.warning("The hub could not be told that %s signed out: %s", user, error)
+    run_soon(tasks.sign_out_of_hub, user, time.time())
 
 
 class AccountAdapter(DefaultAccountAdapter):

@@ -1,12 +1,21 @@
-"""Housekeeping of logins."""
+"""Background work of accounts: what signing in and out begins, and housekeeping."""
+
+import logging
 
 from allauth.idp.oidc.models import Token
+from django.conf import settings
 from django.core.management import call_command
 from django.utils import timezone
 
+from carme.errors import CarmeError
+from carme_webui.accounts.models import User
 from carme_webui.celery import app
+from carme_webui.cluster import broker
+from carme_webui.sessions.hub import Hub, HubError
 
-__all__ = ["clear_expired"]
+__all__ = ["clear_expired", "enrol", "sign_out_of_hub"]
+
+logger = logging.getLogger(__name__)
 
 
 @app.task
@@ -14,3 +23,27 @@ def clear_expired() -> None:
     """Delete logins and tokens that have run out."""
     call_command("clearsessions")
     Token.objects.filter(expires_at__lte=timezone.now()).delete()
+
+
+@app.task
+def sign_out_of_hub(user: str, before: float) -> None:
+    """Tell JupyterHub that what it knows of a user's logins counts no more.
+
+    Args:
+        before: Logins from before this time, in seconds since 1970.
+    """
+    try:
+        Hub(settings.SITE).sign_out(user, before=before)
+    except HubError as error:
+        logger.warning("The hub could not be told that %s signed out: %s", user, error)
+
+
+@app.task
+def enrol(name: str) -> None:
+    """Give a user an association in Slurm and a home."""
+    try:
+        broker().enrol(name, user=name)
+    except CarmeError as error:
+        logger.warning("%s has signed in and cannot run jobs yet: %s", name, error)
+    else:
+        User.objects.filter(username=name).update(enrolled=timezone.now())

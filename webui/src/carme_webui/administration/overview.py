@@ -131,5 +131,5 @@ def _services(cluster: Cluster | None, failure: str, now: datetime) -> list[Serv
     return [
         Service(_("Broker"), cluster is not None, failure or _("answers")),
         Service("Slurm", fresh, _("answers") if fresh else _("has not answered for a while")),
-        Service(_("List of jobs"), not mirror.failure, translated(mirror.failure) or _("up to date")),
+        Service(_("List of jobs"), not mirror.silence, translated(mirror.silence) or _("up to date")),
     ]

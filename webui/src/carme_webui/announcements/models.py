@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from carme.bookings import Window
 from carme_webui.accounts.models import User
-from carme_webui.caches import Cached
+from carme_webui.caches import shared
 from carme_webui.clocks import site_zone, span_words
 from carme_webui.sentences import SentenceField
 
@@ -103,8 +103,11 @@ class Maintenance(models.Model):
         return f"{reverse('maintenance')}#{self.name}"
 
 
-latest_news = Cached(lambda: list(News.latest()))
-"""What the dashboard shows of the news."""
+def latest_news() -> list[News]:
+    """What the dashboard shows of the announcements."""
+    return shared("news", lambda: list(News.latest()))
 
-maintenance_near = Cached(lambda: list(Maintenance.near(timezone.now())))
-"""The maintenance that every page tells of."""
+
+def maintenance_near() -> list[Maintenance]:
+    """The maintenance that every page shows."""
+    return shared("maintenance", lambda: list(Maintenance.near(timezone.now())))

@@ -18,7 +18,6 @@ from carme.jobs.requests import refusal
 from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.caches import cached_by_arguments
 from carme_webui.clocks import site_zone
 from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
@@ -45,7 +44,6 @@ class Kind(NamedTuple):
         return f"{self.gpus} x {self.gpu_type} ({self.partition})"
 
 
-@cached_by_arguments
 def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
     """What can be booked at this site."""
     if cluster is None:

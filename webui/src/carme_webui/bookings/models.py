@@ -14,9 +14,8 @@ from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hol
 from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
 from carme_webui.clocks import span_words
-from carme_webui.projects.models import Project, own_projects, projects_of
+from carme_webui.projects.models import Project, projects_of
 from carme_webui.sentences import SentenceField
-from carme_webui.statements import Given, Statement
 
 __all__ = ["Booking", "Calendar", "Feed", "new_name"]
 
@@ -109,21 +108,10 @@ class Booking(models.Model):
     @classmethod
     def near_to(cls, user: User) -> "list[Booking]":
         """Those that are not over and that a user owns, may use or may take over; or maybe a few more."""
-        rows = _near.rows(user=user.pk, named=f'"{user.username}"')
-        projects = {project.pk: project for project in own_projects(user)}
-        for row in rows:
-            if row.owner_id == user.pk:
-                row.owner = user
-            if row.project_id in projects:
-                row.project = projects[row.project_id]
-        # Rarely others have to do with it.
-        strangers = [
-            row
-            for row in rows
-            if row.owner_id != user.pk or row.offered_to_id or row.project_id not in {None, *projects}
-        ]
-        models.prefetch_related_objects(strangers, "owner", "offered_to", "project")
-        return rows
+        # Databases search in JSON in different ways; all can search its text.
+        named = StrIndex(Cast("users", models.TextField()), models.Value(f'"{user.username}"'))
+        mine = models.Q(owner=user) | models.Q(offered_to=user) | models.Q(project__in=projects_of(user))
+        return list(cls.open().alias(named=named).filter(mine | models.Q(named__gt=0)))
 
     def may_be_used_by(self, user: User) -> bool:
         """Whether this user may run jobs in it."""
@@ -261,23 +249,6 @@ class Booking(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("booking", args=[self.name])
-
-
-@Statement
-def _near() -> "models.QuerySet[Booking]":
-    user = Given("user", models.BigIntegerField())
-    # Databases search in JSON in different ways; all can search its text.
-    named = StrIndex(Cast("users", models.TextField()), Given("named", models.TextField()))
-    return (
-        Booking.objects.exclude(state=BookingState.ENDED)
-        .alias(named=named)
-        .filter(
-            models.Q(owner_id=user)
-            | models.Q(offered_to_id=user)
-            | models.Q(project__in=Project.of(user))
-            | models.Q(named__gt=0)
-        )
-    )
 
 
 class Feed(models.Model):

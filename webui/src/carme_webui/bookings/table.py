@@ -1,11 +1,10 @@
 """The calendar's table: who has which node when.
 
 Most of it is the same for all readers, who learn no more of others' bookings and jobs than that they are
-there. That is made once for many pages; the rows of nodes on which something is the reader's own are made
+there. That is cached for some seconds; the rows of nodes on which something is the reader's own are made
 anew.
 """
 
-import time
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
@@ -27,7 +26,7 @@ from carme.jobs import Job, Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking
-from carme_webui.caches import Cached
+from carme_webui.caches import cache_key, cached
 from carme_webui.clocks import span_words
 from carme_webui.notifier import notifier
 
@@ -40,8 +39,8 @@ PLACEHOLDER = "\0"
 PAST_CELL = SafeString('<td class="past"></td>')
 
 
-#: So many parts of the calendar are remembered, each of up to half a megabyte.
-MOST_KEPT = 16
+#: For how long readers are shown the same table, unless a booking changes.
+SECONDS = 2.0
 
 Nodes = Sequence[tuple[str, bool]]
 Running = list[tuple[Job, list[str]]]
@@ -103,11 +102,6 @@ class _Common:
     rows: dict[str, SafeString]
 
 
-#: For each part of the calendar and language: until when it holds, for which version and which picture of the
-#: cluster, and what everybody sees to whom nothing of it belongs.
-_kept: dict[Hashable, tuple[float, str, Running, list[Reservation], _Common]] = {}
-
-
 def table_of(
     user: User,
     near: Iterable[Booking],
@@ -134,21 +128,8 @@ def table_of(
 
 
 def _common(shown: Shown, nodes: Nodes, running: Running, reservations: list[Reservation]) -> _Common:
-    key = shown, tuple(nodes), get_language()
-    version, now = notifier.bookings_version(), time.monotonic()
-    known = _kept.get(key)
-    if (
-        known is None
-        or now >= known[0]
-        or version != known[1]
-        or running is not known[2]
-        or reservations is not known[3]
-    ):
-        if known is None and len(_kept) >= MOST_KEPT:
-            _kept.clear()
-        made = _make(None, shown, nodes, running, reservations)
-        _kept[key] = known = now + Cached.seconds, version, running, reservations, made
-    return known[4]
+    key = cache_key("table", notifier.bookings_version(), shown, tuple(nodes))
+    return cached("calendars", key, lambda: _make(None, shown, nodes, running, reservations), SECONDS)
 
 
 def _make(

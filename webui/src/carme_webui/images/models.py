@@ -13,7 +13,6 @@ from carme.images import OWN_NAME, ImageFile, reference
 from carme_webui.accounts.models import User
 from carme_webui.projects.models import Project, projects_of
 from carme_webui.sentences import SentenceField
-from carme_webui.statements import Given, Statement
 
 __all__ = ["ImageState", "OwnImage"]
 
@@ -72,7 +71,7 @@ class OwnImage(models.Model):
         """Those of the visible ones in which something can be started."""
         if projects_of(user):
             return list(cls.visible(user).filter(state=ImageState.READY))
-        found = _own.rows(user=user.pk)
+        found = list(cls.objects.filter(owner=user, state=ImageState.READY))
         for row in found:
             row.owner = user
         return found
@@ -102,8 +101,3 @@ class OwnImage(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("image", args=[self.reference])
-
-
-@Statement
-def _own() -> "models.QuerySet[OwnImage]":
-    return OwnImage.objects.filter(owner_id=Given("user", models.BigIntegerField()), state=ImageState.READY)

@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from carme import jobs
 from carme.jobs import arrays
-from carme_webui.caches import Cached
+from carme_webui.caches import shared
 from carme_webui.sentences import SentenceField
 from carme_webui.sessions.clock import Remaining
 
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from carme_webui.jobs.arrays import Progress
 
 __all__ = ["Job", "Mirror", "silence"]
+
+#: The mirror is read more often than that, as the broker answers within seconds also if nothing has changed.
+OLD_AFTER = timedelta(minutes=1)
 
 
 class Job(models.Model):
@@ -188,6 +191,16 @@ class Mirror(models.Model):
         """The row."""
         return cls.objects.get_or_create(pk=1)[0]
 
+    @property
+    def silence(self) -> str:
+        """Why what pages show may be old; empty if it is not."""
+        if self.failure or self.updated is None or timezone.now() - self.updated < OLD_AFTER:
+            return self.failure
+        return gettext(
+            "The portal's link to the broker (carme-sync) is down. You see old states of jobs and sessions."
+        )
 
-silence = Cached(lambda: Mirror.load().failure)
-"""Why the last round of the mirror failed; empty if it did not."""
+
+def silence() -> str:
+    """Why the last round of the mirror failed; empty if it did not."""
+    return shared("silence", lambda: Mirror.load().silence)

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from django.db.models import Q, QuerySet, TextField
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Coalesce
 from django.utils.translation import gettext_lazy as _
 
 from carme.jobs import JobState, Phase
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
-from carme_webui.statements import Given, Statement
 
 __all__ = ["FILTERS", "KINDS", "MOST_ACTIVE", "Search", "active_jobs", "own_jobs"]
 
@@ -58,16 +57,11 @@ def active_jobs(user: User) -> list[Job]:
     Returns:
         The newest MOST_ACTIVE, newest first, and one more if there are more.
     """
-    return _active.rows(user=user.username)
-
-
-@Statement
-def _active() -> "QuerySet[Job]":
-    mine = Job.objects.filter(user=Given("user", TextField()))
+    mine = own_jobs(user)
     heads = mine.filter(active=True).exclude(kind="session").annotate(head=Coalesce("array_id", "id"))
     # Few are found first: years of a user's jobs are not gone through for them.
     newest = heads.order_by("-head").values("head").distinct()[: MOST_ACTIVE + 1]
-    return mine.filter(id__in=newest)
+    return list(mine.filter(id__in=newest))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 
 from django.conf import settings
-from django.db.models import BigIntegerField, Count, QuerySet
 from django.utils import timezone, translation
 
 from carme_webui.accounts.language import language_of
@@ -11,7 +10,6 @@ from carme_webui.accounts.models import User
 from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind, wants
 from carme_webui.profile.models import Mailing, Notice
-from carme_webui.statements import Given, Statement
 
 __all__ = ["read_all", "tell", "tell_all", "unread"]
 
@@ -72,13 +70,7 @@ def tell_all(
 
 def unread(user: User) -> int:
     """How many sentences wait for this user."""
-    return sum(number for (number,) in _unread.values(user=user.pk))
-
-
-@Statement
-def _unread() -> "QuerySet[Notice]":
-    rows = Notice.objects.filter(user_id=Given("user", BigIntegerField()), read=None, on_page=True)
-    return rows.order_by().values("user_id").values_list(Count("pk"))
+    return Notice.objects.filter(user=user, read=None, on_page=True).count()
 
 
 def read_all(user: User) -> None:

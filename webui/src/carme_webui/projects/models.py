@@ -15,7 +15,6 @@ from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
 from carme_webui.cluster import access_of
 from carme_webui.sentences import SentenceField
-from carme_webui.statements import Given, Statement
 
 __all__ = [
     *("Invitation", "Membership", "Project", "access_for", "accounts_of", "own_projects", "payers"),
@@ -73,7 +72,7 @@ class Project(models.Model):
         return self.name
 
     @classmethod
-    def of(cls, user: User | Given) -> "models.QuerySet[Project]":
+    def of(cls, user: User) -> "models.QuerySet[Project]":
         """Those in which a user may run jobs."""
         return cls.objects.filter(closed=None, memberships__user=user)
 
@@ -150,7 +149,7 @@ def own_projects(user: User) -> list[Project]:
     """The projects in which a user may run jobs; asked once for each user of a request."""
     found: list[Project] | None = getattr(user, "_projects", None)
     if found is None:
-        found = _projects.rows(user=user.pk)
+        found = list(Project.of(user))
         user._projects = found  # type: ignore[attr-defined]
     return found
 
@@ -181,9 +180,6 @@ def payers(user: User) -> list[tuple[str, str]]:
     default = settings.SITE.slurm.default_account or access.default_account
     others = [one for one in access.accounts if one not in projects and one != default]
     return [*projects.items(), *((name, name) for name in others)]
-
-
-_projects = Statement(lambda: Project.of(Given("user", models.BigIntegerField())))
 
 
 def projects_of(user: User) -> frozenset[int]:

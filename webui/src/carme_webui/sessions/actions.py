@@ -139,7 +139,7 @@ def start(owner: User, options: SessionOptions, name: str) -> tuple[Session, boo
     """Make the session and have the hub asked for it; whether it was made now, not by an earlier request."""
     found, created = Session.request(owner, options, name)
     if created:
-        tend_soon(found.name)
+        tend_soon()
         notifier.notify([owner.username])
     return found, created
 
@@ -162,7 +162,7 @@ def stop(found: Session) -> None:
     """Have a session stopped; one that is over or stopping stays as it is."""
     if found.move(SessionState.STOPPING, sentence="", asked=None):
         notifier.notify([found.owner.username])
-        tend_soon(found.name)
+        tend_soon()
 
 
 def extend(found: Session, minutes: int, broker: BrokerClient) -> Extension:

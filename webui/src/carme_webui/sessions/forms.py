@@ -10,7 +10,6 @@ from django.forms.widgets import ChoiceWidget
 from django.template.loader import render_to_string
 from django.utils import timezone
 from django.utils.safestring import SafeString
-from django.utils.translation import get_language
 from django.utils.translation import gettext_lazy as _
 
 from carme.config import Settings
@@ -20,6 +19,7 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stages
 from carme.scaling import Curve
 from carme_webui.bookings.models import Booking
+from carme_webui.caches import cache_key, cached
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.images.cards import Card
 from carme_webui.images.cards import card as card_of
@@ -33,9 +33,8 @@ from carme_webui.titles import TitleField
 
 __all__ = ["StartForm"]
 
-#: So many different forms are remembered.
-MOST_SHOWN = 256
-_shown: dict[Hashable, SafeString] = {}
+#: For how long the fields of a form of the same content are cached.
+FIELDS_SECONDS = 600
 
 #: Fewer qualities of service than this leave no choice.
 MOST_NEEDLESS = 2
@@ -283,16 +282,12 @@ class StartForm(ScalingFields):
     def shown(self) -> SafeString:
         """Its visible fields as HTML.
 
-        Most readers are shown the same fields: what says all the same is made once.
+        Most readers are shown the same fields.
         """
         if self.is_bound:
             return self._made()
-        states = get_language(), *(_said(field) for field in self.visible_fields())
-        if states not in _shown:
-            if len(_shown) >= MOST_SHOWN:
-                _shown.clear()
-            _shown[states] = self._made()
-        return _shown[states]
+        key = cache_key("start-form", *(_said(field) for field in self.visible_fields()))
+        return cached("pages", key, self._made, FIELDS_SECONDS)
 
     def _made(self) -> SafeString:
         return render_to_string("sessions/start_fields.html", {"form": self})

@@ -18,7 +18,6 @@ from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.sessions import Ending, SessionState
 from carme.translation import joined
-from carme_webui.background import background_tasks
 from carme_webui.cluster import broker as site_broker
 from carme_webui.images.catalogue import resolved
 from carme_webui.notifier import notifier
@@ -26,7 +25,7 @@ from carme_webui.sessions.hub import Hub, HubError, HubSilent, HubUnavailable, R
 from carme_webui.sessions.mirror import find
 from carme_webui.sessions.models import Session
 
-__all__ = ["begin", "end", "tend", "tend_all", "tend_soon"]
+__all__ = ["begin", "due_sessions", "end", "tend", "tend_named", "tend_soon"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,27 +38,30 @@ LOOK_AFTER = timedelta(seconds=2)
 ASK_AGAIN_AFTER = timedelta(seconds=10)
 
 
-def tend_soon(name: str) -> None:
-    """Do what is to be done for a session, in another thread."""
-
-    def task() -> None:
-        tend(Session.objects.select_related("owner").get(name=name), Hub(settings.SITE), site_broker())
-
-    background_tasks.run(f"session {name}", task)
+def tend_soon() -> None:
+    """Have what is to be done for sessions done at once: `carme-portal sync` looks again."""
+    notifier.wake_sync()
 
 
-def tend_all() -> None:
-    """Do what is to be done for all sessions; those that run undisturbed need nothing."""
+def due_sessions() -> list[str]:
+    """The names of sessions for which something is to be done; those that run undisturbed need nothing."""
     now = timezone.now()
     to_do = (
         Q(state=SessionState.REQUESTED)
         | Q(state=SessionState.STOPPING)
         | Q(state=SessionState.ENDED, settled=False, changed__lt=now - ASK_AGAIN_AFTER)
     )
-    for session in Session.objects.filter(to_do):
+
+    def is_due(session: Session) -> bool:
         wait = LOOK_AFTER if session.state == SessionState.REQUESTED else ASK_AGAIN_AFTER
-        if session.asked is None or now - session.asked > wait:
-            tend_soon(session.name)
+        return session.asked is None or now - session.asked > wait
+
+    return [session.name for session in Session.objects.filter(to_do) if is_due(session)]
+
+
+def tend_named(name: str) -> None:
+    """Do what is to be done for the session of this name."""
+    tend(Session.objects.select_related("owner").get(name=name), Hub(settings.SITE), site_broker())
 
 
 def tend(session: Session, hub: Hub, broker: BrokerClient, now: datetime | None = None) -> None:

@@ -24,7 +24,6 @@ from carme_webui.jobs.models import Job
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
 from carme_webui.sentences import SentenceField
-from carme_webui.statements import Given, Statement
 
 __all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of", "values_of"]
 
@@ -82,7 +81,7 @@ class Preset(models.Model):
     @classmethod
     def of(cls, user: User) -> "list[Preset]":
         """A user's."""
-        return _presets.rows(user=user.pk)
+        return list(cls.objects.filter(owner=user))
 
     @property
     def query(self) -> str:
@@ -136,7 +135,10 @@ class Session(models.Model):
     @classmethod
     def of_late(cls, user: User, since: datetime) -> "list[Session]":
         """A user's that are not over, and a few of those that ended since then; the newest first."""
-        found = _of_late.rows(user=user.pk, since=since)
+        rows = cls.objects.filter(owner=user)
+        over = models.Q(state=SessionState.ENDED)
+        latest = rows.filter(over, changed__gt=since).values("pk")[:RECENT_COUNT]
+        found = list(rows.filter(~over | models.Q(pk__in=latest)))
         for row in found:
             row.owner = user
         return found
@@ -293,16 +295,3 @@ class Session(models.Model):
 
     def get_absolute_url(self) -> str:
         return reverse("session", args=[self.name])
-
-
-_presets = Statement(lambda: Preset.objects.filter(owner_id=Given("user", models.BigIntegerField())))
-
-
-@Statement
-def _of_late() -> "models.QuerySet[Session]":
-    rows = Session.objects.filter(owner_id=Given("user", models.BigIntegerField()))
-    over = models.Q(state=SessionState.ENDED)
-    since = Given("since", models.DateTimeField())
-    return rows.filter(
-        ~over | models.Q(pk__in=rows.filter(over, changed__gt=since).values("pk")[:RECENT_COUNT])
-    )

@@ -10,7 +10,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from carme.jobs import Forecast, GpuForecast
-from carme_webui.caches import cached_by_arguments
+from carme_webui.caches import cache_key, cached
 from carme_webui.clocks import moment_words, site_zone, span_words
 from carme_webui.cluster import Supply
 
@@ -18,6 +18,8 @@ __all__ = ["Block", "Day", "Shown", "shown"]
 
 #: Hours of a block of the calendar, which is as long as people plan.
 BLOCK_HOURS = 3
+#: For how long a calendar of the same content is cached.
+CALENDAR_SECONDS = 60
 #: Shades of blocks.
 LEVELS = 4
 
@@ -66,7 +68,6 @@ class Shown:
         return self.supply.total - self.supply.free
 
 
-@cached_by_arguments
 def shown(supplies: Sequence[Supply], plan: Forecast | None) -> list[Shown]:
     """Each type with its plan, where there is one."""
     kinds = {kind.gpu_type: kind for kind in plan.kinds} if plan else {}
@@ -82,7 +83,12 @@ def shown(supplies: Sequence[Supply], plan: Forecast | None) -> list[Shown]:
 
 
 def _calendar(supply: Supply, kind: GpuForecast, plan: Forecast) -> SafeString:
-    """The table of the coming days; made once for all readers of a language."""
+    """The table of the coming days, which is the same for all readers of a language."""
+    key = cache_key("free-days", repr(supply), repr(kind), plan.start, plan.step_minutes)
+    return cached("pages", key, lambda: _make_calendar(supply, kind, plan), CALENDAR_SECONDS)
+
+
+def _make_calendar(supply: Supply, kind: GpuForecast, plan: Forecast) -> SafeString:
     context = {
         "supply": supply,
         "days": _days(kind, plan),

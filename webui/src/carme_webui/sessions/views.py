@@ -436,7 +436,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     found = _mine(request, name)
     mirror = Mirror.load()
     cluster, silence = _look()
-    banner = mirror.failure or silence
+    banner = mirror.silence or silence
     job = found.job
     log = tail(job, broker()) if found.wants_log and job is not None else Tail()
     lines: list[Line] = timeline(found, job)
@@ -449,7 +449,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
         "lines": lines,
         "log": log,
         "banner": banner,
-        "known_at": mirror.updated if mirror.failure or cluster is None else cluster.taken,
+        "known_at": mirror.updated if mirror.silence or cluster is None else cluster.taken,
         "time_limit": minutes_text((job and job.minutes_limit) or found.asked_for.minutes),
         "extensions": extensions(),
         "fresh": new_name(),
