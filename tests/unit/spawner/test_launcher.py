@@ -25,7 +25,9 @@ TEXT = "# First <steps>\n\nWhat this\nsession has.\n\nMore."
 
 def notebook(path: Path, source: list[str] | str = TEXT) -> None:
     cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": source}
-    path.write_text(json.dumps({"cells": [cell], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}))
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    whole = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(whole))
 
 
 @pytest.fixture
