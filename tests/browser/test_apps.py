@@ -46,7 +46,7 @@ def start(page: Page, image: str) -> str:
     """Start a session with an image; returns its name when it is ready."""
     open_start_form(page)
     page.get_by_label("Title").fill("Apps")
-    page.get_by_label("Image").select_option(image)
+    page.locator(f"input[name=image][value={image}]").check()
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.locator(".status .state")).to_have_text("Ready")
     return page.url.rstrip("/").rpartition("/")[2]

@@ -60,7 +60,7 @@ def fill_in(page: Page, title: str) -> None:
     open_start_form(page)
     expect(page.locator("#id_stage")).to_have_value(NAME)
     page.get_by_label("Title").fill(title)
-    page.locator("#id_image").select_option("base")
+    page.locator("input[name=image][value=base]").check()
     page.locator("#id_gpus_per_node").fill("0")
     page.locator("#id_hours").fill("0")
     page.locator("#id_minutes").fill("20")

@@ -4,9 +4,11 @@ import csv
 import json
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from auditlog.models import LogEntry
+from bs4 import BeautifulSoup
 from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -155,6 +157,44 @@ def test_the_overview_shows_use_queue_failures_and_services(
     assert "The image is missing." in page and '/admin/jobs/9/">9</a>' in page
     assert page.count('class="state running"') + page.count('class="state failed"') == 4
     assert "default_minutes" in text(root.get("/admin/policies/"))
+
+
+def test_the_heat_map_shows_memory_or_temperature(
+    root: Browser, broker: FakeBroker, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *others = broker.cluster.nodes
+    full = first.model_copy(update={"memory_mb": 64_000, "memory_used_mb": 63_000})
+    broker.cluster = broker.cluster.model_copy(update={"nodes": [full, *others]})
+    tile = re.compile(r'<li class="(level-\d)".*?>(n1)</a> <span>([^<]*)</span>')
+    page = text(root.get("/admin/?by=memory"))
+    assert tile.findall(page) == [("level-4", "n1", "63 of 64 GB")]
+    # Only a site that measures knows temperatures.
+    assert "by=temperature" not in page
+    assert "of 4 GPUs" in text(root.get("/admin/?by=temperature"))
+    monitoring = settings.SITE.monitoring.model_copy(update={"prometheus": "http://127.0.0.1:1"})
+    settings.SITE = settings.SITE.model_copy(update={"monitoring": monitoring})
+    broken = text(root.get("/admin/?by=temperature"))
+    assert tile.findall(broken) == [("level-0", "n1", "not measured")] and "metrics cannot be read" in broken
+    answer = {"data": {"result": [{"metric": {"node": "n1"}, "value": [0, "71.4"]}]}}
+    monkeypatch.setattr("carme.reports.prometheus.Prometheus.ask", lambda *_: answer)
+    page = text(root.get("/admin/?by=temperature"))
+    assert tile.findall(page) == [("level-3", "n1", "71 °C")]
+    assert '<a href="?by=temperature" aria-current="true">' in page
+
+
+def test_nodes_have_bars_and_their_jobs(root: Browser, broker: FakeBroker) -> None:
+    for number in range(7, 17):
+        broker.put(make_job(number, node_list="n[1-2]", nodes=2))
+    broker.put(make_job(30, state="PENDING", node_list=""))
+    page = BeautifulSoup(root.get("/admin/nodes/").content, "html.parser")
+    (row,) = page.select("#node-n1")
+    bars = {bar["aria-label"]: (bar["value"], bar["max"]) for bar in row.select("progress")}
+    assert bars["Processors"][1] == str(broker.cluster.nodes[0].cpus) and "GPUs" in bars and "Memory" in bars
+    assert [link.text for link in row.select("td.node-jobs a")] == [*map(str, range(16, 8, -1)), "2 more"]
+    shown = text(root.get(str(row.select("td.node-jobs a")[-1]["href"])))
+    assert (
+        all(f"/admin/jobs/{number}/" in shown for number in range(7, 17)) and "/admin/jobs/30/" not in shown
+    )
 
 
 def test_the_overview_says_what_is_away(root: Browser) -> None:

@@ -754,3 +754,24 @@ def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: Fak
     broker.facts[7] = JobFacts(login="Your login files <had> not ended.")
     assert "Your login files &lt;had&gt; not ended." in browser.get("/jobs/7/facts/").content.decode()
     assert other.get("/jobs/7/facts/").status_code == 404
+
+
+def test_what_sbatch_lines_ask_for_is_read_while_they_are_written(browser: Browser) -> None:
+    script = "#!/bin/sh\r\n#SBATCH --gpus=2 --time=30 -o log -D sub\r\n#SBATCH --mem=4G -p gpu\r\ntrue\r\n"
+    answer = browser.send("/jobs/submit/", "/jobs/submit/directives/", script=script)
+    page = BeautifulSoup(answer.content, "html.parser")
+    values = json.loads(page.select("#script-values")[0].text)
+    assert values == {"partition": "gpu", "minutes": 30, "memory_mb_per_node": 4096, "gpus_per_node": 2}
+    assert "Memory per node (MiB) 4096" in page.text and "Ignored: -o, --chdir." in page.text
+    wrong = browser.send(
+        "/jobs/submit/", "/jobs/submit/directives/", script="#SBATCH --nodes=x\n"
+    ).content.decode()
+    assert "Line 1 of the script" in wrong and 'type="application/json">""<' in wrong
+    nothing = browser.send("/jobs/submit/", "/jobs/submit/directives/", script="date\n").content.decode()
+    assert "Read" not in nothing and ">{}<" in nothing
+
+
+def test_optional_fields_are_marked(browser: Browser) -> None:
+    page = BeautifulSoup(browser.get("/jobs/submit/").content, "html.parser")
+    marked = {field["class"][1] for field in page.select(".field:has(> .optional)")}
+    assert {"name", "image", "partition", "stage"} <= marked and not {"nodes", "minutes", "script"} & marked

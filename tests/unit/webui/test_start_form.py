@@ -42,8 +42,6 @@ def prospect(browser: Browser, **values: Any) -> str:
     answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
     assert answer.status_code == 200
     page = BeautifulSoup(answer.content, "html.parser")
-    for card in page.select("#image-card"):
-        card.decompose()
     return " ".join(page.get_text(" ").split()).replace(" .", ".")
 
 
@@ -240,15 +238,45 @@ def test_a_card_says_what_is_in_the_image_and_when_it_was_built(
     (tmp_path / "big.json").write_text(json.dumps(manifest))
     images = settings.SITE.images.model_copy(update={"directory": tmp_path})
     settings.SITE = settings.SITE.model_copy(update={"images": images})
-    page = browser.send("/", "/sessions/prospect/", **(FORM | {"image": "big"})).content
-    card = BeautifulSoup(page, "html.parser").select_one("#image-card[hx-swap-oob]")
-    assert card is not None and "All <in>" in card.text and "Built 3\xa0days ago." in card.text
+    (tmp_path / "broken.sif").write_text("")
+    (tmp_path / "broken.json").write_text("{")
+    page = BeautifulSoup(browser.get("/?image=big").content, "html.parser")
+    cards = page.select(".images .option")
+    assert [card.select("input")[0]["value"] for card in cards] == ["big", "broken"], (
+        "the chosen one is first"
+    )
+    card, broken = cards
+    assert card.select_one("input[checked]") and "Built 3\xa0days ago." in card.text
+    assert card.select(".what")[0]["title"] == "All <in>"
     shown = [one.text for one in card.select(".package")]
-    assert shown == ["torch 2.13", "keras 3.15", "numpy 2.1", "aiohttp 3.9"]
+    assert shown == ["torch 2.13", "keras 3.15", "numpy 2.1"]
     (more,) = card.select("a")
-    assert more.text == "2 more" and browser.get(str(more["href"])).status_code == 200
-    none = browser.send("/", "/sessions/prospect/", **(FORM | {"image": "nothing"})).content.decode()
-    assert "image-card" not in none
+    assert more.text == "3 more Big" and browser.get(str(more["href"])).status_code == 200
+    # What cannot be read can be seen, and not be started.
+    assert not broken.select_one("input[checked]") and "broken" in broken.text
+    refused = browser.send("/", "/sessions/start/", **(FORM | {"image": "broken"}))
+    assert refused.status_code == 422 and "cannot be read" in refused.content.decode()
+
+
+def test_hardware_of_presets_is_a_choice(browser: Browser, alice: User, broker: FakeBroker) -> None:
+    def save(name: str, **numbers: Any) -> None:
+        options = {"image": "torch", "minutes": 60, "nodes": 1, **numbers}
+        Preset.objects.create(owner=alice, name=name, options=options)
+
+    save("As a card", gpus_per_node=1)
+    save("Three", gpus_per_node=3, gpu_type="a100")
+    save("Three as well", gpus_per_node=3, gpu_type="a100", minutes=20)
+    page = BeautifulSoup(browser.get("/").content, "html.parser")
+    titles = [one.get_text(" ") for one in page.select(".choices:not(.images) .option")]
+    assert [title for title in titles if "Three" in title or "As a card" in title] == [
+        "  Three 3 GPUs (a100), 12 CPUs, 48 GB"
+    ]
+    key = page.select("input[name=hardware][value^=preset-]")[0]["value"]
+    chosen = FORM | {"hardware": key, "time": "60", "gpus_per_node": "", "nodes": "", "gpu_type": ""}
+    assert "Cost in GPU-hours: 3." in prospect(browser, **chosen)
+    browser.send("/", "/sessions/start/", **chosen)
+    made = Session.objects.get().asked_for
+    assert (made.gpus_per_node, made.nodes, made.gpu_type, made.minutes) == (3, 1, "a100", 60)
 
 
 def test_a_number_that_is_refused_is_seen(browser: Browser, broker: FakeBroker, settings: Any) -> None:
@@ -358,7 +386,9 @@ def test_presets_have_an_end(browser: Browser, alice: User, broker: FakeBroker) 
 
 def test_an_address_fills_the_form_in_and_nothing_else(browser: Browser, broker: FakeBroker) -> None:
     page = browser.get("/?image=keras&nodes=%22%3E%3Cscript%3E&name=s00000000").content.decode()
-    assert 'value="keras" selected' in page and '<script>"' not in page and '"><script>' not in page
+    chosen = BeautifulSoup(page, "html.parser").select("input[name=image][checked]")
+    assert [one["value"] for one in chosen] == ["keras"]
+    assert '<script>"' not in page and '"><script>' not in page
     assert "s00000000" not in page
 
 

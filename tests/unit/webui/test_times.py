@@ -3,16 +3,22 @@
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.utils import timezone, translation
 
+from carme_webui.accounts.models import User
+from carme_webui.accounts.zone import zone_of
+from carme_webui.bookings.models import Booking
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.templatetags.times import STYLES, moment, span
+from carme_webui.profile.models import Notice
+from carme_webui.profile.notices import tell
 
-from .conftest import Browser
+from .conftest import Browser, text, words
 from .fake_broker import FakeBroker, make_job
 
 NOON = datetime(2026, 11, 20, 12, 0, 5, tzinfo=UTC)
@@ -71,3 +77,70 @@ def test_pages_have_moments_for_the_browser_and_its_script(
     assert moments or page == "/"
     for one in moments:
         assert one["data-style"] in {*STYLES, "span"} and str(one["datetime"]).endswith("Z") and one["title"]
+
+
+# --- the reader's own zone -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def booked(alice: User, rules: Any, berlin: None) -> Booking:
+    """Alice's, on a day to come from 3:00 to 5:00 by the clocks of UTC."""
+    start = (timezone.now() + timedelta(days=1)).replace(hour=3, minute=0, second=0, microsecond=0)
+    return Booking.objects.create(
+        name="carme-0123456789ab", owner=alice, title="Mine", partition="gpu", gpu_type="a100",
+        gpus_per_node=4, node_names=["n1"], start=start, end=start + timedelta(hours=2), state="approved",
+    )  # fmt: skip
+
+
+def clock(moment: datetime, zone: str) -> str:
+    return f"{moment.astimezone(ZoneInfo(zone)):%H:%M}"
+
+
+def test_calendar_and_mails_are_by_the_browsers_clocks(
+    browser: Browser, other: Browser, alice: User, booked: Booking
+) -> None:
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    page = words(browser.get("/bookings/"))
+    assert f"{clock(booked.start, 'Asia/Tokyo')} to {clock(booked.end, 'Asia/Tokyo')} (Asia/Tokyo)" in page
+    assert "Times are in Asia/Tokyo." in page
+    cells = BeautifulSoup(browser.get("/bookings/").content, "html.parser").select("a.free")
+    assert str(cells[0]["data-start"]).endswith("+09:00")
+    # Who comes next, from elsewhere, gets nothing of it.
+    assert "Times are in Europe/Berlin." in words(other.get("/bookings/"))
+    # It is kept for mails, which no browser asks for.
+    alice.refresh_from_db()
+    assert alice.browser_zone == "Asia/Tokyo"
+    tell(alice, lambda: booked.span)
+    assert Notice.objects.get(user=alice).text.endswith(f"{clock(booked.end, 'Asia/Tokyo')} (Asia/Tokyo)"), (
+        "a zone that is not the site's is named"
+    )
+
+
+def test_what_is_typed_is_by_the_same_clocks(browser: Browser, booked: Booking) -> None:
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    day = (timezone.now() + timedelta(days=3)).astimezone(ZoneInfo("Asia/Tokyo")).date()
+    fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
+    answer = browser.send("/bookings/new/", "/bookings/new/", **fields)
+    assert answer.status_code == 302
+    made = Booking.objects.exclude(pk=booked.pk).get()
+    assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC), (
+        "nine in Tokyo is midnight in UTC"
+    )
+
+
+def test_ones_own_choice_comes_first_and_nonsense_is_not_kept(
+    browser: Browser, alice: User, berlin: None
+) -> None:
+    for cookie in ("Nowhere/Else", "../../etc/passwd", "x" * 500, ""):
+        browser.cookies["carme_zone"] = cookie
+        assert browser.get("/profile/").status_code == 200
+    alice.refresh_from_db()
+    assert alice.browser_zone == "" and zone_of(alice) is None
+    look = {"language": "", "theme": ""}
+    browser.send("/profile/", "/profile/look/", time_zone="x", **look)
+    assert "no such choice" in text(browser.get("/profile/"))
+    browser.send("/profile/", "/profile/look/", time_zone="America/New_York", **look)
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    assert "selected>America/New_York" in text(browser.get("/profile/"))
+    alice.refresh_from_db()
+    assert zone_of(alice) == ZoneInfo("America/New_York") and alice.browser_zone == "Asia/Tokyo"

@@ -1,5 +1,8 @@
-"""Moments in words by the site's clocks."""
+"""Moments in words by the site's clocks, or by those of who reads them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -10,7 +13,9 @@ from django.utils.translation import gettext as _
 
 from carme.bookings.clock import moment_text, span_text
 
-__all__ = ["moment_words", "site_zone", "span_words"]
+__all__ = ["in_zone", "moment_words", "reader_zone", "site_zone", "span_words"]
+
+_reader: ContextVar[ZoneInfo | None] = ContextVar("reader_zone", default=None)
 
 
 def site_zone() -> ZoneInfo:
@@ -18,22 +23,42 @@ def site_zone() -> ZoneInfo:
     return ZoneInfo(settings.SITE.site.time_zone)
 
 
-def span_words(start: datetime, end: datetime) -> str:
-    """From when to when by the site's clocks, in the reader's language."""
-    zone = site_zone()
-    if (get_language() or "en").startswith("en"):
-        return span_text(start, end, zone)
-    last = end.astimezone(zone)
-    same_day = start.astimezone(zone).date() == last.date()
-    until = date_format(last, "H:i") + _twice(last) if same_day else moment_words(end)
-    return _("%(first)s to %(last)s") % {"first": moment_words(start), "last": until}
+def reader_zone() -> ZoneInfo:
+    """The zone of who reads the page or mail that is made; the site's where that is not known."""
+    return _reader.get() or site_zone()
 
 
-def moment_words(moment: datetime) -> str:
-    """A moment by the site's clocks, in the reader's language."""
+@contextmanager
+def in_zone(zone: ZoneInfo | None) -> Iterator[None]:
+    """Make something for a reader in a zone; None: the site's."""
+    token = _reader.set(zone)
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+
+
+def span_words(start: datetime, end: datetime, zone: ZoneInfo | None = None) -> str:
+    """From when to when in the reader's language, by the site's clocks or those of a zone.
+
+    A zone that is not the site's is named.
+    """
+    shown = zone or site_zone()
+    named = f" ({shown.key})" if shown.key != site_zone().key else ""
     if (get_language() or "en").startswith("en"):
-        return moment_text(moment, site_zone())
-    local = moment.astimezone(site_zone())
+        return span_text(start, end, shown) + named
+    last = end.astimezone(shown)
+    same_day = start.astimezone(shown).date() == last.date()
+    until = date_format(last, "H:i") + _twice(last) if same_day else moment_words(end, shown)
+    return _("%(first)s to %(last)s") % {"first": moment_words(start, shown), "last": until} + named
+
+
+def moment_words(moment: datetime, zone: ZoneInfo | None = None) -> str:
+    """A moment in the reader's language, by the site's clocks or those of a zone."""
+    zone = zone or site_zone()
+    if (get_language() or "en").startswith("en"):
+        return moment_text(moment, zone)
+    local = moment.astimezone(zone)
     return date_format(local, _("D j M, H:i")) + _twice(local)
 
 

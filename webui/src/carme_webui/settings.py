@@ -109,6 +109,7 @@ MIDDLEWARE = [
     "carme_webui.accounts.language.chosen",
     "auditlog.middleware.AuditlogMiddleware",
     "carme_webui.administration.impersonation.impersonating",
+    "carme_webui.accounts.zone.known",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "allauth.account.middleware.AccountMiddleware",

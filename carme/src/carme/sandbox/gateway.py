@@ -33,6 +33,8 @@ _log = logging.getLogger("carme.sandbox")
 _FIRST_JOB = 1001
 #: Seconds for which a job that is over stays in the queue, as Slurm's MinJobAge.
 REMEMBERED_SECONDS = 300.0
+#: The notebooks that images have in /opt/carme/examples; where this is no checkout there are none.
+EXAMPLES = Path(__file__).parents[4] / "containers/images/examples"
 #: Seconds between two looks at what the clock alone changes.
 LOOK_SECONDS = 0.5
 
@@ -462,6 +464,7 @@ class SandboxSlurm(Accounting, Reservations):
             "SLURM_CPUS_ON_NODE": str(entry.order.share.cpus),
             "SLURM_MEM_PER_NODE": str(entry.order.share.memory_mb),
             "SLURMD_NODENAME": first,
+            "CARME_EXAMPLES": str(EXAMPLES),
         }
         if gpus:
             values |= {"SLURM_JOB_GPUS": gpus, "CUDA_VISIBLE_DEVICES": gpus}

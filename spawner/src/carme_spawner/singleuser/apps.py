@@ -16,11 +16,9 @@ from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.routing import PathMatches, Router, Rule
 
 from carme_spawner.singleuser import folders
-from carme_spawner.singleuser.programs import Programs
+from carme_spawner.singleuser.programs import AT_TOP, Programs
 
-#: Apps with a path of their own; all others are at app/NAME/.
 NAME = "[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}"
-AT_TOP = ("vscode", "tensorboard")
 
 
 class TerminalHandler(JupyterHandler):

@@ -12,6 +12,8 @@ from carme_spawner.singleuser import folders
 
 #: The programs that this image offers.
 PROGRAMS = Path("/opt/carme/apps")
+#: Apps with an address of their own; all others are at app/NAME/.
+AT_TOP = ("vscode", "tensorboard")
 #: Seconds until an app must listen.
 START_SECONDS = 60.0
 STOP_SECONDS = 3.0

@@ -13,7 +13,7 @@ from typing import Any
 from jupyter_server.serverapp import ServerApp
 from jupyterhub.singleuser.extension import JupyterHubSingleUser
 
-from carme_spawner.singleuser import apps, connections, folders, panel, workspaces
+from carme_spawner.singleuser import apps, connections, folders, home, panel, workspaces
 from carme_spawner.singleuser.address import service_url
 from carme_spawner.singleuser.certificates import Certificates
 from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
@@ -93,6 +93,7 @@ class SessionServer(JupyterHubSingleUser):
         provider: Any = self.app.identity_provider  # JupyterHub's; our own `hub_auth` decides nothing
         self.connections = connections.install(self.app, provider.hub_auth)
         self.programs = apps.install(self.app)
+        home.install(self.app)
         workspaces.install(self.app)
         self.app.web_app.settings["websocket_max_message_size"] = LARGEST_MESSAGE
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.

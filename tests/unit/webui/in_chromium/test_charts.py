@@ -227,7 +227,7 @@ def test_the_dashboard_shows_what_my_sessions_do(
     assert canvas is not None and canvas.evaluate("canvas => canvas.isConnected")
     expect(page.locator("#month")).to_contain_text("320 of 500 GPU-hours")
     expect(page.get_by_role("table", name="a100: free GPUs in the next days")).to_be_visible()
-    expect(page.locator("#image-card .package").first).to_be_visible()
+    expect(page.locator(".images .package").first).to_be_visible()
     looks(page, "dashboard-running", complaints)
     expect(page.get_by_text("First time here?")).to_have_count(0)  # who has a session needs no hint
 

@@ -329,7 +329,7 @@ def test_an_image_of_ones_own_is_built(page: Page, a_life: None, broker: FakeBro
     expect(page.get_by_text("timm 1.0")).to_be_attached()
     keep(page, "journey-image-ready")
     page.get_by_role("link", name="Start a session").click()
-    expect(page.get_by_label("Image")).to_have_value("vision@alice")
+    expect(page.locator("input[name=image]:checked")).to_have_value("vision@alice")
 
 
 def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBroker) -> None:

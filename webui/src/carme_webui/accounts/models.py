@@ -34,6 +34,9 @@ class User(AbstractUser):
     # Empty: what the browser asks for.
     language = models.CharField(max_length=8, blank=True, choices=settings.LANGUAGES)
     theme = models.CharField(max_length=8, blank=True, choices=[(key, key) for key in THEMES if key])
+    # Empty: what the browser said last, else the site's.
+    time_zone = models.CharField(max_length=64, blank=True)
+    browser_zone = models.CharField(max_length=64, blank=True, editable=False)
     # When it was known to have what jobs need: an association in Slurm, and a home.
     enrolled = models.DateTimeField(null=True, blank=True, editable=False)
     # Hints that are not to be shown any more.

@@ -1,6 +1,6 @@
 """The cluster at a glance: how busy each node is, what waits, what failed, which services answer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -10,17 +10,25 @@ from django.utils.translation import gettext as _
 
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Node, Phase, minutes_text
+from carme.reports.prometheus import Prometheus
 from carme.sessions import Ending
 from carme.translation import translated
 from carme_webui.administration.node_states import state_words
 from carme_webui.cluster import broker
 from carme_webui.jobs.models import Mirror
+from carme_webui.metrics.sparks import has_metrics
 from carme_webui.sessions.models import Session
 
-__all__ = ["Overview", "Queue", "Service", "Tile", "overview"]
+__all__ = ["MEASURES", "Overview", "Queue", "Service", "Tile", "measures", "overview"]
 
+#: What the heat map can show.
+MEASURES = ("use", "memory", "temperature")
 #: Steps of the heat map.
 LEVELS = 4
+#: Degrees Celsius of a node's hottest GPU from which on a step begins.
+WARM = (40, 55, 70, 80)
+TEMPERATURES = 'max by (node) (carme_gpu_temperature_celsius{sensor="gpu"})'
+MIB_PER_GB = 1000
 RECENT = timedelta(days=1)
 MOST_FAILURES = 8
 #: Sessions whose start failed.
@@ -34,7 +42,7 @@ class Tile:
     """A node in the heat map.
 
     Attributes:
-        level: How busy it is, 0 to LEVELS.
+        level: How busy, full or hot it is, 0 to LEVELS.
         use: The same in words.
     """
 
@@ -71,8 +79,9 @@ class Service:
 
 @dataclass(frozen=True)
 class Overview:
-    """All of it; `banner` says why something is missing."""
+    """All of it; `banner` says why something is missing, `by` is the measure that the tiles show."""
 
+    by: str
     tiles: list[Tile]
     queues: list[Queue]
     failures: list[Session]
@@ -80,8 +89,8 @@ class Overview:
     banner: str
 
 
-def overview() -> Overview:
-    """The cluster as it is now."""
+def overview(by: str = "use") -> Overview:
+    """The cluster as it is now; the heat map by one of MEASURES."""
     now = timezone.now()
     cluster: Cluster | None = None
     jobs: list[Job] = []
@@ -90,15 +99,44 @@ def overview() -> Overview:
         cluster, jobs = broker().cluster(), broker().jobs()
     except CarmeError as error:
         banner = str(error)
-    tiles = [_tile(node) for node in cluster.nodes] if cluster else []
-    return Overview(tiles, _queues(jobs, now), _failures(now), _services(cluster, banner, now), banner)
+    services = _services(cluster, banner, now)
+    shown = by if by in measures() else "use"
+    degrees: Mapping[str, float] = {}
+    if shown == "temperature":
+        try:
+            degrees = _temperatures()
+        except CarmeError as error:
+            banner = banner or str(error)
+    tiles = [_tile(node, shown, degrees) for node in cluster.nodes] if cluster else []
+    return Overview(shown, tiles, _queues(jobs, now), _failures(now), services, banner)
 
 
-def _tile(node: Node) -> Tile:
+def measures() -> dict[str, str]:
+    """What the heat map can show here, with titles: temperatures need a site that measures."""
+    titles = {"use": _("Use"), "memory": _("Memory"), "temperature": _("Temperature")}
+    return {name: titles[name] for name in MEASURES if name != "temperature" or has_metrics()}
+
+
+def _temperatures() -> dict[str, float]:
+    """Degrees Celsius of the hottest GPU of each node that is measured. Raises CarmeError."""
+    site = settings.SITE.monitoring
+    question = [("query", TEMPERATURES)]
+    answer = Prometheus(site.prometheus, site.portal_certificates).ask("/api/v1/query", question)
+    return {one["metric"].get("node", ""): float(one["value"][1]) for one in answer["data"]["result"]}
+
+
+def _tile(node: Node, by: str, degrees: Mapping[str, float]) -> Tile:
+    if by == "temperature":
+        at = degrees.get(node.name)
+        use = _("not measured") if at is None else _("%d °C") % round(at)
+        level = sum(at >= limit for limit in WARM) if at is not None else 0
+        return Tile(node, level, use, state_words(node.state))
     total, used = sum(node.gpus.values()), sum(node.gpus_used.values())
-    words = {"used": used, "total": total}
-    use = _("%(used)d of %(total)d GPUs") % words
-    if not total:
+    use = _("%(used)d of %(total)d GPUs") % {"used": used, "total": total}
+    if by == "memory":
+        total, used = node.memory_mb, node.memory_used_mb
+        use = _("%(used)d of %(total)d GB") % {"used": used // MIB_PER_GB, "total": total // MIB_PER_GB}
+    elif not total:
         total, used = node.cpus, node.cpus_used
         use = _("%(used)d of %(total)d CPUs") % {"used": used, "total": total}
     level = min(LEVELS, -(-used * LEVELS // max(1, total)))

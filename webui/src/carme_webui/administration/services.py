@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from carme.broker import BrokerClient
 from carme.errors import Denied, InvalidRequest
 from carme.jobs import Job
+from carme.jobs.nodes import expand
 from carme_webui.accounts.models import User
 from carme_webui.accounts.second_factor import remove_second_factor
 from carme_webui.administration.models import Deed
@@ -101,10 +102,14 @@ def set_node(by: User, name: str, drain: bool, reason: str, broker: BrokerClient
 
 
 def find_jobs(wanted: str, broker: BrokerClient) -> list[Job]:
-    """All jobs and sessions that wait or run, the latest first; of one user, account, number or name."""
+    """All jobs and sessions that wait or run, latest first; of a user, account, node, number or name."""
     found = broker.jobs()
     if wanted:
-        found = [job for job in found if wanted in (job.user, job.account, str(job.id)) or wanted in job.name]
+        found = [
+            job
+            for job in found
+            if wanted in (job.user, job.account, str(job.id), *expand(job.node_list)) or wanted in job.name
+        ]
     return sorted(found, key=lambda job: -job.id)
 
 

@@ -23,12 +23,13 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.bookings import BookingState
 from carme.errors import CarmeError, InvalidRequest
+from carme.jobs import Job as SlurmJob
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.administration import impersonation, services
 from carme_webui.administration.forms import NewUserForm
-from carme_webui.administration.node_states import state_words
-from carme_webui.administration.overview import overview
+from carme_webui.administration.node_rows import NodeRow, jobs_by_node
+from carme_webui.administration.overview import measures, overview
 from carme_webui.administration.people import take_in
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
@@ -75,7 +76,8 @@ def for_admins(view: View) -> View:
 @for_admins
 def home(request: HttpRequest) -> HttpResponse:
     """The cluster at a glance."""
-    return render(request, "administration/overview.html", {"overview": overview()})
+    context = {"overview": overview(request.GET.get("by", "")), "measures": measures()}
+    return render(request, "administration/overview.html", context)
 
 
 @require_safe
@@ -158,14 +160,17 @@ def _date(text: str) -> Any:
 @for_admins
 def nodes(request: HttpRequest) -> HttpResponse:
     """All nodes with their states and reasons; after a change the page follows until Slurm has made it."""
+    jobs: list[SlurmJob] = []
     try:
         found, failure = broker().cluster().nodes, ""
+        jobs = broker().jobs()
     except CarmeError as error:
         found, failure = [], str(error)
     sent, do = request.GET.get("sent", ""), request.GET.get("do", "")
     drained = do == "drain"
     waits = any(one.name == sent and one.available is drained for one in found)
-    rows = [(one, state_words(one.state), waits and one.name == sent) for one in found]
+    running = jobs_by_node(jobs)
+    rows = [NodeRow.of(one, running.get(one.name, []), waits and one.name == sent) for one in found]
     follow = urlencode({"sent": sent, "do": do}) if waits else ""
     context = {"rows": rows, "banner": failure, "follow": follow}
     part = "nodes_live" if "live" in request.GET else "nodes"

@@ -10,7 +10,7 @@ from django.utils import timezone
 from carme.bookings import Window
 from carme_webui.accounts.models import User
 from carme_webui.caches import shared
-from carme_webui.clocks import site_zone, span_words
+from carme_webui.clocks import reader_zone, site_zone, span_words
 from carme_webui.sentences import SentenceField
 
 __all__ = ["Maintenance", "News", "latest_news", "maintenance_near"]
@@ -92,7 +92,7 @@ class Maintenance(models.Model):
     @property
     def span(self) -> str:
         """From when to when, by the site's clocks."""
-        return span_words(self.start, self.end)
+        return span_words(self.start, self.end, reader_zone())
 
     @property
     def begun(self) -> bool:

@@ -18,7 +18,7 @@ from carme.jobs.requests import refusal
 from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.clocks import site_zone
+from carme_webui.clocks import reader_zone
 from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
 
@@ -99,7 +99,7 @@ class BookingForm(forms.Form):
         start: datetime | None = None,
         initial: dict[str, Any] | None = None,
     ) -> None:
-        zone = site_zone()
+        zone = reader_zone()
         values: dict[str, Any] = {"nodes": 1, "length": "2h", "kind": offered[0].key if offered else ""}
         if booking is not None:
             start = booking.start
@@ -174,7 +174,7 @@ class BookingForm(forms.Form):
         if slot := moment_of(self.data.get("slot", "")):
             return slot  # a moment, as clocks may show a time twice
         if self._booking is not None:
-            local = self._booking.start.astimezone(site_zone())
+            local = self._booking.start.astimezone(reader_zone())
             same = (local.date(), local.replace(second=0).time()) == (
                 cleaned["date"],
                 cleaned["time"].replace(second=0),
@@ -186,7 +186,7 @@ class BookingForm(forms.Form):
                 message("This day is too far away."), message("Choose one of the next weeks."), field="start"
             )
         naive = datetime.combine(cleaned["date"], cleaned["time"]).replace(second=0, microsecond=0)
-        return from_local(naive, site_zone())
+        return from_local(naive, reader_zone())
 
     def refuse(self, error: CarmeError) -> None:
         """Show an error where it belongs."""
@@ -224,6 +224,6 @@ def length_text(minutes: int) -> str:
 
 
 def next_start(now: datetime) -> datetime:
-    """The next full hour by the site's clocks."""
-    local = now.astimezone(site_zone()).replace(minute=0, second=0, microsecond=0)
+    """The next full hour by the reader's clocks."""
+    local = now.astimezone(reader_zone()).replace(minute=0, second=0, microsecond=0)
     return local + timedelta(hours=1)

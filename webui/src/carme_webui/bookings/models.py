@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hold, Wish
 from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
-from carme_webui.clocks import span_words
+from carme_webui.clocks import reader_zone, span_words
 from carme_webui.projects.models import Project, projects_of
 from carme_webui.sentences import SentenceField
 
@@ -244,8 +244,8 @@ class Booking(models.Model):
 
     @property
     def span(self) -> str:
-        """From when to when, by the site's clocks."""
-        return span_words(self.start, self.end)
+        """From when to when, by the reader's clocks."""
+        return span_words(self.start, self.end, reader_zone())
 
     def get_absolute_url(self) -> str:
         return reverse("booking", args=[self.name])

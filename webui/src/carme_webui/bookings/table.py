@@ -27,7 +27,7 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, cached
-from carme_webui.clocks import span_words
+from carme_webui.clocks import reader_zone, span_words
 from carme_webui.notifier import notifier
 
 __all__ = ["VIEWS", "Shown", "table_of"]
@@ -62,7 +62,7 @@ class Shown:
         kind: The key of the kind of nodes.
         past: How many of the columns are over.
         now: When the column began in which we are.
-        today: The day that it is by the site's clocks.
+        today: The day that it is by the reader's clocks.
     """
 
     view: str
@@ -277,7 +277,7 @@ def _items(
     for one in reservations:
         if not is_ours(one.name):
             label = _("Maintenance") if one.maintenance else _("Reserved")
-            words = span_words(one.start, one.end)
+            words = span_words(one.start, one.end, reader_zone())
             found |= {
                 (one.name, node): Item(node, one.start, one.end, "blocked", label, words)
                 for node in one.node_names
@@ -318,5 +318,5 @@ def _of_job(job: Job, nodes: list[str], reader: User | None) -> dict[Hashable, I
     own = reader is not None and job.user == reader.username
     label = _("My job %s") % job.id if own else _("In use")
     url = reverse("job", args=[job.id]) if own else ""
-    words = span_words(job.started, until) if until else ""
+    words = span_words(job.started, until, reader_zone()) if until else ""
     return {(Job, job.id, node): Item(node, job.started, until, "job", label, words, url) for node in nodes}

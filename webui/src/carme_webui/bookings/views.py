@@ -27,7 +27,7 @@ from carme_webui.bookings.forms import BookingForm, Kind, kinds, kinds_for, mome
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.table import VIEWS, Shown, table_of
-from carme_webui.clocks import site_zone, span_words
+from carme_webui.clocks import reader_zone, span_words
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
 from carme_webui.notifier import notifier
@@ -49,7 +49,7 @@ FEED_DAYS = 60  # of the past that a feed still shows
 @require_safe
 def calendar(request: HttpRequest) -> HttpResponse:
     """Who has which node when, for a day or a week from today or another day on."""
-    user, now, zone = signed_in(request), timezone.now(), site_zone()
+    user, now, zone = signed_in(request), timezone.now(), reader_zone()
     view = request.GET.get("view", "")
     view = view if view in VIEWS else "week"
     first = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
@@ -140,7 +140,7 @@ def booking(request: HttpRequest, name: str) -> HttpResponse:
             and found.state in (BookingState.APPROVED, BookingState.ACTIVE),
             "grace": found.policy(settings.SITE).grace_minutes,
             "banner": banner,
-            "zone": site_zone(),
+            "zone": reader_zone(),
         },
     )
 
@@ -330,7 +330,7 @@ def _form_page(
         length = wish.end - wish.start
         with suppress(CarmeError):  # the form itself says what is wrong
             slots = [
-                (start.isoformat(), span_words(start, start + length))
+                (start.isoformat(), span_words(start, start + length, reader_zone()))
                 for start in services.free_starts(wish, settings.SITE, broker(), found)
             ]
     context = {"form": form, "booking": found, "slots": slots, "banner": banner}
@@ -341,7 +341,7 @@ def _with_slot(request: HttpRequest) -> Any:
     """What was sent; one of the free times that were offered replaces day and time."""
     data = request.POST.copy()
     if slot := moment_of(data.get("slot", "")):
-        local = slot.astimezone(site_zone())
+        local = slot.astimezone(reader_zone())
         data["date"], data["time"] = local.strftime("%Y-%m-%d"), local.strftime("%H:%M")
     return data
 

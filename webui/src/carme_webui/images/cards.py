@@ -1,4 +1,4 @@
-"""What an image is, in a line or two beside the choice of images: what is inside, and when it was built."""
+"""What an image is, in a line or two of the choice of images: what is inside, and when it was built."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -7,14 +7,14 @@ from django.urls import reverse
 
 from carme.images import Image, is_own
 
-__all__ = ["Card", "card"]
+__all__ = ["Card", "card", "unknown"]
 
 #: What people look for in an image, the most telling first.
 KNOWN = (
     *("torch", "tensorflow", "keras", "jax", "transformers", "lightning", "horovod", "scikit-learn"),
     *("onnxruntime", "numpy", "pandas", "jupyterlab"),
 )
-MOST = 4
+MOST = 3
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Card:
     """An image in short.
 
     Attributes:
+        title: What users call it.
         description: What its builder says of it.
         inside: Its most telling packages with their versions.
         further: How many packages it has besides.
@@ -29,11 +30,12 @@ class Card:
         address: The page that names all of them.
     """
 
-    description: str
-    inside: list[tuple[str, str]]
-    further: int
-    built: datetime | None
-    address: str
+    title: str
+    description: str = ""
+    inside: tuple[tuple[str, str], ...] = ()
+    further: int = 0
+    built: datetime | None = None
+    address: str = ""
 
 
 def card(image: Image) -> Card:
@@ -42,9 +44,15 @@ def card(image: Image) -> Card:
     telling += [name for name in image.packages if name not in KNOWN]
     shown = telling[:MOST]
     return Card(
+        title=image.title,
         description=image.description,
-        inside=[(name, image.packages[name]) for name in shown],
+        inside=tuple((name, image.packages[name]) for name in shown),
         further=len(image.packages) - len(shown),
         built=image.built,
         address=reverse("image" if is_own(image.name) else "image-of-site", args=[image.name]),
     )
+
+
+def unknown(name: str) -> Card:
+    """The card of an image that cannot be read; the check says why."""
+    return Card(name)

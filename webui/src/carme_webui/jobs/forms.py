@@ -24,8 +24,8 @@ from carme_webui.scaling import SCALING, ScalingFields
 __all__ = ["SearchForm", "SubmitForm"]
 
 
-#: What every job needs; the rest is for few.
-COMMON = ("script", "name", "image", "gpus_per_node", "nodes", "minutes")
+#: What every job needs beside its script; the rest is for few.
+COMMON = ("name", "image", "gpus_per_node", "nodes", "minutes")
 
 
 class SubmitForm(ScalingFields):
@@ -98,8 +98,8 @@ class SubmitForm(ScalingFields):
             del self.fields["qos"]
         self.fields["script_path"].help_text = _("A path from your home, like train.sh, or a whole path.")
         self.fields["script"].help_text = _(
-            "Its first line may name what runs it, like #!/usr/bin/env python3. Its #SBATCH lines count "
-            "where you leave this form as it begins."
+            "Its first line may name what runs it, like #!/usr/bin/env python3. Its #SBATCH lines fill this "
+            "form in, where you change nothing yourself."
         )
         if self["script_encoding"].value() == contents.PAGE_ENCODING:
             self.fields["script"].help_text = _(
@@ -123,13 +123,14 @@ class SubmitForm(ScalingFields):
 
     @property
     def common_fields(self) -> list[BoundField]:
-        """The fields that every job needs."""
+        """The fields that every job needs beside its script."""
         return [self[name] for name in COMMON]
 
     @property
     def more_fields(self) -> list[BoundField]:
         """The fields that few need."""
-        return [field for field in self.visible_fields() if field.name not in (*COMMON, *SCALING)]
+        usual = ("script", *COMMON, *SCALING)
+        return [field for field in self.visible_fields() if field.name not in usual]
 
     @property
     def more(self) -> bool:

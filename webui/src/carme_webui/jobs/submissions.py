@@ -27,7 +27,7 @@ from carme_webui.sessions.clock import check_extension
 
 __all__ = [
     *("MOST_INPUT", "JobSubmission", "Staged", "Wanted"),
-    *("estimate", "extend", "sized", "stages_of", "submit", "to_request"),
+    *("asked_by_script", "estimate", "extend", "sized", "stages_of", "submit", "to_request"),
 ]
 
 #: Bytes that a job may find in a private file of its owner's home.
@@ -103,20 +103,30 @@ class Wanted(NamedTuple):
     ignored: list[str]
 
 
-def _with_directives(asked: JobSubmission, text: str) -> tuple[JobSubmission, list[str]]:
-    """What the script asks for itself, where the submission says nothing. Raises InvalidRequest."""
+def asked_by_script(text: str) -> tuple[dict[str, Any], list[str]]:
+    """What a script's `#SBATCH` lines ask for, by the names of a submission, and what of them is ignored.
+
+    Raises:
+        InvalidRequest: One of them cannot be understood.
+    """
     found, ignored = directives(text.removeprefix("\ufeff"))
-    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
-    update: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for option, value in found.items():
         name = _FIELDS.get(option, option)
-        if name in given:
-            continue
         if name == "workdir" and not value.startswith("/"):
             ignored.append("--chdir")  # from where it is meant, nobody can know here
         else:
-            update[name] = parse_minutes(value) if name == "minutes" else value
-    return asked.model_copy(update=update), ignored
+            values[name] = parse_minutes(value) if name == "minutes" else value
+    return values, ignored
+
+
+def _with_directives(asked: JobSubmission, text: str) -> tuple[JobSubmission, list[str]]:
+    """What the script asks for itself, where the submission says nothing. Raises InvalidRequest."""
+    values, ignored = asked_by_script(text)
+    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
+    if "workdir" in given:
+        ignored = [option for option in ignored if option != "--chdir"]
+    return asked.model_copy(update={key: values[key] for key in values.keys() - given}), ignored
 
 
 def sized(submission: JobSubmission) -> JobSubmission:

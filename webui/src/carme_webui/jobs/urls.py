@@ -18,6 +18,7 @@ urlpatterns = [
     path("", views.job_list, name="jobs"),
     path("month/", views.month, name="month"),
     path("submit/", views.submit, name="job-submit"),
+    path("submit/directives/", views.directives, name="job-directives"),
     path("submit/predict/", views.predict, name="job-predict"),
     path("<job_id:job_id>/", views.job, name="job"),
     path("<job_id:job_id>/new/", views.wait, name="job-wait"),

@@ -20,7 +20,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
 from carme.jobs import Cluster, JobRequest, contents, partition_of, stage_text
-from carme.jobs.scripts import sent_script
+from carme.jobs.scripts import MAXIMUM_BYTES, sent_script
 from carme.reports.text import facts as facts_of
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
@@ -48,6 +48,7 @@ from carme_webui.sessions.models import Session
 __all__ = [
     *[
         "cancel",
+        "directives",
         "extend",
         "facts",
         "job",
@@ -197,6 +198,21 @@ def submit(request: HttpRequest) -> HttpResponse:
             messages.success(request, _("Job %s is in the queue.") % job_id)
             return redirect("job" if Job.objects.filter(id=job_id).exists() else "job-wait", job_id)
     return _form_page(request, form, banner, status=422)
+
+
+@require_POST
+def directives(request: HttpRequest) -> HttpResponse:
+    """The part of the form that says what the script's #SBATCH lines ask for, which the page fills in."""
+    context: dict[str, object] = {}
+    try:
+        values, ignored = submissions.asked_by_script(request.POST.get("script", "")[:MAXIMUM_BYTES])
+    except CarmeError as error:
+        context["failure"] = str(error)
+    else:
+        fields = SubmitForm.base_fields
+        read = [(fields[name].label, value) for name, value in values.items() if name in fields]
+        context |= {"values": values, "read": read, "ignored": ", ".join(ignored)}
+    return render(request, "jobs/directives.html", context)
 
 
 @require_POST

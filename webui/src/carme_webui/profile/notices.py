@@ -7,6 +7,8 @@ from django.utils import timezone, translation
 
 from carme_webui.accounts.language import language_of
 from carme_webui.accounts.models import User
+from carme_webui.accounts.zone import zone_of
+from carme_webui.clocks import in_zone
 from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind, wants
 from carme_webui.profile.models import Mailing, Notice
@@ -25,7 +27,7 @@ def tell(
     """Tell it, if the user wants to be told such things; a mail is sent by the worker.
 
     Args:
-        text: The sentence, or what makes it: that is called with the user's language active.
+        text: The sentence, or what makes it: that is called with the user's language and clocks active.
         key: Names the event; what has been told under this key is not told again.
         link: The path of the page that it is about.
 
@@ -37,7 +39,7 @@ def tell(
     if not (page or mail):
         return False
     if callable(text):
-        with translation.override(language_of(user)):
+        with translation.override(language_of(user)), in_zone(zone_of(user)):
             text = text()
     values = {
         "kind": kind,

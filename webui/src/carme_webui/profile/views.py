@@ -62,11 +62,11 @@ def dismiss(request: HttpRequest, name: str) -> HttpResponse:
 
 @require_POST
 def look(request: HttpRequest) -> HttpResponse:
-    """Choose the language and the look of my pages."""
+    """Choose the language, the look and the clocks of my pages."""
     user = signed_in(request)
     form = LookForm(request.POST, instance=user)
     if form.is_valid():
-        user.save(update_fields=["language", "theme"])
+        user.save(update_fields=["language", "theme", "time_zone"])
         with translation.override(user.language or translation.get_language()):
             messages.success(request, _("Saved."))
     else:

@@ -1,7 +1,7 @@
 """Hardware and time of the start form as choices: a card or a span of time instead of numbers."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, time, timedelta
 from typing import Any
 
@@ -12,8 +12,9 @@ from carme.config import Settings
 from carme.jobs import Cluster, minutes_text
 from carme_webui.clocks import site_zone
 from carme_webui.cluster import supplies
+from carme_webui.sessions.models import Preset
 
-__all__ = ["CUSTOM", "EVENING", "Card", "cards", "evening_minutes", "matching", "times"]
+__all__ = ["CUSTOM", "EVENING", "OF_PRESET", "Card", "cards", "evening_minutes", "matching", "times"]
 
 #: The choice of somebody who fills in the numbers.
 CUSTOM = "custom"
@@ -24,6 +25,10 @@ HOURS = (1, 4)
 #: A session that would end sooner than this is not worth its start.
 SHORTEST_MINUTES = 15
 MOST_TYPES = 2
+#: So many presets add their hardware.
+MOST_PRESETS = 3
+#: What the keys of these cards begin with.
+OF_PRESET = "preset-"
 MIB_PER_GB = 1000
 
 
@@ -47,10 +52,25 @@ class Card:
         return f"{self.title}, {self.detail}" if self.detail else self.title
 
 
-def cards(site: Settings, cluster: Cluster | None) -> list[Card]:
-    """The site's list; a site without one offers a processor, one GPU and a whole node of each type."""
+def cards(site: Settings, cluster: Cluster | None, presets: Sequence[Preset] = ()) -> list[Card]:
+    """The site's list, then the hardware of presets where that is on no card yet.
+
+    A site without a list offers a processor, one GPU and a whole node of each type.
+    """
     if cluster is None:
         return []
+    found = _of_site(site, cluster)
+    offered = len(found)
+    for preset in presets:
+        options = preset.options
+        if len(found) < offered + MOST_PRESETS and matching(found, options) == CUSTOM:
+            sizes = options.get("gpus_per_node") or 0, options.get("nodes") or 1
+            card = _card(cluster, *sizes, options.get("gpu_type") or "", preset.name)
+            found.append(replace(card, key=OF_PRESET + card.key))
+    return found
+
+
+def _of_site(site: Settings, cluster: Cluster) -> list[Card]:
     if site.sessions.hardware:
         return [
             _card(cluster, one.gpus_per_node, one.nodes, one.gpu_type, one.title, one.partition)

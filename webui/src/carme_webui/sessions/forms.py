@@ -21,14 +21,14 @@ from carme.scaling import Curve
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, cached
 from carme_webui.cluster import entry_points, supplies
-from carme_webui.images.cards import Card
 from carme_webui.images.cards import card as card_of
+from carme_webui.images.cards import unknown
 from carme_webui.projects.models import Project
 from carme_webui.scaling import ScalingFields
 from carme_webui.scaling.fields import SCALING
 from carme_webui.sessions.actions import check_options, minutes_in
 from carme_webui.sessions.choices import CUSTOM, EVENING, cards, evening_minutes, matching, times
-from carme_webui.sessions.models import NAME_PATTERN, new_name, values_of
+from carme_webui.sessions.models import NAME_PATTERN, Preset, new_name, values_of
 from carme_webui.titles import TitleField
 
 __all__ = ["StartForm"]
@@ -75,11 +75,12 @@ class StartForm(ScalingFields):
         asked: Values of fields to begin with, as the query of an address has them.
         datasets: Those that the owner sees; None: the site's.
         read: Reads the result of a probe, by its path; None: nobody can.
+        presets: The owner's, whose hardware is offered too.
     """
 
     # Made with the form, so that a form sent twice starts one session.
     name = forms.CharField(widget=forms.HiddenInput, required=False)
-    image = forms.CharField(label=_("Image"), widget=forms.Select)
+    image = forms.CharField(label=_("Image"), widget=forms.RadioSelect)
     hardware = forms.ChoiceField(label=_("Hardware"), widget=forms.RadioSelect, required=False)
     gpu_type = forms.CharField(label=_("GPU type"), widget=forms.Select, required=False)
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
@@ -128,6 +129,7 @@ class StartForm(ScalingFields):
         asked: Mapping[str, str] | None = None,
         datasets: Datasets | None = None,
         read: Callable[[str], Curve] | None = None,
+        presets: Sequence[Preset] = (),
     ) -> None:
         initial: dict[str, Any] = {
             "name": new_name(),
@@ -155,7 +157,8 @@ class StartForm(ScalingFields):
                 "minutes": max(1, min(minutes_in(row), site.sessions.maximum_minutes)),
             }
         initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
-        self._cards, self._times = cards(site, cluster), times(site, timezone.now())
+        self.presets = presets
+        self._cards, self._times = cards(site, cluster, presets), times(site, timezone.now())
         initial["hardware"] = matching(self._cards, initial)
         minutes = str(initial["minutes"])
         initial["time"] = minutes if minutes in dict(self._times) else CUSTOM
@@ -202,7 +205,9 @@ class StartForm(ScalingFields):
         kinds = supplies(self._cluster) if self._cluster else []
         partitions = self._cluster.partitions if self._cluster else []
         offered = {name: self._image(name) for name in self._catalogue.names()}
-        self._choices("image", [(name, image.title if image else name) for name, image in offered.items()])
+        # The one that the form begins with is in sight, however many there are.
+        shown = sorted(offered.items(), key=lambda pair: pair[0] != self["image"].value())
+        self._choices("image", [(name, card_of(image) if image else unknown(name)) for name, image in shown])
         apps: dict[str, str] = {}
         for image in filter(None, offered.values()):
             apps = entry_points(image) | apps
@@ -249,12 +254,6 @@ class StartForm(ScalingFields):
             self.fields[name].widget.attrs["placeholder"] = _("Automatic")
 
     @property
-    def image_card(self) -> Card | None:
-        """What the chosen image is; None where there is none."""
-        image = self._image(str(self["image"].value() or ""))
-        return card_of(image) if image is not None else None
-
-    @property
     def number_fields(self) -> list[BoundField]:
         """The numbers of hardware that is on no card."""
         return [self[name] for name in NUMBERS]
@@ -294,7 +293,7 @@ class StartForm(ScalingFields):
 
     def _choices(self, name: str, choices: list[tuple[Any, Any]]) -> None:
         widget = self.fields[name].widget
-        assert isinstance(widget, forms.Select)
+        assert isinstance(widget, ChoiceWidget)
         widget.choices = choices
 
     def _image(self, name: str) -> Image | None:

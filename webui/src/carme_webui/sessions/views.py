@@ -38,6 +38,7 @@ from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, own_projects, payers, usable_by
 from carme_webui.scaling import SCALING, Advice, advice, curve_of, probe_files, starts
 from carme_webui.sessions import actions
+from carme_webui.sessions.choices import OF_PRESET
 from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
 from carme_webui.sessions.forms import EXPERT, StartForm
 from carme_webui.sessions.models import Preset, Session, new_name, values_of
@@ -137,7 +138,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     name = request.GET.get("again")
     earlier = own_sessions(signed_in(request)).filter(name=name).first() if name else None
     form = _form(request, cluster, options=earlier.asked_for if earlier else None)
-    context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
+    context = {"form": form, **_live(request, cluster, banner)}
     return render(request, "sessions/dashboard.html", context | {"announced": latest_news()})
 
 
@@ -155,7 +156,7 @@ def start(request: HttpRequest) -> HttpResponse:
     if full := refusal(signed_in(request)):
         form.add_error(None, full)
     if not form.is_valid() or form.options is None:
-        context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
+        context = {"form": form, **_live(request, cluster, banner)}
         return render(request, "sessions/dashboard.html", context, status=422)
     return _start(signed_in(request), form.options, form.cleaned_data["name"])
 
@@ -164,8 +165,9 @@ def start(request: HttpRequest) -> HttpResponse:
 def prospect(request: HttpRequest) -> HttpResponse:
     """The part of the form that says when what it asks for would begin."""
     cluster, _banner = _look()
-    form = _form(request, cluster, data=request.POST)
-    context: dict[str, Any] = {"image": form.image_card}
+    named = request.POST.get("hardware", "").startswith(OF_PRESET)
+    form = _form(request, cluster, data=request.POST, presets=None if named else [])
+    context: dict[str, Any] = {}
     if form.is_valid() and form.options is not None:
         try:
             requested = resolved(form.options, signed_in(request))
@@ -225,7 +227,7 @@ def save_preset(request: HttpRequest) -> HttpResponse:
         else:
             messages.success(request, _("Saved as “%s”.") % made.name)
             return redirect("dashboard")
-    context = {"form": form, **_live(request, cluster, banner), **_presets(user)}
+    context = {"form": form, **_live(request, cluster, banner)}
     return render(request, "sessions/dashboard.html", context, status=422)
 
 
@@ -245,7 +247,7 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     cluster, banner = _look()
     form = _form(request, cluster, data=data | {"name": fresh})
     if not form.is_valid() or form.options is None:
-        context = {"form": form, **_live(request, cluster, banner), **_presets(signed_in(request))}
+        context = {"form": form, **_live(request, cluster, banner)}
         return render(request, "sessions/dashboard.html", context, status=422)
     return _start(signed_in(request), form.options, form.cleaned_data["name"])
 
@@ -354,7 +356,11 @@ def _silence(taken: datetime) -> str:
 
 
 def _form(
-    request: HttpRequest, cluster: Cluster | None, data: Any = None, options: SessionOptions | None = None
+    request: HttpRequest,
+    cluster: Cluster | None,
+    data: Any = None,
+    options: SessionOptions | None = None,
+    presets: list[Preset] | None = None,
 ) -> StartForm:
     user = signed_in(request)
     # Whoever looks as a user sees pages of the portal; what lies in the user's home stays theirs.
@@ -373,11 +379,8 @@ def _form(
         asked=request.GET.dict(),
         datasets=datasets_of(user),
         read=None if looks else lambda path: curve_of(path, user, broker()),
+        presets=Preset.of(user) if presets is None else presets,
     )
-
-
-def _presets(user: User) -> dict[str, Any]:
-    return {"presets": Preset.of(user)}
 
 
 def _show(row: Session, banner: str) -> Shown:

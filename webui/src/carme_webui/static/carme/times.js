@@ -47,6 +47,11 @@
     }
   }
 
+  // The portal keeps the zone with the account: the calendar and mails are by the same clocks.
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  const secure = location.protocol === "https:" ? "; Secure" : "";
+  if (zone) document.cookie = `carme_zone=${zone}; Path=/; SameSite=Lax; Max-Age=31536000${secure}`;
+
   show();
   setInterval(show, RENEW_MS);
   document.addEventListener("htmx:after:swap", show);

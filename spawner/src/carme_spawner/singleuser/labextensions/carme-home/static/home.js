@@ -1,0 +1,223 @@
+/* JupyterLab as the session's home: tiles in the launcher for its apps, examples, the portal and help, and the hub's
+ * menu entry, which leads to the portal.
+ *
+ * A container of webpack's module federation written by hand, as carme-session.
+ */
+(() => {
+  'use strict';
+
+  const CATEGORY = 'Session';
+  const HELP = '/help/';
+  /** How often apps of the user's own are looked for while somebody sees the page. */
+  const ASK_MS = 60000;
+  const STYLE = `
+    .carme-examples { overflow: auto; padding: 16px 24px; color: var(--jp-ui-font-color1); background: var(--jp-layout-color1); }
+    .carme-examples h1 { font-size: 1.6em; margin: 0 0 4px; }
+    .carme-examples ul { display: grid; grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); gap: 12px; list-style: none; padding: 0; }
+    .carme-examples button { display: flex; flex-direction: column; width: 100%; height: 100%; text-align: left; padding: 12px 14px; font: inherit; color: inherit; cursor: pointer; background: var(--jp-layout-color1); border: 1px solid var(--jp-border-color1); border-radius: 6px; }
+    .carme-examples button:hover, .carme-examples button:focus-visible { border-color: var(--jp-brand-color1); outline: 2px solid var(--jp-brand-color1); }
+    .carme-examples strong { display: block; font-size: 1.1em; margin-bottom: 4px; }`;
+
+  /** Drawings of 24 by 24 in the colour of the launcher's own. */
+  const DRAWINGS = {
+    portal: 'M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z',
+    help: 'M11 18h2v-2h-2zm1-16a10 10 0 1 0 0 20 10 10 0 0 0 0-20zm0 18a8 8 0 1 1 0-16 8 8 0 0 1 0 16zm0-14a4 4 0 0 0-4 4h2a2 2 0 1 1 4 0c0 2-3 1.75-3 5h2c0-2.25 3-2.5 3-5a4 4 0 0 0-4-4z',
+    examples: 'M18 2H6a2 2 0 0 0-2 2v16a2 2 0 0 0 2 2h12a2 2 0 0 0 2-2V4a2 2 0 0 0-2-2zM6 4h5v8l-2.5-1.5L6 12z',
+    app: 'M19 4H5a2 2 0 0 0-2 2v12a2 2 0 0 0 2 2h14a2 2 0 0 0 2-2V6a2 2 0 0 0-2-2zm0 14H5V8h14z',
+    tensorboard: 'M3 20h18v-2H3zM5 16h3V9H5zm5 0h3V4h-3zm5 0h3v-5h-3z',
+    vscode: 'M9.4 16.6 4.8 12l4.6-4.6L8 6l-6 6 6 6zm5.2 0 4.6-4.6-4.6-4.6L16 6l6 6-6 6z'
+  };
+
+  let shared = {};
+
+  /** The module that JupyterLab itself uses under this name. */
+  async function load(name) {
+    const versions = Object.values(shared[name] || {});
+    const entry = versions.find(version => version.loaded) || versions[0];
+    if (!entry) {
+      throw new Error(`JupyterLab does not share ${name}.`);
+    }
+    return (await entry.get())();
+  }
+
+  /** Ask this server; throws an Error with the sentence that it refused with. */
+  async function ask(services, path, init) {
+    const settings = services.ServerConnection.makeSettings();
+    const url = settings.baseUrl.replace(/\/*$/, '/') + path;
+    const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store', ...init }, settings);
+    const answer = await response.json().catch(() => ({}));
+    if (!response.ok) {
+      throw new Error(answer.message || 'The session did not answer. Try again in a minute.');
+    }
+    return answer;
+  }
+
+  /** The session's page on the portal; the sandbox and every site have it at the same origin. */
+  function portalPage(services) {
+    const path = new URL(services.ServerConnection.makeSettings().baseUrl, window.location.href).pathname;
+    return `/sessions/${path.split('/').at(-2)}/`;
+  }
+
+  function open(url) {
+    window.open(url, '_blank', 'noopener');
+  }
+
+  /** The gallery: a card for each notebook, which copies it to the home and opens it. */
+  function gallery(app, examples, { apputils, services, widgets }) {
+    const content = new widgets.Widget({ node: document.createElement('div') });
+    content.addClass('carme-examples');
+    const list = document.createElement('ul');
+    for (const { name, title, description } of examples) {
+      const button = document.createElement('button');
+      const heading = document.createElement('strong');
+      heading.textContent = title;
+      button.append(heading, description);
+      button.addEventListener('click', () => app.commands.execute('carme:open-example', { name }));
+      const item = document.createElement('li');
+      item.append(button);
+      list.append(item);
+    }
+    const heading = document.createElement('h1');
+    heading.textContent = 'Examples';
+    const hint = document.createElement('p');
+    hint.textContent = examples.length
+      ? 'Each opens as a copy of your own, in the folder examples of your home.'
+      : 'This image has no examples. The images torch and tensorflow have some.';
+    content.node.append(heading, hint, list);
+    const panel = new apputils.MainAreaWidget({ content });
+    panel.id = 'carme-examples';
+    panel.title.label = 'Examples';
+    panel.title.closable = true;
+    return panel;
+  }
+
+  function addCommands(app, home, icon, modules) {
+    const { apputils, services } = modules;
+    const { commands } = app;
+    commands.addCommand('carme:portal', {
+      label: 'Portal',
+      caption: 'The page of this session: time, log, use, stop',
+      icon: icon('portal'),
+      execute: () => open(portalPage(services))
+    });
+    commands.addCommand('hub:control-panel', {
+      label: 'Hub Control Panel',
+      caption: 'Your sessions, in the portal',
+      execute: () => open('/')
+    });
+    commands.addCommand('carme:help', {
+      label: 'Help',
+      caption: 'The guides of this site',
+      icon: icon('help'),
+      execute: () => open(HELP)
+    });
+    commands.addCommand('carme:app', {
+      label: args => args.title || 'App',
+      caption: args => `Open ${args.title} in another tab`,
+      icon: args => icon(args.name in DRAWINGS ? args.name : 'app'),
+      execute: args => open(args.url)
+    });
+    commands.addCommand('carme:examples', {
+      label: 'Examples',
+      caption: 'Notebooks to begin with',
+      icon: icon('examples'),
+      execute: () => {
+        const known = [...app.shell.widgets('main')].find(widget => widget.id === 'carme-examples');
+        const panel = known || gallery(app, home.examples, modules);
+        if (!known) {
+          app.shell.add(panel, 'main');
+        }
+        app.shell.activateById(panel.id);
+      }
+    });
+    commands.addCommand('carme:open-example', {
+      label: 'Open an Example',
+      execute: async ({ name }) => {
+        try {
+          const { path } = await ask(services, 'carme/examples', { method: 'POST', body: JSON.stringify({ name }) });
+          await commands.execute('docmanager:open', { path });
+        } catch (error) {
+          apputils.Notification.error(error.message, { autoClose: false });
+        }
+      }
+    });
+  }
+
+  async function activate(app, palette, launcher, menu, modules) {
+    const { services, ui } = modules;
+    const style = document.createElement('style');
+    style.textContent = STYLE;
+    document.head.append(style);
+    const icons = new Map();
+    const icon = name => {
+      if (!icons.has(name)) {
+        const svgstr = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path class="jp-icon3" fill="#616161" d="${DRAWINGS[name]}"/></svg>`;
+        icons.set(name, new ui.LabIcon({ name: `carme:${name}`, svgstr }));
+      }
+      return icons.get(name);
+    };
+    const home = { apps: [], examples: [] };
+    addCommands(app, home, icon, modules);
+
+    const fixed = ['carme:examples', 'carme:portal', 'carme:help'];
+    fixed.forEach((command, place) => launcher?.add({ command, category: CATEGORY, rank: 100 + place }));
+    for (const command of fixed) {
+      palette?.addItem({ command, category: CATEGORY });
+    }
+    menu?.fileMenu.addGroup([{ command: 'hub:control-panel' }], 100);
+    menu?.helpMenu.addGroup([{ command: 'carme:help' }, { command: 'carme:examples' }], 0);
+
+    const tiles = new Map();
+    async function refresh() {
+      if (document.hidden) {
+        return;
+      }
+      try {
+        Object.assign(home, await ask(services, 'carme/home'));
+      } catch {
+        return; // what was known last holds
+      }
+      const now = new Set(home.apps.map(({ name }) => name));
+      for (const [name, tile] of tiles) {
+        if (!now.has(name)) {
+          tile.dispose();
+          tiles.delete(name);
+        }
+      }
+      home.apps.forEach((args, rank) => {
+        if (launcher && !tiles.has(args.name)) {
+          tiles.set(args.name, launcher.add({ command: 'carme:app', args, category: CATEGORY, rank }));
+        }
+      });
+    }
+    await refresh();
+    setInterval(refresh, ASK_MS);
+    document.addEventListener('visibilitychange', refresh);
+  }
+
+  async function plugin() {
+    const names = ['apputils', 'launcher', 'mainmenu', 'services', 'ui-components'].map(name => `@jupyterlab/${name}`);
+    const [apputils, launchers, menus, services, ui, widgets] = await Promise.all([...names, '@lumino/widgets'].map(load));
+    return {
+      id: 'carme-home:launcher',
+      description: "Tiles of the session in the launcher, and the hub's menu entry, which leads to the portal.",
+      autoStart: true,
+      optional: [apputils.ICommandPalette, launchers.ILauncher, menus.IMainMenu],
+      // Not awaited: the page need not wait for the server.
+      activate: (app, palette, launcher, menu) => {
+        activate(app, palette, launcher, menu, { apputils, services, ui, widgets });
+      }
+    };
+  }
+
+  window._JUPYTERLAB = window._JUPYTERLAB || {};
+  window._JUPYTERLAB['carme-home'] = {
+    init: scope => {
+      shared = scope;
+    },
+    get: async () => {
+      const made = await plugin();
+      return () => ({ __esModule: true, default: made });
+    }
+  };
+})();

@@ -1,0 +1,128 @@
+"""JupyterLab's launcher as the session's home: apps, examples, portal and help, on a real server."""
+
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Page, expect
+
+from carme_spawner.singleuser import home
+
+from .conftest import Site, eventually
+from .test_lab_page import BASE, Front, front, page
+
+__all__ = ["front", "page"]
+
+JOB = str(5_000_000 + os.getpid())
+APPS = Path(f"/tmp/carme-{JOB}/apps")
+TEXT = "# First <steps>\n\nWhat this\nsession has.\n\nMore."
+
+
+def notebook(path: Path, source: list[str] | str = TEXT) -> None:
+    cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": source}
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    whole = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    path.write_text(json.dumps(whole))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The image's examples: one notebook, and what is none."""
+    folder = tmp_path / "image-examples"
+    folder.mkdir()
+    notebook(folder / "1-first.ipynb")
+    (folder / "2-broken.ipynb").write_text("{")
+    (folder / "digits.py").write_text("")
+    return folder
+
+
+@pytest.fixture
+async def server(site: Site, folder: Path, tmp_path: Path) -> AsyncIterator[Site]:
+    """A site in which ada's session s1 is ready, with an image that has TensorBoard."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("tensorboard", "no-program"):
+        (programs / name).write_text("#!/bin/sh\n")
+    (programs / "tensorboard").chmod(0o755)
+    code = (
+        "from pathlib import Path\nfrom carme_spawner import singleuser\n"
+        "from carme_spawner.singleuser import home\n"
+        f"home.PROGRAMS = Path({str(programs)!r})\nsingleuser.main()"
+    )
+    names = [f"SLURM_JOB_ID={JOB}", f"CARME_EXAMPLES={folder}"]
+    site.broker.command = ["env", *names, sys.executable, "-s", "-c", code, "--allow-root"]
+    await site.start()
+    await eventually(site.is_ready, "JupyterLab is ready")
+    yield site
+    await site.broker.end_all()
+    shutil.rmtree(APPS.parent, ignore_errors=True)
+
+
+def test_examples_are_what_notebooks_say_of_themselves(folder: Path, tmp_path: Path) -> None:
+    shown = [{"name": "1-first", "title": "First <steps>", "description": "What this session has."}]
+    assert home.examples(folder) == shown
+    notebook(folder / "3-plain.ipynb", ["plain"])
+    assert home.examples(folder)[1:] == [{"name": "3-plain", "title": "plain", "description": ""}]
+    assert home.examples(tmp_path / "nothing") == []
+
+
+def test_a_copy_of_ones_own_stays(folder: Path, tmp_path: Path) -> None:
+    place = tmp_path / "home"
+    place.mkdir()
+    assert home.copy_example("1-first", place, folder) == "examples/1-first.ipynb"
+    (place / "examples/1-first.ipynb").write_text("mine")
+    home.copy_example("1-first", place, folder)
+    assert [file.name for file in (place / "examples").iterdir()] == ["1-first.ipynb"]
+    assert (place / "examples/1-first.ipynb").read_text() == "mine"
+    for name in ("../secret", "none", "", "digits.py"):
+        with pytest.raises(FileNotFoundError):
+            home.copy_example(name, place, folder)
+
+
+async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, server: Site) -> None:
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    front.told = {"over": False, "state": "ready", "sentence": ""}
+    await page.goto(f"{front.url}{BASE}lab?reset")
+    tile = page.locator('.jp-LauncherCard[data-category="Session"]')
+    await expect(tile.filter(has_text="Examples")).to_be_visible()
+    await expect(tile).to_have_text(["TensorBoard", "Examples", "Portal", "Help"])
+
+    # The page of this session, and the guides, in tabs of their own.
+    app = ("TensorBoard", f"{BASE}tensorboard/")
+    for name, path in (app, ("Portal", "/sessions/s1/"), ("Help", "/help/")):
+        async with page.context.expect_page() as opened:
+            await tile.filter(has_text=name).click()
+        other = await opened.value
+        assert other.url == f"{front.url}{path}"
+        await other.close()
+
+    # A web app of the user's own is there as soon as the page is looked at again, and gone with it.
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(APPS / "mine.sock"))
+        listening.listen()
+        await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        await expect(tile.filter(has_text="mine")).to_be_visible()
+    await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    await expect(tile.filter(has_text="mine")).to_have_count(0)
+
+    # An example opens as a copy of one's own.
+    await tile.filter(has_text="Examples").click()
+    await page.get_by_role("button", name="First <steps> What this session has.").click()
+    await expect(page.locator(".jp-Notebook .jp-RenderedMarkdown h1").first).to_contain_text("First")
+    assert (server.broker.socket.parent / "examples/1-first.ipynb").is_file()
+
+    # The way out is the portal's, and the hub's page is the portal.
+    await page.get_by_role("menuitem", name="File", exact=True).click()
+    menu = page.locator(".lm-Menu").first
+    await expect(menu.get_by_role("menuitem", name="Hub Control Panel")).to_be_visible()
+    assert await menu.get_by_role("menuitem", name="Log Out").count() == 0
+    async with page.context.expect_page() as opened:
+        await menu.get_by_role("menuitem", name="Hub Control Panel").click()
+    assert (await opened.value).url == f"{front.url}/"
+    assert not complaints

@@ -1,0 +1,65 @@
+"""The editor of a job's script, and the form that its #SBATCH lines fill in."""
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from ..fake_broker import FakeBroker
+from .conftest import log_in
+from .test_charts import looks
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SCRIPT = (
+    "#!/bin/bash\n#SBATCH --job-name=train --gpus-per-node=a100:2\n"
+    "#SBATCH --nodes=2 --time=90 --mail-type=END\n"
+    'echo "step $1"  # once\n'
+)
+
+
+def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBroker) -> None:
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    log_in(page)
+    page.goto("/jobs/submit/")
+    editor = page.get_by_label("Script", exact=True)
+    editor.fill(SCRIPT)
+    expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
+    expect(page.locator("#from-script")).to_contain_text("Ignored: --mail-type.")
+    for name, value in {"name": "train", "nodes": "2", "gpus_per_node": "2", "minutes": "90"}.items():
+        expect(page.locator(f"#id_{name}")).to_have_value(value)
+    # Lines for Slurm, strings and comments have colours of their own.
+    expect(page.locator(".slurm")).to_have_count(2)
+    expect(page.locator(".slurm-option")).to_have_text(
+        ["--job-name", "--gpus-per-node", "--nodes", "--time", "--mail-type"]
+    )
+    colours = page.locator(".cm-line span").evaluate_all("all => all.map(e => getComputedStyle(e).color)")
+    assert len(set(colours)) > 3
+    # Later Chromium itself gives what replaces marked text an inline style, which the policy refuses.
+    assert not complaints, "the policy forbids nothing that the editor does"
+    # What the user sets stays; what the script no longer says is as the form begins.
+    page.get_by_label("Nodes").fill("1")
+    editor.fill("#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=1\ntrue\n")
+    expect(page.locator("#id_gpus_per_node")).to_have_value("1")
+    expect(page.locator("#id_name")).to_have_value("")
+    expect(page.locator("#id_nodes")).to_have_value("1")
+    # A line that is wrong is said while it is written.
+    editor.fill("#!/bin/bash\n#SBATCH --nodes=many\ntrue\n")
+    expect(page.locator("#from-script .error")).to_contain_text("Line 2 of the script")
+    # By keyboard: the tab key leaves the editor.
+    editor.focus()
+    page.keyboard.press("Control+End")
+    page.keyboard.type("date")
+    page.keyboard.press("Tab")
+    expect(editor).not_to_be_focused()
+    editor.fill(SCRIPT.replace("--nodes=2", ""))
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_role("heading", name=re.compile("train"))).to_be_visible()
+    (made,) = broker.asked_for("submit")
+    assert (made.request.name, made.request.gpus_per_node, made.request.minutes) == ("train", 2, 90)
+    page.goto("/jobs/submit/")
+    page.get_by_label("Script", exact=True).fill(SCRIPT)
+    expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
+    looks(page, "job-form", [])

@@ -1,0 +1,124 @@
+// The script of a batch job: an editor in place of its text area (CodeMirror), and the form filled in from the
+// script's #SBATCH lines, which the server reads. Without JavaScript the text area stays, and the server reads the
+// lines when the job is submitted.
+"use strict";
+
+(() => {
+  const area = document.getElementById("id_script");
+  const found = document.getElementById("from-script");
+  if (!area || !window.CodeMirror) return;
+  const { Decoration, EditorView, HighlightStyle, MatchDecorator, StreamLanguage, ViewPlugin, tags } = CodeMirror;
+  /** Milliseconds after the last key until the server reads the script. */
+  const REST_MS = 600;
+
+  const language = text => StreamLanguage.define(/^#!.*python/.test(text) ? CodeMirror.python : CodeMirror.shell);
+
+  /** Lines for Slurm stand out, and the options in them. */
+  const line = Decoration.mark({ class: "slurm" });
+  const option = Decoration.mark({ class: "slurm-option" });
+  const slurm = new MatchDecorator({
+    regexp: /^#SBATCH\s.*$/g,
+    decorate: (add, from, to, match) => {
+      add(from, to, line);
+      for (const one of match[0].matchAll(/\s(--?[a-zA-Z][\w-]*)/g)) {
+        const at = from + one.index + 1;
+        add(at, at + one[1].length, option);
+      }
+    },
+  });
+  const slurmLines = ViewPlugin.fromClass(
+    class {
+      constructor(view) {
+        this.decorations = slurm.createDeco(view);
+      }
+      update(update) {
+        this.decorations = slurm.updateDeco(update, this.decorations);
+      }
+    },
+    { decorations: plugin => plugin.decorations },
+  );
+
+  // Colours of the page, which follow light and dark.
+  const colours = HighlightStyle.define([
+    { tag: tags.comment, color: "var(--soft)", fontStyle: "italic" },
+    { tag: [tags.keyword, tags.standard(tags.variableName)], color: "var(--accent)", fontWeight: "600" },
+    { tag: [tags.string, tags.special(tags.string)], color: "var(--good)" },
+    { tag: [tags.number, tags.atom, tags.bool], color: "var(--wait)" },
+    { tag: [tags.definition(tags.variableName), tags.attributeName, tags.meta], color: "var(--wait)" },
+  ]);
+  const look = EditorView.theme({
+    "&": { height: "100%", color: "var(--text)", backgroundColor: "var(--ground)", border: "1px solid var(--soft)", borderRadius: "7px", fontSize: ".875rem" },
+    "&.cm-focused": { outline: "3px solid var(--focus)", outlineOffset: "2px" },
+    ".cm-scroller": { fontFamily: 'ui-monospace, "DejaVu Sans Mono", "Liberation Mono", monospace', lineHeight: "1.5", overflow: "auto", borderRadius: "7px" },
+    ".cm-content": { caretColor: "var(--text)", minHeight: "13rem" },
+    ".cm-cursor": { borderLeftColor: "var(--text)" },
+    ".cm-gutters": { backgroundColor: "transparent", color: "var(--soft)", border: "0" },
+    "&.cm-focused > .cm-scroller > .cm-selectionLayer .cm-selectionBackground, .cm-selectionBackground": { backgroundColor: "color-mix(in srgb, var(--accent) 30%, transparent) !important" },
+    ".slurm, .slurm *": { color: "var(--accent)", fontStyle: "normal" },
+    ".slurm-option, .slurm-option *": { fontWeight: "700" },
+  });
+
+  let timer = null;
+  const mode = new CodeMirror.Compartment();
+  const first = text => text.slice(0, text.indexOf("\n") + 1 || undefined);
+
+  function changed(update) {
+    if (!update.docChanged) return;
+    const text = update.state.doc.toString();
+    if (first(text) !== first(area.value)) update.view.dispatch({ effects: mode.reconfigure(language(text)) });
+    area.value = text;
+    clearTimeout(timer);
+    timer = setTimeout(() => area.dispatchEvent(new Event("change", { bubbles: true })), REST_MS);
+  }
+
+  const label = document.querySelector("label[for=id_script]");
+  // A document of its own: the page's rules end here, and its policy allows such styles.
+  const host = document.createElement("div");
+  host.className = "editor";
+  const root = host.attachShadow({ mode: "open" });
+  const described = area.parentElement.querySelector(".errorlist, .help")?.textContent ?? "";
+  const view = new EditorView({
+    doc: area.value,
+    root,
+    parent: root,
+    extensions: [
+      ...[CodeMirror.lineNumbers(), CodeMirror.history(), CodeMirror.drawSelection(), CodeMirror.bracketMatching()],
+      CodeMirror.keymap.of([...CodeMirror.defaultKeymap, ...CodeMirror.historyKeymap]),
+      ...[mode.of(language(area.value)), CodeMirror.syntaxHighlighting(colours), slurmLines, look],
+      EditorView.contentAttributes.of({ "aria-label": label.textContent.trim(), "aria-description": described }),
+      EditorView.updateListener.of(changed),
+    ],
+  });
+  area.hidden = true;
+  area.after(host);
+  label.removeAttribute("for");
+  label.addEventListener("click", () => view.focus());
+
+  // What the user set is not set anew; what the script no longer asks for is as the form begins.
+  const own = new Set();
+  const filled = new Map();
+  area.form.addEventListener("input", event => event.isTrusted && own.add(event.target.name));
+
+  function set(name, value) {
+    const field = area.form.elements[name];
+    if (!field || own.has(name)) return;
+    const before = field.value;
+    field.value = value;
+    if (field.value !== String(value)) field.value = before; // a choice that there is not: the server says so
+  }
+
+  // What is sent has these as the form begins: the server reads the lines of the very script that it gets.
+  area.form.addEventListener("formdata", event => {
+    for (const [name, value] of filled) if (!own.has(name)) event.formData.set(name, value);
+  });
+
+  found.addEventListener("htmx:after:swap", () => {
+    const values = JSON.parse(document.getElementById("script-values")?.textContent || "null");
+    if (!values) return; // a line that is not finished yet
+    for (const [name, value] of filled) if (!(name in values)) set(name, value);
+    for (const [name, value] of Object.entries(values)) {
+      if (!filled.has(name)) filled.set(name, area.form.elements[name]?.value ?? "");
+      set(name, value);
+    }
+  });
+})();
