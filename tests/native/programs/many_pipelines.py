@@ -94,7 +94,7 @@ if face == "keras":
     import keras  # noqa: F401
 
     import carme_runtime.keras  # noqa: F401
-# Looking for garbage, as Keras does for each model, looks through all that was imported: that takes most of the time.
+# Keras looks for garbage for each model: through all that was imported, which takes most of the time.
 gc.freeze()
 search, before = Search(), 0
 for number in range(rounds):

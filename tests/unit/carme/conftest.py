@@ -23,6 +23,7 @@ from carme.broker import server as server_module
 from carme.broker.access import Peer
 from carme.broker.server import Server
 from carme.broker.service import Broker
+from carme.cli import main
 from carme.config import Settings
 from carme.jobs import JobRequest
 from carme.slurm import SlurmCommands, UnixAccount
@@ -259,6 +260,24 @@ def start(
 ) -> Callable[[], contextlib.AbstractAsyncContextManager[Site]]:
     """Starts a broker; for tests that restart it."""
     return lambda: running(settings, slurm, home, monkeypatch)
+
+
+@pytest.fixture
+def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The site's configuration, as the command line reads it."""
+    path = folder / "carme.toml"
+    path.write_text(
+        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
+        f'[broker]\nsocket = "{settings.broker.socket}"\n'
+        f'[images]\ndirectory = "{settings.images.directory}"\n'
+    )
+    monkeypatch.setenv("CARME_CONFIG", str(path))
+    return path
+
+
+async def carme(*arguments: str) -> int:
+    """What the command line does with these arguments, in a thread beside the broker; its exit code."""
+    return await asyncio.to_thread(main, list(arguments))
 
 
 @pytest.fixture

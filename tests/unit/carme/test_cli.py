@@ -14,28 +14,14 @@ import pytest
 import simulated_quota
 
 from carme.cli import main
-from carme.config import Settings
+
+from .conftest import carme
 
 PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"
 RUNNING: dict[str, Any] = {
     "A": 7, "j": "a\x1b[31m", "u": "ada", "P": "gpu", "T": "PENDING", "r": "Priority", "D": 1, "C": 1,
     "m": "1M", "l": "1:00:00",
 }  # fmt: skip
-
-
-@pytest.fixture
-def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = folder / "carme.toml"
-    path.write_text(
-        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
-        f'[broker]\nsocket = "{settings.broker.socket}"\n'
-    )
-    monkeypatch.setenv("CARME_CONFIG", str(path))
-    return path
-
-
-async def carme(*arguments: str) -> int:
-    return await asyncio.to_thread(main, list(arguments))
 
 
 async def test_status(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
