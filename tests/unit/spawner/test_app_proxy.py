@@ -347,9 +347,8 @@ async def more_than_an_hour_of_silence_ends_nothing(browser: Browser) -> None:
     assert await reply.content.readany() == b"data: first\n\n"
     async with browser.channel("/ws") as channel:
         await channel.receive_json()
-        with browser.hours.open(
-            "r+b"
-        ) as hours:  # in place: the server dies where a mapped file is empty
+        # In place: the server has mapped the file, and dies if it looks when that is empty.
+        with browser.hours.open("r+b") as hours:
             hours.write(struct.pack("q", HOUR + 60))
         # Its timers are due when the server wakes, and what they begin when it wakes the next time.
         for _ in range(3):
