@@ -9,6 +9,12 @@ _ASK = "Ask an administrator"
 # (what Slurm writes, field of the request, message, remedy)
 _REFUSALS: list[tuple[str, str | None, str, str]] = [
     (
+        r"not permitted on individual component of heterogeneous job",
+        None,
+        "Slurm ends a heterogeneous job that waits only as a whole.",
+        "Cancel its first component.",
+    ),
+    (
         r"Requested nodes are busy|overlaps with another reservation",
         "start",
         "Other jobs or bookings have these nodes at that time.",
