@@ -21,6 +21,7 @@ import pytest_asyncio
 from carme.broker import AsyncBrokerClient
 from carme.broker import server as server_module
 from carme.broker.access import Peer
+from carme.broker.protocol import MAXIMUM_WAIT
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.cli import main
@@ -185,6 +186,13 @@ class Site:
 
     def act(self, name: str, trusted: bool = False) -> None:
         self.peer = Peer(1, UnixAccount.named(name), trusted)
+
+    async def queue(self, jobs: list[dict[str, Any]]) -> None:
+        """Let squeue write of these jobs, and wait until the broker has seen them."""
+        cursor = (await self.client.events()).cursor
+        self.slurm.jobs = jobs
+        while (await self.client.events(cursor, wait=MAXIMUM_WAIT)).cursor == cursor:
+            pass
 
     def audit(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.settings.broker.audit_log.read_text().splitlines()]

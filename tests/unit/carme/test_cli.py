@@ -197,9 +197,7 @@ def test_no_option_is_swallowed(arguments: list[str], words: str, capsys: pytest
 async def test_jobs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await carme("jobs") == 0
     assert "You have no jobs at the moment." in capsys.readouterr().out
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [RUNNING]
-    await site.client.events(cursor, wait=30)
+    await site.queue([RUNNING])
     assert await carme("jobs") == 0
     output = capsys.readouterr().out
     assert "Other jobs with a higher priority" in output
@@ -330,9 +328,7 @@ ODD = {
 
 
 async def test_odd_places_and_outputs(site: Any, file: Path, tmp_path: Path) -> None:
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [RUNNING | {"j": "grüße"}]
-    await site.client.events(cursor, wait=30)
+    await site.queue([RUNNING | {"j": "grüße"}])
     all_done = await asyncio.gather(*(asyncio.to_thread(typed, line, tmp_path) for line in ODD))
     for (line, words), done in zip(ODD.items(), all_done, strict=True):
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, line
@@ -344,9 +340,7 @@ async def test_odd_places_and_outputs(site: Any, file: Path, tmp_path: Path) -> 
 async def test_a_very_long_name_widens_no_other_line(
     site: Any, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [RUNNING | {"A": 8, "j": "n" * 900}, RUNNING | {"j": "short", "D": 1}]
-    await site.client.events(cursor, wait=30)
+    await site.queue([RUNNING | {"A": 8, "j": "n" * 900}, RUNNING | {"j": "short", "D": 1}])
     assert await carme("jobs") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(len(line) < 300 for line in lines)

@@ -34,9 +34,7 @@ def file(file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 async def sessions(site: Any, file: Path) -> Any:
     """One session that is ready and one that waits."""
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [JOB, WAITING]
-    await site.client.events(cursor, wait=30)
+    await site.queue([JOB, WAITING])
     site.act("hub", trusted=True)
     at = datetime.fromtimestamp(STARTED, UTC) + timedelta(seconds=2.5)
     note = SessionNote(server=ServerStatus.READY, marks=(Mark(step=Step.LISTENING, at=at),))

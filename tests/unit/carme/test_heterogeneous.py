@@ -1,6 +1,5 @@
 """Jobs of `sbatch A : B`, as 24.11 wrote them: each component has a number, nodes and GPUs of its own."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -53,16 +52,6 @@ def queued(short: str, long: str) -> list[dict[str, Any]]:
     ]
 
 
-async def listed(site: Site, capsys: pytest.CaptureFixture[str], first: int) -> list[dict[str, Any]]:
-    """What `carme jobs` prints, once the broker has seen the job that begins with this component."""
-    while True:
-        assert await carme("jobs", "--json") == 0
-        found = json.loads(capsys.readouterr().out)
-        if any(job["id"] == first for job in found):
-            return sorted(found, key=lambda job: job["id"])
-        await asyncio.sleep(0.02)
-
-
 async def test_each_component_has_its_number_nodes_and_gpus(
     site: Site, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,8 +59,9 @@ async def test_each_component_has_its_number_nodes_and_gpus(
         (RUNNING, 938, ["n1", "n2"], "a100"),
         (WAITING, 940, ["", ""], None),
     ):
-        site.slurm.jobs = queued(*recorded)
-        found = await listed(site, capsys, first)
+        await site.queue(queued(*recorded))
+        assert await carme("jobs", "--json") == 0
+        found = sorted(json.loads(capsys.readouterr().out), key=lambda job: job["id"])
         assert [job["id"] for job in found] == [first, first + 1]
         assert [(job["gpus"], job["cpus"], job["memory_mb"]) for job in found] == [(1, 1, 100), (2, 2, 100)]
         assert [(job["node_list"], job["gpu_type"]) for job in found] == [(node, kind) for node in nodes]
@@ -84,8 +74,7 @@ async def test_each_component_has_its_number_nodes_and_gpus(
 async def test_what_waits_is_cancelled_by_its_first_component(
     site: Site, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site.slurm.jobs = queued(*WAITING)
-    await listed(site, capsys, 940)
+    await site.queue(queued(*WAITING))
     site.slurm.fail("scancel", REFUSED)
     assert await carme("cancel", "941") == 1
     message = capsys.readouterr().err
