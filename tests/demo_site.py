@@ -9,7 +9,7 @@ import ssl
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -134,10 +134,16 @@ class DemoSite:
         """What `carme ... --json` printed."""
         return json.loads(self.carme(*arguments, "--json", user=user).stdout)
 
-    def sbatch(self, *options: str, user: str | None = None) -> int:
-        """The number of a job that sleeps, given to Slurm by itself, so that Carme finds it there."""
-        command = ["sbatch", "--parsable", "--output=/dev/null", "--time=20:00:00", "--mem=100", *options]
-        done = self.run("head", *command, "--chdir=/tmp", "--wrap=sleep 600", user=user or self.user)
+    def sbatch(self, *options: str, second: Sequence[str] = (), user: str | None = None) -> int:
+        """The number of a job that sleeps, given to Slurm by itself, so that Carme finds it there.
+
+        Args:
+            second: Options of the second component of a heterogeneous job, whose number is the next one.
+        """
+        each = ("--time=20:00:00", "--mem=100")
+        command = ["sbatch", "--parsable", "--output=/dev/null", *each, *options]
+        command += ["--chdir=/tmp", "--wrap=sleep 600", *([":", *each, *second] if second else [])]
+        done = self.run("head", *command, user=user or self.user)
         return int(done.stdout.strip().split(";")[0])
 
     def end_all_jobs(self) -> None:

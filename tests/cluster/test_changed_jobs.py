@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from carme.jobs import Job
+from carme.jobs import Job, JobState
 from carme.sessions import Ending, Session, SessionState
 from demo_site import DemoSite, wait_until
 from patience import HANG
@@ -121,6 +121,27 @@ def test_a_suspended_session_says_so_and_goes_on(demo: DemoSite) -> None:
 )
 def test_gpus_are_counted_as_slurm_allots_them(demo: DemoSite, options: list[str], gpus: int) -> None:
     assert seen(demo, demo.sbatch(*options), running=True).gpus == gpus
+
+
+def test_each_component_of_a_heterogeneous_job_is_listed_and_ends(demo: DemoSite) -> None:
+    first = demo.sbatch("--nodes=1", "--gpus=1", second=["--nodes=1", "--ntasks=2", "--gpus-per-task=1"])
+    components = [seen(demo, number, running=True) for number in (first, first + 1)]
+    assert [(job.gpus, job.cpus, job.nodes, job.kind) for job in components] == [
+        (1, 1, 1, "other"), (2, 2, 1, "other"),
+    ]  # fmt: skip
+    demo.carme("cancel", str(first + 1))
+    wait_until("the second one has ended", lambda: demo.job_state(first + 1) is JobState.CANCELLED)
+    assert demo.job_state(first) is JobState.RUNNING
+    demo.carme("cancel", str(first))
+    wait_until("the first one has ended", lambda: demo.job_state(first) is JobState.CANCELLED)
+    # While it waits Slurm ends it only as a whole.
+    begin = "--begin=now+1hour"
+    first = demo.sbatch(begin, "--gpus=1", second=[begin, "--gpus=2"])
+    assert [seen(demo, number, running=False).gpus for number in (first, first + 1)] == [1, 2]
+    refused = demo.carme("cancel", str(first + 1), check=False)
+    assert refused.returncode == 1 and "Cancel its first component." in refused.stderr
+    demo.carme("cancel", str(first))
+    wait_until("both have ended", lambda: demo.job_state(first + 1) is JobState.CANCELLED)
 
 
 def test_a_job_that_waits_says_what_it_requested_and_what_is_missing(demo: DemoSite) -> None:

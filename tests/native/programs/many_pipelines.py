@@ -90,6 +90,12 @@ class Search:
         keras.backend.clear_session()
 
 
+if face == "keras":
+    import keras  # noqa: F401
+
+    import carme_runtime.keras  # noqa: F401
+# Keras looks for garbage for each model: through all that was imported, which takes most of the time.
+gc.freeze()
 search, before = Search(), 0
 for number in range(rounds):
     search.train(number)

@@ -21,8 +21,10 @@ import pytest_asyncio
 from carme.broker import AsyncBrokerClient
 from carme.broker import server as server_module
 from carme.broker.access import Peer
+from carme.broker.protocol import MAXIMUM_WAIT
 from carme.broker.server import Server
 from carme.broker.service import Broker
+from carme.cli import main
 from carme.config import Settings
 from carme.jobs import JobRequest
 from carme.slurm import SlurmCommands, UnixAccount
@@ -185,6 +187,13 @@ class Site:
     def act(self, name: str, trusted: bool = False) -> None:
         self.peer = Peer(1, UnixAccount.named(name), trusted)
 
+    async def queue(self, jobs: list[dict[str, Any]]) -> None:
+        """Let squeue write of these jobs, and wait until the broker has seen them."""
+        cursor = (await self.client.events()).cursor
+        self.slurm.jobs = jobs
+        while (await self.client.events(cursor, wait=MAXIMUM_WAIT)).cursor == cursor:
+            pass
+
     def audit(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.settings.broker.audit_log.read_text().splitlines()]
 
@@ -259,6 +268,24 @@ def start(
 ) -> Callable[[], contextlib.AbstractAsyncContextManager[Site]]:
     """Starts a broker; for tests that restart it."""
     return lambda: running(settings, slurm, home, monkeypatch)
+
+
+@pytest.fixture
+def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The site's configuration, as the command line reads it."""
+    path = folder / "carme.toml"
+    path.write_text(
+        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
+        f'[broker]\nsocket = "{settings.broker.socket}"\n'
+        f'[images]\ndirectory = "{settings.images.directory}"\n'
+    )
+    monkeypatch.setenv("CARME_CONFIG", str(path))
+    return path
+
+
+async def carme(*arguments: str) -> int:
+    """What the command line does with these arguments, in a thread beside the broker; its exit code."""
+    return await asyncio.to_thread(main, list(arguments))
 
 
 @pytest.fixture

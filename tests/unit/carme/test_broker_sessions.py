@@ -148,8 +148,7 @@ async def test_the_newest_session_of_a_name_is_the_one(site: Any) -> None:
     site.slurm.jobs = [JOB, JOB | {"A": 9, "T": "FAILED"}, JOB | {"A": 8, "T": "FAILED"}]
     await reaches(site, SessionState.STARTING)
     assert (await site.client.session("s1")).job_id == 7
-    site.slurm.jobs = [one | {"T": "FAILED"} for one in site.slurm.jobs]
-    await site.client.events((await site.client.events()).cursor, wait=30)
+    await site.queue([one | {"T": "FAILED"} for one in site.slurm.jobs])
     assert (await site.client.session("s1")).job_id == 9
     assert [one.job_id for one in await site.client.sessions(active=False)] == [9, 8, 7]
 

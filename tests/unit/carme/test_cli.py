@@ -14,28 +14,14 @@ import pytest
 import simulated_quota
 
 from carme.cli import main
-from carme.config import Settings
+
+from .conftest import carme
 
 PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"
 RUNNING: dict[str, Any] = {
     "A": 7, "j": "a\x1b[31m", "u": "ada", "P": "gpu", "T": "PENDING", "r": "Priority", "D": 1, "C": 1,
     "m": "1M", "l": "1:00:00",
 }  # fmt: skip
-
-
-@pytest.fixture
-def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = folder / "carme.toml"
-    path.write_text(
-        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
-        f'[broker]\nsocket = "{settings.broker.socket}"\n'
-    )
-    monkeypatch.setenv("CARME_CONFIG", str(path))
-    return path
-
-
-async def carme(*arguments: str) -> int:
-    return await asyncio.to_thread(main, list(arguments))
 
 
 async def test_status(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,9 +197,7 @@ def test_no_option_is_swallowed(arguments: list[str], words: str, capsys: pytest
 async def test_jobs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert await carme("jobs") == 0
     assert "You have no jobs at the moment." in capsys.readouterr().out
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [RUNNING]
-    await site.client.events(cursor, wait=30)
+    await site.queue([RUNNING])
     assert await carme("jobs") == 0
     output = capsys.readouterr().out
     assert "Other jobs with a higher priority" in output
@@ -344,9 +328,7 @@ ODD = {
 
 
 async def test_odd_places_and_outputs(site: Any, file: Path, tmp_path: Path) -> None:
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [RUNNING | {"j": "grüße"}]
-    await site.client.events(cursor, wait=30)
+    await site.queue([RUNNING | {"j": "grüße"}])
     all_done = await asyncio.gather(*(asyncio.to_thread(typed, line, tmp_path) for line in ODD))
     for (line, words), done in zip(ODD.items(), all_done, strict=True):
         assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr, line
@@ -358,9 +340,7 @@ async def test_odd_places_and_outputs(site: Any, file: Path, tmp_path: Path) -> 
 async def test_a_very_long_name_widens_no_other_line(
     site: Any, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [RUNNING | {"A": 8, "j": "n" * 900}, RUNNING | {"j": "short", "D": 1}]
-    await site.client.events(cursor, wait=30)
+    await site.queue([RUNNING | {"A": 8, "j": "n" * 900}, RUNNING | {"j": "short", "D": 1}])
     assert await carme("jobs") == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3 and all(len(line) < 300 for line in lines)

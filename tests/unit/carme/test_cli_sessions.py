@@ -1,6 +1,5 @@
 """`carme session` against a running broker."""
 
-import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,8 +10,9 @@ import pytest
 from carme.cli import main
 from carme.cli.output import length
 from carme.cli.sessions import outlook_text
-from carme.config import Settings
 from carme.sessions import Mark, Outlook, ServerStatus, SessionNote, Step
+
+from .conftest import carme
 
 STARTED = 1795181600
 JOB: dict[str, Any] = {
@@ -24,24 +24,17 @@ WAITING = JOB | {"A": 8, "j": "session-s2", "T": "PENDING", "r": "Priority", "N"
 
 
 @pytest.fixture
-def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "carme.toml"
-    path.write_text(
-        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
-        f'[broker]\nsocket = "{settings.broker.socket}"\n'
-        f'[images]\ndirectory = "{settings.images.directory}"\n'
-    )
-    monkeypatch.setenv("CARME_CONFIG", str(path))
+def file(file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same on a computer without a screen, where no browser can open."""
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    return file
 
 
 @pytest.fixture
-async def sessions(site: Any, file: None) -> Any:
+async def sessions(site: Any, file: Path) -> Any:
     """One session that is ready and one that waits."""
-    cursor = (await site.client.events()).cursor
-    site.slurm.jobs = [JOB, WAITING]
-    await site.client.events(cursor, wait=30)
+    await site.queue([JOB, WAITING])
     site.act("hub", trusted=True)
     at = datetime.fromtimestamp(STARTED, UTC) + timedelta(seconds=2.5)
     note = SessionNote(server=ServerStatus.READY, marks=(Mark(step=Step.LISTENING, at=at),))
@@ -50,11 +43,7 @@ async def sessions(site: Any, file: None) -> Any:
     return site
 
 
-async def carme(*arguments: str) -> int:
-    return await asyncio.to_thread(main, ["session", *arguments])
-
-
-async def test_both_names_are_one_group(site: Any, file: None, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_both_names_are_one_group(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = []
     for group in ("session", "sessions"):
         with pytest.raises(SystemExit):
@@ -64,38 +53,38 @@ async def test_both_names_are_one_group(site: Any, file: None, capsys: pytest.Ca
     assert all(f"    {action} " in texts[0] for action in ("start", "list", "show", "open", "extend", "stop"))
 
 
-async def test_no_sessions(site: Any, file: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await carme("list") == 0
+async def test_no_sessions(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await carme("session", "list") == 0
     assert capsys.readouterr().out.splitlines() == [
         "You have no sessions now.", "Start one at https://carme.example.org/",
     ]  # fmt: skip
-    assert await carme("list", "--json") == 0
+    assert await carme("session", "list", "--json") == 0
     assert json.loads(capsys.readouterr().out) == []
 
 
 async def test_list(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await carme("list") == 0
+    assert await carme("session", "list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["SESSION", "s2", "s1"]
     assert "Waiting in the queue" in lines[1] and "higher priority" in lines[1]
     assert "Ready" in lines[2]
-    assert await carme("list", "--json") == 0
+    assert await carme("session", "list", "--json") == 0
     assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["queued", "ready"]
 
 
 async def test_show(
     sessions: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert await carme("show", "s1") == 0
+    assert await carme("session", "show", "s1") == 0
     output = capsys.readouterr().out
     assert output.startswith("Session s1 (job 7): Ready\n")
     assert "nodes:     n1" in output
     rows = [line.split()[-2:] for line in output.splitlines() if "  +" in line]
     assert rows == [["+60.00", "s"], ["+2.50", "s"]]
-    assert await carme("show", "s2") == 0
+    assert await carme("session", "show", "s2") == 0
     output = capsys.readouterr().out
     assert "higher priority" in output and "place 1 of 1; Slurm has no plan" in output
-    assert await carme("show", "s1", "--json") == 0
+    assert await carme("session", "show", "s1", "--json") == 0
     reported = json.loads(capsys.readouterr().out)
     assert reported["marks"][0] == {"step": "submitted", "at": "2026-11-20T13:32:20Z"}
 
@@ -106,27 +95,27 @@ async def test_open(
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
     url = "https://carme.example.org/jupyter/user/ada/s1/lab"
-    assert await carme("open", "s1") == 0
+    assert await carme("session", "open", "s1") == 0
     assert (capsys.readouterr().out, opened) == (f"{url}\n", [])
     monkeypatch.setenv("DISPLAY", ":0")
-    assert await carme("open", "s1", "--json") == 0
+    assert await carme("session", "open", "s1", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"url": url, "opened": True}
     assert opened == [url]
-    assert await carme("open", "s1", "--app", "vscode") == 1
+    assert await carme("session", "open", "s1", "--app", "vscode") == 1
     assert "has no app 'vscode'; it has: lab. Name one" in capsys.readouterr().err
-    assert await carme("open", "s2") == 1
+    assert await carme("session", "open", "s2") == 1
     assert "The session s2 is not ready: waiting in the queue." in capsys.readouterr().err
 
 
 async def test_stop(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert await carme("stop", "s1") == 0
+    assert await carme("session", "stop", "s1") == 0
     assert "The session s1 is being stopped." in capsys.readouterr().out
     assert [job["T"] for job in sessions.slurm.jobs] == ["CANCELLED", "PENDING"]
     while (await sessions.client.session("s1")).ending is None:
         await sessions.client.events((await sessions.client.events()).cursor, wait=0.2)
-    assert await carme("stop", "s1") == 0
+    assert await carme("session", "stop", "s1") == 0
     assert "is over already: stopped." in capsys.readouterr().out
-    assert await carme("list", "--all", "--json") == 0
+    assert await carme("session", "list", "--all", "--json") == 0
     assert [one["ending"] for one in json.loads(capsys.readouterr().out)] == [None, "stopped"]
 
 
@@ -145,7 +134,7 @@ async def test_stop(sessions: Any, capsys: pytest.CaptureFixture[str]) -> None:
 async def test_refusals(
     sessions: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ) -> None:
-    assert await carme(*arguments) == 1
+    assert await carme("session", *arguments) == 1
     assert sentence in capsys.readouterr().err
 
 

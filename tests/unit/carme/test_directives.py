@@ -60,3 +60,11 @@ def test_what_is_wrong_is_named_with_its_line(options: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         directives(f"#!/bin/sh\n#SBATCH {options}\n")
     assert f"Line 2 of the script, {f'#SBATCH {options}'[:80]!r}, cannot be understood: " in str(caught.value)
+
+
+@pytest.mark.parametrize("word", ["hetjob", "packjob"])
+def test_the_components_of_a_heterogeneous_job_are_not_taken_for_one(word: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        directives(f"#!/bin/sh\n#SBATCH --gpus=1\n#SBATCH {word}\n#SBATCH --gpus=4\n")
+    message = f"Line 3 of the script, '#SBATCH {word}', begins another component of a heterogeneous job"
+    assert message in caught.value.message and "with sbatch" in caught.value.remedy

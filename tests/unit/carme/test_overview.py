@@ -153,8 +153,7 @@ async def test_anybody_may_ask_what_will_be_free_and_slurm_is_queried_once_a_min
         "N": "n1",
         "tres-alloc": "cpu=1,mem=1M,node=1,gres/gpu=3,gres/gpu:a100=3",
     }
-    before, cursor = plans[0].kinds[0].free[0], (await site.client.events()).cursor
-    site.slurm.jobs = [running]
-    await site.client.events(cursor, wait=60)
+    before = plans[0].kinds[0].free[0]
+    await site.queue([running])
     assert (await site.client.forecast()).kinds[0].free[0] == before - 3
     assert requested() == 1

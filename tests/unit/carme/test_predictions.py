@@ -22,23 +22,8 @@ from carme.translation import translated
 from carme_runtime.scaling import profiles
 from carme_runtime.scaling.curves import table_of
 
+from .conftest import carme
 from .test_reports import BEGIN, job
-
-
-@pytest.fixture
-def file(settings: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The site's configuration."""
-    path = folder / "carme.toml"
-    path.write_text(
-        f'[site]\nurl = "{settings.site.url}"\n[slurm]\ncluster = "c"\n'
-        f'[broker]\nsocket = "{settings.broker.socket}"\n'
-    )
-    monkeypatch.setenv("CARME_CONFIG", str(path))
-    return path
-
-
-async def carme(*arguments: str) -> int:
-    return await asyncio.to_thread(main, list(arguments))
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Nets that run: what tasks get and give, what goes wrong, and what a journal brings back."""
 
 import contextlib
+import gc
 import os
 import resource
 import subprocess
@@ -284,6 +285,30 @@ def test_a_run_has_one_coordinator(folder: Path):
     Net.resume(folder, net=net, workers=1).close()
     with pytest.raises(PetriError, match="There is no run in"):
         Net.resume(folder.parent / "none")
+
+
+def test_a_run_that_nobody_has_any_more_is_closed(folder: Path):
+    net = Net("left")
+    x, y = net.place("x", int), net.place("y", int)
+    net.add("t", x >> y, lambda x: x + 1)
+    before = set(threading.enumerate())
+    for number in range(2):
+        run = net.start(folder=folder, workers=2, resume=True)
+        run.put(x, number)
+        assert run.wait(HANG)["y"] == [*range(1, number + 2)]
+        attached = Net.attach(folder)  # which does not keep it either
+        coordinator = next(thread for thread in threading.enumerate() if thread.name == "carme-petri-left")
+        del run
+        gc.collect()
+        coordinator.join(HANG)
+        with pytest.raises(PetriError):
+            attached.status()
+        attached.close()
+    for thread in set(threading.enumerate()) - before:  # who serves what is attached
+        thread.join(HANG)
+    assert not set(threading.enumerate()) - before
+    with Net.resume(folder, net=net, workers=1) as run:
+        assert run.wait(HANG) == {"x": [], "y": [1, 2]}
 
 
 def test_a_net_with_other_places_is_refused(folder: Path):

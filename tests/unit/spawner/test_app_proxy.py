@@ -41,7 +41,7 @@ class Echo(web.RequestHandler):
     def check_xsrf_cookie(self) -> None: ...
 
     def prepare(self) -> None:
-        self.size, self.digest = 0, hashlib.sha256()
+        self.size, self.digest, self.waits = 0, hashlib.sha256(), False
 
     def data_received(self, chunk: bytes) -> None:
         self.size += len(chunk)
@@ -70,6 +70,7 @@ class Echo(web.RequestHandler):
             case "wait":
                 self.write("data: first\n\n")
                 await self.flush()
+                self.waits = True
                 await Echo.gone.wait()
             case "redirect":
                 self.redirect(self.get_query_argument("to"))
@@ -86,7 +87,8 @@ class Echo(web.RequestHandler):
     get = post = put = delete = patch = options = head = answer
 
     def on_connection_close(self) -> None:
-        Echo.gone.set()
+        if self.waits:  # that an upload was broken off is noticed at any time later
+            Echo.gone.set()
 
 
 class Channel(websocket.WebSocketHandler):
@@ -274,7 +276,7 @@ async def bodies_of_any_length_go_through_both_ways(browser: Browser) -> None:
     asking = asyncio.create_task(
         browser.ask("POST", "/long", data=endless(), headers={"Content-Length": str(9 << 30)})
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG):
         await Echo.begun
     asking.cancel()
 
@@ -284,12 +286,12 @@ async def what_an_app_says_in_between_comes_at_once_and_it_sees_the_browser_go(b
     assert await reply.content.readany() == b"data: first\n\n"
     assert not Echo.gone.is_set()
     reply.close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG):
         await Echo.gone.wait()
 
 
 async def a_body_that_nobody_takes_is_not_waited_for(browser: Browser) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG):
         async with browser.ask("POST", "", data=bytes(4 << 20)) as reply:
             assert (reply.status, reply.headers["Location"]) == (302, f"{PLACE}/")
 
@@ -317,7 +319,7 @@ async def a_websocket_speaks_the_subprotocol_that_the_app_took(browser: Browser)
         assert (await channel.receive_json())["offered"] == ["first", "second"]
         for size in (0, 1, 12 << 20):
             await channel.send_bytes(bytes(size))
-            assert await channel.receive_bytes(timeout=60) == bytes(size)
+            assert await channel.receive_bytes(timeout=HANG) == bytes(size)
         await channel.send_str("grüße")
         assert await channel.receive_str() == "grüße"
         await channel.send_str("leave")
@@ -335,7 +337,7 @@ async def either_side_may_refuse_or_close_a_websocket(browser: Browser) -> None:
     async with browser.channel("/ws?tell=1") as channel:
         await channel.receive_json()
         await channel.close(code=4000, message=b"enough")
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG):
         assert await Channel.closed == (4000, "enough")
 
 
@@ -345,7 +347,9 @@ async def more_than_an_hour_of_silence_ends_nothing(browser: Browser) -> None:
     assert await reply.content.readany() == b"data: first\n\n"
     async with browser.channel("/ws") as channel:
         await channel.receive_json()
-        browser.hours.write_bytes(struct.pack("q", HOUR + 60))
+        # In place: the server has mapped the file, and dies if it looks when that is empty.
+        with browser.hours.open("r+b") as hours:
+            hours.write(struct.pack("q", HOUR + 60))
         # Its timers are due when the server wakes, and what they begin when it wakes the next time.
         for _ in range(3):
             async with browser.ask("GET", "/x") as other:

@@ -7,7 +7,7 @@ from carme.broker.context import Context
 from carme.broker.records import Record
 from carme.broker.staging import check_stages, constraint, stage_specs
 from carme.errors import CarmeError
-from carme.jobs import Job, JobRequest, JobState, arrays, check, partition_of, share
+from carme.jobs import JobRequest, check, partition_of, share
 from carme.launch.spec import JobSpec, StagingPlaces
 from carme.slurm import Order, UnixAccount
 
@@ -77,28 +77,7 @@ class Submitter:
 
     async def track(self, order: Order, owner: UnixAccount, job_id: int) -> None:
         """Have a job that was just submitted in the snapshot, as it is at first."""
-        request = order.request
-        job = Job(
-            id=job_id,
-            key=order.key,
-            kind=request.kind,
-            image=request.image,
-            name=request.name,
-            user=owner.name,
-            account=order.account or "",
-            partition=order.partition,
-            state=JobState.PENDING,
-            nodes=request.nodes,
-            gpus=request.nodes * request.gpus_per_node,
-            gpu_type=request.gpu_type,
-            cpus=request.nodes * order.share.cpus,
-            memory_mb=request.nodes * order.share.memory_mb,
-            minutes_limit=request.minutes,
-            submitted=datetime.now(UTC).replace(microsecond=0),
-            prediction=request.prediction,
-            **(arrays.fields(job_id, request.array) if request.array else {}),
-        )
-        await self._context.watch.add(job)
+        await self._context.watch.add(order.job(job_id, owner.name))
 
     def _image_of(self, request: JobRequest) -> tuple[str | None, str]:
         """The file that a job runs in, and the digest that it has, or must have if it is a user's own."""

@@ -17,6 +17,8 @@ _MEMORY = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
 _SAME = ("name", "partition", "account", "qos", "reservation", "array", "workdir", "gpu_type")
 #: They ask for what is so anyway.
 _NEEDLESS = ("--export", "--get-user-env", "--no-requeue", "--parsable", "--quiet", "-Q", "--verbose", "-v")
+#: What stands between the components of a heterogeneous job; the second word is that of old Slurms.
+_PARTS = (["hetjob"], ["packjob"])
 
 
 class Directives(NamedTuple):
@@ -39,7 +41,8 @@ def directives(text: str) -> Directives:
     """Read the `#SBATCH` lines of a script, which stand before its first command, as Slurm does (sbatch(1)).
 
     Raises:
-        InvalidRequest: One of them cannot be understood; with its line.
+        InvalidRequest: One of them cannot be understood, or begins another component of a heterogeneous job;
+            with its line.
     """
     found, ignored = argparse.Namespace(), []
     parser = _parser()
@@ -49,6 +52,17 @@ def directives(text: str) -> Directives:
         match = re.match(r"#SBATCH\s+(.*)", line)
         if match is None:
             continue
+        if match[1].split()[:1] in _PARTS:
+            raise InvalidRequest(
+                _(
+                    "Line {number} of the script, {line!r}, begins another component of a "
+                    "heterogeneous job, and Carme submits jobs whose nodes are alike.",
+                    number=number,
+                    line=line.strip()[:80],
+                ),
+                _("Submit it with sbatch; carme jobs and the portal show its components."),
+                field="script",
+            )
         try:
             _unused, others = parser.parse_known_args(shlex.split(match[1], comments=True), found)
             _combined(found)

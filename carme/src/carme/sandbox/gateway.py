@@ -267,31 +267,16 @@ class SandboxSlurm(Accounting, Reservations):
                 raise refusal("sbatch", "Job violates accounting/QOS policy")
 
     def _enqueue(self, order: Order, owner: UnixAccount, submission: int = 1) -> int:
-        number, request = self._next, order.request
+        number = self._next
         self._next += 1
-        job = Job(
-            id=number,
-            key=order.key,
-            kind=request.kind,
-            image=request.image,
-            name=request.name,
-            user=owner.name,
-            account=order.account or "users",
-            partition=order.partition,
-            state=JobState.PENDING,
-            reason="Priority",
-            priority=max(1, 1_000_000 - number),
-            reservation=request.reservation or "",
-            qos=request.qos or "normal",
-            nodes=request.nodes,
-            gpus=request.nodes * request.gpus_per_node,
-            gpu_type=request.gpu_type,
-            cpus=request.nodes * order.share.cpus,
-            memory_mb=request.nodes * order.share.memory_mb,
-            minutes_limit=request.minutes,
-            submitted=datetime.now(UTC).replace(microsecond=0),
-            **(arrays.fields(number, request.array) if request.array else {}),
-        )
+        job = order.job(number, owner.name)
+        values = {
+            "account": job.account or "users",
+            "qos": job.qos or "normal",
+            "reason": "Priority",
+            "priority": max(1, 1_000_000 - number),
+        }
+        job = job.model_copy(update=values)
         self._entries[number] = _Entry(job, order, owner, submission)
         self._changed()
         self._schedule()

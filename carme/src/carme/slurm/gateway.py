@@ -2,11 +2,21 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
 from carme.bookings.models import Hold, Window
-from carme.jobs import Cluster, Job, JobRequest, Licence, Reservation, Share, StartEstimate
+from carme.jobs import (
+    Cluster,
+    Job,
+    JobRequest,
+    JobState,
+    Licence,
+    Reservation,
+    Share,
+    StartEstimate,
+    arrays,
+)
 from carme.jobs.access import Association
 from carme.jobs.limits import Limits
 from carme.jobs.states import Canceller
@@ -40,6 +50,32 @@ class Order:
     prefer: str = ""
     node_names: tuple[str, ...] = ()
     constraint: str = ""
+
+    def job(self, job_id: int, user: str) -> Job:
+        """The job of this number that it has become, as it waits at first."""
+        request = self.request
+        return Job(
+            id=job_id,
+            key=self.key,
+            kind=request.kind,
+            image=request.image,
+            name=request.name,
+            user=user,
+            account=self.account or "",
+            partition=self.partition,
+            state=JobState.PENDING,
+            reservation=request.reservation or "",
+            qos=request.qos or "",
+            nodes=request.nodes,
+            gpus=request.nodes * request.gpus_per_node,
+            gpu_type=request.gpu_type,
+            cpus=request.nodes * self.share.cpus,
+            memory_mb=request.nodes * self.share.memory_mb,
+            minutes_limit=request.minutes,
+            submitted=datetime.now(UTC).replace(microsecond=0),
+            prediction=request.prediction,
+            **(arrays.fields(job_id, request.array) if request.array else {}),
+        )
 
 
 class ExitStatus(NamedTuple):

@@ -8,6 +8,12 @@ from carme.translation import message as _
 # (what Slurm writes, field of the request, message, remedy)
 _REFUSALS: list[tuple[str, str | None, str, str]] = [
     (
+        r"not permitted on individual component of heterogeneous job",
+        None,
+        _("Slurm ends a heterogeneous job that waits only as a whole."),
+        _("Cancel its first component."),
+    ),
+    (
         r"Requested nodes are busy|overlaps with another reservation",
         "start",
         _("Other jobs or bookings have these nodes at that time."),

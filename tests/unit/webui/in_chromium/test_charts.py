@@ -11,7 +11,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import Page, ViewportSize, expect
+from playwright.sync_api import Locator, Page, ViewportSize, expect
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.reports import Advice, Curve, GpuUse, NodeUse, Report, Usage
@@ -99,16 +99,22 @@ def report(number: int) -> Report:
     )
 
 
-def test_curves_are_read_by_pointer_keyboard_and_table(
-    page: Page, a_life: None, broker: FakeBroker, complaints: list[str]
-) -> None:
+@pytest.fixture
+def charts(page: Page, a_life: None, broker: FakeBroker, complaints: list[str]) -> Locator:
+    """Those of job 7, which has run for half an hour, on its page."""
     begun = timezone.now() - timedelta(minutes=30)
     Job.store([broker.put(make_job(7, kind="batch", started=begun, submitted=begun, gpus=2, cpus=8))])
     broker.reports[7] = report(7)
     log_in(page)
     page.goto("/jobs/7/")
-    charts = page.locator("#use carme-chart")
-    expect(charts).to_have_count(5)
+    found = page.locator("#use carme-chart")
+    expect(found).to_have_count(5)
+    return found
+
+
+def test_curves_are_read_by_pointer_keyboard_and_table(
+    page: Page, charts: Locator, broker: FakeBroker, complaints: list[str]
+) -> None:
     chart = charts.nth(2)
     expect(chart.locator("canvas")).to_be_visible()
     assert chart.evaluate(DRAWN) > 1000
@@ -153,15 +159,8 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     )
 
 
-def test_axes_have_the_unit_of_their_numbers_and_each_day_its_number(
-    page: Page, a_life: None, broker: FakeBroker, complaints: list[str]
-) -> None:
-    begun = timezone.now() - timedelta(minutes=30)
-    Job.store([broker.put(make_job(7, kind="batch", started=begun, submitted=begun, gpus=2, cpus=8))])
-    broker.reports[7] = report(7)
-    log_in(page)
-    page.goto("/jobs/7/")
-    chart = page.locator("#use carme-chart").first
+def test_axes_have_the_unit_of_their_numbers_and_each_day_its_number(charts: Locator) -> None:
+    chart = charts.first
     expect(chart.locator("canvas")).to_be_visible()
     # The same names with other numbers are drawn into the same picture, and the unit may be another one.
     labels = """(chart, unit) => {

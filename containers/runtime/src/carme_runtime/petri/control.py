@@ -10,6 +10,7 @@ import os
 import pickle
 import socket
 import threading
+import weakref
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ class Door:
     """Serves other programs in threads of its own."""
 
     def __init__(self, run: "Run", identity: str) -> None:
-        self._run = run
+        self._reference = weakref.ref(run)  # who waits here does not keep a run that nobody has any more
         self._server = socket.socket(socket.AF_UNIX)
         forks.ours.add(self._server.fileno())
         try:
@@ -61,6 +62,12 @@ class Door:
         with contextlib.suppress(OSError):
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
+
+    @property
+    def _run(self) -> "Run":
+        if (run := self._reference()) is None:
+            raise PetriError("The run is being closed.", "Resume it when it is.")
+        return run
 
     def _accept(self) -> None:
         while True:

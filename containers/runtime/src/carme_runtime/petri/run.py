@@ -6,6 +6,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +33,7 @@ _UNKNOWN_SECONDS = 1.0
 
 
 class Run:
-    """A net that runs. Use it with `with`, or `close` it.
+    """A net that runs. Use it with `with`, or `close` it; one that nobody has any more is closed by itself.
 
     Attributes:
         folder: Where its journal is, for `Net.resume`.
@@ -92,8 +93,21 @@ class Run:
         self._count_units()
         self.notices += filter(None, [self._pool.notice])
         self._door = Door(self, self._ranges.store.identity)
-        self._thread = threading.Thread(target=self._coordinate, name=f"carme-petri-{net.name}", daemon=True)
+        self._program = os.getpid()
+        self._left: list[Run] = []  # itself, when nobody has it any more
+        self._thread = threading.Thread(
+            target=_coordinate,
+            args=(weakref.ref(self), self._pool, self._left),
+            name=f"carme-petri-{net.name}",
+            daemon=True,
+        )
         self._thread.start()
+
+    def __del__(self) -> None:
+        # In whichever thread this is, at whatever moment: the coordinator has the time to close the run.
+        if "_thread" in vars(self) and not self._closed and self._program == os.getpid():
+            self._left.append(self)
+            self._pool.wake()
 
     def _start_workers(self) -> None:
         try:
@@ -209,7 +223,8 @@ class Run:
             self._changed.notify_all()
         self._door.close()
         self._pool.wake()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
         self._pool.close()
         try:
             self.notices += self._ranges.close(self._journal, not self._broken_off and self._has_ended())
@@ -306,23 +321,21 @@ class Run:
 
     # What follows runs in the coordinator's thread, with the lock.
 
-    def _coordinate(self) -> None:
-        while True:
-            reports, answers = self._pool.wait(self._patience())
-            with self._changed:
-                if self._closing:
-                    return
-                try:
-                    self._turn(reports, answers)
-                except PetriError as error:
-                    self._fail(error)
-                except Exception as error:  # of ours: rather said than a run that hangs
-                    self._fail(
-                        PetriError(
-                            f"The coordinator failed: {type(error).__name__}: {error}.", "Resume the run."
-                        )
-                    )
-                    raise
+    def _take_turn(self, reports: list[tuple[Connection, list[Any]]], answers: list[tuple[Any, ...]]) -> bool:
+        """Take what has come, and start what can: whether the run goes on."""
+        with self._changed:
+            if self._closing:
+                return False
+            try:
+                self._turn(reports, answers)
+            except PetriError as error:
+                self._fail(error)
+            except Exception as error:  # of ours: rather said than a run that hangs
+                self._fail(
+                    PetriError(f"The coordinator failed: {type(error).__name__}: {error}.", "Resume the run.")
+                )
+                raise
+            return True
 
     def _turn(self, reports: list[tuple[Connection, list[Any]]], answers: list[tuple[Any, ...]]) -> None:
         entries: list[Any] = []
@@ -560,3 +573,17 @@ def _count_failure(task: Task) -> int:
         token.failures += 1
     # Without tokens there is nothing to count by: such a task may fail once.
     return max((token.failures for token in task.taken), default=KILLED_RETRIES + 1)
+
+
+def _coordinate(reference: "weakref.ref[Run]", pool: Pool, left: list[Run]) -> None:
+    """What the coordinator's thread does until the run is closed; it closes one that nobody has any more."""
+    while not left:
+        run = reference()
+        seconds = run._patience() if run else 0.0
+        del run  # the thread alone does not keep it
+        found = pool.wait(seconds)
+        run = reference()
+        if run and not run._take_turn(*found):
+            return
+        del run
+    left.pop().close()
