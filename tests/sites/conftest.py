@@ -1,6 +1,7 @@
-"""Fixtures of the suite of real sites: each step of an administrator's is done once, in the order in which steps need each other.
+"""Fixtures of the suite of real sites: what was done there, and how long it took.
 
-Tests look at what a step has left, so that they pass in any order. Hosts stay after a run when CARME_KEEP_SITE is set.
+Each step of an administrator's is a fixture and is done once. Tests look at what a step has left, so that
+they pass in any order. Hosts stay after a run when CARME_KEEP_SITE is set.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The site existing-22.05: Debian 12 and its Slurm 22.05, set up by files that administrators wrote by hand."""
+"""The site existing-22.05: Debian 12 with its Slurm 22.05, configured by files written by hand."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 from certificates import self_signed
-from site_hosts import ANSIBLE, SiteDescription, SiteHosts, wait_until
 
 from carme_demo import image, registries
+
+from .site_hosts import ANSIBLE, SiteDescription, SiteHosts, wait_until
 
 FILES = Path(__file__).with_name("existing-22.05")
 SYSTEM = image.System(
@@ -158,3 +159,19 @@ def _issue_certificate(site: SiteHosts) -> None:
         "etc/ssl/carme/fullchain.pem": (certificate, 0o644),
         "etc/ssl/private/carme.pem": (key, 0o600),
     })  # fmt: skip
+
+
+def versions(site: SiteHosts) -> dict[str, str]:
+    """What runs there."""
+    asked = {
+        "debian": ("cat", "/etc/debian_version"),
+        "slurm": ("scontrol", "--version"),
+        "apptainer": ("apptainer", "--version"),
+        "python": ("/usr/bin/python3", "--version"),
+        "nginx": ("nginx", "-v"),
+    }
+    found = {}
+    for name, command in asked.items():
+        done = site.run("portal", *command)
+        found[name] = (done.stdout or done.stderr).strip().split()[-1]
+    return found

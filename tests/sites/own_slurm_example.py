@@ -1,7 +1,7 @@
-"""The worked example "your own Slurm" of docs/admins/install.md, followed on the hosts of a site of one's own.
+"""The worked example "your own Slurm" of docs/admins/install.md, followed on the hosts of a site.
 
-Files, commands and lines come from the page. Changed are names and numbers, as the page asks its readers to, and what these hosts
-cannot have: images with CUDA, and files that a removed host would leave behind.
+Files, commands and lines come from the page. Changed are numbers, as the page asks its readers to, and what
+these hosts cannot have: images with CUDA, and a file that could not be removed with its host.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import install_page
 import yaml
-from site_hosts import SiteHosts
 
 from carme.validation import Visitor
+
+from .site_hosts import SiteHosts
 
 NAME = "own-slurm"
 ALL = "group_vars/all.yml"
@@ -126,8 +126,3 @@ def append_hooks(site: SiteHosts, folder: str) -> None:
         for hook in ("prolog", "epilog"):
             line = install_page.hook_line(hook)
             site.run(host, "tee", "--append", f"{folder}/{hook}", data=line + "\n")
-
-
-def written(path: Path) -> str:
-    """The text of a log, empty when there is none."""
-    return path.read_text() if path.exists() else ""

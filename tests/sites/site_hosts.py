@@ -1,4 +1,4 @@
-"""Hosts of a site that is not the demo: podman hosts with an administrator, ssh, sudo and nothing of Carme."""
+"""Hosts of a site that is not the demo: podman hosts with an administrator, ssh and sudo."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from carme_demo import image, leftovers, registries
 from carme_demo.errors import DemoError
+from carme_demo.host import install_packages
 from carme_demo.nodes import files_archive, network_description, tar_archive
 from carme_demo.podman import Podman, host_runtime, ulimits
 from carme_demo.registries import host_resolvers
@@ -70,6 +71,7 @@ class SiteHosts:
 
     def make(self) -> None:
         """Make all hosts anew, with nothing on them but the system, the administrator and shared folders."""
+        install_packages(self.podman.runtime, self.places)
         self.podman.configure()
         self.destroy()
         found = registries.of_host()
@@ -202,7 +204,7 @@ class SiteHosts:
     def everywhere(self, script: str) -> None:
         """Run root's shell script on all hosts at the same time."""
         words = ["sh", "-ec", script]
-        self.at_once({name: words for name in self.machines})
+        self.at_once(dict.fromkeys(self.machines, words))
 
     def at_once(self, commands: Mapping[str, list[str]]) -> None:
         """Run one command of root's per host, all at the same time."""
@@ -233,7 +235,7 @@ class SiteHosts:
             name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")
         } | {
             "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
-            "ANSIBLE_SSH_ARGS": f"-F {self._folder / 'ssh_config'} -o ControlMaster=auto -o ControlPersist=60s",
+            "ANSIBLE_SSH_ARGS": f"-F {self._folder}/ssh_config -o ControlMaster=auto -o ControlPersist=60s",
             "ANSIBLE_NOCOLOR": "1",
             "PYTHONUNBUFFERED": "1",
             "LC_ALL": "C.UTF-8",
@@ -256,7 +258,7 @@ class SiteHosts:
         return subprocess.CompletedProcess(command, done.returncode, path.read_text(), "")
 
     def checksums(self, host: str, paths: list[str]) -> dict[str, str]:
-        """What files below paths are: kind, owner, mode, and the digest of the content or the link's target."""
+        """What files below paths are: owner, mode, and the digest of the content or the link's target."""
         script = (
             'find "$@" \\( -type f -printf "%p|%u:%g:%m|" -exec sha256sum {} \\; \\) '
             '-o \\( -type l -printf "%p|%u:%g|%l\\n" \\) 2>/dev/null || true'
