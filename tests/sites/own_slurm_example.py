@@ -6,6 +6,7 @@ these hosts cannot have: images with CUDA, and a file that could not be removed 
 
 from __future__ import annotations
 
+import json
 import secrets
 import shlex
 import socket
@@ -18,6 +19,7 @@ import install_page
 import yaml
 
 from carme.validation import Visitor
+from carme_demo.settings import write_atomically
 
 from .site_hosts import SiteHosts
 
@@ -32,7 +34,9 @@ class Example:
         self.site = site
         self.folder = site.places.state / "inventory"
         self.values: dict[str, Any] = yaml.safe_load(install_page.FILES[NAME][ALL])
-        self.passwords: dict[str, str] = {}
+        self._passwords = site.places.state / "passwords.json"
+        known = self._passwords.exists()
+        self.passwords: dict[str, str] = json.loads(self._passwords.read_text()) if known else {}
 
     def write(self, **changes: Any) -> None:
         """Write the inventory of the page, with changed values of group_vars/all.yml."""
@@ -50,6 +54,7 @@ class Example:
             self.passwords.setdefault(user["name"], secrets.token_urlsafe(12))
             known = {} if user.get("admin") else {"password": self.passwords[user["name"]]}
             users.append(user | known)
+        write_atomically(self._passwords, json.dumps(self.passwords), 0o600)
         return users
 
     def commands(self, playbook: str) -> list[list[str]]:
