@@ -163,7 +163,7 @@ def _issue_certificate(site: SiteHosts) -> None:
 
 def versions(site: SiteHosts) -> dict[str, str]:
     """What runs there."""
-    asked = {
+    queries = {
         "debian": ("cat", "/etc/debian_version"),
         "slurm": ("scontrol", "--version"),
         "apptainer": ("apptainer", "--version"),
@@ -171,7 +171,7 @@ def versions(site: SiteHosts) -> dict[str, str]:
         "nginx": ("nginx", "-v"),
     }
     found = {}
-    for name, command in asked.items():
+    for name, command in queries.items():
         done = site.run("portal", *command)
         found[name] = (done.stdout or done.stderr).strip().split()[-1]
     return found

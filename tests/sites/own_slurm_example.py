@@ -97,16 +97,16 @@ class Example:
 @contextmanager
 def resolved(name: str, address: str) -> Iterator[None]:
     """Let this process know a host's address, which no name service here does."""
-    asked = socket.getaddrinfo
+    original = socket.getaddrinfo
 
     def known(host: Any, *arguments: Any, **options: Any) -> Any:
-        return asked(address if host in (name, name.encode()) else host, *arguments, **options)
+        return original(address if host in (name, name.encode()) else host, *arguments, **options)
 
     socket.getaddrinfo = known
     try:
         yield
     finally:
-        socket.getaddrinfo = asked
+        socket.getaddrinfo = original
 
 
 def changed_hosts(output: str) -> dict[str, dict[str, int]]:

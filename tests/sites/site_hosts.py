@@ -270,6 +270,27 @@ class SiteHosts:
             found[path] = f"{owner} {content.split()[0]}"
         return found
 
+    def named(self, host: str, pattern: str) -> set[str]:
+        """Files and folders of a host's own disk with such a name, without what is in such a folder."""
+        hidden = ["-path", "/proc"]
+        for folder in ("/sys", "/tmp", "/var/tmp"):
+            hidden += ["-o", "-path", folder]
+        words = [
+            "find",
+            "/",
+            "-xdev",
+            "(",
+            *hidden,
+            ")",
+            "-prune",
+            "-o",
+            "-name",
+            pattern,
+            "-print",
+            "-prune",
+        ]
+        return set(self.run(host, *words).stdout.splitlines())
+
 
 def wait_until(what: str, holds: Callable[[], Any], timeout: float) -> Any:
     """Wait until `holds()` is true and return it; fails with `what` after `timeout` seconds."""
