@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from certificates import self_signed
 
 from carme_demo import image, registries
+from carme_demo.settings import write_atomically
 
 from .site_hosts import ANSIBLE, SiteDescription, SiteHosts, wait_until
 
@@ -151,7 +153,12 @@ def _serve_own_pages(site: SiteHosts) -> None:
 
 
 def _issue_certificate(site: SiteHosts) -> None:
-    certificate, key = self_signed(site.description.full_name("portal"))
+    """For half a day the same: images hold what their host trusts, and are built anew for another one."""
+    files = site.places.cache / "site.pem", site.places.cache / "site.key"
+    if not files[0].exists() or time.time() - files[0].stat().st_mtime > 12 * 3600:
+        for file, content in zip(files, self_signed(site.description.full_name("portal")), strict=True):
+            write_atomically(file, content.decode(), 0o600)
+    certificate, key = (file.read_bytes() for file in files)
     for name in site.machines:
         site.put(name, {"usr/local/share/ca-certificates/example.crt": (certificate, 0o644)})
     site.everywhere("update-ca-certificates >/dev/null")
