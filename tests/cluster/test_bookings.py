@@ -5,13 +5,11 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from bs4 import BeautifulSoup
+from portal_bookings import booked, confirm, send
 
 from carme.validation import Visitor
 from demo_site import DemoSite, wait_until
 from patience import HANG
-
-BOOKING = {"nodes": "1", "length": "30m", "title": "Cluster test"}
 
 
 def kept(demo: DemoSite, name: str) -> str:
@@ -20,32 +18,11 @@ def kept(demo: DemoSite, name: str) -> str:
     return shown if f"ReservationName={name} " in shown else ""
 
 
-def booked(answer: httpx.Response) -> str:
-    """The booking's name in the answer to its form."""
-    found = re.search(r"/bookings/(carme-[0-9a-f]{12})/$", str(answer.url))
-    assert found, re.sub(r"<[^>]+>", " ", answer.text)
-    return found[1]
-
-
-def send(visitor: Visitor, **values: str) -> httpx.Response:
-    """Send the form for a booking."""
-    page = visitor.fetch(f"{visitor.url}bookings/new/")
-    return visitor.send(page, visitor.form(page, "length"), BOOKING | values)
-
-
 def session_of(visitor: Visitor, name: str) -> str:
     """The session that a booking has started by itself; empty as long as there is none."""
     page = visitor.fetch(f"{visitor.url}bookings/{name}/")
     found = re.search(r'href="/sessions/(s[a-z0-9]{8})/"', page.text)
     return found[1] if found else ""
-
-
-def confirm(visitor: Visitor, address: str) -> None:
-    """Press the button of a page that asks whether one is sure."""
-    page = visitor.fetch(f"{visitor.url}{address}")
-    form = BeautifulSoup(page.text, "html.parser").select_one("main form")
-    assert form is not None, page.text
-    visitor.send(page, form, {})
 
 
 def send_now(demo: DemoSite, visitor: Visitor) -> httpx.Response:

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import tarfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import commands
@@ -13,9 +14,7 @@ from .podman import Podman
 from .registries import Registries
 from .settings import Places
 
-SUITE = "trixie"
 PACKAGES = (
-    "ansible-core",
     "ca-certificates",
     "curl",
     "dbus",
@@ -33,6 +32,24 @@ PACKAGES = (
     "systemd-sysv",
     "tar",
 )
+
+
+
+@dataclass(frozen=True)
+class System:
+    """Which Debian a node boots.
+
+    Args:
+        suite: Debian's release.
+        packages: what it has beyond the base system.
+    """
+
+    suite: str
+    packages: tuple[str, ...]
+
+
+#: The demo's own; its head runs Ansible.
+DEMO = System("trixie", ("ansible-core", *PACKAGES))
 
 # Units that would act on the host's kernel or devices (a node is a privileged container), or only cost time.
 MASKED = (
@@ -106,13 +123,16 @@ def _link(archive: tarfile.TarFile, name: str, target: str) -> None:
     archive.addfile(member)
 
 
-def digest(registries: Registries) -> str:
+def digest(registries: Registries, system: System = DEMO) -> str:
     """Names everything that an image is made of: another digest, another image."""
-    inputs = json.dumps([SUITE, PACKAGES, HOOK, registries.debian_sources(SUITE), registries.apt_options])
+    sources = registries.debian_sources(system.suite)
+    inputs = json.dumps([system.suite, system.packages, HOOK, sources, registries.apt_options])
     return hashlib.sha256(inputs.encode() + overlay()).hexdigest()[:16]
 
 
-def arguments(registries: Registries, overlay_file: Path, target: Path) -> list[str]:
+def arguments(
+    registries: Registries, overlay_file: Path, target: Path, system: System = DEMO
+) -> list[str]:
     """mmdebstrap's command line."""
     options = [f"--aptopt={name} {json.dumps(value)}" for name, value in registries.apt_options]
     return [
@@ -121,35 +141,38 @@ def arguments(registries: Registries, overlay_file: Path, target: Path) -> list[
         "mmdebstrap",
         "--variant=minbase",
         "--format=tar",
-        f"--include={','.join(PACKAGES)}",
+        f"--include={','.join(system.packages)}",
         *options,
         f"--customize-hook=tar-in {overlay_file} /",
         f"--customize-hook={HOOK}",
-        SUITE,
+        system.suite,
         str(target),
-        *registries.debian_sources(SUITE),
+        *registries.debian_sources(system.suite),
     ]
 
 
-def prepare(podman: Podman, places: Places, registries: Registries) -> str:
+def prepare(podman: Podman, places: Places, registries: Registries, system: System = DEMO) -> str:
     """Make the image where it is missing.
+
+    Args:
+        system: what its nodes boot.
 
     Returns:
         The image's name in the demo's podman.
     """
-    key = digest(registries)
+    key = digest(registries, system)
     name = f"localhost/{places.name}-node:{key}"
     if podman.has_image(name):
         return name
     archive = places.cache / f"node-{key}.tar"
     if not archive.exists():
-        _build(archive, places, registries)
+        _build(archive, places, registries, system)
     podman.run("import", "--quiet", "--change", "STOPSIGNAL SIGRTMIN+3", str(archive), name, timeout=600)
     _forget_older(podman, places, key)
     return name
 
 
-def _build(archive: Path, places: Places, registries: Registries) -> None:
+def _build(archive: Path, places: Places, registries: Registries, system: System) -> None:
     log = places.log / "image.log"
     places.cache.mkdir(parents=True, exist_ok=True)
     places.log.mkdir(parents=True, exist_ok=True)
@@ -160,7 +183,7 @@ def _build(archive: Path, places: Places, registries: Registries) -> None:
     overlay_file.write_bytes(overlay())
     draft = work / "node.tar"
     commands.run(
-        arguments(registries, overlay_file, draft),
+        arguments(registries, overlay_file, draft, system),
         log=log,
         timeout=1800,
         environment={"TMPDIR": str(work), "DEBIAN_FRONTEND": "noninteractive"},

@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from install_page import COMMANDS, FILES, commands, hook_line
 
 import carme.config
 
 from .conftest import ANSIBLE, Playbook
 
-PAGE = (ANSIBLE.parent / "docs/admins/install.md").read_text()
-BLOCK = re.compile(r"`inventories/([\w-]+)/([\w./]+)`[^\n]*\n\n```yaml\n(.*?)```", re.DOTALL)
-#: An example's inventory, by its name: file to text.
-FILES: dict[str, dict[str, str]] = {}
-for _name, _file, _text in BLOCK.findall(PAGE):
-    FILES.setdefault(_name, {})[_file] = _text
-COMMANDS = re.findall(r"^ansible-playbook .*", PAGE, re.MULTILINE)
 #: Ansible's own, and those of hosts that the role slurm_common asks for.
 KNOWN = {"ansible_user", "ansible_become", "slurm_node_cpus", "slurm_node_memory_mb"}
 PLAYS: list[dict[str, Any]] = yaml.safe_load((ANSIBLE / "site.yml").read_text())
@@ -79,7 +73,7 @@ def test_every_command_names_what_is_there_and_looking_comes_first() -> None:
             if option == "-e":
                 assert value.partition("=")[0] in defaults(), command
     for name in FILES:
-        own = [command for command in COMMANDS if f"inventories/{name} " in command]
+        own = commands(name)
         assert "site.yml --tags precheck" in own[0] and "validate.yml" in own[-1]
 
 
@@ -93,10 +87,8 @@ def test_an_example_has_users_to_check_with(name: str) -> None:
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
 def test_a_sites_own_hooks_work_without_carme(hook: str, tmp_path: Path) -> None:
     """Before it is installed and after it was removed a call that failed would drain the node."""
-    lines = [line for line in PAGE.splitlines() if line.startswith(f"[ ! -x /usr/libexec/carme/{hook} ]")]
-    assert len(lines) == 1
     own = tmp_path / "own"
-    own.write_text("set -e\n" + lines[0].replace("/usr/libexec/carme", str(tmp_path)) + "\n")
+    own.write_text("set -e\n" + hook_line(hook).replace("/usr/libexec/carme", str(tmp_path)) + "\n")
 
     def code() -> int:
         return subprocess.run(["sh", own], check=False).returncode

@@ -160,6 +160,34 @@ def test_another_default_server_of_nginx_is_found(tmp_path: Path) -> None:
     assert precheck.default_servers(wanted, tmp_path)
 
 
+def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> None:
+    precheck = program()
+    (tmp_path / "sites-enabled").mkdir()
+    (tmp_path / "nginx.conf").write_text("events {\n    worker_connections 768;\n}\n")
+    (tmp_path / "sites-enabled/default").write_text("server { listen 80 default_server; }\n")
+    (tmp_path / "sites-enabled/carme").write_text("# Written by Ansible (role reverse_proxy)\n")
+    assert not precheck.other_sites([], tmp_path), "neither the welcome page nor ours is the site's"
+    (tmp_path / "sites-enabled/intranet").write_text("server { listen 8080; }\n")
+    (other,) = precheck.other_sites([], tmp_path)
+    assert other.name == "intranet"
+    assert precheck.connections({"site_files": []}, tmp_path)
+    wanted = {"site_files": [str(tmp_path / "nginx.conf")]}
+    with pytest.raises(precheck.Problem) as caught:
+        precheck.connections(wanted, tmp_path)
+    assert "768" in caught.value.detail and "worker_connections 16384" in caught.value.remedy
+    assert not caught.value.stops
+    (tmp_path / "nginx.conf").write_text("events {\n    worker_connections 20000;\n}\n")
+    assert precheck.connections(wanted, tmp_path)
+
+
+def test_nginx_of_the_site_is_not_changed() -> None:
+    """The role's own condition, with what the look has found."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/reverse_proxy/tasks/main.yml").read_text())
+    (task,) = (one for one in tasks if "ansible.builtin.replace" in one)
+    assert task["ansible.builtin.replace"]["path"] == "/etc/nginx/nginx.conf"
+    assert "'/etc/nginx/nginx.conf' not in precheck_site_files | default([])" in task["when"]
+
+
 def test_a_redis_of_the_site_is_not_taken_over() -> None:
     precheck = program()
     with pytest.raises(precheck.Problem) as caught:

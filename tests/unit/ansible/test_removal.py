@@ -185,3 +185,25 @@ def test_the_oldest_backup_comes_back(tmp_path: Path) -> None:
     assert other.read_text() == "never changed"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["nginx.conf", "nginx.conf.old~", "redis.conf"]
     assert restore(changed, other) == []
+
+
+def test_a_mounted_folder_is_emptied_and_stays(tmp_path: Path) -> None:
+    """Images lie on a share as a rule, and a mount point cannot be removed."""
+    for name in ("mounted/base.sif", "plain/base.sif", "bin/mountpoint", "manual/carme-run.1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("#!/bin/sh\ncase $2 in */mounted) ;; *) exit 1 ;; esac\n")
+    (tmp_path / "bin/mountpoint").chmod(0o755)
+    (tmp_path / "link").symlink_to("nowhere")
+    look = next(task for task in tasks(ROLES / "removal") if task["name"] == "Find what Carme has made")
+    words = [str(tmp_path / name) for name in ("mounted", "plain", "manual/carme*.1", "missing", "link")]
+    known = {"removal_paths": words[2:], "removal_data_paths": words[:2], "removal_data": True}
+    command = jinja2.Environment().from_string(look["ansible.builtin.shell"]["cmd"]).render(known)
+    found = subprocess.run(
+        ["sh", "-c", command],
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    wanted = ["link", "manual/carme-run.1", "mounted/base.sif", "plain"]
+    assert sorted(found.stdout.split()) == [str(tmp_path / name) for name in wanted]

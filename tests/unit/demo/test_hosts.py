@@ -115,6 +115,15 @@ def test_the_image_is_keyed_by_what_it_is_made_of() -> None:
     assert plain == image.digest(Registries(authorities="x")), "certificates go in when a node starts"
 
 
+def test_another_debian_is_another_image() -> None:
+    older = image.System("bookworm", ("munge",))
+    assert image.digest(Registries(), older) != image.digest(Registries())
+    registries = Registries(mirror="http://mirror.example/debian")
+    line = image.arguments(registries, Path("/x/overlay.tar"), Path("/x/node.tar"), older)
+    assert "--include=munge" in line and line[line.index("bookworm") + 1] == "/x/node.tar"
+    assert line[-1] == "deb http://mirror.example/debian bookworm-updates main"
+
+
 def test_the_overlay_masks_what_would_touch_the_host_and_starts_the_nodes_own_unit() -> None:
     archive = tarfile.TarFile(fileobj=io.BytesIO(image.overlay()))
     assert archive.getmember("etc/systemd/system/systemd-sysctl.service").linkname == "/dev/null"

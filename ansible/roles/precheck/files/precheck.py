@@ -30,10 +30,13 @@ ADVISED = {
 OLDEST_SLURM = (22, 5)
 OLDEST_PYTHON = (3, 11)
 DISK_GB = {"head": 20, "compute": 5}
+#: What each worker of nginx should hold: what the role reverse_proxy sets where nginx is Carme's alone.
+CONNECTIONS = 16384
 #: Files of other programs that roles would write.
+NGINX = "/etc/nginx/nginx.conf"
 FOREIGN_FILES = (
     *("/etc/apptainer/apptainer.conf", "/etc/redis/redis.conf"),
-    *("/etc/nginx/nginx.conf", "/etc/nginx/sites-enabled/default", "/etc/prometheus/prometheus.yml"),
+    *(NGINX, "/etc/nginx/sites-enabled/default", "/etc/prometheus/prometheus.yml"),
     "/etc/prometheus/alertmanager.yml",
 )
 OURS = re.compile(r"^# Written by Ansible \(role \w+\)", re.MULTILINE)
@@ -138,16 +141,24 @@ def ports(wanted):
     return "free, or nginx's"
 
 
-def default_servers(wanted, root=Path("/etc/nginx")):
-    """No other site of nginx may be the default server of our port."""
-    found = []
+def other_sites(site_files, root=Path("/etc/nginx")):
+    """The files of nginx's other sites, with their texts: neither ours nor the distribution's welcome page."""
+    found = {}
     for path in [*root.glob("sites-enabled/*"), *root.glob("conf.d/*.conf")]:
         try:
             text = path.read_text(errors="replace")
         except OSError:
             continue
-        if OURS.search(text) or (path.name == "default" and str(path) not in wanted["site_files"]):
-            continue  # the distribution's welcome page makes room
+        if OURS.search(text) or (path.name == "default" and str(path) not in site_files):
+            continue  # the welcome page makes room
+        found[path] = text
+    return found
+
+
+def default_servers(wanted, root=Path("/etc/nginx")):
+    """No other site of nginx may be the default server of our port."""
+    found = []
+    for path, text in other_sites(wanted["site_files"], root).items():
         for port, rest in re.findall(r"^\s*listen\s+(?:\S*:)?(\d+)([^;]*);", text, re.MULTILINE):
             if int(port) in wanted["site_ports"] and "default_server" in rest:
                 found.append(f"{path} (port {port})")
@@ -158,6 +169,23 @@ def default_servers(wanted, root=Path("/etc/nginx")):
             "carme_site_url alone.",
         )
     return "no conflict"
+
+
+def connections(wanted, root=Path("/etc/nginx")):
+    """An nginx of the site's own should hold many connections; its nginx.conf is left as it is."""
+    path = root / "nginx.conf"
+    if str(path) not in wanted["site_files"]:
+        return "ours to set"
+    match = re.search(r"^\s*worker_connections\s+(\d+)", path.read_text(errors="replace"), re.MULTILINE)
+    allowed = int(match.group(1)) if match else 512
+    if allowed < CONNECTIONS:
+        raise Problem(
+            f"{path} is the site's own, and each worker of nginx may hold {allowed} connections.",
+            f"Set 'worker_connections {CONNECTIONS};' in it: an open notebook holds a dozen of them. Until "
+            "then the portal fails when many users are there.",
+            stops=False,
+        )
+    return str(allowed)
 
 
 def redis(wanted):
@@ -394,7 +422,8 @@ def checks(wanted):
         if wanted["own_slurm"]:
             table.append(("prolog and epilog", hooks))
     if wanted["head"]:
-        table += [("homes", homes), ("ports", ports), ("nginx", default_servers), ("redis", redis)]
+        table += [("homes", homes), ("ports", ports), ("nginx", default_servers)]
+        table += [("connections of nginx", connections), ("redis", redis)]
         if wanted["monitoring"]:
             table.append(("prometheus", prometheus))
         if wanted["own_slurm"]:
@@ -414,9 +443,17 @@ def look(name, check, wanted):
     return result
 
 
+def site_files():
+    """The files of other programs that belong to the site: what it changed, and nginx.conf of its own pages."""
+    found = [path for path in FOREIGN_FILES if belongs_to_site(Path(path))]
+    if NGINX not in found and Path(NGINX).exists() and other_sites(found):
+        found.append(NGINX)
+    return found
+
+
 def main(wanted):
     """All findings of this host."""
-    wanted["site_files"] = [path for path in FOREIGN_FILES if belongs_to_site(Path(path))]
+    wanted["site_files"] = site_files()
     known = {}
     for user in wanted["users"]:
         try:
