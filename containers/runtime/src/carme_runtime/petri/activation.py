@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator
 from itertools import combinations
 from typing import Any
 
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Arc, Place, Transition, group
-from carme_runtime.petri.net import Net
 
 _UNSET = object()
 #: What a generator gives is unknown until it ends.
@@ -121,7 +121,7 @@ class Rule:
         self.tracked_gives = [(state, count) for state, count in self.gives if state.tracked]
 
 
-def followers(net: Net) -> dict[int, int]:
+def followers(net: Definition) -> dict[int, int]:
     """Transitions that a worker may start itself, by the place whose tokens nobody else can want.
 
     They have that one input and nothing else to wait for, the highest priority, and do not ask for their
@@ -142,7 +142,7 @@ def followers(net: Net) -> dict[int, int]:
 class Activation:
     """The marking of a run."""
 
-    def __init__(self, net: Net, units: dict[str, int]) -> None:
+    def __init__(self, net: Definition, units: dict[str, int]) -> None:
         self.states = [State(place) for place in net.places.values()]
         self.rules = [Rule(transition, self.states) for transition in net.transitions.values()]
         self.units = dict(units)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from carme_runtime.petri.commands import Command
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.model import Arc, Place, Transition
-from carme_runtime.petri.net import Net
 
 #: States that are looked at; a net with more is not judged by them.
 MOST_STATES = 4_000
@@ -31,7 +31,7 @@ class Finding:
     sentence: str
 
 
-def check(net: Net) -> list[Finding]:
+def check(net: Definition) -> list[Finding]:
     """All findings, the gravest first."""
     found = [finding for transition in net.transitions.values() for finding in _local(transition)]
     if not found:
@@ -134,13 +134,13 @@ def _differ(wanted: Any, given: Any) -> bool:
     return not issubclass(given, wanted) and not issubclass(wanted, given)
 
 
-def _entries(net: Net) -> list[Place]:
+def _entries(net: Definition) -> list[Place]:
     """Places that the program puts tokens into: no transition does, and they begin without any."""
     filled = {arc.place for transition in net.transitions.values() for arc in transition.flow.outputs}
     return [p for p in net.places.values() if p.entry or (p not in filled and not p.tokens)]
 
 
-def _unreachable(net: Net) -> list[Finding]:
+def _unreachable(net: Definition) -> list[Finding]:
     marked = {*_entries(net), *(place for place in net.places.values() if place.tokens)}
     waiting = list(net.transitions.values())
     while True:
@@ -169,7 +169,7 @@ Marking = tuple[int, ...]
 class _Space:
     """The plain net."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Definition) -> None:
         self.net = net
         self.places = list(net.places.values())
         self.rules = list(net.transitions.values())
@@ -206,7 +206,7 @@ class _Space:
         return tuple(after)
 
 
-def _states(net: Net) -> list[Finding]:
+def _states(net: Definition) -> list[Finding]:
     """Unbounded places and deadlocks, in the states from the first marking on."""
     if not net.transitions:
         return []

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph.show import columns, size_text
-from carme_runtime.petri import control, journal
+from carme_runtime.petri import control, frames, journal
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.net import Net
 from carme_runtime.petri.run import Run
@@ -87,7 +87,7 @@ def _add_running(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    net = net_in(options.script, options.net)
+    net = net_in(options.script, Net, options.net)
     return _follow(options, net.start(folder=options.folder, **_settings(options)))
 
 
@@ -186,7 +186,7 @@ def _list(options: argparse.Namespace) -> int:
 def _journaled(folder: Path) -> dict[str, Any]:
     """The state of a run that no program has."""
     file = folder / "journal"
-    header, state = journal.header_of(file), journal.read(file)
+    header, state = frames.header_of(file), journal.read(file)
     places = dict.fromkeys(header["places"], 0)
     for place, _ in state.tokens.values():
         places[header["places"][place]] += 1

@@ -3,8 +3,8 @@
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.model import Arc, Place, Transition
-from carme_runtime.petri.net import Net
 
 _COLUMN, _ROW, _RADIUS, _EDGE = 150, 80, 20, 60
 _Node = Place | Transition
@@ -21,7 +21,7 @@ class Drawing(str):
         Path(file).write_text(self, encoding="utf-8")
 
 
-def draw(net: Net) -> Drawing:
+def draw(net: Definition) -> Drawing:
     """The net as SVG."""
     where = _layout(net)
     width = max((x for x, _ in where.values()), default=0) + _EDGE
@@ -47,7 +47,7 @@ def draw(net: Net) -> Drawing:
     return Drawing("\n".join([*parts, "</svg>"]))
 
 
-def _layout(net: Net) -> dict[_Node, tuple[int, int]]:
+def _layout(net: Definition) -> dict[_Node, tuple[int, int]]:
     """Columns by the distance from where tokens come in."""
     after: dict[_Node, list[_Node]] = {node: [] for node in (*net.places.values(), *net.transitions.values())}
     filled = set()

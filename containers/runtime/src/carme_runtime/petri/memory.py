@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.frames import header_of
 from carme_runtime.petri.store import Description, Store, is_mapped
 
 if TYPE_CHECKING:
@@ -232,8 +233,6 @@ class Memory:
         Raises:
             PetriError: There is no run with ranges.
         """
-        from carme_runtime.petri.journal import header_of
-
         path = Path(folder).absolute()
         found = header_of(path / "journal").get("memory")
         if not found:

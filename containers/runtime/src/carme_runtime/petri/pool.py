@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from carme_runtime.petri import forks
 from carme_runtime.petri.activation import Task
 from carme_runtime.petri.channel import Reader, encode
-from carme_runtime.petri.net import Net
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.store import Store
 from carme_runtime.petri.worker import SLOT
 
@@ -170,7 +170,7 @@ class Pool:
     """
 
     def __init__(
-        self, net: Net, folder: Path, count: int, close: list[int], store: Store, job: bool = False
+        self, net: Definition, folder: Path, count: int, close: list[int], store: Store, job: bool = False
     ) -> None:
         self._net, self._folder, self._close, self._store = net, folder, close, store
         self._slots = mmap.mmap(-1, max(count * SLOT.size, mmap.PAGESIZE))

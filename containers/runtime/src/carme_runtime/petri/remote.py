@@ -18,6 +18,7 @@ from typing import Any
 
 from carme_runtime.petri.channel import Reader, encode
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.net import Net
 from carme_runtime.petri.pool import Pool
 from carme_runtime.petri.scripts import net_of
 from carme_runtime.petri.store import Store
@@ -39,7 +40,7 @@ def main() -> None:
 
     try:
         os.chdir(folder.parent)
-        net = net_of(folder)
+        net = net_of(folder, Net)
     except (PetriError, OSError) as error:
         sentence = f"On {os.uname().nodename}: {getattr(error, 'message', error)}"
         report("refused", sentence, "Keep the net's script and the run's folder where all nodes have them.")

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
@@ -17,11 +17,13 @@ from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
 from carme_runtime.petri.memory import Changes, Memory, Range
 from carme_runtime.petri.model import Place
-from carme_runtime.petri.net import Net
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
+
+if TYPE_CHECKING:
+    from carme_runtime.petri.net import Net
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
 KILLED_RETRIES = 3
@@ -43,7 +45,7 @@ class Run:
 
     def __init__(
         self,
-        net: Net,
+        net: "Net",
         workers: str | int,
         folder: str | os.PathLike[str] | None,
         units: dict[str, int],

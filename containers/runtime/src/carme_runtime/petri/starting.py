@@ -7,9 +7,9 @@ from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import parse_size
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.model import Place
-from carme_runtime.petri.net import Net
 
 
 def number_of(workers: str | int) -> int:
@@ -21,7 +21,7 @@ def number_of(workers: str | int) -> int:
     raise PetriError(f"{workers!r} are no workers.", "Give 'here', 'job', or a number from 1 to 1024.")
 
 
-def check_units(net: Net, units: dict[str, int]) -> None:
+def check_units(net: Definition, units: dict[str, int]) -> None:
     """Raise PetriError where a transition needs more than a node of the run offers."""
     for transition in net.transitions.values():
         for name, count in transition.needs.items():
@@ -41,7 +41,7 @@ def limit_of(memory: int | str | None) -> int | None:
         raise PetriError(error.message, error.remedy) from None
 
 
-def run_folder(net: Net, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
+def run_folder(net: Definition, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
     """The folder of a run, made where it is missing. Raises PetriError where it cannot be used."""
     try:
         if folder is not None:

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.frames import header_of
 
 SHARED = Path("/dev/shm")
 #: Ranges on disk, in the folder of their run.
@@ -329,8 +330,6 @@ def is_mapped(path: Path) -> bool:
 
 
 def _evacuate(shared: Path, folder: Path) -> None:
-    from carme_runtime.petri.journal import header_of
-
     identity = shared.name.rpartition("-")[2]
     try:
         resumable = header_of(folder / "journal").get("memory", {}).get("identity") == identity

@@ -14,9 +14,9 @@ from typing import Any
 
 from carme_runtime.petri.activation import followers
 from carme_runtime.petri.channel import Reader, encode
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.memory import Memory
 from carme_runtime.petri.model import Place, Transition, group
-from carme_runtime.petri.net import Net
 
 #: How a task ended.
 DONE, FAILED, WRONG, RETURNED = range(4)
@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(
         self,
-        net: Net,
+        net: Definition,
         tasks: socket.socket,
         control: socket.socket,
         slots: mmap.mmap,
