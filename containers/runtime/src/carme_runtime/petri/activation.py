@@ -99,7 +99,8 @@ class Rule:
         self.gives = list(gives.items())
         self.rejected: set[int] = set()
         self.simple = False
-        #: Whether it is bound to the node whose memory the ranges are in.
+        self.gets_ranges = any(arc.place.type is Range for arc in transition.flow.arguments)
+        #: Whether it waits until all nodes have said which ranges they have.
         self.uses_ranges = transition.wants_memory or any(
             arc.place.type is Range for arc in (*transition.flow.inputs, *transition.flow.outputs)
         )

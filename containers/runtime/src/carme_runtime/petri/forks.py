@@ -141,6 +141,8 @@ class _ForkServer:
             with contextlib.suppress(OSError):
                 memory = Memory(self._store)
                 memory.register()
+                # For programs in other languages, which find ranges by their names: see carme_ranges.h.
+                os.environ["CARME_RANGES"] = os.pathsep.join(map(str, self._store.folders))
                 channels = socket.socket(fileno=tasks), socket.socket(fileno=control)
                 Worker(self._net, *channels, self._slots, slot, memory).run()
         finally:

@@ -20,13 +20,13 @@ from carme_runtime.petri.frames import bytes_of, encode_frame, frames_of, unusab
 from carme_runtime.petri.store import Description
 
 #: Entries: (PUT, place, data), (START, (numbers of tokens)), (FIRE, (numbers), ((place, data), ...)),
-#: (RANGES, (fields of descriptions), (names of those deleted)),
+#: (RANGES, (fields of descriptions), (names of those deleted)), (HOMES, name, nodes that have it),
 #: and first in a file (BEGIN, header, next number, [(place, number, attempts, data), ...]).
-BEGIN, PUT, START, FIRE, RANGES = range(5)
+BEGIN, PUT, START, FIRE, RANGES, HOMES = range(6)
 
-_FORMAT = 2
-#: Format 1 had no ranges.
-_READABLE = (1, _FORMAT)
+_FORMAT = 3
+#: Format 1 had no ranges, format 2 had them on one node.
+_READABLE = (1, 2, _FORMAT)
 #: Seconds between commits to the disk.
 COMMIT_SECONDS = 0.01
 
@@ -41,6 +41,7 @@ class State:
         tokens: With the number of their place, by their own numbers.
         next_number: Of the next token.
         ranges: Those that tasks have allocated which have ended well.
+        homes: The nodes that have them.
         memory: Where they lie: the `identity` of the run, and its `spills`.
         cut: What was not written whole.
     """
@@ -48,6 +49,7 @@ class State:
     tokens: dict[int, tuple[int, Token]] = field(default_factory=dict)
     next_number: int = 1
     ranges: dict[str, Description] = field(default_factory=dict)
+    homes: dict[str, list[str]] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     cut: bytes = b""
 
@@ -152,6 +154,7 @@ class Journal:
         state = self.state
         snapshot = [(place, t.number, t.attempts, t.data) for place, t in state.tokens.values()]
         memory = state.memory | {"ranges": [astuple(each) for each in state.ranges.values()]}
+        memory["homes"] = state.homes
         begin = {**header, "memory": memory, "format": _FORMAT}
         new = self.folder / "journal.new"
         try:
@@ -226,6 +229,8 @@ def read(file: Path, header: dict[str, Any] | None = None) -> State:
                 }
                 state.memory = dict(entry[1].get("memory") or {})
                 state.ranges = {each[0]: Description(*each) for each in state.memory.pop("ranges", [])}
+                state.homes = {name: [each.node] for name, each in state.ranges.items()}
+                state.homes |= state.memory.pop("homes", {})
             else:
                 _replay(state, entry, places)
         offset = end
@@ -244,9 +249,14 @@ def _replay(state: State, entry: tuple[Any, ...], places: dict[int, int]) -> Non
         for taken in first:
             state.tokens[taken][1].attempts += 1
     elif kind == RANGES:
-        state.ranges |= {each[0]: Description(*each) for each in first}
+        made = {each[0]: Description(*each) for each in first}
+        state.ranges |= made
+        state.homes |= {name: [each.node] for name, each in made.items()}
         for name in rest[0]:
             state.ranges.pop(name, None)
+            state.homes.pop(name, None)
+    elif kind == HOMES:
+        state.homes[first] = list(rest[0])
     else:
         for taken in first:
             del state.tokens[taken]

@@ -114,7 +114,14 @@ class Worker:
         plan.known = True
         following = -1
         # A task that has failed before runs alone, so that it is seen which one ends workers.
-        if status == DONE and attempt == 1 and len(outcome) == 1 and not last and not self._pending:
+        if (
+            status == DONE
+            and changes is None
+            and attempt == 1
+            and len(outcome) == 1
+            and not last
+            and not self._pending
+        ):
             following = self._followers.get(outcome[0][0], -1)
             if following >= 0 and self._plans[following].seconds > LONG_SECONDS:
                 following = -1
