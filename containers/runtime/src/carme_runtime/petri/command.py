@@ -62,6 +62,7 @@ def parser(program: str = "carme net") -> argparse.ArgumentParser:
     put.add_argument(
         "tokens", nargs="+", metavar="TOKEN", help="text, number or JSON; '-': lines of the input"
     )
+    add("include", _include, "print the folder of carme_ranges.h, for programs in C and C++")
     attach = add("attach", _attach, "follow a run that another program has, until it rests or ends")
     attach.add_argument("folder", type=Path, help="of the run")
     return made
@@ -93,6 +94,12 @@ def _run(options: argparse.Namespace) -> int:
 
 def _resume(options: argparse.Namespace) -> int:
     return _follow(options, Net.resume(options.folder, **_settings(options)))
+
+
+def _include(options: argparse.Namespace) -> int:
+    folder = str(Path(__file__).parent / "include")
+    print(json.dumps(folder) if options.json else folder)
+    return 0
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
