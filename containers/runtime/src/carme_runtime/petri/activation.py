@@ -89,7 +89,8 @@ class Rule:
         arcs = [(arc, states[arc.place.index]) for arc in transition.flow.inputs]
         self.empties = [(state, arc.weight) for arc, state in arcs if arc.kind == "empty"]
         self.inputs = [(arc, state) for arc, state in arcs if arc.kind != "empty"]
-        self.reads = any(arc.kind == "read" for arc, _ in self.inputs)
+        self.counts = [state for arc, state in arcs if arc.kind == "count"]
+        self.reads = bool(self.counts) or any(arc.kind == "read" for arc, _ in self.inputs)
         self.takes = Counter({state: 0 for _, state in self.inputs})
         for arc, state in self.inputs:
             self.takes[state] += arc.weight if arc.kind == "take" else 0
@@ -97,6 +98,8 @@ class Rule:
         for arc in transition.flow.outputs:
             gives[states[arc.place.index]] += _ANY_NUMBER if transition.generates else arc.weight
         self.gives = list(gives.items())
+        #: Of what can start the highest does.
+        self.rank = transition.priority, transition.preference
         self.rejected: set[int] = set()
         self.simple = False
         self.gets_ranges = any(arc.place.type is Range for arc in transition.flow.arguments)
@@ -149,18 +152,17 @@ class Activation:
         self.units = dict(units)
         self.running: dict[int, Task] = {}
         self._tasks = 0
-        self._queues = {
-            priority: deque[Rule]() for priority in sorted({r.transition.priority for r in self.rules})
-        }
+        self._queues = {rank: deque[Rule]() for rank in sorted({rule.rank for rule in self.rules})}
         self._order = list(reversed(self._queues.values()))
         for rule in self.rules:
-            for state, _ in rule.empties:
+            for state in (*rule.counts, *(state for state, _ in rule.empties)):
                 state.tracked = True
         for rule in self.rules:
             rule.settle()
             for state in {state for _, state in rule.inputs}:
                 state.takers.append(rule)
-            for state in {*(state for state, _ in rule.tracked_gives), *(state for state, _ in rule.empties)}:
+            waited = [*rule.counts, *(state for state, _ in (*rule.tracked_gives, *rule.empties))]
+            for state in set(waited):
                 state.waiters.append(rule)
             self._wake(rule)
 
@@ -259,7 +261,7 @@ class Activation:
     def _wake(self, rule: Rule) -> None:
         if not rule.queued:
             rule.queued = True
-            self._queues[rule.transition.priority].append(rule)
+            self._queues[rule.rank].append(rule)
 
     def _start(self, rule: Rule) -> Task | None:
         if rule.single:
@@ -352,7 +354,7 @@ class Activation:
     def _search(self, rule: Rule) -> Task | None:
         """Start with the first tokens that the guard takes."""
         guard = rule.transition.guard
-        alone = len(rule.inputs) == 1 and rule.inputs[0][0].weight == 1
+        alone = len(rule.inputs) == 1 and rule.inputs[0][0].weight == 1 and not rule.counts
         for chosen in self._choices(rule.inputs, set()):
             if guard is not None:
                 if alone and chosen[0].number in rule.rejected:
@@ -369,6 +371,11 @@ class Activation:
             yield []
             return
         (arc, state), rest = inputs[0], inputs[1:]
+        if arc.kind == "count":
+            number = Token(0, pickle.dumps(state.count))
+            for others in self._choices(rest, used):
+                yield [number, *others]
+            return
         there: list[Token] = list(state.free)
         if arc.kind == "read":
             there = [*(token for token, _ in state.reading.values()), *there]
@@ -390,6 +397,8 @@ class Activation:
         taken, read, rest = [], [], iter(chosen)
         for arc, state in rule.inputs:
             for token in (next(rest) for _ in range(arc.weight)):
+                if arc.kind == "count":
+                    continue
                 if arc.kind == "read":
                     readers = state.reading.get(token.number, (token, 0))[1]
                     if not readers:

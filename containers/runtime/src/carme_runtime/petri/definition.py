@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 from carme_runtime.petri.commands import Command
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.model import Flow, Place, Transition, parse_needs
+from carme_runtime.petri.model import Arc, Flow, Place, Transition, parse_needs
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -161,6 +161,102 @@ class Definition:
         made.use(body)
         self.transitions[name] = made
         return made
+
+    def implementation(self, of: str, *, needs: str = "", retries: int = 0) -> Callable[[Function], Function]:
+        """Decorate another function that can do what a transition does, with other needs.
+
+        Those added first start rather, wherever what they need is free: a GPU first, and cores when all GPUs
+        are busy or where a run offers none.
+
+        Args:
+            of: The name of the transition.
+            needs: What this function needs.
+            retries: How often a task of it that fails runs again.
+
+        Raises:
+            PetriError: There is no such transition, or the function does not fit.
+        """
+        if of not in self.transitions:
+            raise PetriError(f"Net {self.name} has no transition {of}.", "Its names are in net.transitions.")
+
+        def decorate(body: Function) -> Function:
+            last = first = self.transitions[of]
+            for each in self.transitions.values():
+                if each.instead_of is last:
+                    last = each
+            name = getattr(body, "__name__", of)
+            name = name if name not in self.transitions else f"{of}_{1 - last.preference}"
+            made = self.add(
+                name,
+                first.flow,
+                body,
+                guard=first.guard,
+                priority=first.priority,
+                retries=retries,
+                needs=needs,
+            )
+            made.instead_of = last
+            return body
+
+        return decorate
+
+    def include(self, part: "Definition", name: str, **places: Place) -> dict[str, Place]:
+        """Make the places and transitions of another net part of this one: a subnet.
+
+        A net that is made by a function is a template: each call gives another one.
+
+        Args:
+            part: The net to include; it stays as it is.
+            name: Goes ahead of the names of what is included, with a "_".
+            places: By their names in the part those of this net that are to stand for them.
+
+        Returns:
+            The places of this net by their names in the part.
+
+        Raises:
+            PetriError: The part has no such place, or one of another type, or a name is taken.
+        """
+        there = ", ".join(f"{each.name} of {each.type.__name__}" for each in part.places.values())
+        for own, place in places.items():
+            if own not in part.places or part.places[own].type is not place.type:
+                raise PetriError(
+                    f"Net {part.name} has no place {own} of {place.type.__name__} to be place {place.name}.",
+                    f"There are {there}.",
+                )
+        found = dict(places)
+        for own, place in part.places.items():
+            if own not in found:
+                found[own] = self.place(
+                    f"{name}_{own}",
+                    place.type,
+                    capacity=place.capacity,
+                    tokens=place.tokens,
+                    entry=place.entry,
+                )
+        made: dict[Transition, Transition] = {}
+        for own, each in part.transitions.items():
+            inputs, outputs = (
+                tuple(Arc(found[arc.place.name], arc.weight, arc.kind) for arc in arcs)
+                for arcs in (each.flow.inputs, each.flow.outputs)
+            )
+            copied = Transition(
+                f"{name}_{own}",
+                Flow(inputs, outputs),
+                None,
+                each.guard,
+                each.priority,
+                each.retries,
+                dict(each.needs),
+                len(self.transitions),
+                instead_of=made.get(each.instead_of) if each.instead_of else None,
+            )
+            if copied.name in self.transitions:
+                raise PetriError(
+                    f"Net {self.name} has a transition {copied.name} already.", "Include it by another name."
+                )
+            copied.use(each.body)
+            made[each] = self.transitions[copied.name] = copied
+        return found
 
     def bind(self, name: str, body: Callable[..., Any]) -> None:
         """Give a transition, of an imported net for example, what it does.

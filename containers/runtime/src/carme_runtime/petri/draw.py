@@ -86,8 +86,8 @@ def _arc(arc: Arc, start: tuple[int, int], end: tuple[int, int]) -> str:
     # A little to one side, so that arcs there and back are two lines.
     x1, y1 = x1 + dx * 22 - dy * 5, y1 + dy * 22 + dx * 5
     x2, y2 = x2 - dx * 22 - dy * 5, y2 - dy * 22 + dx * 5
-    marker = {"take": "arrow", "read": "", "empty": "circle"}[arc.kind]
-    style = ' stroke-dasharray="5 3"' if arc.kind == "read" else ""
+    marker = {"take": "arrow", "read": "", "empty": "circle", "count": ""}[arc.kind]
+    style = {"read": ' stroke-dasharray="5 3"', "count": ' stroke-dasharray="1 3"'}.get(arc.kind, "")
     ending = f' marker-end="url(#{marker})"' if marker else ""
     line = f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" stroke="#555"{style}{ending}/>'
     if arc.weight == 1:

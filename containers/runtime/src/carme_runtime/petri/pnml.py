@@ -15,7 +15,7 @@ from carme_runtime.petri.model import Arc, Flow, Place
 
 _SPACE = "http://www.pnml.org/version-2009/grammar/pnml"
 _TYPE = "http://www.pnml.org/version-2009/grammar/ptnet"
-_KINDS = {"read": "read", "test": "read", "inhibitor": "empty"}
+_KINDS = {"read": "read", "test": "read", "inhibitor": "empty", "count": "count"}
 _TYPES = {each.__name__: each for each in (object, bool, int, float, str, bytes, list, tuple, dict, set)}
 Kind = TypeVar("Kind", bound=Definition)
 
@@ -48,7 +48,7 @@ def to_pnml(net: Definition) -> str:
             if arc.weight > 1:
                 _text(element, "inscription", str(arc.weight))
             if arc.kind != "take":
-                SubElement(element, "type", value="inhibitor" if arc.kind == "empty" else "read")
+                SubElement(element, "type", value="inhibitor" if arc.kind == "empty" else arc.kind)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 

@@ -9,7 +9,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.model import Place
+from carme_runtime.petri.model import Place, Transition
 
 
 def number_of(workers: str | int) -> int:
@@ -23,7 +23,13 @@ def number_of(workers: str | int) -> int:
 
 def check_units(net: Definition, units: dict[str, int]) -> None:
     """Raise PetriError where a transition needs more than a node of the run offers."""
+    able = set[Transition]()
     for transition in net.transitions.values():
+        if all(units.get(name, 0) >= count for name, count in transition.needs.items()):
+            able.add(first_of(transition))
+    for transition in net.transitions.values():
+        if first_of(transition) in able:  # of several implementations one is enough
+            continue
         for name, count in transition.needs.items():
             if units.get(name, 0) < count:
                 raise PetriError(
@@ -31,6 +37,13 @@ def check_units(net: Definition, units: dict[str, int]) -> None:
                     f"{units.get(name, 0)}.",
                     f'Start it with offers="{name}:{count}" or more.',
                 )
+
+
+def first_of(transition: Transition) -> Transition:
+    """What a transition is another implementation of, or itself."""
+    while transition.instead_of:
+        transition = transition.instead_of
+    return transition
 
 
 def limit_of(memory: int | str | None) -> int | None:
