@@ -101,7 +101,7 @@ class Rule:
         #: Of what can start the highest does.
         self.rank = transition.priority, transition.preference
         self.rejected: set[int] = set()
-        self.simple = False
+        self.simple = self.follows = False
         self.gets_ranges = any(arc.place.type is Range for arc in transition.flow.arguments)
         #: Whether it waits until all nodes have said which ranges they have.
         self.uses_ranges = transition.wants_memory or any(
@@ -111,36 +111,40 @@ class Rule:
     def settle(self) -> None:
         """See what the quick path can do, once all places are known."""
         touched = [*self.takes, *(state for state, _ in self.gives)]
-        self.simple = not (
-            self.reads
-            or self.empties
-            or self.transition.guard
-            or self.transition.needs
-            or any(state.tracked for state in touched)
-        )
-        self.single = self.simple and len(self.inputs) == 1 and self.inputs[0][0].weight == 1
+        waits = self.reads or self.empties or self.transition.needs or any(state.tracked for state in touched)
+        self.simple = not waits and not self.transition.guard
+        one = len(self.inputs) == 1 and self.inputs[0][0].weight == 1
+        self.single = self.simple and one
+        #: Whether a worker could start it with a token that it has, if it knows that the guard passes.
+        self.follows = not waits and one
         self.tracked_takes = [
             (state, count) for state, count in self.takes.items() if state.tracked and count
         ]
         self.tracked_gives = [(state, count) for state, count in self.gives if state.tracked]
 
 
-def followers(net: Definition) -> dict[int, int]:
+def followers(net: Definition) -> dict[int, list[Transition]]:
     """Transitions that a worker may start itself, by the place whose tokens nobody else can want.
 
-    They have that one input and nothing else to wait for, the highest priority, and do not ask for their
-    attempt, which the coordinator counts, nor use ranges, for which it chooses the node.
+    They have that one input and nothing else to wait for but a guard, the highest priority, and do not ask
+    for their attempt, which the coordinator counts, nor use ranges, for which it chooses the node. Where a
+    place has several, each has a guard: the worker goes on if one alone passes.
     """
     activation = Activation(net, {})
-    highest = max((rule.transition.priority for rule in activation.rules), default=0)
+    highest = max((rule.rank for rule in activation.rules), default=(0, 0))
     found = {}
     for state in activation.states:
-        if len(state.takers) == 1 and state.takers[0].single:
-            rule = state.takers[0]
-            bound = rule.transition.wants_attempt or rule.uses_ranges
-            if rule.transition.priority == highest and not bound:
-                found[state.place.index] = rule.index
+        takers = state.takers
+        has_choice = len(takers) == 1 or all(rule.transition.guard for rule in takers)
+        if takers and has_choice and all(_may_follow(rule, highest) for rule in takers):
+            found[state.place.index] = [rule.transition for rule in takers]
     return found
+
+
+def _may_follow(rule: Rule, highest: tuple[int, int]) -> bool:
+    return (
+        rule.follows and rule.rank == highest and not rule.transition.wants_attempt and not rule.uses_ranges
+    )
 
 
 class Activation:

@@ -122,11 +122,26 @@ class Worker:
             and not last
             and not self._pending
         ):
-            following = self._followers.get(outcome[0][0], -1)
-            if following >= 0 and self._plans[following].seconds > LONG_SECONDS:
-                following = -1
+            following = self._following(*outcome[0])
         self._results.append((number, status, outcome, ended - began, following, changes))
         return following, [outcome[0][1]] if following >= 0 else [], ended
+
+    def _following(self, place: int, token: bytes) -> int:
+        """The transition to go on with, with a token of a place; -1 where the coordinator has to choose."""
+        takers = self._followers.get(place)
+        if not takers:
+            return -1
+        if takers[0].guard:
+            try:
+                value = pickle.loads(token)
+                takers = [each for each in takers if each.guard(value)]  # type: ignore[misc]
+            except Exception:  # the coordinator sees the same, and says it
+                return -1
+        if len(takers) != 1:
+            return -1
+        plan = self._plans[takers[0].index]
+        # What has not run here yet may be quick; what it waits for is sent before it begins.
+        return -1 if plan.known and plan.seconds > LONG_SECONDS else takers[0].index
 
     def _receive(self, flags: int) -> bool:
         data = self._tasks.recv(1 << 18, flags)
