@@ -28,7 +28,7 @@ LONG_SECONDS = 0.0003
 IDLE_MILLISECONDS = 20
 
 #: Steps of a chain that a worker makes before it looks for other tasks.
-MOST_AHEAD = 64
+MOST_AHEAD = 256
 
 SLOT = struct.Struct("<Q")
 
