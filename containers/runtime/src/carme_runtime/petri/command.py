@@ -19,6 +19,8 @@ from carme_runtime.petri.scripts import net_in
 
 #: Seconds between two looks at a run of another program.
 _EVERY = 0.5
+#: Of a terminal's screen.
+_CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m carme_runtime.petri") -> int:
@@ -56,6 +58,9 @@ def parser(program: str = "carme net") -> argparse.ArgumentParser:
     _add_running(resume)
     status = add("status", _status, "show what a run has done and where its tokens are")
     status.add_argument("folder", type=Path, nargs="?", help="of the run (default: list those on this node)")
+    status.add_argument(
+        "--follow", action="store_true", help="show it again whenever it has changed, until it rests or ends"
+    )
     put = add("put", _put, "put tokens into a net that runs")
     put.add_argument("folder", type=Path, help="of the run")
     put.add_argument("place", help="where the tokens go")
@@ -161,7 +166,18 @@ def _status(options: argparse.Namespace) -> int:
         return _list(options)
     try:
         with control.Attached(options.folder) as attached:
-            _print(options, None, attached.status())
+            last: dict[str, Any] = {}
+            while True:
+                status = attached.status()
+                if status != last:
+                    if last and not options.json and sys.stdout.isatty():
+                        print(_CLEAR, end="")
+                    _print(options, None, status)
+                    sys.stdout.flush()
+                last = status
+                if not options.follow or status["state"] != "running":
+                    break
+                time.sleep(_EVERY)
     except PetriError:
         if not (options.folder / "journal").exists():
             raise

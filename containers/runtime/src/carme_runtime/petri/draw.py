@@ -1,6 +1,12 @@
-"""Draws a net: places are circles, transitions are boxes, tokens flow from left to right."""
+"""Draws a net: places are circles, transitions are boxes, tokens flow from left to right.
 
+While it runs places have the number of their tokens, and transitions those of their tasks that run and have
+ended.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from carme_runtime.petri.definition import Definition
@@ -21,8 +27,10 @@ class Drawing(str):
         Path(file).write_text(self, encoding="utf-8")
 
 
-def draw(net: Definition) -> Drawing:
-    """The net as SVG."""
+def draw(net: Definition, status: Mapping[str, Any] | None = None) -> Drawing:
+    """The net as SVG, as it is at the start, or as the `status` of a run says."""
+    tokens = status["places"] if status else {name: len(p.tokens) for name, p in net.places.items()}
+    running, ended = (status["running"], status["fired"]) if status else ({}, {})
     where = _layout(net)
     width = max((x for x, _ in where.values()), default=0) + _EDGE
     height = max((y for _, y in where.values()), default=0) + _EDGE
@@ -42,8 +50,11 @@ def draw(net: Definition) -> Drawing:
             parts.append(_arc(arc, where[arc.place], where[transition]))
         for arc in transition.flow.outputs:
             parts.append(_arc(arc, where[transition], where[arc.place]))
-    parts += [_place(place, *where[place]) for place in net.places.values()]
-    parts += [_transition(each, *where[each]) for each in net.transitions.values()]
+    parts += [_place(place, *where[place], tokens.get(place.name, 0)) for place in net.places.values()]
+    parts += [
+        _transition(each, *where[each], running.get(each.name, 0), ended.get(each.name, 0))
+        for each in net.transitions.values()
+    ]
     return Drawing("\n".join([*parts, "</svg>"]))
 
 
@@ -95,9 +106,9 @@ def _arc(arc: Arc, start: tuple[int, int], end: tuple[int, int]) -> str:
     return line + f'<text x="{(x1 + x2) / 2:.0f}" y="{(y1 + y2) / 2 - 5:.0f}">{arc.weight}</text>'
 
 
-def _place(place: Place, x: int, y: int) -> str:
+def _place(place: Place, x: int, y: int, tokens: int) -> str:
     hint = place.type.__name__ + (f", at most {place.capacity}" if place.capacity is not None else "")
-    inside = str(len(place.tokens)) if place.tokens else ""
+    inside = str(tokens) if tokens else ""
     return (
         f'<g><title>{escape(place.name)}: {escape(hint)}</title><circle cx="{x}" cy="{y}" r="{_RADIUS}" '
         f'fill="#eef5fb" stroke="#1f6fb2"/><text x="{x}" y="{y + 4}" text-anchor="middle">{inside}</text>'
@@ -105,11 +116,15 @@ def _place(place: Place, x: int, y: int) -> str:
     )
 
 
-def _transition(transition: Transition, x: int, y: int) -> str:
+def _transition(transition: Transition, x: int, y: int, running: int, ended: int) -> str:
     needs = ", ".join(f"{name}:{count}" for name, count in transition.needs.items())
     hint = transition.name + (f" (needs {needs})" if needs else "")
+    hint += f": {running} running, {ended} ended" if running or ended else ""
+    fill, inside = ("#f5b95a", f"{running} ▸") if running else ("#fdf3e3", "")
+    inside = inside or (str(ended) if ended else "")
     return (
         f'<g><title>{escape(hint)}</title><rect x="{x - 18}" y="{y - 18}" width="36" height="36" rx="3" '
-        f'fill="#fdf3e3" stroke="#b2701f"/><text x="{x}" y="{y + 35}" text-anchor="middle">'
+        f'fill="{fill}" stroke="#b2701f"/><text x="{x}" y="{y + 4}" text-anchor="middle">{inside}</text>'
+        f'<text x="{x}" y="{y + 35}" text-anchor="middle">'
         f"{escape(transition.name)}</text></g>"
     )

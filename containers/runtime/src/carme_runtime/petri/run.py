@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
+from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
+from carme_runtime.petri.live import Picture, show
 from carme_runtime.petri.memory import Changes, Memory, Range
 from carme_runtime.petri.model import Place
 from carme_runtime.petri.placing import Placing
@@ -85,6 +87,7 @@ class Run:
         self._watchers = 0  # who waits for more than rest: waking them for each step has its cost
         self._useless = 0
         self._seconds: dict[int, float] = {}
+        self._pictures: list[Picture] = []
         try:
             uses = any(rule.uses_ranges for rule in Activation(net, {}).rules)
             self._ranges = Ranges(self._journal, limit, several=self._job and uses)
@@ -205,6 +208,21 @@ class Run:
                 "line": self._line(),
             }
 
+    def draw(self) -> Drawing:
+        """The net as SVG with the tokens and tasks that it has now; notebooks show it."""
+        return draw(self.net, self.status())
+
+    def show(self, seconds: float = 0.5) -> None:
+        """In a notebook: a picture of the net that follows the run, redrawn at most every `seconds`.
+
+        Raises:
+            PetriError: This is no notebook.
+        """
+        self._pictures.append(show(self, seconds))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"image/svg+xml": self.draw(), "text/plain": self._line()}
+
     def sync(self) -> None:
         """Return when all that has happened until now is on the disk."""
         self._journal.sync()
@@ -219,6 +237,8 @@ class Run:
         self._door.close()
         self._pool.wake()
         self._thread.join()
+        for picture in self._pictures:
+            picture.end()
         ended = not self._broken_off and self._has_ended()
         if ended and self._ranges.store.several:
             self.notices += self._ranges.finish_elsewhere(lambda: self._pool.wait(1.0)[1])
