@@ -104,10 +104,11 @@ class Definition:
             first: `inputs >> outputs`, or a command whose words may have fields such as `{mesh}`: what the
                 input place of that name gives. No shell sees it.
             second: `inputs >> outputs` of a command.
-            options: `name` (default: the function's or program's), `guard` (a function of the inputs; runs
-                in the coordinator, so keep it quick and free of effects), `priority` (higher ones start
-                first), `retries` (how often a task that fails runs again), `needs` (such as "gpu:1"), and
-                for commands `gives`: the text of each output's token, default what the program printed.
+            options: `name` (default: the function's or program's), `guard` (a function of the inputs;
+                runs in the coordinator or a worker: let it depend on them alone, be quick, and have no
+                effects), `priority` (higher ones start first), `retries` (how often a task that fails
+                runs again), `needs` (such as "gpu:1"), and for commands `gives`: the text of each
+                output's token, default what the program printed.
 
         Raises:
             PetriError: Something does not fit.

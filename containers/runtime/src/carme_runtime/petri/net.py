@@ -41,8 +41,8 @@ class Net(Definition):
             offers: Resources of each node for transitions with `needs`, such as "gpu:2".
             checked: Refuse a net in which `check` finds something.
             resume: Go on with the run of the folder, if there is one; `run.resumed` says so.
-            memory: What ranges may take of the node's shared memory, such as "8GiB"; default half of what
-                is free.
+            memory: What ranges may take of each node's shared memory, such as "8GiB"; default half of
+                what is free.
             spill: A folder on a large, quick disk for ranges beyond that; default one in the run's folder.
 
         Raises:
