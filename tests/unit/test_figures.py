@@ -8,11 +8,7 @@ import pytest
 import figures
 
 #: What is left, to be shortened and never to grow: circles by their first module, with the number of modules.
-LEFT_CIRCLES = {
-    "carme_runtime.horovod.operations": 2,
-    "carme_runtime.petri.activation": 18,
-    "carme_runtime.scaling.measuring": 3,
-}
+LEFT_CIRCLES: dict[str, int] = {}
 
 
 def test_modules_import_each_other_in_no_new_circles() -> None:

@@ -103,7 +103,15 @@ def test_another_program_watches_and_feeds_it(
         sys.stdin.seek(0)
         assert main(["put", str(folder), "numbers", "-"]) == 0
         assert capsys.readouterr().out == "Put 2 tokens into numbers.\n"
-        os.close(gate)
+        environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+        command = [*COMMAND, "status", str(folder), "--follow", "--json"]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as follower:
+            assert follower.stdout
+            lines = iter(follower.stdout.readline, "")
+            assert next(line for line in lines if '"square"' in line) and follower.poll() is None
+            os.close(gate)
+            rest = "".join(lines)
+        assert '"state": "resting"' in rest and '"squares": 3' in rest
         assert main(["attach", str(folder)]) == 0
         assert "squares       3" in capsys.readouterr().out
         with Net.attach(folder) as attached:

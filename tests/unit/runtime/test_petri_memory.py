@@ -302,7 +302,7 @@ def test_ranges_survive_the_coordinator(folder: Path, shared: Path, tmp_path: Pa
 def test_the_next_net_frees_what_a_dead_one_has_left(folder: Path, shared: Path, tmp_path: Path):
     kill_in_the_middle(tmp_path / "net.py", shared, folder)
     kill_in_the_middle(tmp_path / "net.py", shared, tmp_path / "gone")
-    assert {path.name for path in (folder / "memory").glob("[!.]*")} == {"half", "other", "result"}
+    assert {path.name for path in (folder / "memory").glob("[!.]*")} == {"other", "result"}
     subprocess.run(["rm", "-r", str(tmp_path / "gone")], check=True)
     assert len(list(shared.iterdir())) == 1
     net = Net("next")

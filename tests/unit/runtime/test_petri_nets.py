@@ -1,5 +1,9 @@
 """Nets as they are written: arcs, checks before a run, pictures, PNML."""
 
+import os
+import queue
+import sys
+import types
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -7,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from carme_runtime.petri import Net, PetriError
+from patience import HANG
 
 
 def kinds(net: Net) -> list[tuple[str, str]]:
@@ -199,3 +204,33 @@ def test_pnml_of_other_tools_is_read():
     assert list(net.places) == ["in_put", "_2"] and net.places["in_put"].tokens == (None, None)
     flow = net.transitions["_3"].flow
     assert flow.inputs[0].kind == "empty" and flow.outputs[0].weight == 2
+
+
+def test_a_picture_follows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    net = Net("live")
+    gates, opened = net.place("gates", str), net.place("opened", str)
+
+    @net.transition(gates >> opened)
+    def wait_for(gate: str) -> str:
+        return Path(gate).read_text()
+
+    shown: queue.SimpleQueue[str] = queue.SimpleQueue()
+    handle = types.SimpleNamespace(update=shown.put)
+    notebook = types.SimpleNamespace(display=lambda drawing, display_id: shown.put(drawing) or handle)
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", notebook)
+    os.mkfifo(tmp_path / "gate")
+    with net.start(1, folder=tmp_path / "run") as run:
+        run.show(seconds=0.01)
+        run.put(gates, str(tmp_path / "gate"))
+        while "wait_for: 1 running, 0 ended" not in shown.get(timeout=HANG):
+            pass
+        (tmp_path / "gate").write_text("open")
+        run.wait(HANG)
+        assert "wait_for: 0 running, 1 ended" in run.draw()
+        assert set(run._repr_mimebundle_()) == {"image/svg+xml", "text/plain"}
+    while "wait_for: 0 running, 1 ended" not in shown.get(timeout=HANG):
+        pass
+    monkeypatch.setitem(sys.modules, "IPython.display", None)
+    with Net.resume(tmp_path / "run", net=net) as run, pytest.raises(PetriError, match="need IPython"):
+        run.show()

@@ -15,7 +15,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "net",
         add_help=False,
         help="run, watch and feed a workflow that is a Petri net",
-        description="run, status, put, attach or resume. Each explains itself: carme net run --help",
+        description="run, status, put, attach, resume or include. Each explains itself: carme net run --help",
     )
     pass_on(parser)
     parser.set_defaults(run=_net)

@@ -53,11 +53,13 @@ from carme_runtime.horovod.reductions import (
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    sparse_allreduce_async,
+)
+from carme_runtime.horovod.scatters import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
-    sparse_allreduce_async,
 )
 from carme_runtime.horovod.sync_batch_norm import SyncBatchNorm
 from carme_runtime.horovod.world import (

@@ -1,4 +1,4 @@
-"""Collectives that reduce nothing."""
+"""Collectives that reduce nothing; only their gradients are reduced."""
 
 # As in torch/backend.py.
 # pyright: reportMissingImports=false
@@ -13,6 +13,7 @@ from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.horovod.handles import Differentiable, begun, named, no_gradients, synchronize, together
 from carme_runtime.horovod.notes import ALLGATHER, ALLTOALL, BARRIER, BROADCAST, DTYPES, note, number_of_type
 from carme_runtime.horovod.process_sets import Members, ProcessSet, members_of
+from carme_runtime.horovod.reductions import Average, allreduce
 
 
 def _tell(tensor: torch.Tensor, members: Members) -> list[int]:
@@ -72,8 +73,6 @@ def allgather(
 
 
 def _mean(gradient: torch.Tensor, process_set: ProcessSet | None) -> torch.Tensor:
-    from carme_runtime.horovod.reductions import Average, allreduce  # which needs this module
-
     return allreduce(gradient, op=Average, process_set=process_set)
 
 

@@ -18,12 +18,9 @@ from carme_runtime.horovod.handles import (
     Name,
     begun,
     named,
-    no_gradients,
     synchronize,
-    together,
 )
-from carme_runtime.horovod.notes import ALLGATHER, ALLREDUCE, REDUCESCATTER, note, number_of_type
-from carme_runtime.horovod.operations import allgather, has_rows
+from carme_runtime.horovod.notes import ALLGATHER, ALLREDUCE, note, number_of_type
 from carme_runtime.horovod.process_sets import Members, ProcessSet, members_of
 from carme_runtime.torch.flat import form_of_all, stating
 
@@ -49,7 +46,7 @@ TORCH_OPS = {
 }
 
 
-def _op(average: bool | None, op: ReduceOp | None) -> ReduceOp:
+def op_of(average: bool | None, op: ReduceOp | None) -> ReduceOp:
     if average is not None and op is not None:
         raise InvalidCall("Both average and op were given.", "Give op alone.")
     if op is None:
@@ -82,7 +79,7 @@ def offered(op: ReduceOp) -> ReduceOp:
     return op
 
 
-class _Scaled:
+class Scaled:
     """A reduction, and the factors before and after it.
 
     The mean of integers is a sum that is divided afterwards, and cut off, as Horovod does it.
@@ -129,7 +126,7 @@ def _scale(tensor: torch.Tensor, factor: float) -> None:
 def _reduce(
     tensors: Sequence[torch.Tensor],
     results: Sequence[torch.Tensor],
-    scaled: _Scaled,
+    scaled: Scaled,
     members: Members,
     name: Name | None,
     finish: Callable[[], Any],
@@ -177,7 +174,7 @@ def allreduce_async(
 ) -> int:
     """Begin to reduce a tensor over all ranks; `synchronize` returns a new tensor."""
     result, members = _room_for(tensor), members_of(process_set)
-    scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
+    scaled = Scaled(op_of(average, op), prescale_factor, postscale_factor, members)
     own_name = named("allreduce", name, members)
     return _reduce([tensor], [result], scaled, members, own_name, lambda: result)
 
@@ -193,7 +190,7 @@ def allreduce_async_(
 ) -> int:
     """Begin to reduce a tensor over all ranks, in place."""
     members = members_of(process_set)
-    scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
+    scaled = Scaled(op_of(average, op), prescale_factor, postscale_factor, members)
     own_name = named("allreduce", name, members)
     return _reduce([tensor], [tensor], scaled, members, own_name, lambda: tensor)
 
@@ -224,7 +221,7 @@ def allreduce(
     process_set: ProcessSet | None = None,
 ) -> torch.Tensor:
     """The tensor reduced over all ranks; its gradient is reduced the same way."""
-    chosen = _op(average, op)
+    chosen = op_of(average, op)
 
     def run(given: torch.Tensor, own_name: str | None = None) -> torch.Tensor:
         small, ctx = compression.compress(given)
@@ -249,7 +246,7 @@ def sparse_allreduce_async(
     members = members_of(process_set)
     if not tensor.is_sparse:
         raise InvalidCall("sparse_allreduce_async got a dense tensor.", "Use allreduce_async.")
-    if (chosen := _op(None, op)) not in (Average, Sum):
+    if (chosen := op_of(None, op)) not in (Average, Sum):
         raise InvalidCall(f"sparse_allreduce_async got op={op!r}.", "Choose Average or Sum.")
     own_name = named("sparse_allreduce", name, members)
     result = tensor.detach().coalesce().clone()
@@ -269,7 +266,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Begin to reduce several tensors as one; `synchronize` returns a list of new ones."""
     results, members = [_room_for(tensor) for tensor in tensors], members_of(process_set)
-    scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
+    scaled = Scaled(op_of(average, op), prescale_factor, postscale_factor, members)
     own_name = named("grouped_allreduce", name, members)
     return _reduce(tensors, results, scaled, members, own_name, lambda: results)
 
@@ -285,7 +282,7 @@ def grouped_allreduce_async_(
 ) -> int:
     """Begin to reduce several tensors as one, in place."""
     held, members = list(tensors), members_of(process_set)
-    scaled = _Scaled(_op(average, op), prescale_factor, postscale_factor, members)
+    scaled = Scaled(op_of(average, op), prescale_factor, postscale_factor, members)
     own_name = named("grouped_allreduce", name, members)
     return _reduce(held, held, scaled, members, own_name, lambda: held)
 
@@ -316,7 +313,7 @@ def grouped_allreduce(
     process_set: ProcessSet | None = None,
 ) -> list[torch.Tensor]:
     """Several tensors reduced over all ranks as one; their gradients are reduced the same way."""
-    chosen = _op(average, op)
+    chosen = op_of(average, op)
 
     def run(given: Sequence[torch.Tensor], own_name: str | None = None) -> list[torch.Tensor]:
         small = [compression.compress(tensor) for tensor in given]
@@ -328,95 +325,3 @@ def grouped_allreduce(
         ]
 
     return list(Grouped.apply(run, name, *tensors))  # pyright: ignore
-
-
-def reducescatter_async(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> int:
-    """Begin to reduce a tensor over all ranks, of which each gets some rows: the first ranks one more."""
-    source, members = has_rows("reducescatter", tensor), members_of(process_set)
-    own_name = named("reducescatter", name, members)
-    scaled = _Scaled(_op(None, op), prescale_factor, postscale_factor, members)
-    count, size = source.shape[0], members.size
-    rows = [count // size + (index < count % size) for index in range(size)]
-    form = scaled.form([source])
-    if scaled.changes_input():
-        source = source.clone()
-    by = scaled.begin(source)
-    result = source.new_empty((rows[members.rank], *source.shape[1:]))
-    note(members, REDUCESCATTER)
-    with stating(form):
-        work = dist.reduce_scatter(
-            result, list(source.split(rows)), TORCH_OPS[by], members.group, async_op=True
-        )
-    return begun([work], lambda: scaled.end(result), own_name)
-
-
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> torch.Tensor:
-    """This rank's rows of the tensor reduced over all ranks."""
-
-    def run(given: torch.Tensor) -> torch.Tensor:
-        small, ctx = compression.compress(given)
-        handle = reducescatter_async(small, name, op, prescale_factor, postscale_factor, process_set)
-        return compression.decompress(synchronize(handle), ctx)
-
-    def back(gradient: torch.Tensor) -> torch.Tensor:
-        whole = allgather(gradient * (prescale_factor * postscale_factor), process_set=process_set)
-        return whole * members_of(process_set).size if op == Sum else whole
-
-    return Differentiable.apply(tensor, run, back)  # pyright: ignore
-
-
-def grouped_reducescatter_async(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> int:
-    """Begin to reduce several tensors as `reducescatter_async` does; `synchronize` returns a list."""
-    own_name = named("grouped_reducescatter", name, members_of(process_set))
-    handles = [
-        reducescatter_async(tensor, None, op, prescale_factor, postscale_factor, process_set)
-        for tensor in tensors
-    ]
-    return together(handles, own_name)
-
-
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: Any = Compression.none,
-    op: ReduceOp = Average,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet | None = None,
-) -> list[torch.Tensor]:
-    """Several tensors, each reduced and divided as `reducescatter` does."""
-    if not no_gradients(tensors):
-        return [
-            reducescatter(tensor, name, compression, op, prescale_factor, postscale_factor, process_set)
-            for tensor in tensors
-        ]
-    small = [compression.compress(tensor) for tensor in tensors]
-    handle = grouped_reducescatter_async(
-        [tensor for tensor, _ in small], name, op, prescale_factor, postscale_factor, process_set
-    )
-    return [
-        compression.decompress(result, ctx)
-        for result, (_, ctx) in zip(synchronize(handle), small, strict=True)
-    ]

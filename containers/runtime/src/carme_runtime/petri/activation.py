@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator
 from itertools import combinations
 from typing import Any
 
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Arc, Place, Transition, group
-from carme_runtime.petri.net import Net
 
 _UNSET = object()
 #: What a generator gives is unknown until it ends.
@@ -89,7 +89,8 @@ class Rule:
         arcs = [(arc, states[arc.place.index]) for arc in transition.flow.inputs]
         self.empties = [(state, arc.weight) for arc, state in arcs if arc.kind == "empty"]
         self.inputs = [(arc, state) for arc, state in arcs if arc.kind != "empty"]
-        self.reads = any(arc.kind == "read" for arc, _ in self.inputs)
+        self.counts = [state for arc, state in arcs if arc.kind == "count"]
+        self.reads = bool(self.counts) or any(arc.kind == "read" for arc, _ in self.inputs)
         self.takes = Counter({state: 0 for _, state in self.inputs})
         for arc, state in self.inputs:
             self.takes[state] += arc.weight if arc.kind == "take" else 0
@@ -97,9 +98,12 @@ class Rule:
         for arc in transition.flow.outputs:
             gives[states[arc.place.index]] += _ANY_NUMBER if transition.generates else arc.weight
         self.gives = list(gives.items())
+        #: Of what can start the highest does.
+        self.rank = transition.priority, transition.preference
         self.rejected: set[int] = set()
-        self.simple = False
-        #: Whether it is bound to the node whose memory the ranges are in.
+        self.simple = self.follows = False
+        self.gets_ranges = any(arc.place.type is Range for arc in transition.flow.arguments)
+        #: Whether it waits until all nodes have said which ranges they have.
         self.uses_ranges = transition.wants_memory or any(
             arc.place.type is Range for arc in (*transition.flow.inputs, *transition.flow.outputs)
         )
@@ -107,59 +111,62 @@ class Rule:
     def settle(self) -> None:
         """See what the quick path can do, once all places are known."""
         touched = [*self.takes, *(state for state, _ in self.gives)]
-        self.simple = not (
-            self.reads
-            or self.empties
-            or self.transition.guard
-            or self.transition.needs
-            or any(state.tracked for state in touched)
-        )
-        self.single = self.simple and len(self.inputs) == 1 and self.inputs[0][0].weight == 1
+        waits = self.reads or self.empties or self.transition.needs or any(state.tracked for state in touched)
+        self.simple = not waits and not self.transition.guard
+        one = len(self.inputs) == 1 and self.inputs[0][0].weight == 1
+        self.single = self.simple and one
+        #: Whether a worker could start it with a token that it has, if it knows that the guard passes.
+        self.follows = not waits and one
         self.tracked_takes = [
             (state, count) for state, count in self.takes.items() if state.tracked and count
         ]
         self.tracked_gives = [(state, count) for state, count in self.gives if state.tracked]
 
 
-def followers(net: Net) -> dict[int, int]:
+def followers(net: Definition) -> dict[int, list[Transition]]:
     """Transitions that a worker may start itself, by the place whose tokens nobody else can want.
 
-    They have that one input and nothing else to wait for, the highest priority, and do not ask for their
-    attempt, which the coordinator counts, nor use ranges, for which it chooses the node.
+    They have that one input and nothing else to wait for but a guard, the highest priority, and do not ask
+    for their attempt, which the coordinator counts, nor use ranges, for which it chooses the node. Where a
+    place has several, each has a guard: the worker goes on if one alone passes.
     """
     activation = Activation(net, {})
-    highest = max((rule.transition.priority for rule in activation.rules), default=0)
+    highest = max((rule.rank for rule in activation.rules), default=(0, 0))
     found = {}
     for state in activation.states:
-        if len(state.takers) == 1 and state.takers[0].single:
-            rule = state.takers[0]
-            bound = rule.transition.wants_attempt or rule.uses_ranges
-            if rule.transition.priority == highest and not bound:
-                found[state.place.index] = rule.index
+        takers = state.takers
+        has_choice = len(takers) == 1 or all(rule.transition.guard for rule in takers)
+        if takers and has_choice and all(_may_follow(rule, highest) for rule in takers):
+            found[state.place.index] = [rule.transition for rule in takers]
     return found
+
+
+def _may_follow(rule: Rule, highest: tuple[int, int]) -> bool:
+    return (
+        rule.follows and rule.rank == highest and not rule.transition.wants_attempt and not rule.uses_ranges
+    )
 
 
 class Activation:
     """The marking of a run."""
 
-    def __init__(self, net: Net, units: dict[str, int]) -> None:
+    def __init__(self, net: Definition, units: dict[str, int]) -> None:
         self.states = [State(place) for place in net.places.values()]
         self.rules = [Rule(transition, self.states) for transition in net.transitions.values()]
         self.units = dict(units)
         self.running: dict[int, Task] = {}
         self._tasks = 0
-        self._queues = {
-            priority: deque[Rule]() for priority in sorted({r.transition.priority for r in self.rules})
-        }
+        self._queues = {rank: deque[Rule]() for rank in sorted({rule.rank for rule in self.rules})}
         self._order = list(reversed(self._queues.values()))
         for rule in self.rules:
-            for state, _ in rule.empties:
+            for state in (*rule.counts, *(state for state, _ in rule.empties)):
                 state.tracked = True
         for rule in self.rules:
             rule.settle()
             for state in {state for _, state in rule.inputs}:
                 state.takers.append(rule)
-            for state in {*(state for state, _ in rule.tracked_gives), *(state for state, _ in rule.empties)}:
+            waited = [*rule.counts, *(state for state, _ in (*rule.tracked_gives, *rule.empties))]
+            for state in set(waited):
                 state.waiters.append(rule)
             self._wake(rule)
 
@@ -258,7 +265,7 @@ class Activation:
     def _wake(self, rule: Rule) -> None:
         if not rule.queued:
             rule.queued = True
-            self._queues[rule.transition.priority].append(rule)
+            self._queues[rule.rank].append(rule)
 
     def _start(self, rule: Rule) -> Task | None:
         if rule.single:
@@ -351,7 +358,7 @@ class Activation:
     def _search(self, rule: Rule) -> Task | None:
         """Start with the first tokens that the guard takes."""
         guard = rule.transition.guard
-        alone = len(rule.inputs) == 1 and rule.inputs[0][0].weight == 1
+        alone = len(rule.inputs) == 1 and rule.inputs[0][0].weight == 1 and not rule.counts
         for chosen in self._choices(rule.inputs, set()):
             if guard is not None:
                 if alone and chosen[0].number in rule.rejected:
@@ -368,6 +375,11 @@ class Activation:
             yield []
             return
         (arc, state), rest = inputs[0], inputs[1:]
+        if arc.kind == "count":
+            number = Token(0, pickle.dumps(state.count))
+            for others in self._choices(rest, used):
+                yield [number, *others]
+            return
         there: list[Token] = list(state.free)
         if arc.kind == "read":
             there = [*(token for token, _ in state.reading.values()), *there]
@@ -389,6 +401,8 @@ class Activation:
         taken, read, rest = [], [], iter(chosen)
         for arc, state in rule.inputs:
             for token in (next(rest) for _ in range(arc.weight)):
+                if arc.kind == "count":
+                    continue
                 if arc.kind == "read":
                     readers = state.reading.get(token.number, (token, 0))[1]
                     if not readers:

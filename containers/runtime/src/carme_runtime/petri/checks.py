@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from carme_runtime.petri.commands import Command
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.model import Arc, Place, Transition
-from carme_runtime.petri.net import Net
 
 #: States that are looked at; a net with more is not judged by them.
 MOST_STATES = 4_000
@@ -31,7 +31,7 @@ class Finding:
     sentence: str
 
 
-def check(net: Net) -> list[Finding]:
+def check(net: Definition) -> list[Finding]:
     """All findings, the gravest first."""
     found = [finding for transition in net.transitions.values() for finding in _local(transition)]
     if not found:
@@ -41,7 +41,7 @@ def check(net: Net) -> list[Finding]:
 
 def _local(transition: Transition) -> list[Finding]:
     found = [*_types(transition), *_capacities(transition)]
-    takes = {arc.place for arc in transition.flow.inputs if arc.kind != "empty"}
+    takes = {arc.place for arc in transition.flow.inputs if arc.kind in ("take", "read")}
     for arc in transition.flow.inputs:
         if arc.kind == "empty" and arc.weight == 1 and arc.place in takes:
             found.append(
@@ -98,7 +98,7 @@ def _types(transition: Transition) -> list[Finding]:
         return []
     found = []
     for name, arc in zip(parameters, transition.flow.arguments, strict=False):
-        if arc.weight == 1 and _differ(hints.get(name), arc.place.type):
+        if arc.kind != "count" and arc.weight == 1 and _differ(hints.get(name), arc.place.type):
             found.append(
                 Finding(
                     "types",
@@ -134,24 +134,24 @@ def _differ(wanted: Any, given: Any) -> bool:
     return not issubclass(given, wanted) and not issubclass(wanted, given)
 
 
-def _entries(net: Net) -> list[Place]:
+def _entries(net: Definition) -> list[Place]:
     """Places that the program puts tokens into: no transition does, and they begin without any."""
     filled = {arc.place for transition in net.transitions.values() for arc in transition.flow.outputs}
     return [p for p in net.places.values() if p.entry or (p not in filled and not p.tokens)]
 
 
-def _unreachable(net: Net) -> list[Finding]:
+def _unreachable(net: Definition) -> list[Finding]:
     marked = {*_entries(net), *(place for place in net.places.values() if place.tokens)}
     waiting = list(net.transitions.values())
     while True:
-        able = [t for t in waiting if all(arc.place in marked for arc in t.flow.arguments)]
+        able = [t for t in waiting if all(arc.place in marked for arc in _needed(t))]
         if not able:
             break
         marked |= {arc.place for t in able for arc in t.flow.outputs}
         waiting = [t for t in waiting if t not in able]
     found = []
     for transition in waiting:
-        place = next(arc.place for arc in transition.flow.arguments if arc.place not in marked)
+        place = next(arc.place for arc in _needed(transition) if arc.place not in marked)
         found.append(
             Finding(
                 "unreachable",
@@ -169,7 +169,7 @@ Marking = tuple[int, ...]
 class _Space:
     """The plain net."""
 
-    def __init__(self, net: Net) -> None:
+    def __init__(self, net: Definition) -> None:
         self.net = net
         self.places = list(net.places.values())
         self.rules = list(net.transitions.values())
@@ -182,12 +182,18 @@ class _Space:
         self.limited = {p.index for p in self.places if p.capacity is not None} | {
             arc.place.index for t in self.rules for arc in t.flow.inputs if arc.kind == "empty"
         }
-        self.uncertain = {t.index for t in self.rules if t.guard or t.generates}
+        self.uncertain = {
+            t.index
+            for t in self.rules
+            if t.guard or t.generates or any(arc.kind == "count" for arc in t.flow.inputs)
+        }
 
     def fire(self, marking: Marking, rule: Transition) -> Marking | None:
         """What a transition makes of a marking, or None where it cannot start."""
         for arc in rule.flow.inputs:
             there = marking[arc.place.index]
+            if arc.kind == "count":
+                continue
             if there >= arc.weight if arc.kind == "empty" else there < arc.weight:
                 return None
         after = list(marking)
@@ -206,7 +212,7 @@ class _Space:
         return tuple(after)
 
 
-def _states(net: Net) -> list[Finding]:
+def _states(net: Definition) -> list[Finding]:
     """Unbounded places and deadlocks, in the states from the first marking on."""
     if not net.transitions:
         return []
@@ -284,10 +290,14 @@ def _awaited(space: _Space, rule: Transition, marking: Marking) -> str:
         there = marking[arc.place.index]
         if arc.kind == "empty" and there >= arc.weight:
             return f"place {arc.place.name} to be empty"
-        if arc.kind != "empty" and there < arc.weight:
+        if arc.kind in ("take", "read") and there < arc.weight:
             return f"a token in place {arc.place.name}"
     full = (arc.place.name for arc in rule.flow.outputs if arc.place.capacity is not None)
     return f"room in place {next(full, 'none')}"
+
+
+def _needed(transition: Transition) -> list[Arc]:
+    return [arc for arc in transition.flow.inputs if arc.kind in ("take", "read")]
 
 
 def _arcs(transition: Transition) -> list[Arc]:

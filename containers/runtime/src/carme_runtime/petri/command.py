@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph.show import columns, size_text
-from carme_runtime.petri import control, journal
+from carme_runtime.petri import control, frames, journal
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.net import Net
 from carme_runtime.petri.run import Run
@@ -19,6 +19,8 @@ from carme_runtime.petri.scripts import net_in
 
 #: Seconds between two looks at a run of another program.
 _EVERY = 0.5
+#: Of a terminal's screen.
+_CLEAR = "\x1b[H\x1b[2J"
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m carme_runtime.petri") -> int:
@@ -56,12 +58,16 @@ def parser(program: str = "carme net") -> argparse.ArgumentParser:
     _add_running(resume)
     status = add("status", _status, "show what a run has done and where its tokens are")
     status.add_argument("folder", type=Path, nargs="?", help="of the run (default: list those on this node)")
+    status.add_argument(
+        "--follow", action="store_true", help="show it again whenever it has changed, until it rests or ends"
+    )
     put = add("put", _put, "put tokens into a net that runs")
     put.add_argument("folder", type=Path, help="of the run")
     put.add_argument("place", help="where the tokens go")
     put.add_argument(
         "tokens", nargs="+", metavar="TOKEN", help="text, number or JSON; '-': lines of the input"
     )
+    add("include", _include, "print the folder of carme_ranges.h, for programs in C and C++")
     attach = add("attach", _attach, "follow a run that another program has, until it rests or ends")
     attach.add_argument("folder", type=Path, help="of the run")
     return made
@@ -87,12 +93,18 @@ def _add_running(command: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    net = net_in(options.script, options.net)
+    net = net_in(options.script, Net, options.net)
     return _follow(options, net.start(folder=options.folder, **_settings(options)))
 
 
 def _resume(options: argparse.Namespace) -> int:
     return _follow(options, Net.resume(options.folder, **_settings(options)))
+
+
+def _include(options: argparse.Namespace) -> int:
+    folder = str(Path(__file__).parent / "include")
+    print(json.dumps(folder) if options.json else folder)
+    return 0
 
 
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -154,7 +166,18 @@ def _status(options: argparse.Namespace) -> int:
         return _list(options)
     try:
         with control.Attached(options.folder) as attached:
-            _print(options, None, attached.status())
+            last: dict[str, Any] = {}
+            while True:
+                status = attached.status()
+                if status != last:
+                    if last and not options.json and sys.stdout.isatty():
+                        print(_CLEAR, end="")
+                    _print(options, None, status)
+                    sys.stdout.flush()
+                last = status
+                if not options.follow or status["state"] != "running":
+                    break
+                time.sleep(_EVERY)
     except PetriError:
         if not (options.folder / "journal").exists():
             raise
@@ -186,7 +209,7 @@ def _list(options: argparse.Namespace) -> int:
 def _journaled(folder: Path) -> dict[str, Any]:
     """The state of a run that no program has."""
     file = folder / "journal"
-    header, state = journal.header_of(file), journal.read(file)
+    header, state = frames.header_of(file), journal.read(file)
     places = dict.fromkeys(header["places"], 0)
     for place, _ in state.tokens.values():
         places[header["places"][place]] += 1

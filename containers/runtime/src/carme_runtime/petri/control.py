@@ -18,6 +18,7 @@ from carme_runtime.fabric.local_socket import is_own_peer
 from carme_runtime.petri import forks
 from carme_runtime.petri.channel import Reader, encode
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.frames import header_of
 from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Place
 
@@ -125,8 +126,6 @@ class Attached:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        from carme_runtime.petri.journal import header_of
-
         path = Path(folder)
         if not (path / "journal").exists():
             raise PetriError(f"There is no run in {path}.", "Name the folder that run.folder said.")

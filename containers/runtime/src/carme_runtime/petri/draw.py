@@ -1,10 +1,16 @@
-"""Draws a net: places are circles, transitions are boxes, tokens flow from left to right."""
+"""Draws a net: places are circles, transitions are boxes, tokens flow from left to right.
 
+While it runs places have the number of their tokens, and transitions those of their tasks that run and have
+ended.
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.model import Arc, Place, Transition
-from carme_runtime.petri.net import Net
 
 _COLUMN, _ROW, _RADIUS, _EDGE = 150, 80, 20, 60
 _Node = Place | Transition
@@ -21,8 +27,10 @@ class Drawing(str):
         Path(file).write_text(self, encoding="utf-8")
 
 
-def draw(net: Net) -> Drawing:
-    """The net as SVG."""
+def draw(net: Definition, status: Mapping[str, Any] | None = None) -> Drawing:
+    """The net as SVG, as it is at the start, or as the `status` of a run says."""
+    tokens = status["places"] if status else {name: len(p.tokens) for name, p in net.places.items()}
+    running, ended = (status["running"], status["fired"]) if status else ({}, {})
     where = _layout(net)
     width = max((x for x, _ in where.values()), default=0) + _EDGE
     height = max((y for _, y in where.values()), default=0) + _EDGE
@@ -42,12 +50,15 @@ def draw(net: Net) -> Drawing:
             parts.append(_arc(arc, where[arc.place], where[transition]))
         for arc in transition.flow.outputs:
             parts.append(_arc(arc, where[transition], where[arc.place]))
-    parts += [_place(place, *where[place]) for place in net.places.values()]
-    parts += [_transition(each, *where[each]) for each in net.transitions.values()]
+    parts += [_place(place, *where[place], tokens.get(place.name, 0)) for place in net.places.values()]
+    parts += [
+        _transition(each, *where[each], running.get(each.name, 0), ended.get(each.name, 0))
+        for each in net.transitions.values()
+    ]
     return Drawing("\n".join([*parts, "</svg>"]))
 
 
-def _layout(net: Net) -> dict[_Node, tuple[int, int]]:
+def _layout(net: Definition) -> dict[_Node, tuple[int, int]]:
     """Columns by the distance from where tokens come in."""
     after: dict[_Node, list[_Node]] = {node: [] for node in (*net.places.values(), *net.transitions.values())}
     filled = set()
@@ -86,8 +97,8 @@ def _arc(arc: Arc, start: tuple[int, int], end: tuple[int, int]) -> str:
     # A little to one side, so that arcs there and back are two lines.
     x1, y1 = x1 + dx * 22 - dy * 5, y1 + dy * 22 + dx * 5
     x2, y2 = x2 - dx * 22 - dy * 5, y2 - dy * 22 + dx * 5
-    marker = {"take": "arrow", "read": "", "empty": "circle"}[arc.kind]
-    style = ' stroke-dasharray="5 3"' if arc.kind == "read" else ""
+    marker = {"take": "arrow", "read": "", "empty": "circle", "count": ""}[arc.kind]
+    style = {"read": ' stroke-dasharray="5 3"', "count": ' stroke-dasharray="1 3"'}.get(arc.kind, "")
     ending = f' marker-end="url(#{marker})"' if marker else ""
     line = f'<line x1="{x1:.0f}" y1="{y1:.0f}" x2="{x2:.0f}" y2="{y2:.0f}" stroke="#555"{style}{ending}/>'
     if arc.weight == 1:
@@ -95,9 +106,9 @@ def _arc(arc: Arc, start: tuple[int, int], end: tuple[int, int]) -> str:
     return line + f'<text x="{(x1 + x2) / 2:.0f}" y="{(y1 + y2) / 2 - 5:.0f}">{arc.weight}</text>'
 
 
-def _place(place: Place, x: int, y: int) -> str:
+def _place(place: Place, x: int, y: int, tokens: int) -> str:
     hint = place.type.__name__ + (f", at most {place.capacity}" if place.capacity is not None else "")
-    inside = str(len(place.tokens)) if place.tokens else ""
+    inside = str(tokens) if tokens else ""
     return (
         f'<g><title>{escape(place.name)}: {escape(hint)}</title><circle cx="{x}" cy="{y}" r="{_RADIUS}" '
         f'fill="#eef5fb" stroke="#1f6fb2"/><text x="{x}" y="{y + 4}" text-anchor="middle">{inside}</text>'
@@ -105,11 +116,15 @@ def _place(place: Place, x: int, y: int) -> str:
     )
 
 
-def _transition(transition: Transition, x: int, y: int) -> str:
+def _transition(transition: Transition, x: int, y: int, running: int, ended: int) -> str:
     needs = ", ".join(f"{name}:{count}" for name, count in transition.needs.items())
     hint = transition.name + (f" (needs {needs})" if needs else "")
+    hint += f": {running} running, {ended} ended" if running or ended else ""
+    fill, inside = ("#f5b95a", f"{running} ▸") if running else ("#fdf3e3", "")
+    inside = inside or (str(ended) if ended else "")
     return (
         f'<g><title>{escape(hint)}</title><rect x="{x - 18}" y="{y - 18}" width="36" height="36" rx="3" '
-        f'fill="#fdf3e3" stroke="#b2701f"/><text x="{x}" y="{y + 35}" text-anchor="middle">'
+        f'fill="{fill}" stroke="#b2701f"/><text x="{x}" y="{y + 4}" text-anchor="middle">{inside}</text>'
+        f'<text x="{x}" y="{y + 35}" text-anchor="middle">'
         f"{escape(transition.name)}</text></g>"
     )

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.petri.channel import encode
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.memory import Memory
-from carme_runtime.petri.net import Net
 from carme_runtime.petri.store import Store
 from carme_runtime.petri.worker import Worker
 
@@ -31,7 +31,7 @@ ours: set[int] = set()
 
 
 def start(
-    net: Net, folder: Path, slots: mmap.mmap, close: list[int], store: Store
+    net: Definition, folder: Path, slots: mmap.mmap, close: list[int], store: Store
 ) -> tuple[int, socket.socket]:
     """Fork it: its process and what it is asked through.
 
@@ -66,7 +66,7 @@ def _become_quiet() -> None:
 
 class _ForkServer:
     def __init__(
-        self, net: Net, folder: Path, slots: mmap.mmap, requests: socket.socket, store: Store
+        self, net: Definition, folder: Path, slots: mmap.mmap, requests: socket.socket, store: Store
     ) -> None:
         self._store = store
         self._net, self._folder, self._slots, self._requests = net, folder, slots, requests
@@ -141,6 +141,8 @@ class _ForkServer:
             with contextlib.suppress(OSError):
                 memory = Memory(self._store)
                 memory.register()
+                # For programs in other languages, which find ranges by their names: see carme_ranges.h.
+                os.environ["CARME_RANGES"] = os.pathsep.join(map(str, self._store.folders))
                 channels = socket.socket(fileno=tasks), socket.socket(fileno=control)
                 Worker(self._net, *channels, self._slots, slot, memory).run()
         finally:

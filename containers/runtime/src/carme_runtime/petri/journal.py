@@ -7,11 +7,8 @@ entries. What a killed coordinator has not written whole was never done: its tas
 import errno
 import fcntl
 import os
-import pickle
 import secrets
-import struct
 import threading
-import zlib
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
@@ -19,18 +16,17 @@ from typing import Any
 
 from carme_runtime.petri.activation import Token
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.frames import bytes_of, encode_frame, frames_of, unusable_journal
 from carme_runtime.petri.store import Description
 
 #: Entries: (PUT, place, data), (START, (numbers of tokens)), (FIRE, (numbers), ((place, data), ...)),
-#: (RANGES, (fields of descriptions), (names of those deleted)),
+#: (RANGES, (fields of descriptions), (names of those deleted)), (HOMES, name, nodes that have it),
 #: and first in a file (BEGIN, header, next number, [(place, number, attempts, data), ...]).
-BEGIN, PUT, START, FIRE, RANGES = range(5)
+BEGIN, PUT, START, FIRE, RANGES, HOMES = range(6)
 
-_HEAD = struct.Struct("<QI")
-_FORMAT = 2
-#: Format 1 had no ranges.
-_READABLE = (1, _FORMAT)
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FORMAT = 3
+#: Format 1 had no ranges, format 2 had them on one node.
+_READABLE = (1, 2, _FORMAT)
 #: Seconds between commits to the disk.
 COMMIT_SECONDS = 0.01
 
@@ -45,6 +41,7 @@ class State:
         tokens: With the number of their place, by their own numbers.
         next_number: Of the next token.
         ranges: Those that tasks have allocated which have ended well.
+        homes: The nodes that have them.
         memory: Where they lie: the `identity` of the run, and its `spills`.
         cut: What was not written whole.
     """
@@ -52,6 +49,7 @@ class State:
     tokens: dict[int, tuple[int, Token]] = field(default_factory=dict)
     next_number: int = 1
     ranges: dict[str, Description] = field(default_factory=dict)
+    homes: dict[str, list[str]] = field(default_factory=dict)
     memory: dict[str, Any] = field(default_factory=dict)
     cut: bytes = b""
 
@@ -115,15 +113,15 @@ class Journal:
             PetriError: The disk is full or fails; nothing of them stays.
         """
         if self._sync_error is not None:
-            raise _failed(self.folder, self._sync_error)
-        frame = _frame(entries)
+            raise unusable_journal(self.folder, self._sync_error)
+        frame = encode_frame(entries)
         try:
             written = os.write(self._descriptor, frame)
             while written < len(frame):
                 written += os.write(self._descriptor, frame[written:])
         except OSError as error:
             os.ftruncate(self._descriptor, self._size)
-            raise _failed(self.folder, error) from error
+            raise unusable_journal(self.folder, error) from error
         self._size += len(frame)
         self._dirty.set()
 
@@ -136,7 +134,7 @@ class Journal:
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
-            raise _failed(self.folder, error) from error
+            raise unusable_journal(self.folder, error) from error
 
     def close(self) -> None:
         """Commit, and let others have it."""
@@ -156,6 +154,7 @@ class Journal:
         state = self.state
         snapshot = [(place, t.number, t.attempts, t.data) for place, t in state.tokens.values()]
         memory = state.memory | {"ranges": [astuple(each) for each in state.ranges.values()]}
+        memory["homes"] = state.homes
         begin = {**header, "memory": memory, "format": _FORMAT}
         new = self.folder / "journal.new"
         try:
@@ -163,7 +162,7 @@ class Journal:
                 new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
             self._size = 0
-            frame = _frame([(BEGIN, begin, state.next_number, snapshot)])
+            frame = encode_frame([(BEGIN, begin, state.next_number, snapshot)])
             while self._size < len(frame):
                 self._size += os.write(self._descriptor, frame[self._size :])
             os.fsync(self._descriptor)
@@ -172,7 +171,7 @@ class Journal:
             os.fsync(directory)
             os.close(directory)
         except OSError as error:
-            raise _failed(self.folder, error) from error
+            raise unusable_journal(self.folder, error) from error
 
     def _sync_in_time(self) -> None:
         while True:
@@ -196,7 +195,7 @@ class Journal:
         try:
             self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _failed(self.folder, error) from error
+            raise unusable_journal(self.folder, error) from error
         try:
             # Not flock: that lock would live on in the workers.
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -204,7 +203,7 @@ class Journal:
             os.close(self._lock)
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 raise refusal from None
-            raise _failed(self.folder, error) from error
+            raise unusable_journal(self.folder, error) from error
         _open_here.add(self._here)
 
     def _free_lock(self) -> None:
@@ -218,9 +217,9 @@ def read(file: Path, header: dict[str, Any] | None = None) -> State:
     Raises:
         PetriError: It is damaged, of a net with other places, or another user's.
     """
-    data = _bytes_of(file)
+    data = bytes_of(file)
     state, places, offset = State(), {}, 0
-    for entries, end in _frames(data):
+    for entries, end in frames_of(data):
         for entry in entries:
             if entry[0] == BEGIN:
                 places = _places(file, entry[1], header or entry[1])
@@ -230,6 +229,8 @@ def read(file: Path, header: dict[str, Any] | None = None) -> State:
                 }
                 state.memory = dict(entry[1].get("memory") or {})
                 state.ranges = {each[0]: Description(*each) for each in state.memory.pop("ranges", [])}
+                state.homes = {name: [each.node] for name, each in state.ranges.items()}
+                state.homes |= state.memory.pop("homes", {})
             else:
                 _replay(state, entry, places)
         offset = end
@@ -248,9 +249,14 @@ def _replay(state: State, entry: tuple[Any, ...], places: dict[int, int]) -> Non
         for taken in first:
             state.tokens[taken][1].attempts += 1
     elif kind == RANGES:
-        state.ranges |= {each[0]: Description(*each) for each in first}
+        made = {each[0]: Description(*each) for each in first}
+        state.ranges |= made
+        state.homes |= {name: [each.node] for name, each in made.items()}
         for name in rest[0]:
             state.ranges.pop(name, None)
+            state.homes.pop(name, None)
+    elif kind == HOMES:
+        state.homes[first] = list(rest[0])
     else:
         for taken in first:
             del state.tokens[taken]
@@ -258,47 +264,6 @@ def _replay(state: State, entry: tuple[Any, ...], places: dict[int, int]) -> Non
     for place, data in tokens:
         state.tokens[state.next_number] = (places[place], Token(state.next_number, data))
         state.next_number += 1
-
-
-def header_of(file: Path) -> dict[str, Any]:
-    """What a journal says of its net.
-
-    Raises:
-        PetriError: It is damaged, or another user's.
-    """
-    for entries, _ in _frames(_bytes_of(file)):
-        return entries[0][1]
-    raise PetriError(f"The journal in {file.parent} is damaged: it has no beginning.", "Start a new run.")
-
-
-def _bytes_of(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            # What it holds is unpickled, which may run anything that its owner has written there.
-            if os.fstat(opened.fileno()).st_uid != os.getuid():
-                raise PetriError(
-                    f"The journal in {file.parent} belongs to another user.",
-                    "Ask its owner for what it says.",
-                )
-            return opened.read()
-    except OSError as error:
-        raise _failed(file.parent, error) from error
-
-
-def _frame(entries: list[Any]) -> bytes:
-    payload = pickle.dumps(entries, 5)
-    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
-
-
-def _frames(data: bytes) -> Iterable[tuple[list[Any], int]]:
-    offset = 0
-    while offset + _HEAD.size <= len(data):
-        size, check = _HEAD.unpack_from(data, offset)
-        payload = data[offset + _HEAD.size : offset + _HEAD.size + size]
-        if len(payload) < size or zlib.crc32(payload) != check:
-            return
-        offset += _HEAD.size + size
-        yield pickle.loads(payload), offset
 
 
 def _places(file: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[int, int]:
@@ -316,15 +281,3 @@ def _places(file: Path, old: dict[str, Any], new: dict[str, Any]) -> dict[int, i
                 "Resume it with the net that it was started with; bodies of transitions may differ.",
             )
     return {index: new["places"].index(name) for index, name in enumerate(old["places"])}
-
-
-def _failed(folder: Path, error: OSError) -> PetriError:
-    if error.errno in _FULL:
-        return PetriError(
-            f"The disk under the journal in {folder} is full; the run stands as it was last written.",
-            "Free some room and resume it.",
-        )
-    return PetriError(
-        f"The journal in {folder} cannot be used: {error.strerror or error}.",
-        "See that the folder is there and yours, and resume the run.",
-    )

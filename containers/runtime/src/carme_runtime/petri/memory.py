@@ -11,12 +11,10 @@ A range is a file in shared memory, so any program of the node can map it: `str(
 
 import contextlib
 import fcntl
-import math
 import mmap
 import os
 import re
 import secrets
-import socket
 import sys
 import threading
 import weakref
@@ -25,10 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.out_of_core.sizes import parse_size
+from carme_runtime.petri.asking import ask
+from carme_runtime.petri.elements import describe, kind_of, numpy_module, type_of
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.store import Description, Store, is_mapped
+from carme_runtime.petri.frames import header_of
+from carme_runtime.petri.store import ON_DISK, Description, Store, is_mapped
 
 if TYPE_CHECKING:
     import numpy
@@ -37,8 +36,9 @@ LIFETIMES = ("task", "net", "kept")
 _NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
 #: Bytes whose mapping ends so quickly that the next task can wait for it.
 _QUICKLY_UNMAPPED = 16 << 20
-#: (descriptions of what was allocated, names of what was deleted).
-Changes = tuple[list[Description], list[str]]
+#: (descriptions of what was allocated, names of what was deleted, copies by the names of what may have been
+#: written to, which is noted where several nodes have ranges).
+Changes = tuple[list[Description], list[str], dict[str, int]]
 
 #: The memory of runs that this process is part of, by their identities.
 _known: dict[str, "Memory"] = {}
@@ -58,6 +58,7 @@ class Range:
         self._description = description
         self._file = -1
         self._map: mmap.mmap | None = None
+        self.copy = description.copy  # that is mapped
         self._deleted = False
         self.name, self.size, self.lifetime = description.name, description.size, description.lifetime
 
@@ -80,6 +81,7 @@ class Range:
         """
         if self._memory.task:  # for as long as the task runs
             self.hold()
+            self._memory.note_writing(self)
         return self._memory.locate(self.name)[0]
 
     @property
@@ -89,22 +91,30 @@ class Range:
         Raises:
             PetriError: The range was deleted, or is not the one that it was.
         """
-        if self._map is None:
-            self._map = self._mapped()
+        self.hold()
+        self._memory.note_writing(self)
+        assert self._map is not None
         return memoryview(self._map)
 
-    def array(self) -> "numpy.ndarray[Any, Any]":
+    def array(self, write: bool = True) -> "numpy.ndarray[Any, Any]":
         """Its bytes as a NumPy array of its type and shape, without a copy.
+
+        Args:
+            write: False: to be read alone, so that copies of it on other nodes stay good.
 
         Raises:
             PetriError: As for `buffer`, or NumPy is not installed.
         """
-        numpy = _numpy()
-        return numpy.frombuffer(self.buffer, dtype=self.dtype).reshape(self.shape)
+        numpy = numpy_module()
+        self.hold()
+        assert self._map is not None
+        data = self.buffer if write else memoryview(self._map).toreadonly()
+        return numpy.frombuffer(data, dtype=self.dtype).reshape(self.shape)
 
     def hold(self) -> None:
         """Map it: until the task ends it stays where it is, and nobody else can delete it."""
-        _ = self.buffer
+        if self._map is None:
+            self._map = self._mapped()
 
     def close(self) -> None:
         """Let others delete it, and the store move it. Arrays of it that somebody still has stay valid."""
@@ -116,10 +126,12 @@ class Range:
         if self._deleted:
             raise PetriError(f"Range {self.name} was deleted by this task.", "Delete it after its last use.")
         path, found, self._file = self._memory.open_file(self._description)
+        self.copy = found.copy
         if (found.size, found.dtype, found.shape) != (self.size, self.dtype, self.shape):
             self._release()
             raise PetriError(
-                f"Range {self.name} holds {_kind(found)} now, and its token says {_kind(self._description)}.",
+                f"Range {self.name} holds {kind_of(found)} now, and its token says "
+                f"{kind_of(self._description)}.",
                 "It was deleted and allocated again: give ranges names of their own.",
             )
         try:
@@ -138,6 +150,8 @@ class Range:
         Args:
             later: Takes the mapping, whose end takes long for much memory; None: it ends now.
         """
+        if self.copy == ON_DISK and self._map is not None:
+            self._map.flush()  # for who maps it on another node next
         if later is not None and self._map is not None:
             later[_identity(self._file)], self._map = self._map, None
         if self._file >= 0:
@@ -176,7 +190,7 @@ class Range:
         return str(self.path)
 
     def __repr__(self) -> str:
-        return f"<Range {self.name}: {_kind(self._description)}, {self.lifetime}>"
+        return f"<Range {self.name}: {kind_of(self._description)}, {self.lifetime}>"
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -222,6 +236,7 @@ class Memory:
         self.stale: dict[tuple[int, int], mmap.mmap] = {}
         self._allocated: list[Description] = []
         self._deleted: list[str] = []
+        self._written: dict[str, int] = {}
         #: Whether the task that runs has done anything here.
         self.used = False
 
@@ -232,8 +247,6 @@ class Memory:
         Raises:
             PetriError: There is no run with ranges.
         """
-        from carme_runtime.petri.journal import header_of
-
         path = Path(folder).absolute()
         found = header_of(path / "journal").get("memory")
         if not found:
@@ -254,7 +267,13 @@ class Memory:
         return self._store.folder
 
     def allocate(
-        self, name: str, shape: int | str | tuple[int, ...], dtype: Any = "|u1", *, lifetime: str = "net"
+        self,
+        name: str,
+        shape: int | str | tuple[int, ...],
+        dtype: Any = "|u1",
+        *,
+        lifetime: str = "net",
+        copies: int = 1,
     ) -> Range:
         """Make a range; all its bytes are 0.
 
@@ -264,6 +283,8 @@ class Memory:
             dtype: Of its elements, for NumPy; by default bytes.
             lifetime: `task`: until this task ends. `net`: until the net ends. `kept`: until it is deleted;
                 when the net ends it moves to the run's folder.
+            copies: 2: when a task has ended that has written to it, a copy lies on another node of the job,
+                or in the run's folder where there is no other, so that the range survives its node.
 
         Raises:
             PetriError: The name is taken or no name, or there is no room.
@@ -278,14 +299,17 @@ class Memory:
             raise PetriError(
                 f"'{name}' is no name of a range.", "Use up to 200 letters, digits, '-', '_', '.'."
             )
-        description = _described(name, shape, dtype, lifetime, self.task)
+        if copies not in (1, 2):
+            raise PetriError(f"A range cannot have {copies} copies.", "Give 1 or 2.")
+        description = describe(name, shape, dtype, lifetime, self.task)
+        description = replace(description, copies=copies, node=self._store.node)
         self._begin()
         self._store.create(description)
         self._allocated.append(description)
         made = Range(self, description)
         made.hold()
         if not self.task:
-            self._commit_own(([description], []))
+            self._commit_own(([description], [], {}))
         return made
 
     def __getitem__(self, name: str) -> Range:
@@ -306,20 +330,21 @@ class Memory:
         found = self.locate(name)[1]
         wanted = replace(
             found,
-            dtype=found.dtype if dtype is None else _dtype(dtype)[0],
+            dtype=found.dtype if dtype is None else type_of(dtype)[0],
             shape=found.shape if shape is None else tuple(shape),
         )
         if wanted != found:
             raise PetriError(
-                f"Range {name} holds {_kind(found)}, not {_kind(wanted)}.", "Open it as what it holds."
+                f"Range {name} holds {kind_of(found)}, not {kind_of(wanted)}.", "Open it as what it holds."
             )
         return Range(self, found)
 
     def __contains__(self, name: str) -> bool:
-        return name not in self._deleted and self._store.find(name) is not None
+        return name not in self._deleted and self._exists(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._store.descriptions().keys() - set(self._deleted)))
+        there = self._store.descriptions().keys() | set(self._ask("names"))
+        return iter(sorted(there - set(self._deleted)))
 
     def delete(self, which: str | Range) -> None:
         """Delete a range: in a task, when the task has ended well.
@@ -328,7 +353,9 @@ class Memory:
             PetriError: There is none, or another task has it mapped.
         """
         name = which if isinstance(which, str) else which.name
-        path, _ = self.locate(name)
+        if name in self._deleted or not self._exists(name):
+            self.locate(name)  # which says why not
+        path, _ = self._store.find(name) or (self._store.shared / name, None)
         self._begin()
         own = [each for each in self.opened if each.name == name]
         if isinstance(which, Range) and all(each is not which for each in own):
@@ -351,7 +378,7 @@ class Memory:
             each._deleted = True
         self._deleted.append(name)
         if not self.task:
-            self._commit_own(([], [name]))
+            self._commit_own(([], [name], {}))
 
     def locate(self, name: str, node: str = "") -> tuple[Path, Description]:
         """The file of a range, and what it is; `node`: where it was made, if that is known.
@@ -362,11 +389,16 @@ class Memory:
         if name in self._deleted:
             raise PetriError(f"Range {name} was deleted by this task.", "Delete it after its last use.")
         found = self._store.find(name)
+        if found is None and self._store.several:
+            trouble = self._ask("fetch", name)
+            if trouble:
+                raise PetriError(*trouble)
+            found = self._store.find(name)
         if found is None:
-            if node not in ("", socket.gethostname()):
+            if node not in ("", self._store.node) and not self._store.several:
                 raise PetriError(
-                    f"Range {name} is in the memory of {node}, and this is {socket.gethostname()}.",
-                    "Give places of ranges the type Range: then tasks that use them run there.",
+                    f"Range {name} is in the memory of {node}, and this is {self._store.node}.",
+                    'Resume the run there, or in a job that has that node, with workers="job".',
                 )
             raise PetriError(
                 f"There is no range {name}: it was never allocated, or deleted.",
@@ -377,24 +409,40 @@ class Memory:
     def cost(self, name: str) -> tuple[str, int]:
         """Where a range is, and the bytes that a task on this node has to move to reach it.
 
-        0 bytes for shared memory of this node, all of them for the disk. Ranges do not leave their node.
+        0 bytes for shared memory of this node, all of them for the disk and for another node's memory, from
+        which they are copied when a task opens the range.
 
         Raises:
             PetriError: There is no such range.
         """
+        if self._store.find(name) is None and (nodes := self._ask("holders", name)):
+            *names, size = nodes
+            return f"{', '.join(names)}, memory", size
         path, found = self.locate(name)
         if path.parent == self._store.shared:
-            return f"{found.node}, memory", 0
-        return f"{socket.gethostname()}, disk", found.size
+            return f"{self._store.node}, memory", 0
+        return f"{self._store.node}, disk", found.size
 
     def open_file(self, wanted: Description) -> tuple[Path, Description, int]:
         """A range's file, opened so that nobody deletes or moves it until it is closed."""
         self.used = True
-        with self._store.locked():
-            path, found = self.locate(wanted.name, wanted.node)
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            fcntl.flock(file, fcntl.LOCK_SH)
-        return path, found, file
+        while True:
+            self.locate(
+                wanted.name, wanted.node
+            )  # outside of the lock, as it may have to come from elsewhere
+            with self._store.locked():
+                if there := self._store.find(wanted.name):
+                    file = os.open(there[0], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    path, found = there
+                    if path.parent not in (self._store.shared, *self._store.spills):
+                        found = replace(found, copy=ON_DISK)
+                    return path, found, file
+
+    def note_writing(self, opened: Range) -> None:
+        """A task may write to a range: then other nodes' copies of it are old when it has ended well."""
+        if self._store.several and self._commit is None:
+            self._written.setdefault(opened.name, opened.copy)
 
     def remember(self, opened: Range) -> None:
         """A range was mapped: for a task until it ends, for a program as long as that has it."""
@@ -418,6 +466,7 @@ class Memory:
         for each in self.opened:
             each._release(self.stale)
         changes = self._allocated, self._deleted
+        written, self._written = self._written, {}
         self.opened, self._allocated, self._deleted, self.used = [], [], [], False
         for each in changes[0]:
             if not well or each.lifetime == "task" or each.name in changes[1]:
@@ -425,7 +474,28 @@ class Memory:
         own = {each.name for each in changes[0]}
         lasting = [each for each in changes[0] if each.lifetime != "task" and each.name not in changes[1]]
         deleted = [name for name in changes[1] if name not in own]
-        return (lasting, deleted) if well and (lasting or deleted) else None
+        written = {name: copy for name, copy in written.items() if name not in {*own, *deleted}}
+        if not well or not (lasting or deleted or written):
+            return None
+        for each in lasting:
+            self._copy(each)
+        for name in written:
+            if found := self._store.find(name):
+                self._copy(found[1])
+        return lasting, deleted, written
+
+    def _copy(self, description: Description) -> None:
+        """Where a range is to have two copies, see that it has before the task counts as ended."""
+        if description.copies > 1 and self._ask("copy", description.name) != "there":
+            with contextlib.suppress(OSError):  # the range itself is there all the same
+                self._store.save_copy(description.name)
+
+    def _exists(self, name: str) -> bool:
+        return self._store.find(name) is not None or bool(self._ask("holders", name))
+
+    def _ask(self, kind: str, name: str = "") -> Any:
+        """Ask what only the run as a whole knows; nothing where this node is all of it."""
+        return ask(self._store, kind, name) if self._store.several else ()
 
     def reuse(self, file: int) -> "mmap.mmap | None":
         """The mapping of a file that the task before had."""
@@ -442,7 +512,7 @@ class Memory:
     def _begin(self) -> None:
         self.used = True
         if self._commit:  # which may refuse
-            self._commit(([], []))
+            self._commit(([], [], {}))
 
     def _commit_own(self, changes: Changes) -> None:
         self._allocated, self._deleted = [], []
@@ -485,48 +555,3 @@ def _refuse_changes(changes: Changes) -> None:
         "Ranges of a run are allocated and deleted by its tasks and by the program that runs it.",
         "Use the memory parameter of a transition, or run.memory.",
     )
-
-
-def _described(
-    name: str, shape: int | str | tuple[int, ...], dtype: Any, lifetime: str, task: int
-) -> Description:
-    kind, width = _dtype(dtype)
-    try:
-        if isinstance(shape, str):
-            shape = parse_size(shape) // width
-        sizes = (shape,) if isinstance(shape, int) else tuple(int(each) for each in shape)
-    except (CarmeRuntimeError, TypeError, ValueError):
-        sizes = ()
-    size = math.prod(sizes) * width
-    if not sizes or min(sizes) < 1 or size >= 1 << 62:
-        raise PetriError(
-            f"{shape!r} is no size of range {name}.", 'Give a number, a shape, or a size such as "2GiB".'
-        )
-    return Description(name, size, lifetime, kind, sizes, task, socket.gethostname())
-
-
-def _dtype(given: Any) -> tuple[str, int]:
-    """A type as NumPy writes it, and its bytes; bytes need no NumPy."""
-    if given in ("|u1", "uint8", "u1", bytes):
-        return "|u1", 1
-    try:
-        found = _numpy().dtype(given)
-    except TypeError:
-        found = None
-    if found is None or found.hasobject or found.itemsize == 0 or found.names:
-        raise PetriError(f"{given!r} is no type of the elements of a range.", "Give one such as 'float32'.")
-    return found.str, found.itemsize
-
-
-def _numpy() -> Any:
-    try:
-        import numpy
-    except ImportError:
-        raise PetriError(
-            "NumPy is not installed, so ranges hold bytes only.", "Install numpy, or use range.buffer."
-        ) from None
-    return numpy
-
-
-def _kind(description: Description) -> str:
-    return f"{description.dtype} of shape {description.shape}"

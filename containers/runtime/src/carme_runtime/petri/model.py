@@ -13,12 +13,16 @@ from typing import Any, Literal
 from carme_runtime.petri.errors import PetriError
 
 Class = type  # places have an attribute of that name
-Kind = Literal["take", "read", "empty"]
+Kind = Literal["take", "read", "empty", "count"]
 
 
 @dataclass(frozen=True, eq=False)
 class Arc:
-    """Between a place and a transition. Of kind `empty` it asks for fewer tokens than its weight."""
+    """Between a place and a transition.
+
+    Of kind `empty` it asks for fewer tokens than its weight; of kind `count` it asks for none, and gives
+    their number.
+    """
 
     place: "Place"
     weight: int = 1
@@ -41,6 +45,11 @@ class _Operand:
             return NotImplemented
         if weight < 1:
             raise PetriError(f"The weight {weight} of an arc is not positive.", "Give one of at least 1.")
+        for arc in self.arcs():
+            if arc.kind == "count":
+                raise PetriError(
+                    f"The number of tokens in place {arc.place.name} has no weight.", "Leave it out."
+                )
         return Side(tuple(Arc(arc.place, arc.weight * weight, arc.kind) for arc in self.arcs()))
 
     __rmul__ = __mul__
@@ -94,6 +103,11 @@ class Place(_Operand):
         """An inhibitor arc: `p.empty` needs no token in p, `3 * p.empty` fewer than three."""
         return Side((Arc(self, kind="empty"),))
 
+    @property
+    def count(self) -> Side:
+        """An arc that gives the number of tokens here, with those of tasks that run, to guard and body."""
+        return Side((Arc(self, kind="count"),))
+
     def refusal(self, value: Any) -> str:
         """Why a value cannot be a token here, or nothing."""
         if self.type is object or isinstance(value, self.type):
@@ -129,8 +143,14 @@ class Transition:
     """What takes tokens, does something, and gives tokens.
 
     `body` gets a token for each input (a list where the weight is above 1) and returns a token for each
-    output; a generator yields any number. Without a body plain tokens (None) are moved.
+    output; a generator yields any number. Without a body plain tokens (None) are moved. `instead_of` is what
+    it is another implementation of, which starts rather where it can.
     """
+
+    @property
+    def preference(self) -> int:
+        """Less than 0 for other implementations."""
+        return self.instead_of.preference - 1 if self.instead_of else 0
 
     name: str
     flow: Flow
@@ -140,6 +160,7 @@ class Transition:
     retries: int = 0
     needs: dict[str, int] = field(default_factory=dict)
     index: int = 0
+    instead_of: "Transition | None" = None
     generates: bool = False
     wants_attempt: bool = False
     wants_memory: bool = False

@@ -46,14 +46,15 @@ class Nodes:
     Args:
         folder: Of the run, with the journal that names the net's script.
         wake: Called, in another thread, whenever `take` has something.
+        settings: What the programs there begin with, see `remote`.
 
     Raises:
         PetriError: The job's nodes cannot be reached.
     """
 
-    def __init__(self, folder: Path, wake: Callable[[], None]) -> None:
+    def __init__(self, folder: Path, wake: Callable[[], None], settings: dict[str, Any]) -> None:
         self._command = [sys.executable, "-m", "carme_runtime.petri.remote", str(folder)]
-        self._folder = folder
+        self._folder, self._settings = folder, settings
         self._wake = wake
         self._messages: deque[Message] = deque()
         self._waiting: dict[int, bytearray] = {}
@@ -63,6 +64,8 @@ class Nodes:
         self._members: dict[int, Member] = {}
         self._fabric: Fabric | None = None
         self._closing = False
+        #: The address of this node.
+        self.host = "127.0.0.1"
         #: What is to be said of nodes that are not there.
         self.notice = ""
         self._loop = asyncio.new_event_loop()
@@ -118,6 +121,7 @@ class Nodes:
             me = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
             others = [each for each in fabric.members.present if fabric.in_job and each.host != me]
             self._members = {each.number: each for each in others}
+            self.host = next((each.address for each in fabric.members.present if each.host == me), self.host)
             for number in self._members:
                 self._start(number)
             found.set_result(others)
@@ -135,6 +139,9 @@ class Nodes:
         request = {"type": "shell", "command": self._command, "environment": given | own, "size": None}
         assert self._fabric
         self._fabric.send(node, request)
+        member = self._members[node]
+        own = {"node": member.host, "address": member.address}
+        self._send(node, encode(("begin", 0, self._settings | own)))
 
     def _send(self, node: int, data: bytes) -> None:
         if node in self._members:

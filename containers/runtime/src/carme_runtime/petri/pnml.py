@@ -5,20 +5,22 @@ Types, priorities and the rest stand in `toolspecific` elements.
 """
 
 import re
+from typing import TypeVar
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.model import Arc, Flow, Place
-from carme_runtime.petri.net import Net
 
 _SPACE = "http://www.pnml.org/version-2009/grammar/pnml"
 _TYPE = "http://www.pnml.org/version-2009/grammar/ptnet"
-_KINDS = {"read": "read", "test": "read", "inhibitor": "empty"}
+_KINDS = {"read": "read", "test": "read", "inhibitor": "empty", "count": "count"}
 _TYPES = {each.__name__: each for each in (object, bool, int, float, str, bytes, list, tuple, dict, set)}
+Kind = TypeVar("Kind", bound=Definition)
 
 
-def to_pnml(net: Net) -> str:
+def to_pnml(net: Definition) -> str:
     """A net as PNML."""
     root = Element("pnml", xmlns=_SPACE)
     described = SubElement(root, "net", id=net.name, type=_TYPE)
@@ -46,12 +48,12 @@ def to_pnml(net: Net) -> str:
             if arc.weight > 1:
                 _text(element, "inscription", str(arc.weight))
             if arc.kind != "take":
-                SubElement(element, "type", value="inhibitor" if arc.kind == "empty" else "read")
+                SubElement(element, "type", value="inhibitor" if arc.kind == "empty" else arc.kind)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def from_pnml(text: str) -> Net:
+def from_pnml(text: str, kind: type[Kind]) -> Kind:
     """A net from PNML; its tokens are None and its transitions move them, until `bind` gives them functions.
 
     Raises:
@@ -68,13 +70,13 @@ def from_pnml(text: str) -> Net:
     described = root.find("net")
     if root.tag != "pnml" or described is None:
         raise PetriError("The XML holds no PNML net.", "Give a PNML file's text.")
-    net = Net(_name(_of(described, "name") or described.get("id", ""), "net"))
+    net = kind(_name(_of(described, "name") or described.get("id", ""), "net"))
     places = {element.get("id", ""): _read_place(net, element) for element in described.iter("place")}
     _read_transitions(net, described, places)
     return net
 
 
-def _read_place(net: Net, element: Element) -> Place:
+def _read_place(net: Definition, element: Element) -> Place:
     own = _read_own(element)
     tokens = _number(_of(element, "initialMarking") or "0", "initialMarking")
     kind = _TYPES.get(own.get("type", ""), object)
@@ -89,7 +91,7 @@ def _read_place(net: Net, element: Element) -> Place:
     )
 
 
-def _read_transitions(net: Net, described: Element, places: dict[str, Place]) -> None:
+def _read_transitions(net: Definition, described: Element, places: dict[str, Place]) -> None:
     inputs: dict[str, list[Arc]] = {}
     outputs: dict[str, list[Arc]] = {}
     elements = {element.get("id", ""): element for element in described.iter("transition")}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from carme_runtime.petri import forks
 from carme_runtime.petri.activation import Task
 from carme_runtime.petri.channel import Reader, encode
-from carme_runtime.petri.net import Net
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.store import Store
 from carme_runtime.petri.worker import SLOT
 
@@ -166,11 +166,18 @@ class Pool:
         count: Workers on this node.
         close: What they must not keep open.
         store: Where ranges lie.
-        job: Whether the other nodes of the job have workers, too: one per core.
+        job: What the programs begin with that start workers on the other nodes of the job: one per core.
+            None: workers are on this node alone.
     """
 
     def __init__(
-        self, net: Net, folder: Path, count: int, close: list[int], store: Store, job: bool = False
+        self,
+        net: Definition,
+        folder: Path,
+        count: int,
+        close: list[int],
+        store: Store,
+        job: dict[str, Any] | None = None,
     ) -> None:
         self._net, self._folder, self._close, self._store = net, folder, close, store
         self._slots = mmap.mmap(-1, max(count * SLOT.size, mmap.PAGESIZE))
@@ -189,20 +196,22 @@ class Pool:
         self._numbers: dict[int, int] = {}  # by slot, the task at which its worker ended
         #: By number, the nodes other than this one.
         self.members: dict[int, Member] = {}
+        self._numbers_of: dict[str, int] = {}
         for slot in range(count):
             self.start(slot)
-        if job:
+        if job is not None:
             try:
-                self._reach_nodes()
+                self._reach_nodes(job)
             except BaseException:
                 self.close()
                 raise
 
-    def _reach_nodes(self) -> None:
+    def _reach_nodes(self, settings: dict[str, Any]) -> None:
         from carme_runtime.petri.nodes import Nodes  # with asyncio, which takes its time to be imported
 
-        self._nodes = Nodes(self._folder, self.wake)
+        self._nodes = Nodes(self._folder, self.wake, settings)
         self.members = {member.number: member for member in self._nodes.members}
+        self._numbers_of = {member.host: member.number for member in self._nodes.members}
         slot = len(self.connections)
         for member in self.members.values():
             for index in range(member.cpus):
@@ -215,6 +224,17 @@ class Pool:
     def notice(self) -> str:
         """What is to be said of nodes of the job that are not there."""
         return self._nodes.notice if self._nodes else ""
+
+    @property
+    def host(self) -> str:
+        """The address of this node."""
+        return self._nodes.host if self._nodes else "127.0.0.1"
+
+    def tell(self, host: str, kind: str, *given: Any) -> None:
+        """Send a message to the program on another node, if that is there."""
+        number = self._numbers_of.get(host)
+        if self._nodes and number in self.members:
+            self._nodes.send(number, kind, 0, *given)
 
     def _start_remote(self, slot: int, node: int, index: int) -> None:
         if node not in self.members:
@@ -291,6 +311,7 @@ class Pool:
                 self.members.pop(node, None)
                 answers.append((kind, node, *given))
             else:
+                answers.append((kind, self.members[node].host))
                 self._starting |= set(slots.values())
             for slot in slots.values():
                 if connection := self.connections.get(slot):
@@ -304,6 +325,9 @@ class Pool:
             if kind == "ended":
                 self._numbers[slot] = given[3]
             answers.append((kind, slot, *given[1:3]))
+        elif kind in ("held", "ask", "pulled", "finished"):
+            if node in self.members:
+                answers.append((kind, self.members[node].host, *given))
         else:
             answers.append(message)
 

@@ -1,7 +1,9 @@
-"""The ranges of a run as its coordinator knows them: those that count, and those that are to go."""
+"""The ranges of a run as its coordinator knows them: which count, which are to go, and where they are."""
 
-import socket
-from collections.abc import Callable
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -9,9 +11,22 @@ from typing import Any
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.petri import forks
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.journal import RANGES, Journal
+from carme_runtime.petri.holders import Holders, Reply
+from carme_runtime.petri.journal import HOMES, RANGES, Journal, read
 from carme_runtime.petri.memory import Changes, Memory
+from carme_runtime.petri.serving import RangeServer
 from carme_runtime.petri.store import Description, Store, sweep
+
+
+def lasting(folder: Path, identity: str, node: str) -> set[str]:
+    """Ranges of a node that a run may be resumed with."""
+    try:
+        state = read(folder / "journal")
+    except PetriError:
+        return set()
+    if state.memory.get("identity") != identity:
+        return set()
+    return {name for name in state.ranges if node in state.homes[name]}
 
 
 class Ranges:
@@ -20,12 +35,13 @@ class Ranges:
     Args:
         journal: Of the run; it knows which ranges it had.
         limit: Bytes that they may take of shared memory; None: half of what is free.
+        several: Whether other nodes may have ranges, too.
 
     Raises:
         PetriError: They are on another node.
     """
 
-    def __init__(self, journal: Journal, limit: int | None) -> None:
+    def __init__(self, journal: Journal, limit: int | None, several: bool = False) -> None:
         state = journal.state
         self.known: dict[str, Description] = dict(state.ranges)
         self.store = Store(
@@ -34,11 +50,24 @@ class Ranges:
             limit,
             [Path(each) for each in state.memory["spills"]],
         )
-        #: What was lost with the memory of the machine.
+        self.store.several = several
+        #: What the programs on other nodes are told; the limit is for each node.
+        self.settings = {
+            "identity": self.store.identity,
+            "limit": limit,
+            "spills": state.memory["spills"],
+            "secret": secrets.token_bytes(32),
+        }
+        self.holders = Holders(self.store.node, self.known, dict(state.homes), self._send)
+        self._tell: Callable[..., None] = lambda *_: None
+        self._server: RangeServer | None = None
+        self._lock: Any = threading.RLock()
+        #: What was lost with the memory of a node.
         self.lost: list[str] = []
-        self._removals: list[str] = []
+        self._removals: list[tuple[str, str]] = []
+        self._entries: list[Any] = []  # for the journal, when it is written next
         self._memory: Memory | None = None
-        sweep(self.store.identity)
+        sweep(self.store.identity, lasting)
         if self.known:
             self.begin()
 
@@ -49,16 +78,48 @@ class Ranges:
         self.store.begin()
         forks.ours.add(self.store.alive)
         there = self.store.descriptions()
-        self.lost = sorted(self.known.keys() - there.keys())
-        for name in self.lost:
-            if (node := self.known[name].node) != socket.gethostname():
+        me, homes = self.store.node, self.holders.homes
+        for name in sorted(self.known):
+            # What has moved to the disk is there for all.
+            if name in there and (me in homes[name] or self._is_on_disk(name)):
+                homes[name] = [me, *(each for each in homes[name] if each != me)]
+                self.holders.copies[name] = {me: there[name].copy}
+                continue
+            homes[name] = [each for each in homes[name] if each != me]
+            if homes[name] and not self.store.several and not self._take_copy(name):
                 self._let_go()
                 raise PetriError(
-                    f"Range {name} of this run is in the memory of {node}.", "Resume the run there."
+                    f"Range {name} of this run is in the memory of {homes[name][0]}.",
+                    'Resume the run there, or with workers="job" in a job that has that node.',
                 )
-        for name in self.lost:
-            del self.known[name]
-        self.store.clean(set(self.known))
+        self._find_lost()
+        self.store.clean({name for name in self.known if me in homes[name]})
+        self.store.clean_copies(set(self.known))
+
+    def share(self, members: Iterable[str], host: str, tell: Callable[..., None], lock: Any) -> list[str]:
+        """Begin to share them with other nodes: ranges that were lost with nodes which are not there.
+
+        Args:
+            members: The other nodes.
+            host: The address of this one.
+            tell: Sends a message to the program on another node: (node, kind, ...).
+            lock: Of the run.
+        """
+        self._tell, self._lock = tell, lock
+        present = {self.store.node, *members}
+        for nodes in self.holders.homes.values():
+            nodes[:] = [each for each in nodes if each in present]
+        self.lost.clear()
+        self.holders.awaited = present - {self.store.node}
+        self._server = RangeServer(self.store, host, self.settings["secret"], self._ask)
+        self.holders.report(self.store.node, self._server.where, self.store.descriptions())
+        self._find_lost()
+        return self.lost
+
+    @property
+    def are_awaited(self) -> bool:
+        """Whether nodes have yet to say which ranges they have."""
+        return bool(self.holders.awaited)
 
     def of_program(self, commit: Callable[[Changes], None]) -> Memory:
         """What the program that runs the net changes them with."""
@@ -68,30 +129,108 @@ class Ranges:
             self._memory.register()
         return self._memory
 
-    def take(self, changes: Changes, entries: list[Any]) -> None:
+    def refusal(self, node: str, changes: Changes) -> str:
+        """Why what a task on a node has changed cannot count, see `Holders.is_refused`."""
+        return self.holders.is_refused(node, changes[0], changes[2]) if self.store.several else ""
+
+    def take(self, node: str, changes: Changes, entries: list[Any]) -> None:
         """A task has ended well, or the program wants it: journal what has changed."""
-        allocated, deleted = changes
-        entries.append((RANGES, [astuple(each) for each in allocated], deleted))
+        allocated, deleted, written = changes
+        if allocated or deleted:
+            entries.append((RANGES, [astuple(each) for each in allocated], deleted))
         self.known.update((each.name, each) for each in allocated)
         for name in deleted:
             self.known.pop(name, None)
-        self._removals += deleted
+        there = {name: copy for name, copy in written.items() if name in self.known}
+        before = {name: self.holders.homes.get(name) for name in there}
+        before |= {each.name: [each.node] for each in allocated}
+        self._removals += self.holders.change(node, [each.name for each in allocated], there)
+        self._removals += self.holders.forget(deleted)
+        for name, nodes in before.items():
+            if self.holders.homes[name] != nodes:
+                entries.append((HOMES, name, self.holders.homes[name]))
 
     def settle(self) -> None:
-        """The journal has what was taken: free what was deleted."""
-        for name in self._removals:
-            self.store.remove(name)
+        """The journal has what was taken: free what was deleted, and old copies."""
+        for node, name in self._removals:
+            self._send(node, "drop", [name])
         self._removals.clear()
 
-    def restore(self, known: dict[str, Description]) -> None:
+    def restore(self, known: dict[str, Description], homes: dict[str, list[str]]) -> None:
         """The journal has not got it: know what it knows."""
-        self.known = dict(known)
+        self.known.clear()
+        self.known.update(known)
+        self.holders.homes = dict(homes)
         self._removals.clear()
 
     def give_back(self, task: int) -> None:
         """A task was killed: what it has allocated goes."""
         if self.store.begun:
             self.store.clean(set(self.known), task)
+            for node in self.holders.addresses:
+                if node != self.store.node:
+                    self._tell(node, "clean", list(self.known), task)
+
+    def drop(self, node: str, name: str) -> None:
+        """A task has to run again as its copy of a range is old: the next one gets a new copy."""
+        if node not in self.holders.copies.get(name, {}):
+            self._send(node, "drop", [name])
+
+    def take_message(self, kind: str, node: str, *given: Any) -> list[str]:
+        """What a node says of its ranges; for its loss the names of those that were lost with it."""
+        if kind == "held":
+            keep = self.holders.report(node, *given)
+            self._tell(node, "keep", keep)
+            return self._find_lost()
+        if kind == "ask":
+            number, question, name = given
+            reply = lambda answer: self._tell(node, "answer", number, answer)  # noqa: E731
+            self.holders.answer(node, question, name, reply)
+        elif kind == "pulled":
+            self.holders.take_pulled(node, *given)
+        elif kind in ("gone", "lost"):
+            self.holders.lose(node, kind == "lost")
+            if kind == "lost":
+                self.holders.restore_copies(self._note_homes)
+            return self._find_lost()
+        return []
+
+    def take_entries(self) -> list[Any]:
+        """Entries for the journal that nobody else writes."""
+        entries, self._entries = self._entries, []
+        return entries
+
+    def finish_elsewhere(self, wait: Callable[[], list[tuple[Any, ...]]]) -> list[str]:
+        """The net has ended: what is to last of other nodes' ranges goes to the disk, the rest goes.
+
+        Args:
+            wait: Gives what nodes say.
+
+        Returns:
+            What went wrong.
+        """
+        left, trouble = self._ends_elsewhere(), list[str]()
+        for host, names in left.items():
+            self._tell(host, "finish", names)
+        while left:
+            for kind, *given in wait():
+                host = given[1] if kind == "lost" else given[0]
+                if kind == "finished":
+                    trouble += given[1]
+                if kind in ("finished", "gone", "lost"):
+                    lost = left.pop(host, []) if kind != "finished" else []
+                    trouble += [f"Range {name} was lost with the memory of {host}." for name in lost]
+                    left.pop(host, None)
+        return trouble
+
+    def _ends_elsewhere(self) -> dict[str, list[str]]:
+        """By node other than this the ranges that are to last and that it is to move to the disk."""
+        found: dict[str, list[str]] = {node: [] for node in self.holders.addresses if node != self.store.node}
+        for name, each in self.known.items():
+            homes = self.holders.homes.get(name, [])
+            if each.lifetime == "kept" and homes and self.store.node not in homes and homes[0] in found:
+                found[homes[0]].append(name)
+        return found
 
     def close(self, journal: Journal, ended: bool) -> list[str]:
         """Let go of them. When the net has ended, what is to last is on disk, and the rest is gone.
@@ -101,6 +240,8 @@ class Ranges:
         """
         if self._memory is not None:
             self._memory.close()
+        if self._server is not None:
+            self._server.close()
         if not self.store.begun:
             return []
         try:
@@ -110,7 +251,8 @@ class Ranges:
 
     def _end(self, journal: Journal) -> list[str]:
         entries: list[Any] = []
-        self.take(([], [each.name for each in self.known.values() if each.lifetime == "net"]), entries)
+        net = [each.name for each in self.known.values() if each.lifetime == "net"]
+        self.take(self.store.node, ([], net, {}), entries)
         journal.write(entries)
         self.settle()
         trouble = []
@@ -122,6 +264,7 @@ class Ranges:
                     f"Range {each.name} of {show_size(each.size)} stays in the memory of this node until "
                     f"the run is resumed: {error.strerror}."
                 )
+        self.store.clean_copies(set())
         if not trouble:
             self.store.end()
         return trouble
@@ -129,3 +272,50 @@ class Ranges:
     def _let_go(self) -> None:
         forks.ours.discard(self.store.alive)
         self.store.let_go()
+
+    def _find_lost(self) -> list[str]:
+        """Forget ranges that no node has, unless there is a copy of them in the run's folder."""
+        lost = [name for name in self.holders.missing() if not self._take_copy(name)]
+        for name in lost:
+            del self.known[name]
+            self.holders.forget([name])
+        self.lost += lost
+        return lost
+
+    def _take_copy(self, name: str) -> bool:
+        with contextlib.suppress(OSError):
+            if self.store.take_copy(name):
+                self.holders.homes[name] = [self.store.node]
+                self.holders.copies[name] = {self.store.node: 0}
+                self._note_homes(name)
+                return True
+        return False
+
+    def _note_homes(self, name: str) -> None:
+        self._entries.append((HOMES, name, list(self.holders.homes[name])))
+
+    def _is_on_disk(self, name: str) -> bool:
+        found = self.store.find(name)
+        return found is not None and found[0].parent == self.store.disk
+
+    def _ask(self, kind: str, name: str, reply: Reply) -> None:
+        with self._lock:
+            self.holders.answer(self.store.node, kind, name, reply)
+
+    def _send(self, node: str, kind: str, *given: Any) -> None:
+        if node != self.store.node:
+            self._tell(node, kind, *given)
+        elif kind == "drop":
+            for name in given[0]:
+                self.store.remove(name)
+        else:
+            threading.Thread(target=self._pull, args=given, daemon=True).start()
+
+    def _pull(self, name: str, copy: int, source: tuple[str, int]) -> None:
+        assert self._server is not None
+        try:
+            well = self._server.pull(name, copy, source)
+        except PetriError:  # no room
+            well = False
+        with self._lock:
+            self.holders.take_pulled(self.store.node, name, copy, well)

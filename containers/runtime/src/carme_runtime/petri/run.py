@@ -10,19 +10,24 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
+from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
+from carme_runtime.petri.live import Picture, show
 from carme_runtime.petri.memory import Changes, Memory, Range
 from carme_runtime.petri.model import Place
-from carme_runtime.petri.net import Net
+from carme_runtime.petri.placing import Placing
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
+
+if TYPE_CHECKING:
+    from carme_runtime.petri.net import Net
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
 KILLED_RETRIES = 3
@@ -44,7 +49,7 @@ class Run:
 
     def __init__(
         self,
-        net: Net,
+        net: "Net",
         workers: str | int,
         folder: str | os.PathLike[str] | None,
         units: dict[str, int],
@@ -58,8 +63,7 @@ class Run:
         check_units(net, units)
         limit = limit_of(memory)
         self._units = units
-        # What each node has left of them; None is this one.
-        self._free: dict[int | None, dict[str, int]] = {None: dict(units)}
+        self._placing = Placing(units)
         self.folder = run_folder(net, folder, resume)
         self._header = {
             "net": net.name,
@@ -84,13 +88,15 @@ class Run:
         self._watchers = 0  # who waits for more than rest: waking them for each step has its cost
         self._useless = 0
         self._seconds: dict[int, float] = {}
+        self._pictures: list[Picture] = []
         try:
-            self._ranges = Ranges(self._journal, limit)
+            uses = any(rule.uses_ranges for rule in Activation(net, {}).rules)
+            self._ranges = Ranges(self._journal, limit, several=self._job and uses)
         except BaseException:
             self._journal.close()
             raise
         self._start_workers()
-        self._count_units()
+        self._placing.begin(self._activation, self._pool.members)
         self.notices += filter(None, [self._pool.notice])
         self._door = Door(self, self._ranges.store.identity)
         self._program = os.getpid()
@@ -111,14 +117,20 @@ class Run:
 
     def _start_workers(self) -> None:
         try:
-            if any(transition.wants_memory for transition in self.net.transitions.values()):
+            several = self._ranges.store.several
+            if several or any(transition.wants_memory for transition in self.net.transitions.values()):
                 self._ranges.begin()
-            for name in self._ranges.lost:
-                self.notices.append(f"Range {name} was lost with the memory of this node.")
+            lost = self._ranges.lost
             self._restore(self._journal.state)
             self._journal.state = State()
             closed = self._journal.descriptors()
-            self._pool = Pool(self.net, self.folder, self._count, closed, self._ranges.store, self._job)
+            settings = self._ranges.settings | {"several": several} if self._job else None
+            self._pool = Pool(self.net, self.folder, self._count, closed, self._ranges.store, settings)
+            if several:
+                hosts = [member.host for member in self._pool.members.values()]
+                lost = lost + self._ranges.share(hosts, self._pool.host, self._pool.tell, self._lock)
+                self._ranges.of_program(self._commit_changes)  # which finds the ranges of tokens
+            self._note_lost(lost, "this node")
         except BaseException:
             self._ranges.close(self._journal, ended=False)
             self._journal.close()
@@ -210,6 +222,21 @@ class Run:
                 "line": self._line(),
             }
 
+    def draw(self) -> Drawing:
+        """The net as SVG with the tokens and tasks that it has now; notebooks show it."""
+        return draw(self.net, self.status())
+
+    def show(self, seconds: float = 0.5) -> None:
+        """In a notebook: a picture of the net that follows the run, redrawn at most every `seconds`.
+
+        Raises:
+            PetriError: This is no notebook.
+        """
+        self._pictures.append(show(self, seconds))
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return {"image/svg+xml": self.draw(), "text/plain": self._line()}
+
     def sync(self) -> None:
         """Return when all that has happened until now is on the disk."""
         self._journal.sync()
@@ -225,9 +252,14 @@ class Run:
         self._pool.wake()
         if threading.current_thread() is not self._thread:
             self._thread.join()
+        for picture in self._pictures:
+            picture.end()
+        ended = not self._broken_off and self._has_ended()
+        if ended and self._ranges.store.several:
+            self.notices += self._ranges.finish_elsewhere(lambda: self._pool.wait(1.0)[1])
         self._pool.close()
         try:
-            self.notices += self._ranges.close(self._journal, not self._broken_off and self._has_ended())
+            self.notices += self._ranges.close(self._journal, ended)
         finally:
             self._journal.close()
 
@@ -259,12 +291,15 @@ class Run:
             there = self._pool.connections.values()
             return [each.process for each in there if each.process and each.node is None]
 
+    def _note_lost(self, names: list[str], where: str) -> None:
+        self.notices += [f"Range {name} was lost with the memory of {where}." for name in names]
+
     def _commit_changes(self, changes: Changes) -> None:
         with self._lock:
             self._refuse_if_over()
             if changes[0] or changes[1]:
                 entries: list[Any] = []
-                self._ranges.take(changes, entries)
+                self._ranges.take(self._ranges.store.node, changes, entries)
                 self._write(entries)
                 self._ranges.settle()
 
@@ -346,6 +381,7 @@ class Run:
             self._take_results(connection, results, entries)
         for answer in answers:
             self._take_answer(answer, entries)
+        entries += self._ranges.take_entries()
         batches: list[tuple[Connection, list[Any]]] = []
         if self._error is None:
             try:
@@ -389,15 +425,21 @@ class Run:
         idle: set[Connection] = set()
         while accepting:
             for connection in accepting:
-                task = start(self._unfit(connection.node)) if self._job else start()
+                if self._job:
+                    awaited = self._ranges.are_awaited
+                    task = start(self._placing.unfit(self._activation, connection.node, awaited))
+                else:
+                    task, awaited = start(), False
                 if task is None:
                     # Every task could run here if only this node were free.
-                    self._exhausted = self._exhausted or connection.node is None
+                    self._exhausted = self._exhausted or (connection.node is None and not awaited)
                     if not self._job:
                         return list(batches.items())
                     idle.add(connection)
                     continue
-                self._reserve(connection, task)
+                if self._job:
+                    connection = self._placing.nearest(task, connection, accepting, self._ranges)
+                self._placing.reserve(connection, task)
                 seconds = self._seconds.get(task.rule.index, _UNKNOWN_SECONDS)
                 connection.given[task.number] = (task, seconds)
                 connection.load += seconds
@@ -409,51 +451,25 @@ class Run:
             accepting = [each for each in accepting if each not in idle and each.accepts()]
         return list(batches.items())
 
-    def _unfit(self, node: int | None) -> list[int]:
-        """Transitions that cannot start on a node of the job now."""
-        free = self._free.get(node, {})
-        return [
-            rule.index
-            for rule in self._activation.rules
-            if (node is not None and rule.uses_ranges)
-            or any(free.get(name, 0) < count for name, count in rule.transition.needs.items())
-        ]
-
-    def _reserve(self, connection: Connection, task: Task, sign: int = -1) -> None:
-        """Take what a task needs of its node, or with a sign of 1 give it back."""
-        if task.rule.transition.needs and (free := self._free.get(connection.node)):
-            for name, count in task.rule.transition.needs.items():
-                free[name] += sign * count
-
-    def _count_units(self) -> None:
-        """All nodes are free: what they offer together."""
-        nodes = [None, *self._pool.members]
-        self._free = {node: dict(self._units) for node in nodes}
-        self._activation.units = {name: count * len(nodes) for name, count in self._units.items()}
-
-    def _lose_node(self, node: int, host: str) -> None:
-        self._free.pop(node, None)
-        for name, count in self._units.items():
-            self._activation.units[name] -= count
-        self.notices.append(f"Node {host} was lost; its tasks run again on the others.")
-
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
         self._useless = 0
         for number, status, outcome, seconds, following, changes in results:
             task = connection.take(number)
             if task is None:
                 continue
-            self._reserve(connection, task, 1)
+            self._placing.reserve(connection, task, 1)
             if status == RETURNED:
                 self._not_started(task)
                 continue
             rule = task.rule
             mean = self._seconds.get(rule.index)
             self._seconds[rule.index] = seconds if mean is None else 0.9 * mean + 0.1 * seconds
+            if status == DONE and changes and not self._is_good(connection, task, changes):
+                continue
             if status == DONE:
                 entries.append((FIRE, [token.number for token in task.taken], outcome))
                 if changes is not None:
-                    self._ranges.take(changes, entries)
+                    self._ranges.take(self._placing.hosts[connection.node], changes, entries)
                 tokens = [(place, self._token(data)) for place, data in outcome]
                 self._activation.finish(task, tokens if following < 0 else [])
                 if following >= 0:  # the worker goes on with it by itself, under the same number
@@ -463,6 +479,21 @@ class Run:
                 self.fired[rule.transition.name] += 1
             else:
                 self._take_failure(task, status, *outcome)
+
+    def _is_good(self, connection: Connection, task: Task, changes: Changes) -> bool:
+        """Whether what a task has changed can count; if not, it has failed, or runs again."""
+        host = self._placing.hosts[connection.node]
+        kind, _, name = self._ranges.refusal(host, changes).partition(" ")
+        if not kind:
+            return True
+        self._ranges.give_back(task.number)
+        if kind == "changed":  # by a task on another node, which has ended before
+            self._ranges.drop(host, name)
+            self._activation.give_back(task)
+            return False
+        sentence = f"Transition {task.rule.transition.name} failed: there is a range {name} already."
+        self._take_failure(task, FAILED, sentence, "")
+        return False
 
     def _take_failure(self, task: Task, status: int, sentence: str, trace: str) -> None:
         transition = task.rule.transition
@@ -480,7 +511,12 @@ class Run:
         if answer[0] == "refused":
             raise PetriError(*answer[1:])
         if answer[0] == "lost":
-            self._lose_node(*answer[1:])
+            self._placing.lose(self._activation, answer[1])
+            self.notices.append(f"Node {answer[2]} was lost; its tasks run again on the others.")
+            self._note_lost(self._ranges.take_message("lost", answer[2]), answer[2])
+            return
+        if answer[0] in ("held", "ask", "pulled", "gone"):
+            self._note_lost(self._ranges.take_message(*answer), answer[1])
             return
         connection = self._pool.connections.get(answer[1])
         if connection is None:
@@ -507,7 +543,7 @@ class Run:
         begun = number in connection.given
         for given, (task, _) in list(connection.given.items()):
             self._ranges.give_back(given)
-            self._reserve(connection, task, 1)
+            self._placing.reserve(connection, task, 1)
             if not begun:
                 self._not_started(task)
                 continue
@@ -543,9 +579,9 @@ class Run:
             self._fail(error)
             with contextlib.suppress(PetriError):
                 state = read(self.folder / "journal", self._header)
-                self._ranges.restore(state.ranges)
+                self._ranges.restore(state.ranges, state.homes)
                 self._restore(state)
-                self._count_units()
+                self._placing.begin(self._activation, self._pool.members)
             for connection in self._pool.connections.values():
                 connection.given.clear()
             raise

@@ -6,14 +6,21 @@ import runpy
 import sys
 import types
 from pathlib import Path
+from typing import TypeVar
 
+from carme_runtime.petri.definition import Definition, nets
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.journal import header_of
-from carme_runtime.petri.net import Net, nets
+from carme_runtime.petri.frames import header_of
+
+Kind = TypeVar("Kind", bound=Definition)
 
 
-def net_of(folder: Path) -> Net:
+def net_of(folder: Path, kind: type[Kind]) -> Kind:
     """The net of the run in `folder`.
+
+    Args:
+        folder: Of the run.
+        kind: The class of nets that is looked for.
 
     Raises:
         PetriError: Its script is gone, fails, or makes no such net.
@@ -26,9 +33,9 @@ def net_of(folder: Path) -> Net:
             "be found.",
             "Make its net again, and use Net.resume(folder, net=net).",
         )
-    before = set(nets)
+    before = _made(kind)
     _read_or_refuse(module, file, f", which made net {name},")
-    found = [net for net in nets if net.name == name and net.origin[1] == file]
+    found = [net for net in _made(kind) if net.name == name and net.origin[1] == file]
     for net in found:
         if net not in before or len(found) == 1:
             return net
@@ -38,11 +45,12 @@ def net_of(folder: Path) -> Net:
     )
 
 
-def net_in(script: Path, name: str = "") -> Net:
+def net_in(script: Path, kind: type[Kind], name: str = "") -> Kind:
     """The net that a script makes when it is read as a module.
 
     Args:
         script: A Python file.
+        kind: The class of nets that is looked for.
         name: Of the net; needed where the script makes several.
 
     Raises:
@@ -52,7 +60,7 @@ def net_in(script: Path, name: str = "") -> Net:
     if not script.is_file():
         raise PetriError(f"There is no script {script}.", "Name a Python file that makes a Net.")
     _read_or_refuse("__main__", file, "")
-    found = {net.name: net for net in nets if net.origin[1] == file}
+    found = {net.name: net for net in _made(kind) if net.origin[1] == file}
     if name in found or (len(found) == 1 and not name):
         return found.get(name) or next(iter(found.values()))
     if not found:
@@ -62,6 +70,10 @@ def net_in(script: Path, name: str = "") -> Net:
         )
     names = ", ".join(sorted(found))
     raise PetriError(f"{script} makes {'no such net' if name else 'several nets'}.", f"Choose from {names}.")
+
+
+def _made(kind: type[Kind]) -> set[Kind]:
+    return {net for net in nets if isinstance(net, kind)}
 
 
 def _read_or_refuse(module: str, file: str, which: str) -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import parse_size
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.model import Place
-from carme_runtime.petri.net import Net
+from carme_runtime.petri.model import Place, Transition
 
 
 def number_of(workers: str | int) -> int:
@@ -21,9 +21,15 @@ def number_of(workers: str | int) -> int:
     raise PetriError(f"{workers!r} are no workers.", "Give 'here', 'job', or a number from 1 to 1024.")
 
 
-def check_units(net: Net, units: dict[str, int]) -> None:
+def check_units(net: Definition, units: dict[str, int]) -> None:
     """Raise PetriError where a transition needs more than a node of the run offers."""
+    able = set[Transition]()
     for transition in net.transitions.values():
+        if all(units.get(name, 0) >= count for name, count in transition.needs.items()):
+            able.add(first_of(transition))
+    for transition in net.transitions.values():
+        if first_of(transition) in able:  # of several implementations one is enough
+            continue
         for name, count in transition.needs.items():
             if units.get(name, 0) < count:
                 raise PetriError(
@@ -31,6 +37,13 @@ def check_units(net: Net, units: dict[str, int]) -> None:
                     f"{units.get(name, 0)}.",
                     f'Start it with offers="{name}:{count}" or more.',
                 )
+
+
+def first_of(transition: Transition) -> Transition:
+    """What a transition is another implementation of, or itself."""
+    while transition.instead_of:
+        transition = transition.instead_of
+    return transition
 
 
 def limit_of(memory: int | str | None) -> int | None:
@@ -41,7 +54,7 @@ def limit_of(memory: int | str | None) -> int | None:
         raise PetriError(error.message, error.remedy) from None
 
 
-def run_folder(net: Net, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
+def run_folder(net: Definition, folder: str | os.PathLike[str] | None, resume: bool) -> Path:
     """The folder of a run, made where it is missing. Raises PetriError where it cannot be used."""
     try:
         if folder is not None:

@@ -1,8 +1,8 @@
 """Where the ranges of a run lie: files in shared memory, and on disk what has no room there.
 
-    /dev/shm/carme-net-USER-RUN/NAME      the bytes, for any program of this user on this node
-                               /.range-NAME   what they are
-                               /.run, .alive, .lock
+    /dev/shm/carme-net-USER-RUN@NODE/NAME      the bytes, for any program of this user on this node
+                                    /.range-NAME   what they are
+                                    /.run, .alive, .lock
 
 Processes change it one after the other (`.lock`). The coordinator and its workers hold `.alive` together: the
 kernel frees it when the last of them is gone, in whatever way, and not before.
@@ -15,13 +15,15 @@ import contextlib
 import errno
 import fcntl
 import json
+import mmap
 import os
 import shutil
+import socket
 import stat
 import struct
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from carme_runtime.out_of_core.sizes import show_size
@@ -30,11 +32,19 @@ from carme_runtime.petri.errors import PetriError
 SHARED = Path("/dev/shm")
 #: Ranges on disk, in the folder of their run.
 DISK = "memory"
+#: Copies for the case that a node is lost, there as well.
+COPIES = "copies"
 #: Seconds that the workers of a killed coordinator may take to end.
 ENDING_SECONDS = 30.0
 _MARK, _NEW = ".range-", ".new-"
 _COUNT = struct.Struct("<q")
 _UNKNOWN = -1
+#: The copy of a range that all nodes map, in the run's folder.
+ON_DISK = -1
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+#: (folder of a run, its identity, a node) -> names of ranges.
+Lasting = Callable[[Path, str, str], set[str]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,8 @@ class Description:
         shape: Of the array that it holds.
         task: The number of the task that has made it, 0 for the program that runs the net.
         node: The host in whose memory it was made.
+        copies: On how many nodes it is to lie when a task has ended that has written to it.
+        copy: Which copy of it this is, where several nodes have had it.
     """
 
     name: str
@@ -58,6 +70,13 @@ class Description:
     shape: tuple[int, ...] = ()
     task: int = 0
     node: str = ""
+    copies: int = 1
+    copy: int = field(default=0, compare=False)
+
+
+def node_name() -> str:
+    """This node, as its job calls it."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 class Store:
@@ -68,17 +87,31 @@ class Store:
         folder: Of the run.
         limit: Bytes that may lie in shared memory; None: half of what is free.
         spills: Folders for what has no room; the first one takes it, in the others are earlier ones.
+        node: Of a job, other than that of the program that runs the net: it has folders of its own.
     """
 
-    def __init__(self, identity: str, folder: Path, limit: int | None, spills: list[Path]) -> None:
+    def __init__(
+        self, identity: str, folder: Path, limit: int | None, spills: list[Path], node: str = ""
+    ) -> None:
         self.identity, self.folder = identity, folder
-        self.shared = SHARED / f"carme-net-{os.getuid()}-{identity}"
+        self.node = node or node_name()
+        self.shared = SHARED / f"carme-net-{os.getuid()}-{identity}@{self.node}"
+        #: What lasts, for all nodes.
         self.disk = folder / DISK
-        self.spills = [*(each / f"carme-net-{identity}" for each in spills), self.disk]
+        end = f"@{node}" if node else ""
+        own = folder / f"{DISK}{end}"
+        self.spills = [*(each / f"carme-net-{identity}{end}" for each in spills), own]
+        #: Whether other nodes have ranges of the run, too.
+        self.several = False
         self.limit = _free() // 2 if limit is None else limit
         #: What says to others that processes of this run are there.
         self.alive = -1
         self._locked = -1
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where ranges may lie."""
+        return list(dict.fromkeys((self.shared, *self.spills, self.disk)))
 
     @property
     def begun(self) -> bool:
@@ -116,7 +149,7 @@ class Store:
     def end(self) -> None:
         """Free shared memory, which nobody has any more."""
         shutil.rmtree(self.shared, ignore_errors=True)
-        for folder in self._folders():
+        for folder in self._own_folders():
             with contextlib.suppress(OSError):  # it has ranges that last
                 folder.rmdir()
 
@@ -157,6 +190,70 @@ class Store:
             os.close(file)
         return path
 
+    def receive(self, description: Description, fill: Callable[[mmap.mmap], None]) -> None:
+        """Take a copy of a range that another node has, in the place of an older one.
+
+        Raises:
+            PetriError: There is no room.
+            OSError: What `fill` raises, as its bytes do not come.
+        """
+        with self.locked():
+            folder, _ = self._room_for(description)
+        new = folder / f"{_NEW}{description.name}"
+        try:
+            file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(file, 0, description.size)
+                with mmap.mmap(file, description.size) as mapped:
+                    fill(mapped)
+            finally:
+                os.close(file)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            if error.errno in _NO_ROOM:
+                raise self._too_large(description, folder, error) from None
+            raise
+        with self.locked():
+            self._count(_UNKNOWN)
+            for other in self._own_folders():
+                if other != folder:
+                    (other / f"{_MARK}{description.name}").unlink(missing_ok=True)
+                    (other / description.name).unlink(missing_ok=True)
+            _describe(folder, description)
+            new.rename(folder / description.name)
+
+    def save_copy(self, name: str) -> None:
+        """Copy a range into the run's folder, from where `take_copies` takes it when this node is lost.
+
+        Raises:
+            OSError: The disk is full or fails.
+        """
+        with self.locked():
+            for folder in self._own_folders():
+                if folder != self.disk and (folder / f"{_MARK}{name}").exists():
+                    _make(self.folder / COPIES)
+                    _copy(folder, self.folder / COPIES, name)
+
+    def take_copy(self, name: str) -> bool:
+        """Make the copy of a range in the run's folder the range itself: whether there was one."""
+        if not (self.folder / COPIES / f"{_MARK}{name}").exists():
+            return False
+        with self.locked():
+            _make(self.disk)
+            _move(self.folder / COPIES, self.disk, name)
+        return True
+
+    def clean_copies(self, names: set[str]) -> None:
+        """Remove copies in the run's folder but those of these names."""
+        folder = self.folder / COPIES
+        if not folder.exists():
+            return
+        for path in folder.iterdir():
+            if path.name.removeprefix(_MARK).removeprefix(_NEW) not in names:
+                path.unlink()
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
     def find(self, name: str) -> tuple[Path, Description] | None:
         """A range, wherever it lies."""
         for folder in self._folders():
@@ -167,9 +264,9 @@ class Store:
         return None
 
     def remove(self, name: str) -> None:
-        """Free a range. Who has it mapped still sees its bytes."""
+        """Free a range on this node. Who has it mapped still sees its bytes."""
         with self.locked():
-            for folder in self._folders():
+            for folder in self._own_folders():
                 is_file = folder != self.disk and (folder / name).exists()
                 if is_file or (folder / f"{_MARK}{name}").exists():
                     self._count(_UNKNOWN)
@@ -177,9 +274,9 @@ class Store:
                     (folder / f"{_MARK}{name}").unlink(missing_ok=True)
 
     def descriptions(self) -> dict[str, Description]:
-        """All ranges by their names."""
+        """All ranges of this node by their names."""
         found: dict[str, Description] = {}
-        for folder in reversed(self._folders()):
+        for folder in reversed(self._own_folders()):
             found |= {each.name: each for each in _descriptions(folder)}
         return found
 
@@ -190,7 +287,7 @@ class Store:
             if description.name not in names and task in (None, description.task):
                 self.remove(description.name)
         if task is None:
-            for folder in self._folders():
+            for folder in self._own_folders():
                 with contextlib.suppress(OSError):  # not there
                     for path in folder.iterdir():
                         if self._is_left(path, there):
@@ -203,7 +300,7 @@ class Store:
             OSError: The disk is full or fails; the range is where it was.
         """
         with self.locked():
-            for folder in self._folders():
+            for folder in self._own_folders():
                 if folder != self.disk and (folder / f"{_MARK}{name}").exists():
                     _make(self.disk)
                     self._count(_UNKNOWN)
@@ -225,8 +322,12 @@ class Store:
             fcntl.flock(file, fcntl.LOCK_UN)
             os.close(file)
 
-    def _folders(self) -> list[Path]:
+    def _own_folders(self) -> list[Path]:
         return [each for each in (self.shared, *self.spills) if _is_own(each)]
+
+    def _folders(self) -> list[Path]:
+        own = self._own_folders()
+        return own if self.disk in self.spills or not _is_own(self.disk) else [*own, self.disk]
 
     def _is_left(self, path: Path, there: dict[str, Description]) -> bool:
         """Whether a process that was killed has left a file, which belongs to no range."""
@@ -286,7 +387,7 @@ class Store:
             os.close(file)
 
     def _too_large(self, description: Description, folder: Path, error: OSError) -> PetriError:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in _NO_ROOM:
             return _unusable(folder, error)
         return PetriError(
             f"Range {description.name} of {show_size(description.size)} is too large: memory for ranges has "
@@ -295,23 +396,24 @@ class Store:
         )
 
 
-def sweep(own: str) -> None:
+def sweep(own: str, lasting: Lasting) -> None:
     """Free shared memory that nets of this user have left on this node whose processes are all dead.
 
     What a run may still be resumed with goes to the disk in its folder; what no run is left for goes.
 
     Args:
         own: The identity of a run that takes its ranges over itself.
+        lasting: Says which ranges of a folder, an identity and a node a run may be resumed with.
     """
     for shared in SHARED.glob(f"carme-net-{os.getuid()}-*"):
-        if shared.name.endswith(f"-{own}"):
+        if _identity_of(shared) == own:
             continue
         with contextlib.suppress(OSError, ValueError):
             _refuse_others(shared)
             alive = os.open(shared / ".alive", os.O_RDWR | os.O_CLOEXEC)
             try:
                 if _take(alive):
-                    _evacuate(shared, Path(json.loads((shared / ".run").read_text())))
+                    _evacuate(shared, Path(json.loads((shared / ".run").read_text())), lasting)
             finally:
                 os.close(alive)
 
@@ -328,18 +430,17 @@ def is_mapped(path: Path) -> bool:
         os.close(file)
 
 
-def _evacuate(shared: Path, folder: Path) -> None:
-    from carme_runtime.petri.journal import header_of
+def _identity_of(shared: Path) -> str:
+    return shared.name.split("-", 3)[3].partition("@")[0]
 
-    identity = shared.name.rpartition("-")[2]
-    try:
-        resumable = header_of(folder / "journal").get("memory", {}).get("identity") == identity
-    except PetriError:
-        resumable = False
-    if resumable:
+
+def _evacuate(shared: Path, folder: Path, lasting: Lasting) -> None:
+    names = lasting(folder, _identity_of(shared), shared.name.partition("@")[2])
+    if names:
         _make(folder / DISK)
         for description in _descriptions(shared):
-            _move(shared, folder / DISK, description.name)
+            if description.name in names:
+                _move(shared, folder / DISK, description.name)
     shutil.rmtree(shared, ignore_errors=True)
 
 
@@ -390,6 +491,12 @@ def _has(folder: Path, description: Description) -> bool:
 
 def _move(source: Path, target: Path, name: str) -> None:
     """Move a range; whoever kills this finds it whole in one of the two."""
+    _copy(source, target, name)
+    (source / f"{_MARK}{name}").unlink()
+    (source / name).unlink()
+
+
+def _copy(source: Path, target: Path, name: str) -> None:
     if os.path.lexists(target / name) and not (target / f"{_MARK}{name}").exists():
         raise FileExistsError(errno.EEXIST, f"{target / name} is in its way")
     new = target / f"{_NEW}{name}"
@@ -401,8 +508,6 @@ def _move(source: Path, target: Path, name: str) -> None:
     new.chmod(0o600)
     (target / f"{_MARK}{name}").write_text((source / f"{_MARK}{name}").read_text())
     new.rename(target / name)
-    (source / f"{_MARK}{name}").unlink()
-    (source / name).unlink()
 
 
 def _take(file: int) -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 
 from carme_runtime.petri.activation import followers
 from carme_runtime.petri.channel import Reader, encode
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.memory import Memory
 from carme_runtime.petri.model import Place, Transition, group
-from carme_runtime.petri.net import Net
 
 #: How a task ended.
 DONE, FAILED, WRONG, RETURNED = range(4)
@@ -28,7 +28,7 @@ LONG_SECONDS = 0.0003
 IDLE_MILLISECONDS = 20
 
 #: Steps of a chain that a worker makes before it looks for other tasks.
-MOST_AHEAD = 64
+MOST_AHEAD = 256
 
 SLOT = struct.Struct("<Q")
 
@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(
         self,
-        net: Net,
+        net: Definition,
         tasks: socket.socket,
         control: socket.socket,
         slots: mmap.mmap,
@@ -114,12 +114,34 @@ class Worker:
         plan.known = True
         following = -1
         # A task that has failed before runs alone, so that it is seen which one ends workers.
-        if status == DONE and attempt == 1 and len(outcome) == 1 and not last and not self._pending:
-            following = self._followers.get(outcome[0][0], -1)
-            if following >= 0 and self._plans[following].seconds > LONG_SECONDS:
-                following = -1
+        if (
+            status == DONE
+            and changes is None
+            and attempt == 1
+            and len(outcome) == 1
+            and not last
+            and not self._pending
+        ):
+            following = self._following(*outcome[0])
         self._results.append((number, status, outcome, ended - began, following, changes))
         return following, [outcome[0][1]] if following >= 0 else [], ended
+
+    def _following(self, place: int, token: bytes) -> int:
+        """The transition to go on with, with a token of a place; -1 where the coordinator has to choose."""
+        takers = self._followers.get(place)
+        if not takers:
+            return -1
+        if takers[0].guard:
+            try:
+                value = pickle.loads(token)
+                takers = [each for each in takers if each.guard(value)]  # type: ignore[misc]
+            except Exception:  # the coordinator sees the same, and says it
+                return -1
+        if len(takers) != 1:
+            return -1
+        plan = self._plans[takers[0].index]
+        # What has not run here yet may be quick; what it waits for is sent before it begins.
+        return -1 if plan.known and plan.seconds > LONG_SECONDS else takers[0].index
 
     def _receive(self, flags: int) -> bool:
         data = self._tasks.recv(1 << 18, flags)

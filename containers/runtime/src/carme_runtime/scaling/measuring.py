@@ -14,11 +14,11 @@ import torch
 
 from carme_runtime.graph import Links, Operator, Timing
 from carme_runtime.pipeline.memory import memory_of_rank
+from carme_runtime.scaling.ending import lacks_memory
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import parse_network
 from carme_runtime.scaling.profiles import Gradient, Input, Memory
 from carme_runtime.scaling.replay import Repeated, Replay, mapped
-from carme_runtime.scaling.start import lacks_memory
 
 _SIZES, _ROUNDS, _LEAST_ROUNDS = 7, 25, 3
 _LAYERS, _LAYER_ROUNDS = 40, 3

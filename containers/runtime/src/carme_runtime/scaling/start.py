@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.scaling.ending import NO_RESULT, end, lacks_memory
 from carme_runtime.scaling.network import parse_network
 
 PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCALE_SECONDS"
 OPTIONS_WITH_VALUE = ("--scale-result", "--scale-seconds", "--network")
 USUAL_SECONDS, _LONGEST = 60.0, 120.0
 _USUAL_RESULT = Path("scale.json")
-_NO_RESULT = 2  # exit code
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +85,7 @@ def checked(options: argparse.Namespace, code: int) -> int:
         "script that trains with PyTorch, or with Keras on PyTorch (KERAS_BACKEND=torch).",
         file=sys.stderr,
     )
-    return _NO_RESULT
+    return NO_RESULT
 
 
 def _result(options: argparse.Namespace) -> Path:
@@ -106,14 +106,6 @@ def watch() -> None:
     atexit.register(_note_missing_result, watch)
 
 
-def end(sentence: str) -> None:
-    """Say what came of the probe, and end the process, which has nothing else to do."""
-    print(f"carme-run --scale-probe: {sentence}", file=sys.stderr)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(_NO_RESULT)
-
-
 def _note_missing_result(watch: Any) -> None:
     if watch.steps and not watch.over:
         end(watch.shortage())
@@ -129,15 +121,3 @@ def _explain_errors(watch: Any) -> None:
         usual(kind, error, trace)
 
     sys.excepthook = explained
-
-
-def lacks_memory(error: BaseException) -> bool:
-    """Whether an error says that there is too little memory, on the host or on a GPU."""
-    text = str(error)
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "not enough memory" in text
-        or "out of memory" in text
-        or "can't allocate memory" in text
-    )

@@ -19,13 +19,13 @@ from torch.utils import data
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.scaling import measuring
 from carme_runtime.scaling.curves import save
+from carme_runtime.scaling.ending import end
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine
 from carme_runtime.scaling.prediction import predict
 from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.replay import Call, Notes, Repeated, batch_of
 from carme_runtime.scaling.show import table
-from carme_runtime.scaling.start import end
 
 _WARM, _LEAST, _MOST = 3, 4, 40  # steps that do not count, that do, and that are enough
 _LONGEST, _FEWEST = 50.0, 2  # seconds of watching, with so few steps

@@ -1,0 +1,160 @@
+/* Ranges of a Petri net's run in C and C++: named memory that tasks share and that outlives them.
+ *
+ *     #include <carme_ranges.h>
+ *
+ *     int main(int argc, char **argv) {
+ *         carme_range mesh;
+ *         if (carme_range_open(&mesh, argv[1], 1)) {
+ *             fprintf(stderr, "%s\n", mesh.error);
+ *             return 1;
+ *         }
+ *         double *values = (double *)mesh.data;
+ *         ...
+ *         carme_range_close(&mesh);
+ *     }
+ *
+ * Compile it with `cc -I$(carme net include) ...`; there is no library. A program that is a transition of a net
+ * opens ranges by their names, or by the paths that fields such as {mesh} of its command become. Ranges that are
+ * on another node are copied to this one first. What the program writes is there for all when its task has ended
+ * well; a range that it writes to should be one of its task's tokens.
+ */
+#ifndef CARME_RANGES_H
+#define CARME_RANGES_H
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#ifndef O_CLOEXEC /* of POSIX 2008, which a strict C99 hides */
+#define O_CLOEXEC 0
+#endif
+#ifndef SOCK_CLOEXEC
+#define SOCK_CLOEXEC 0
+#endif
+
+#define CARME_RANGE_DIMENSIONS 16
+
+typedef struct {
+    void *data;                            /* its bytes */
+    size_t size;                           /* their number */
+    char dtype[16];                        /* of its elements, as NumPy writes it, such as "<f8" */
+    int dimensions;                        /* of the array that it holds */
+    size_t shape[CARME_RANGE_DIMENSIONS];  /* of the array that it holds */
+    char error[512];                       /* what went wrong */
+    int file;
+} carme_range;
+
+static int carme_range_fail_(carme_range *range, const char *name, const char *why) {
+    snprintf(range->error, sizeof range->error, "Range %.200s cannot be opened: %.200s.", name, why);
+    if (range->file >= 0) close(range->file);
+    range->file = -1;
+    return -1;
+}
+
+/* Read what the range is from the description beside its file. */
+static void carme_range_describe_(carme_range *range, const char *path) {
+    char mark[4096], text[4096];
+    const char *base = strrchr(path, '/'), *found;
+    snprintf(mark, sizeof mark, "%.*s/.range-%s", (int)(base ? base - path : 1), base ? path : ".", base ? base + 1 : path);
+    FILE *file = fopen(mark, "r");
+    if (!file) return;
+    size_t count = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[count] = 0;
+    if ((found = strstr(text, "\"dtype\": \""))) sscanf(found + 10, "%15[^\"]", range->dtype);
+    if ((found = strstr(text, "\"shape\": ["))) {
+        char *end;
+        for (found += 10; *found && *found != ']' && range->dimensions < CARME_RANGE_DIMENSIONS; found = end) {
+            range->shape[range->dimensions] = strtoull(found, &end, 10);
+            if (end == found) return;
+            range->dimensions++;
+            while (*end == ',' || *end == ' ') end++;
+        }
+    }
+}
+
+/* Ask the run's process on this node to copy the range from the node that has it. */
+static void carme_range_fetch_(const char *name, const char *folder) {
+    struct sockaddr_un address;
+    const char *base = strrchr(folder, '/');
+    char line[512];
+    base = base ? base + 1 : folder;
+    memset(&address, 0, sizeof address);
+    address.sun_family = AF_UNIX;
+    size_t length = strlen(base);
+    if (length + 1 > sizeof address.sun_path) return;
+    memcpy(address.sun_path + 1, base, length);  /* an abstract socket: its name begins with a zero */
+    int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connection < 0) return;
+    int count = snprintf(line, sizeof line, "fetch %s\n", name);
+    if (!connect(connection, (struct sockaddr *)&address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + length))
+        && count < (int)sizeof line && write(connection, line, (size_t)count) == count) {
+        ssize_t got;
+        while ((got = read(connection, line, sizeof line)) > 0 && line[got - 1] != '\n') {}
+    }
+    close(connection);
+}
+
+/* Look for it in the folders of CARME_RANGES: 1 if it is there. */
+static int carme_range_find_(const char *name, char *path, size_t size, char *first, size_t first_size) {
+    const char *folders = getenv("CARME_RANGES");
+    first[0] = 0;
+    while (folders && *folders) {
+        size_t length = strcspn(folders, ":");
+        if (!first[0]) snprintf(first, first_size, "%.*s", (int)length, folders);
+        snprintf(path, size, "%.*s/.range-%s", (int)length, folders, name);
+        int is_there = !access(path, F_OK);
+        snprintf(path, size, "%.*s/%s", (int)length, folders, name);
+        if (is_there && !access(path, F_OK)) return 1;
+        folders += length + (folders[length] == ':');
+    }
+    return 0;
+}
+
+/* Open a range by its name, or by its path, and map it; `write_too`: not only for reading.
+ * Returns 0, or -1 with the reason in range->error. */
+static inline int carme_range_open(carme_range *range, const char *name, int write_too) {
+    char path[4096], folder[4096];
+    struct stat found;
+    memset(range, 0, sizeof *range);
+    range->file = -1;
+    if (strchr(name, '/')) {
+        snprintf(path, sizeof path, "%s", name);
+    } else if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder)) {
+        if (!folder[0]) return carme_range_fail_(range, name, "CARME_RANGES is not set, so this is no task of a net");
+        carme_range_fetch_(name, folder);
+        if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder))
+            return carme_range_fail_(range, name, "there is none of this name");
+    }
+    range->file = open(path, (write_too ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (range->file < 0) return carme_range_fail_(range, name, strerror(errno));
+    /* While it is open nobody deletes it or moves it. */
+    if (flock(range->file, LOCK_SH) || fstat(range->file, &found)) return carme_range_fail_(range, name, strerror(errno));
+    range->size = (size_t)found.st_size;
+    range->data = mmap(NULL, range->size, PROT_READ | (write_too ? PROT_WRITE : 0), MAP_SHARED, range->file, 0);
+    if (range->data == MAP_FAILED) {
+        range->data = NULL;
+        return carme_range_fail_(range, name, strerror(errno));
+    }
+    carme_range_describe_(range, path);
+    return 0;
+}
+
+/* Let go of a range. */
+static inline void carme_range_close(carme_range *range) {
+    if (range->data) munmap(range->data, range->size);
+    if (range->file >= 0) close(range->file);
+    range->data = NULL;
+    range->file = -1;
+}
+
+#endif

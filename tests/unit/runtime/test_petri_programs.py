@@ -1,0 +1,111 @@
+"""Programs in other languages as transitions of a net, which share memory by its ranges."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from carme_runtime.petri import Net, Range, command
+from patience import HANG
+
+PROGRAM = """
+#include <carme_ranges.h>
+
+/* Adds to each element of the first range the first one of the range called `step`. */
+int main(int count, char **words) {
+    carme_range values, step, none;
+    if (count != 2 || carme_range_open(&values, words[1], 1) || carme_range_open(&step, "step", 0)) return 2;
+    if (strcmp(values.dtype, "<f8") || values.dimensions != 2) return 3;
+    double *data = (double *)values.data;
+    for (size_t i = 0; i < values.shape[0] * values.shape[1]; i++) data[i] += ((const double *)step.data)[0];
+    if (!carme_range_open(&none, "none", 0)) return 4;
+    fprintf(stderr, "%s\\n", none.error);
+    printf("%zu\\n", values.size);
+    carme_range_close(&values);
+    carme_range_close(&step);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("compiler", "options"), [("gcc", ["-std=c99", "-Wall", "-Werror"]), ("g++", ["-xc++"])]
+)
+def test_programs_in_c_and_cpp_open_ranges_by_name(
+    tmp_path: Path, compiler: str, options: list[str], capsys: pytest.CaptureFixture[str]
+):
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    assert command.main(["include"]) == 0
+    include = capsys.readouterr().out.strip()
+    (tmp_path / "add.c").write_text(PROGRAM)
+    build = [compiler, *options, f"-I{include}", "-o", str(tmp_path / "add"), str(tmp_path / "add.c")]
+    built = subprocess.run(build, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    net = Net("native")
+    start, grids = net.place("start", int, tokens=[5]), net.place("grids", Range)
+    solved, sizes, sums = net.place("solved", Range), net.place("sizes", int), net.place("sums", list)
+
+    @net.transition(start >> grids)
+    def make(value, memory):
+        memory.allocate("step", 1, "float64").array()[:] = 0.5
+        grid = memory.allocate("grid", (2, 3), "float64")
+        grid.array()[:] = value
+        return grid
+
+    net.transition([str(tmp_path / "add"), "{grids}"], grids >> solved + sizes, gives=["{grids}", "{stdout}"])
+    net.add("read", solved >> sums, lambda grid: grid.array().tolist())
+    with net.start(1, folder=tmp_path / "run") as run:
+        marking = run.wait(HANG)
+    assert marking["sums"] == [[[5.5] * 3] * 2] and marking["sizes"] == [48]
+    assert (
+        "Range none cannot be opened: there is none of this name."
+        in (tmp_path / "run" / "output.log").read_text()
+    )
+
+
+RANKS = """
+#include <carme_ranges.h>
+#include <mpi.h>
+
+/* Each rank fills its part of the range. */
+int main(int count, char **words) {
+    int rank, size;
+    carme_range field;
+    MPI_Init(&count, &words);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    if (carme_range_open(&field, words[1], 1)) MPI_Abort(MPI_COMM_WORLD, 1);
+    size_t part = field.size / (size_t)size;
+    memset((char *)field.data + (size_t)rank * part, rank + 1, part);
+    carme_range_close(&field);
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (!rank) printf("%d\\n", size);
+    MPI_Finalize();
+    return 0;
+}
+"""
+
+
+def test_ranks_of_mpi_share_a_range(tmp_path: Path):
+    if not shutil.which("mpicc") or not shutil.which("mpirun"):
+        pytest.skip("MPI is not installed")
+    include = Path(command.__file__).parent / "include"
+    (tmp_path / "ranks.c").write_text(RANKS)
+    build = ["mpicc", f"-I{include}", "-o", str(tmp_path / "ranks"), str(tmp_path / "ranks.c")]
+    built = subprocess.run(build, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    net = Net("ranks")
+    fields, filled = net.place("fields", Range), net.place("filled", Range)
+    sizes, sums = net.place("sizes", int), net.place("sums", list)
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    options = ["--oversubscribe", "--allow-run-as-root"] if "Open MPI" in version else []
+    words = ["mpirun", *options, "-n", "2", str(tmp_path / "ranks"), "{fields}"]
+    net.transition(words, fields >> filled + sizes, gives=["{fields}", "{stdout}"], name="fill")
+    net.add("read", filled >> sums, lambda field: field.array().tolist())
+    with net.start(1, folder=tmp_path / "run") as run:
+        field = run.memory.allocate("field", 4)
+        run.put(fields, field)
+        marking = run.wait(HANG)
+    assert marking["sums"] == [[1, 1, 2, 2]] and marking["sizes"] == [2]
