@@ -16,7 +16,9 @@ def weights(name: str, *shape: int, seed: int = 0) -> Any:
     return numpy_helper.from_array((scale * random.standard_normal(shape)).astype(np.float32), name)
 
 
-def model(nodes: list[Any], inputs: dict[str, Any], outputs: list[str], tensors: Any = (), opset: int = 17) -> Any:
+def model(
+    nodes: list[Any], inputs: dict[str, Any], outputs: list[str], tensors: Any = (), opset: int = 17
+) -> Any:
     """A model of float32 inputs with these shapes."""
     given = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)) for name, shape in inputs.items()
@@ -41,7 +43,7 @@ def chain(layers: int = 8, batch: Any = "N", width: int = 64, narrow: int = 8, a
 
 
 def branches(count: int = 2, batch: Any = "N", channels: int = 16, size: int = 64) -> Any:
-    """Convolutions side by side, twice, joined by Concat; with a second output and a value that is used late."""
+    """Convolutions side by side, twice, joined by Concat; a second output uses an early value late."""
     nodes, tensors, name, wide = [], [], "x", 3
     for block in range(2):
         ends = []
@@ -49,7 +51,9 @@ def branches(count: int = 2, batch: Any = "N", channels: int = 16, size: int = 6
             label = f"{block}_{branch}"
             tensors.append(weights(f"w{label}", channels, wide, 3, 3))
             nodes.append(
-                helper.make_node("Conv", [name, f"w{label}"], [f"c{label}"], name=f"conv{label}", pads=[1] * 4)
+                helper.make_node(
+                    "Conv", [name, f"w{label}"], [f"c{label}"], name=f"conv{label}", pads=[1] * 4
+                )
             )
             nodes.append(helper.make_node("Relu", [f"c{label}"], [f"b{label}"], name=f"relu{label}"))
             ends.append(f"b{label}")
@@ -86,7 +90,11 @@ def expected(proto: Any, inputs: dict[str, Array]) -> dict[str, Array]:
     """What ONNX Runtime gives for the whole model."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # others would spin
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
     names = [each.name for each in session.get_outputs()]
     return dict(zip(names, session.run(names, inputs), strict=True))
 

@@ -53,7 +53,12 @@ def test_a_cut_is_made_where_little_crosses():
 @pytest.mark.parametrize("seed", range(20))
 def test_tasks_never_need_each_other_in_a_circle(seed: int):
     graph = drawn(seed)
-    for workers, tasks, batches in (("cpu:2", None, 1), ("cpu:4", None, 8), ("cpu:2,gpu:1", None, 2), (2, 3, 4)):
+    for workers, tasks, batches in (
+        ("cpu:2", None, 1),
+        ("cpu:4", None, 8),
+        ("cpu:2,gpu:1", None, 2),
+        (2, 3, 4),
+    ):
         check_tasks(carme_onnx.plan(graph, workers, tasks=tasks, micro_batches=batches))
 
 

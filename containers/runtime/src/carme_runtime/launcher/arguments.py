@@ -27,7 +27,8 @@ OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
-    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", "--onnx", *scaling.OPTIONS_WITH_VALUE,
+    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", "--onnx",
+    *scaling.OPTIONS_WITH_VALUE,
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
 MOSTLY_OURS = (
@@ -212,7 +213,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     own = _own_options(arguments)
     options = known.parse_args(arguments[:own])
     if options.onnx:
-        known.error("--onnx stands first, and options of scripts do not go with it. See: carme-run --onnx --help")
+        known.error(
+            "--onnx stands first, and options of scripts do not go with it. See: carme-run --onnx --help"
+        )
     if options.force and not options.cleanup:
         known.error("--force says how --cleanup ends processes. Add --cleanup, or leave --force out")
     if options.json and (options.cleanup or not options.dry_run):

@@ -73,7 +73,10 @@ def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
 def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", type=Path, metavar="MODEL.onnx")
     command.add_argument(
-        "--workers", default="", metavar="N", help="a number, or kinds: cpu:2,gpu:1 (default: one per processor)"
+        "--workers",
+        default="",
+        metavar="N",
+        help="a number, or kinds: cpu:2,gpu:1 (default: one per processor)",
     )
     command.add_argument(
         "--tasks", type=_count, metavar="T", help="cut the model into so many (default: what is quickest)"
@@ -171,5 +174,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, sizes = text.rpartition("=")
     parts = [part for part in sizes.split(",") if part]
     if not name or not all(part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"'{text}' is no shape. Write the input and its sizes: x=1,3,224,224")
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no shape. Write the input and its sizes: x=1,3,224,224"
+        )
     return name, tuple(map(int, parts))

@@ -148,7 +148,7 @@ def stored(memory: Any, name: str, array: Any) -> Any:
 
 
 class Collect:
-    """The last transition: brings the results of one micro-batch together, and frees what several tasks used."""
+    """The last transition: joins the results of one micro-batch, and frees what several tasks used."""
 
     def __init__(self, shared: Sequence[str]) -> None:
         self._shared = tuple(shared)
@@ -212,7 +212,7 @@ class Pipeline:
             if own:
                 ends.append(self.net.place(f"results_{number}", tuple))
                 self.results += own
-                out.append((ends[-1], own))
+                out.append((ends[-1], tuple(own)))
             if not into:
                 raise OnnxError(
                     f"Task {task.name} needs no input at all.", "Load the model with constant folding."

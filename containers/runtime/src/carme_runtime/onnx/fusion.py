@@ -1,7 +1,7 @@
 """Fuses operators so that few bytes travel: cuts are made where little crosses, and nowhere else.
 
 Operators run in one order, so parts of it that follow each other cannot need each other in a circle. Where
-to cut is the pipeline's partitioner's choice; here it gets a smaller graph in which only good places are left.
+to cut is the choice of the pipeline's partitioner; here it gets a smaller graph with good places alone.
 """
 
 from collections.abc import Iterable
@@ -17,6 +17,8 @@ from carme_runtime.strategies import PIPELINE
 _WINDOW = 0.1
 #: What starting a task and taking its result costs, in milliseconds, and how much more a task has to do.
 TASK_MS, WORTH = 0.15, 10
+#: Places at which one value crosses that are looked at before a join.
+_NEAR = 8
 
 
 def crossing(graph: Graph) -> list[float]:
@@ -125,25 +127,28 @@ def branch_cuts(graph: Graph) -> tuple[int, ...]:
     cuts: set[int] = set()
     for place, operator in enumerate(graph.operators):
         makers = {graph.maker[name] for name in operator.inputs} - {-1}
-        if len(makers) > 1:
+        if len(makers) > 1 and place in places:
             begin = _fork(graph, place)
-            if {begin, place} <= places and len(components(graph, begin, place)) > 1:
+            if begin in places:
                 cuts |= {begin, place}
     return tuple(sorted(cuts - {0}))
 
 
 def _fork(graph: Graph, join: int) -> int:
-    """Where the branches begin that an operator joins: what crosses there is one value, or the inputs."""
-    for begin in range(join - 1, 0, -1):
-        crossed = {
-            name
-            for operator in graph.operators[begin : join + 1]
-            for name in operator.inputs
-            if 0 <= graph.maker[name] < begin
-        }
-        if len(crossed) <= 1:
-            return begin
-    return 0
+    """Where the branches begin that an operator joins: one value at most crosses there; -1: nowhere near."""
+    needs = {name for name in graph.operators[join].inputs if graph.maker[name] >= 0}
+    looked = 0
+    for begin in range(join - 1, -1, -1):
+        operator = graph.operators[begin]
+        needs.difference_update(operator.outputs)
+        needs.update(name for name in operator.inputs if graph.maker[name] >= 0)
+        if len(needs) <= 1:
+            looked += 1
+            if len(components(graph, begin, join)) > 1:
+                return begin
+            if looked == _NEAR:
+                break
+    return -1
 
 
 def components(graph: Graph, begin: int, end: int) -> list[list[int]]:

@@ -1,10 +1,11 @@
-"""Plans: which fused tasks a model becomes, who runs them, what travels, and what that is expected to take."""
+"""Plans: which fused tasks a model becomes, who runs them, what travels, and how long it should take."""
 
 import heapq
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from carme_runtime.graph import Graph, drawing
@@ -239,7 +240,7 @@ def _wanted_cuts(graph: Graph, tasks: int, micro_batches: int) -> tuple[int, ...
 def _made(graph: Graph, cuts: tuple[int, ...], workers: dict[str, int], m: int, *, split: bool) -> Plan:
     ends = [0, *cuts, len(graph.operators)]
     groups: list[list[int]] = []
-    for begin, end in zip(ends, ends[1:], strict=False):
+    for begin, end in pairwise(ends):
         groups += components(graph, begin, end) if split and cuts else [list(range(begin, end))]
     tasks = tuple(_task(graph, group, f"part_{number}") for number, group in enumerate(groups))
     return Plan(graph, cuts, tasks, workers, m)

@@ -73,7 +73,7 @@ class Runner:
         compiled: A plan to use instead of making one.
         folder: For the net's journal and the tasks' models; it stays. None: a temporary one.
         memory: The most that tensors in flight take of the node's shared memory, such as "8GiB".
-        watch: Is called with the `carme_runtime.petri` run and a number when that micro-batch was given to it.
+        watch: Is called with the run of the net and a number when that micro-batch was given to it.
 
     Attributes:
         plan: The plan, after `run`.
