@@ -39,8 +39,8 @@ def recurrent(gates: int, directions: int, size: int = 6, hidden: int = 3) -> li
 CASES: list[tuple[Any, ...]] = [
     *((name, {}, [ROW], 17) for name in (
         "Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "HardSigmoid", "HardSwish", "Identity", "LeakyRelu",
-        "Elu", "Selu", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Tanh", "Softmax",
-        "Flatten", "Transpose", "Shape", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceSum",
+        "Elu", "Selu", "Neg", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Tanh",
+        "Softmax", "Flatten", "Transpose", "Shape", "ReduceMean", "ReduceMax", "ReduceL2", "ReduceSum",
         "LogSoftmax", "GlobalAveragePool", "GlobalMaxPool",
     )),
     *((name, {}, [POSITIVE], 17) for name in ("Log", "Sqrt")),
