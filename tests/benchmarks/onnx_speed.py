@@ -1,10 +1,10 @@
-"""ONNX models on two workers: images through OCR networks, bytes that VGG19 sends, and how long compiling takes.
+"""ONNX models on two workers: images through OCR networks, bytes that VGG19 sends, time to compile.
 
     ./test bench onnx --quick
     ./test bench onnx --json result.json
 
-`ocr_200_images_speedup`: detector and recogniser of PP-OCRv4, each for all images, on two workers against one.
-As a peer, two processes of ONNX Runtime that share the images and have one thread each, against one such
+`ocr_200_images_speedup`: detector and recogniser of PP-OCRv4, each for all images, on two workers against
+one. As a peer, two processes of ONNX Runtime that share the images and have one thread each, against one such
 process: the most that these processors give. Each has its sessions before it is timed, and they take turns.
 `vgg19_bytes_over_min_cut`: what the plan for two tasks sends, over the fewest bytes of all cuts whose longer
 part takes no longer than the plan's; and what it sends over what the unfused graph would.
@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime
-from real_models import REAL, folder
 from report import print_table, row, tidy_up_when_ended, write_json
 
 import carme_runtime.onnx as carme_onnx
 from carme_runtime.onnx import Runner
+from real_models import REAL, folder
 
 #: Aims: at least so many times one worker, and of two independent processes; at most of the cheapest cut's
 #: bytes, of the unfused graph's, and seconds.
@@ -68,9 +68,7 @@ def independent(file: str, given: list[dict[str, Any]], count: int) -> float:
     """Seconds per image of so many independent processes."""
     context = multiprocessing.get_context("spawn")
     ready, go = context.Semaphore(0), context.Event()
-    processes = [
-        context.Process(target=alone, args=(file, given[k::count], ready, go)) for k in range(count)
-    ]
+    processes = [context.Process(target=alone, args=(file, given[k::count], ready, go)) for k in range(count)]
     for each in processes:
         each.start()
     for _ in processes:

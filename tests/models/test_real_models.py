@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from real_models import LIGHT, REAL, Real, distance, expected
 
 import carme_runtime.onnx as carme_onnx
 from carme_runtime.onnx import Runner
+from real_models import LIGHT, REAL, Real, distance, expected
 
 TOLERANCE = 1e-4
 torch.set_num_threads(1)
@@ -28,7 +28,7 @@ def in_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("real", REAL, ids=lambda real: real.name)
 def test_fused_tasks_give_what_the_whole_model_gives(
-    real: Real, tmp_path: Path, record_property: pytest.RecordProperty
+    real: Real, tmp_path: Path, record_property: Any
 ) -> None:
     model = real.load()
     inputs = real.inputs(model)

@@ -11,10 +11,8 @@ import carme_runtime.onnx
 
 torch.set_num_threads(1)
 chance = np.random.default_rng(0)
-data = [
-    (chance.standard_normal((6, 8)).astype(np.float32), chance.integers(0, 3, 6).astype(np.int64))
-    for _ in range(5)
-]
+batch = chance.standard_normal((7, 8)).astype(np.float32), chance.integers(0, 3, 7).astype(np.int64)
+data = [batch] * 5
 trained = carme_runtime.onnx.fit(sys.argv[1], data, learning_rate=0.1, momentum=0.9)
 if os.environ["RANK"] == "0":
     trained.save(sys.argv[2])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import carme_runtime.onnx as carme_onnx
 import onnx_models
@@ -105,12 +105,8 @@ def test_tensors_between_tasks_lie_in_shared_memory(shared: Path):
     assert (folder / "run" / "journal").stat().st_size < 1 << 16
 
 
-def test_what_fails_in_a_task_is_said_in_a_sentence():
-    nodes = [
-        helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape"),
-    ]
-    import onnx.numpy_helper as numpy_helper
-
+def test_what_fails_is_reported_in_a_sentence():
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")]
     tensors = [numpy_helper.from_array(np.array([7, -1]), "shape")]
     proto = onnx_models.model(nodes, {"x": ("N", 4)}, ["y"], tensors)
     with pytest.raises(OnnxError, match="ONNX Runtime failed"):

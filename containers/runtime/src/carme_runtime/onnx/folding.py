@@ -3,7 +3,7 @@
 from typing import Any
 
 from carme_runtime.onnx.library import library
-from carme_runtime.onnx.loading import RANDOM, graphs, needed
+from carme_runtime.onnx.nodes import RANDOM, graphs, needed
 
 
 def fold_constants(proto: Any, notices: list[str]) -> Any:

@@ -77,9 +77,9 @@ def merged(graph: Graph, places: Iterable[int]) -> Graph:
     """The graph with one operator for all that lies between two places."""
     ends = [0, *places, len(graph.operators)]
     operators = tuple(_one(graph, begin, end) for begin, end in pairwise(ends))
-    kept = {*graph.inputs, *(name for each in operators for name in each.outputs)}
+    remaining = {*graph.inputs, *(name for each in operators for name in each.outputs)}
     return replace(
-        graph, operators=operators, values=tuple(value for value in graph.values if value.name in kept)
+        graph, operators=operators, values=tuple(value for value in graph.values if value.name in remaining)
     )
 
 

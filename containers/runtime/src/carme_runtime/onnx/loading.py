@@ -4,18 +4,16 @@ The format is that of https://onnx.ai/onnx/repo-docs/IR.html.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.onnx.errors import OnnxError
+from carme_runtime.onnx.folding import fold_constants
 from carme_runtime.onnx.library import library
+from carme_runtime.onnx.nodes import graphs, needed, sorted_nodes
 
-#: Operators that give something else each time; they are never folded.
-RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli")
-)
 _OWN_DOMAINS = ("", "ai.onnx")
 
 
@@ -90,8 +88,6 @@ def load(source: "str | os.PathLike[str] | bytes | Any", *, fold: bool = True) -
     _check_shapes(onnx, proto, name)
     notices: list[str] = []
     if fold:
-        from carme_runtime.onnx.folding import fold_constants
-
         proto = fold_constants(proto, notices)
     constants = {each.name for each in proto.graph.initializer}
     own = [each for each in proto.graph.input if each.name not in constants]
@@ -145,17 +141,6 @@ def _check_versions(onnx: Any, proto: Any, name: str) -> None:
             )
     if not proto.opset_import:
         raise OnnxError(f"{name} names no opset.", "Export the model again.")
-
-
-def graphs(graph: Any) -> Iterator[Any]:
-    """A graph and all graphs in attributes of its nodes (bodies of If, Loop, Scan)."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield from graphs(attribute.g)
-            for each in attribute.graphs:
-                yield from graphs(each)
 
 
 def _check_weights(onnx: Any, proto: Any, name: str, folder: Path | None) -> None:
@@ -217,24 +202,6 @@ def _check_operators(onnx: Any, proto: Any, name: str) -> None:
                 )
 
 
-def needed(node: Any) -> list[str]:
-    """Names of values that a node uses, those that graphs in its attributes take from outside too."""
-    names = [name for name in node.input if name]
-    for attribute in node.attribute:
-        for graph in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
-            names += _free(graph)
-    return list(dict.fromkeys(names))
-
-
-def _free(graph: Any) -> list[str]:
-    own = {each.name for each in graph.input} | {each.name for each in graph.initializer}
-    found: list[str] = []
-    for node in graph.node:
-        found += [name for name in needed(node) if name not in own]
-        own.update(node.output)
-    return found + [each.name for each in graph.output if each.name not in own]
-
-
 def _sort(graph: Any, name: str) -> None:
     """Put nodes into an order in which they can run. Raises OnnxError for cycles and for missing values."""
     given = {each.name for each in graph.input} | {each.name for each in graph.initializer}
@@ -276,24 +243,6 @@ def _twice(nodes: Iterable[Any], given: set[str]) -> str:
                 return output
             seen.add(output)
     return ""
-
-
-def sorted_nodes(nodes: list[Any], given: set[str]) -> list[Any]:
-    """The nodes that can run, each as early as the given order allows."""
-    known, waiting, found = set(given), list(nodes), []
-    needs = {id(node): needed(node) for node in nodes}
-    while waiting:
-        later = []
-        for node in waiting:
-            if all(value in known for value in needs[id(node)]):
-                known.update(node.output)
-                found.append(node)
-            else:
-                later.append(node)
-        if len(later) == len(waiting):
-            break
-        waiting = later
-    return found
 
 
 def _check_shapes(onnx: Any, proto: Any, name: str) -> None:

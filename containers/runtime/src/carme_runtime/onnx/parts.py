@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.onnx.library import library
-from carme_runtime.onnx.loading import Model, needed
+from carme_runtime.onnx.loading import Model
+from carme_runtime.onnx.nodes import needed
 from carme_runtime.onnx.plans import Plan, Task
 
 #: Smaller weights stay in the models: ONNX's shape inference needs to see some of them.

@@ -8,7 +8,8 @@ from typing import Any
 
 from carme_runtime.graph import Graph, Links, Operator, Parameter, Timing, Value
 from carme_runtime.onnx.library import library
-from carme_runtime.onnx.loading import Model, needed
+from carme_runtime.onnx.loading import Model
+from carme_runtime.onnx.nodes import needed
 from carme_runtime.onnx.sessions import result_of, session
 
 #: Handing a value over within a node is a range of shared memory; what it costs is the task more than bytes.

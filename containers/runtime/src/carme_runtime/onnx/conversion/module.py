@@ -10,7 +10,8 @@ from carme_runtime.onnx.conversion import elementwise, layers, recurrent, shapes
 from carme_runtime.onnx.conversion.table import OPERATORS, Node
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.library import library
-from carme_runtime.onnx.loading import Model, graphs, load, needed
+from carme_runtime.onnx.loading import Model, load
+from carme_runtime.onnx.nodes import graphs, needed
 
 __all__ = ["OnnxModule", "elementwise", "layers", "recurrent", "shapes", "to_torch"]
 
