@@ -1,32 +1,43 @@
-"""`carme net`: workflows as Petri nets."""
+"""`carme net` and `carme onnx`: commands whose options the training runtime alone understands."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 
 from carme.cli.parsing import pass_on
 from carme.errors import CarmeError
 from carme.translation import message as _
 
+# Of each command: the module that does it, its help, and what it says before that module is asked.
+_COMMANDS = {
+    "net": (
+        "carme_runtime.petri.command",
+        "run, watch and feed a workflow that is a Petri net",
+        "run, status, put, attach, resume or include. Each explains itself: carme net run --help",
+    ),
+    "onnx": (
+        "carme_runtime.onnx.command",
+        "plan and run an ONNX model on several workers",
+        "plan or run. Each explains itself: carme onnx plan --help",
+    ),
+}
+
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command; its options are those of `python -m carme_runtime.petri`, and stand there alone."""
-    parser = commands.add_parser(
-        "net",
-        add_help=False,
-        help="run, watch and feed a workflow that is a Petri net",
-        description="run, status, put, attach, resume or include. Each explains itself: carme net run --help",
-    )
-    pass_on(parser)
-    parser.set_defaults(run=_net)
+    """Add the commands; their options are those of `python -m carme_runtime.petri` and `.onnx`."""
+    for name, (module, about, description) in _COMMANDS.items():
+        parser = commands.add_parser(name, add_help=False, help=about, description=description)
+        pass_on(parser)
+        parser.set_defaults(run=_run, module=module, name=name)
 
 
-def _net(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     try:
-        from carme_runtime.petri.command import main
+        module = importlib.import_module(options.module)
     except ImportError:
         raise CarmeError(
             _("The training runtime is not installed here."),
-            _("Use carme net in a session or job, or install carme-runtime with pip."),
+            _("Use carme {command} in a session or job, or install carme-runtime with pip.", command=options.name),
         ) from None
-    return main(options.words, "carme net")
+    return module.main(options.words, f"carme {options.name}")

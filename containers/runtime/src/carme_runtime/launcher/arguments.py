@@ -27,7 +27,8 @@ OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
-    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", *scaling.OPTIONS_WITH_VALUE,
+    "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", "--onnx",
+    *scaling.OPTIONS_WITH_VALUE,
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
 MOSTLY_OURS = (
@@ -191,6 +192,12 @@ def parser() -> argparse.ArgumentParser:
         help="run nothing; end what earlier runs left behind on the nodes: processes that left their rank's "
         "process group, or whose agent was killed; with a script only those that name it",
     )
+    parser.add_argument(
+        "--onnx",
+        metavar="MODEL",
+        help="as the first option: run an ONNX model on several workers; carme-run --onnx --help has its "
+        "own options",
+    )
     parser.add_argument("--force", action="store_true", help="with --cleanup: kill them")
     parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
     parser.add_argument(
@@ -205,6 +212,10 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     arguments = _as_ours(arguments)
     own = _own_options(arguments)
     options = known.parse_args(arguments[:own])
+    if options.onnx:
+        known.error(
+            "--onnx stands first, and options of scripts do not go with it. See: carme-run --onnx --help"
+        )
     if options.force and not options.cleanup:
         known.error("--force says how --cleanup ends processes. Add --cleanup, or leave --force out")
     if options.json and (options.cleanup or not options.dry_run):

@@ -42,6 +42,14 @@ def main() -> None:
         from carme_runtime.petri.command import main as net
 
         sys.exit(net(sys.argv[2:], "carme-run net"))
+    if sys.argv[1:2] == ["onnx"] and not Path("onnx").is_file():
+        from carme_runtime.onnx.command import main as onnx
+
+        sys.exit(onnx(sys.argv[2:], "carme-run onnx"))
+    if sys.argv[1:2] == ["--onnx"]:  # its other options are not those of scripts
+        from carme_runtime.onnx.command import main as onnx
+
+        sys.exit(onnx(["run", *sys.argv[2:]], "carme-run --onnx"))
     try:
         _check_folder()
         # Whoever started this may have let interrupts wait until now.

@@ -1,0 +1,180 @@
+"""`carme onnx`, which is `carme-run onnx` and `python -m carme_runtime.onnx`, too; and `carme-run --onnx`."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.onnx.errors import OnnxError
+from carme_runtime.onnx.examples import check_inputs, example_of
+from carme_runtime.onnx.library import library
+from carme_runtime.onnx.loading import Model, load
+from carme_runtime.onnx.plans import plan
+from carme_runtime.onnx.running import Runner, joined, micro_batches
+from carme_runtime.onnx.tracing import trace
+
+
+def main(arguments: list[str], program: str = "python -m carme_runtime.onnx") -> int:
+    """Run one command; 0: done, 1: it cannot be done."""
+    options = parser(program).parse_args(arguments)
+    try:
+        options.run(options)
+    except CarmeRuntimeError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    return 0
+
+
+def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
+    """Of the options."""
+    made = argparse.ArgumentParser(prog=program, description="ONNX models on several workers: plan, run.")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], None], words: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
+        command.set_defaults(run=run)
+        _add_common(command)
+        return command
+
+    planning = add("plan", _plan, "show the tasks that a model becomes, what travels, and the predicted time")
+    planning.add_argument("--input", type=Path, metavar="X.npz", help="an example of what the model is given")
+    planning.add_argument(
+        "--shape",
+        action="append",
+        default=[],
+        type=_shape,
+        metavar="NAME=1,3,224,224",
+        help="of an input whose dimensions the model leaves open, where there is no example",
+    )
+    planning.add_argument(
+        "--micro-batches", type=_count, default=1, metavar="M", help="that follow each other (default: 1)"
+    )
+    planning.add_argument(
+        "--estimate", action="store_true", help="take times from sizes instead of measuring each operator"
+    )
+    planning.add_argument("--svg", type=Path, metavar="FILE", help="also draw the graph with its cuts")
+    running = add("run", _run, "run a model on several workers")
+    running.add_argument("--input", type=Path, required=True, metavar="X.npz", help="arrays by input")
+    running.add_argument("--output", type=Path, required=True, metavar="Y.npz", help="gets arrays by output")
+    running.add_argument("--memory", metavar="SIZE", help="that tensors in flight may take, such as 8GiB")
+    return made
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", type=Path, metavar="MODEL.onnx")
+    command.add_argument(
+        "--workers",
+        default="",
+        metavar="N",
+        help="a number, or kinds: cpu:2,gpu:1 (default: one per processor)",
+    )
+    command.add_argument(
+        "--tasks", type=_count, metavar="T", help="cut the model into so many (default: what is quickest)"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON for programs")
+
+
+def _workers(options: argparse.Namespace) -> str:
+    return options.workers or f"cpu:{len(os.sched_getaffinity(0))}"
+
+
+def _plan(options: argparse.Namespace) -> None:
+    model = load(options.model)
+    if options.input:
+        batches = micro_batches(model, _read(model, options.input), _workers(options))
+        example = batches[0]
+    else:
+        example = example_of(model, dict(options.shape))
+    graph = trace(model, example, measure=not options.estimate)
+    found = plan(graph, _workers(options), tasks=options.tasks, micro_batches=options.micro_batches)
+    if options.svg:
+        try:
+            options.svg.write_text(found.drawing())
+        except OSError as error:
+            raise OnnxError(
+                f"{options.svg} cannot be written: {error.strerror}.", "Name another file."
+            ) from None
+    print(found.to_json() if options.json else f"{model.name}: {found}", end="\n" if options.json else "")
+
+
+def _run(options: argparse.Namespace) -> None:
+    model = load(options.model)
+    if options.output.suffix != ".npz":
+        raise OnnxError(f"{options.output} is no name of an .npz file.", "Name the output like results.npz.")
+    if not options.output.absolute().parent.is_dir():
+        raise OnnxError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
+    batches = micro_batches(model, _read(model, options.input), _workers(options))
+    runner = Runner(model, _workers(options), tasks=options.tasks, memory=options.memory)
+    began = time.perf_counter()
+    results = joined(model, runner.run(batches))
+    seconds = time.perf_counter() - began
+    _write(options.output, results)
+    for notice in runner.notices:
+        print(notice, file=sys.stderr)
+    tasks = len(runner.plan.tasks) if runner.plan else 0
+    if options.json:
+        numbers = {"micro_batches": len(batches), "tasks": tasks, "seconds": round(seconds, 3)}
+        shapes = {name: list(array.shape) for name, array in results.items()}
+        print(json.dumps({**numbers, "outputs": shapes, "notices": runner.notices}, indent=1))
+        return
+    outputs = ", ".join(f"{name} {list(array.shape)}" for name, array in results.items())
+    print(
+        f"{model.name}: {len(batches)} micro-batch{'es' * (len(batches) != 1)} through {tasks} "
+        f"task{'s' * (tasks != 1)} in {seconds:.2f} s. {options.output} has {outputs}."
+    )
+
+
+def _read(model: Model, path: Path) -> dict[str, Any]:
+    """The arrays of a file by input. Raises OnnxError."""
+    numpy = library("numpy")
+    try:
+        found = numpy.load(path, allow_pickle=False)
+        arrays = dict(found.items()) if hasattr(found, "items") else {"arr_0": found}
+    except (OSError, ValueError, EOFError) as error:
+        reason = getattr(error, "strerror", None) or "it is no file of NumPy arrays without objects"
+        raise OnnxError(
+            f"{path} cannot be read: {reason}.", "Write it with numpy.savez(file, input_name=array)."
+        ) from None
+    if list(arrays) == ["arr_0"] and len(model.inputs) == 1:
+        arrays = {model.inputs[0].name: arrays["arr_0"]}
+    return check_inputs(model, arrays, batch=True)
+
+
+def _write(path: Path, results: dict[str, Any]) -> None:
+    """Write all of it or nothing. Raises OnnxError."""
+    numpy = library("numpy")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.npz")
+    try:
+        numpy.savez(draft, **results)
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OnnxError(
+            f"{path} cannot be written: {error.strerror}.", "Make room, or name another file."
+        ) from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is no number of 1 or more.")
+    return int(text)
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, sizes = text.rpartition("=")
+    parts = [part for part in sizes.split(",") if part]
+    if not name or not all(part.isdecimal() for part in parts):
+        raise argparse.ArgumentTypeError(
+            f"'{text}' is no shape. Write the input and its sizes: x=1,3,224,224"
+        )
+    return name, tuple(map(int, parts))

@@ -1,0 +1,69 @@
+"""The table of operators: by ONNX's name, what computes the same with PyTorch.
+
+A function gets the node and its inputs as tensors (None where an optional one is left out), and returns a
+tensor, or a tuple where the operator has several outputs. Semantics: https://onnx.ai/onnx/operators/
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+Function = Callable[..., Any]
+OPERATORS: dict[str, Function] = {}
+
+
+@dataclass
+class Node:
+    """A node of the graph.
+
+    Args:
+        name: Of the node.
+        kind: ONNX's name of the operator.
+        attributes: As Python values; tensors are tensors, graphs are compiled.
+        inputs: Names of values; empty where an optional one is left out.
+        outputs: The same.
+        opset: Of the model.
+        training: Whether it runs to be trained.
+        batch: The first dimension that the model says it has, and the one that it got; 0: it says none.
+    """
+
+    name: str
+    kind: str
+    attributes: dict[str, Any]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    opset: int
+    training: bool = False
+    batch: tuple[int, int] = (0, 0)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """An attribute."""
+        return self.attributes.get(name, default)
+
+
+def operator(*names: str) -> Callable[[Function], Function]:
+    """Put a function into the table."""
+
+    def register(function: Function) -> Function:
+        for name in names:
+            OPERATORS[name] = function
+        return function
+
+    return register
+
+
+def integers(value: Any) -> list[int]:
+    """A tensor or list of numbers as Python's, which shapes and axes have to be."""
+    if isinstance(value, torch.Tensor):
+        value = value.tolist()
+    return [int(each) for each in (value if isinstance(value, list | tuple) else [value])]
+
+
+def axes_of(node: Node, given: Any) -> list[int] | None:
+    """Axes, an attribute of older opsets and an input of newer ones; None: there are none."""
+    if given is not None and given.numel():
+        return integers(given)
+    axes = node.get("axes")
+    return integers(axes) if axes is not None else None

@@ -1,0 +1,250 @@
+"""Runs a plan as a Petri net: its tasks are transitions, the tensors of a micro-batch are tokens.
+
+Large tensors lie in ranges of shared memory, so the next task maps what the last one wrote. Each micro-batch
+has a number, which its tokens carry: tasks with several inputs take those of one number together.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from carme_runtime.onnx.errors import OnnxError
+from carme_runtime.onnx.library import library
+from carme_runtime.onnx.loading import Model
+from carme_runtime.onnx.parts import write_parts
+from carme_runtime.onnx.plans import Plan
+from carme_runtime.onnx.sessions import result_of, session
+from carme_runtime.petri import Net
+
+#: Smaller tensors are part of their token: a range costs more than their copy.
+INLINE_BYTES = 4096
+#: Micro-batches that wait for a worker, for each of them.
+_WAITING = 2
+
+#: The sessions of this process, by the files of their models; workers make theirs when they need them.
+_sessions: dict[str, Any] = {}
+#: Shapes and types of what a task gives, by its file and the shapes of what it got.
+_shapes: dict[tuple[Any, ...], list[tuple[Any, tuple[int, ...]]]] = {}
+
+
+class TaskBody:
+    """What a transition does: one fused task for one micro-batch.
+
+    Args:
+        file: Of the task's model.
+        name: Of the task.
+        inputs: For each of the transition's input places, the names of the values that its tokens bring.
+        outputs: For each output place, the names of values, and whether each of them is its only user's.
+        threads: Of one operator.
+        gpu: Whether it runs on a GPU.
+    """
+
+    def __init__(
+        self,
+        file: Path,
+        name: str,
+        inputs: Sequence[Sequence[str]],
+        outputs: Sequence[Sequence[str]],
+        shared: frozenset[str],
+        threads: int,
+        gpu: bool,
+    ) -> None:
+        self._file, self._name = str(file), name
+        self._inputs, self._outputs = inputs, outputs
+        self._shared, self._threads, self._gpu = shared, threads, gpu
+
+    def __call__(self, *tokens: Any, memory: Any) -> Any:
+        number, arrays, ranges = tokens[0][0], {}, []
+        for names, (_, values) in zip(self._inputs, tokens, strict=True):
+            for name, value in zip(names, values, strict=True):
+                is_range = hasattr(value, "lifetime")
+                arrays[name] = value.array() if is_range else value
+                if is_range and name not in self._shared:
+                    ranges.append(value)
+        made = self._run(arrays, number, memory)
+        arrays.clear()
+        for each in ranges:
+            memory.delete(each)
+        given = tuple((number, tuple(made[name] for name in names)) for names in self._outputs)
+        return given[0] if len(given) == 1 else given
+
+    def _run(self, arrays: dict[str, Any], number: int, memory: Any) -> dict[str, Any]:
+        """The results by name: ranges, or arrays where they are small."""
+        own = _sessions.get(self._file)
+        if own is None:
+            own = _sessions[self._file] = session(
+                self._file, threads=self._threads, name=self._name, gpu=self._gpu
+            )
+        names = [each.name for each in own.get_outputs()]
+        key = (self._file, *((name, each.shape) for name, each in arrays.items()))
+        if key in _shapes:
+            made = self._bound(own, arrays, number, memory, dict(zip(names, _shapes[key], strict=True)))
+            if made is not None:
+                return made
+        results = result_of(own, names, arrays, self._name)
+        if all(_is_numeric(each) for each in (*results, *arrays.values())) and not self._gpu:
+            _shapes[key] = [(each.dtype, each.shape) for each in results]
+        return {
+            name: stored(memory, self._label(name, number), each)
+            for name, each in zip(names, results, strict=True)
+        }
+
+    def _bound(
+        self, own: Any, arrays: dict[str, Any], number: int, memory: Any, shapes: dict[str, Any]
+    ) -> dict[str, Any] | None:
+        """Run so that results are written where the next task reads them.
+
+        None where shapes turn out to be others than with the last input of these shapes.
+        """
+        numpy = library("numpy")
+        binding, made = own.io_binding(), {}
+        for name, array in arrays.items():
+            binding.bind_cpu_input(name, array)
+        for name, (dtype, shape) in shapes.items():
+            if dtype.itemsize * int(numpy.prod(shape)) > INLINE_BYTES:
+                made[name] = memory.allocate(self._label(name, number), shape, dtype)
+                target = made[name].array()
+            else:
+                made[name] = target = numpy.empty(shape, dtype)
+            binding.bind_output(name, "cpu", 0, target.dtype, shape, target.ctypes.data)
+        try:
+            own.run_with_iobinding(binding)
+        except Exception:  # whatever it is: the plain way tries again, and says what is wrong
+            for each in made.values():
+                if hasattr(each, "lifetime"):
+                    memory.delete(each)
+            return None
+        return made
+
+    def _label(self, name: str, number: int) -> str:
+        return label(name, number) if name in self._shared else ""
+
+
+def _is_numeric(value: Any) -> bool:
+    return hasattr(value, "dtype") and not value.dtype.hasobject
+
+
+def label(name: str, number: int) -> str:
+    """The range of a value that several tasks use."""
+    text = "".join(each if each.isalnum() and each.isascii() else "_" for each in name)
+    return f"n{number}-{hash_of(name)}-{text[:80]}"
+
+
+def hash_of(name: str) -> str:
+    """Tells names apart that look alike without their signs."""
+    from zlib import crc32
+
+    return f"{crc32(name.encode()):08x}"
+
+
+def stored(memory: Any, name: str, array: Any) -> Any:
+    """The array as a token has it: in a range, or as it is where it is small or no array of numbers."""
+    numpy = library("numpy")
+    if not isinstance(array, numpy.ndarray) or array.nbytes <= INLINE_BYTES or array.dtype.hasobject:
+        return array
+    made = memory.allocate(name, array.shape, array.dtype)
+    made.array()[...] = array
+    return made
+
+
+class Collect:
+    """The last transition: joins the results of one micro-batch, and frees what several tasks used."""
+
+    def __init__(self, shared: Sequence[str]) -> None:
+        self._shared = tuple(shared)
+
+    def __call__(self, *tokens: Any, memory: Any) -> Any:
+        number = tokens[0][0]
+        for name in self._shared:
+            if label(name, number) in memory:
+                memory.delete(label(name, number))
+        return number, tuple(value for _, values in tokens for value in values)
+
+
+def same_number(*tokens: Any) -> bool:
+    """The guard of tasks with several inputs: all are of one micro-batch."""
+    return all(token[0] == tokens[0][0] for token in tokens)
+
+
+class Pipeline:
+    """The net of a plan.
+
+    Args:
+        model: That was planned.
+        plan: Its plan.
+        folder: For the tasks' models.
+        threads: Of one operator.
+
+    Attributes:
+        net: Put what `entries` names, and `done` has the results.
+        entries: Places for inputs, with the names of the values that a token brings.
+        results: Names of the values of a token in `done`.
+    """
+
+    def __init__(self, model: Model, plan: Plan, folder: Path, threads: int = 1) -> None:
+        self.net = Net("onnx")
+        files = write_parts(model, plan, folder)
+        counts: dict[str, int] = {}
+        for names in plan.edges.values():
+            for name in names:
+                counts[name] = counts.get(name, 0) + 1
+        outputs = [name for name in dict.fromkeys(model.outputs) if name in plan.maker]
+        for name in outputs:
+            counts[name] = counts.get(name, 0) + 1
+        shared = frozenset(name for name, count in counts.items() if count > 1)
+        waiting = _WAITING * sum(plan.workers.values())
+        places = {
+            (maker, task): self.net.place(
+                f"to_{task}_from_{maker}" if maker >= 0 else f"input_{task}",
+                tuple,
+                capacity=waiting if maker < 0 else None,
+            )
+            for maker, task in plan.edges
+        }
+        self.entries = {places[edge].name: names for edge, names in plan.edges.items() if edge[0] < 0}
+        ends: list[Any] = []
+        self.results: list[str] = []
+        self.done = self.net.place("done", tuple)
+        for number, (task, file) in enumerate(zip(plan.tasks, files, strict=True)):
+            into = [(places[edge], names) for edge, names in plan.edges.items() if edge[1] == number]
+            out = [(places[edge], names) for edge, names in plan.edges.items() if edge[0] == number]
+            own = [name for name in outputs if plan.maker[name] == number]
+            if own:
+                ends.append(self.net.place(f"results_{number}", tuple))
+                self.results += own
+                out.append((ends[-1], tuple(own)))
+            if not into:
+                raise OnnxError(
+                    f"Task {task.name} needs no input at all.", "Load the model with constant folding."
+                )
+            body = TaskBody(
+                file,
+                task.name,
+                [names for _, names in into],
+                [names for _, names in out],
+                shared,
+                threads,
+                task.kind == "gpu",
+            )
+            self.net.add(
+                task.name,
+                _sum(place for place, _ in into) >> _sum(place for place, _ in out),
+                body,
+                guard=same_number if len(into) > 1 else None,
+                priority=number,
+                needs="gpu:1" if task.kind == "gpu" else "",
+            )
+        self.net.add(
+            "collect",
+            _sum(ends) >> self.done,
+            Collect(sorted(shared - set(outputs))),
+            guard=same_number if len(ends) > 1 else None,
+            priority=len(plan.tasks),
+        )
+
+
+def _sum(places: Any) -> Any:
+    first, *others = places
+    for each in others:
+        first = first + each
+    return first

@@ -1,0 +1,106 @@
+"""Computes what depends on constants alone, once, and removes what nobody uses."""
+
+from typing import Any
+
+from carme_runtime.onnx.library import library
+from carme_runtime.onnx.nodes import RANDOM, graphs, needed
+
+
+def fold_constants(proto: Any, notices: list[str]) -> Any:
+    """A model whose constant parts are initializers.
+
+    Constants become initializers and unused nodes go by passes of onnx-ir; ONNX Runtime, which is to run the
+    rest, computes what depends on constants alone.
+    """
+    before = len(proto.graph.node)
+    proto = _passes(proto)
+    _compute(proto)
+    proto = _passes(proto)
+    _detach_outputs(proto.graph)
+    if before != len(proto.graph.node):
+        notices.append(f"{before} nodes became {len(proto.graph.node)} by constant folding.")
+    return proto
+
+
+def _passes(proto: Any) -> Any:
+    ir, common = library("onnx_ir"), library("onnx_ir.passes.common")
+    model = ir.from_proto(proto)
+    for one in (
+        common.RemoveInitializersFromInputsPass(),
+        common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        common.RemoveUnusedNodesPass(),
+    ):
+        model = one(model).model
+    return ir.to_proto(model)
+
+
+def _compute(proto: Any) -> None:
+    onnx = library("onnx")
+    graph = proto.graph
+    constant = {each.name for each in graph.initializer}
+    types = {each.name: each.type for each in graph.value_info}
+    chosen = []
+    for node in graph.node:
+        inner = any(a.HasField("g") or a.graphs for a in node.attribute)
+        plain = node.op_type not in RANDOM and not inner and node.domain in ("", "ai.onnx")
+        if plain and constant.issuperset(needed(node)):
+            if any(name in types and not types[name].HasField("tensor_type") for name in node.output):
+                continue
+            chosen.append(node)
+            constant.update(node.output)
+    if not chosen:
+        return
+    own = {name for node in chosen for name in node.output if name}
+    used = {name for node in graph.node if node not in chosen for name in needed(node)}
+    used |= {each.name for each in graph.output}
+    wanted = sorted(own & used)
+    inputs = {name for node in chosen for name in needed(node)}
+    part = onnx.helper.make_graph(
+        chosen,
+        "constants",
+        [],
+        [onnx.ValueInfoProto(name=name) for name in wanted],
+        [each for each in graph.initializer if each.name in inputs],
+    )
+    model = onnx.helper.make_model(
+        part, opset_imports=proto.opset_import, ir_version=max(proto.ir_version, 4)
+    )
+    values = _run(model)
+    names = {node.name for node in chosen}
+    rest = [node for node in graph.node if node.name not in names]
+    copies = [type(node).FromString(node.SerializeToString()) for node in rest]
+    del graph.node[:]
+    graph.node.extend(copies)
+    for name, value in zip(wanted, values, strict=True):
+        graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+
+
+def _run(model: Any) -> list[Any]:
+    runtime = library("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = runtime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(None, {})
+
+
+def _detach_outputs(graph: Any) -> None:
+    """Let a node make each output that is a constant: it goes through an Identity."""
+    onnx = library("onnx")
+    outputs = {each.name for each in graph.output}
+    for tensor in graph.initializer:
+        if tensor.name in outputs:
+            name, tensor.name = tensor.name, f"{tensor.name}__constant"
+            for inner in graphs(graph):
+                _rename(inner, name, tensor.name, outputs=inner is not graph)
+            graph.node.append(onnx.helper.make_node("Identity", [tensor.name], [name], name=f"output_{name}"))
+
+
+def _rename(graph: Any, old: str, new: str, outputs: bool) -> None:
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name == old:
+                node.input[place] = new
+    for each in graph.output if outputs else ():
+        if each.name == old:
+            each.name = new

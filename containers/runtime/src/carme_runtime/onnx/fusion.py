@@ -1,0 +1,181 @@
+"""Fuses operators so that few bytes travel: cuts are made where little crosses, and nowhere else.
+
+Operators run in one order, so parts of it that follow each other cannot need each other in a circle. Where
+to cut is the choice of the pipeline's partitioner; here it gets a smaller graph with good places alone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
+
+from carme_runtime.graph import Graph, Operator, Timing
+from carme_runtime.pipeline import PlanError, Request
+from carme_runtime.pipeline import plan as partition
+from carme_runtime.strategies import PIPELINE
+
+#: Of the time of an average part: two cuts that are nearer than this are alternatives to each other.
+_WINDOW = 0.1
+#: What starting a task and taking its result costs, in milliseconds, and how much more a task has to do.
+TASK_MS, WORTH = 0.15, 10
+#: Places at which one value crosses that are looked at before a join.
+_NEAR = 8
+
+
+def crossing(graph: Graph) -> list[float]:
+    """Bytes of the values that cross a cut before each operator."""
+    changes = [0.0] * (len(graph.operators) + 1)
+    for name, users in graph.users.items():
+        made = graph.maker[name]
+        if made >= 0 and users and min(users[-1], len(graph.operators)) > made:
+            changes[made + 1] += graph.value[name].bytes
+            changes[min(users[-1], len(graph.operators))] -= graph.value[name].bytes
+    levels, level = [], 0.0
+    for change in changes[:-1]:
+        level += change
+        levels.append(level)
+    return levels
+
+
+def allowed(graph: Graph) -> list[int]:
+    """Places before which a part may begin: only arrays cross there."""
+    bad = [0] * (len(graph.operators) + 1)
+    for name, users in graph.users.items():
+        made = graph.maker[name]
+        if made >= 0 and users and not _travels(graph, name):
+            bad[made + 1] += 1
+            bad[min(users[-1], len(graph.operators) - 1) + 1] -= 1
+    found, level = [], 0
+    for place in range(len(graph.operators)):
+        level += bad[place]
+        if place and not level:
+            found.append(place)
+    return found
+
+
+def _travels(graph: Graph, name: str) -> bool:
+    return graph.value[name].dtype not in ("list", "dict", "NoneType")
+
+
+def good_places(graph: Graph, parts: int) -> list[int]:
+    """Places so that each other one has one near at which as few bytes cross, or fewer."""
+    bytes_at, times = crossing(graph), [0.0]
+    for operator in graph.operators:
+        times.append(times[-1] + operator.forward_ms(graph.samples))
+    places = allowed(graph)
+    window = _WINDOW * times[-1] / parts
+    while True:
+        found: list[int] = []
+        for place in sorted(places, key=lambda each: (bytes_at[each], each)):
+            if all(abs(times[other] - times[place]) > window for other in found):
+                found.append(place)
+        if len(found) >= parts - 1 or window < 1e-6:
+            return sorted(found)
+        window /= 2
+
+
+def merged(graph: Graph, places: Iterable[int]) -> Graph:
+    """The graph with one operator for all that lies between two places."""
+    ends = [0, *places, len(graph.operators)]
+    operators = tuple(_one(graph, begin, end) for begin, end in pairwise(ends))
+    remaining = {*graph.inputs, *(name for each in operators for name in each.outputs)}
+    return replace(
+        graph, operators=operators, values=tuple(value for value in graph.values if value.name in remaining)
+    )
+
+
+def _one(graph: Graph, begin: int, end: int) -> Operator:
+    own = graph.operators[begin:end]
+    made = {name for each in own for name in each.outputs}
+    used = dict.fromkeys(name for each in own for name in each.inputs if name not in made)
+    outputs = [name for each in own for name in each.outputs if any(u >= end for u in graph.users[name])]
+    milliseconds = sum(each.forward_ms(graph.samples) for each in own)
+    return Operator(
+        name=own[0].name,
+        kind=own[0].kind if len(own) == 1 else f"{len(own)} operators",
+        module=own[0].module,
+        inputs=tuple(used),
+        outputs=tuple(outputs),
+        parameters=tuple(dict.fromkeys(name for each in own for name in each.parameters)),
+        timings=(Timing(graph.samples, milliseconds, 0.0),),
+    )
+
+
+def balanced_cuts(graph: Graph, parts: int, micro_batches: int) -> tuple[int, ...] | None:
+    """Cuts into parts of about the same time at which little crosses; None where there are too few places."""
+    if parts == 1:
+        return ()
+    places = good_places(graph, parts)
+    coarse = merged(graph, places)
+    request = Request(
+        ranks=parts,
+        samples=graph.samples * micro_batches,
+        stages=parts,
+        micro_batches=micro_batches,
+        schedule="1f1b",
+        strategy=PIPELINE,
+    )
+    try:
+        found = partition(coarse, request)
+    except PlanError:
+        return None
+    return tuple(places[cut - 1] for cut in found.cuts)
+
+
+def branch_cuts(graph: Graph) -> tuple[int, ...]:
+    """Cuts around branches that can run side by side: after what they share, and before what joins them."""
+    places = {0, *allowed(graph)}
+    cuts: set[int] = set()
+    for place, operator in enumerate(graph.operators):
+        makers = {graph.maker[name] for name in operator.inputs} - {-1}
+        if len(makers) > 1 and place in places:
+            begin = _fork(graph, place)
+            if begin in places:
+                cuts |= {begin, place}
+    return tuple(sorted(cuts - {0}))
+
+
+def _fork(graph: Graph, join: int) -> int:
+    """Where the branches begin that an operator joins: one value at most crosses there; -1: nowhere near."""
+    needs = {name for name in graph.operators[join].inputs if graph.maker[name] >= 0}
+    looked = 0
+    for begin in range(join - 1, -1, -1):
+        operator = graph.operators[begin]
+        needs.difference_update(operator.outputs)
+        needs.update(name for name in operator.inputs if graph.maker[name] >= 0)
+        if len(needs) <= 1:
+            looked += 1
+            if len(components(graph, begin, join)) > 1:
+                return begin
+            if looked == _NEAR:
+                break
+    return -1
+
+
+def components(graph: Graph, begin: int, end: int) -> list[list[int]]:
+    """Operators of a part in groups that need nothing of each other; small groups join the largest."""
+    leader = {place: place for place in range(begin, end)}
+
+    def top(place: int) -> int:
+        while leader[place] != place:
+            place = leader[place]
+        return place
+
+    for place in range(begin, end):
+        for name in graph.operators[place].inputs:
+            if graph.maker[name] >= begin:
+                leader[top(place)] = top(graph.maker[name])
+    groups: dict[int, list[int]] = {}
+    for place in range(begin, end):
+        groups.setdefault(top(place), []).append(place)
+
+    def time(group: list[int]) -> float:
+        return sum(graph.operators[place].forward_ms(graph.samples) for place in group)
+
+    ordered = sorted(groups.values(), key=time, reverse=True)
+    first, others = ordered[0], []
+    for group in ordered[1:]:
+        if time(group) >= WORTH * TASK_MS:
+            others.append(group)
+        else:
+            first = sorted([*first, *group])
+    return sorted([first, *others])

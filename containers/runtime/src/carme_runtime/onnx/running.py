@@ -1,0 +1,239 @@
+"""Runs a model on several processes: splits what it is given into micro-batches, and joins the results."""
+
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from carme_runtime.onnx.errors import OnnxError
+from carme_runtime.onnx.examples import check_inputs
+from carme_runtime.onnx.execution import Pipeline, label, stored
+from carme_runtime.onnx.library import library
+from carme_runtime.onnx.loading import Model, load
+from carme_runtime.onnx.plans import Plan, parse_workers, plan
+from carme_runtime.onnx.sessions import CUDA, result_of, session
+from carme_runtime.onnx.tracing import as_source, trace
+
+Inputs = Mapping[str, Any]
+#: With so many micro-batches it is worth while to measure the operators before.
+_MEASURED = 16
+#: Micro-batches that a batch becomes, for each worker.
+_EACH = 2
+_TOLERANCE = 1e-4
+
+
+@overload
+def run(
+    model: Any, inputs: Inputs, workers: str | int | Mapping[str, int] = 2, **options: Any
+) -> dict[str, Any]: ...
+@overload
+def run(
+    model: Any, inputs: Sequence[Inputs], workers: str | int | Mapping[str, int] = 2, **options: Any
+) -> list[dict[str, Any]]: ...
+
+
+def run(model: Any, inputs: Any, workers: Any = 2, **options: Any) -> Any:
+    """Run a model.
+
+    Args:
+        model: What `load` takes or gives.
+        inputs: An array for each input; its first dimension may be a multiple of the model's, and is split
+            into micro-batches where that gives the same results. Or several such mappings, each of which is a
+            micro-batch.
+        workers: Processes of this node, or kinds of them: "cpu:2,gpu:1".
+        options: Of `Runner`.
+
+    Returns:
+        An array for each output, or a list of such dictionaries for several inputs.
+
+    Raises:
+        OnnxError: The model, the inputs or the workers make no sense, or ONNX Runtime fails.
+        PetriError: The net cannot go on, for example as memory or disk are full.
+    """
+    several = not isinstance(inputs, Mapping)
+    loaded = model if isinstance(model, Model) else load(model)
+    if several:
+        batches = [check_inputs(loaded, each) for each in inputs]
+    else:
+        batches = micro_batches(loaded, check_inputs(loaded, inputs, batch=True), workers)
+    if not batches:
+        return []
+    results = Runner(loaded, workers, **options).run(batches)
+    return results if several else joined(loaded, results)
+
+
+class Runner:
+    """Runs micro-batches of a model.
+
+    Args:
+        model: Which.
+        workers: A number of processes, or kinds of them.
+        tasks: Into how many tasks the model is cut; None: see `plan`.
+        compiled: A plan to use instead of making one.
+        folder: For the net's journal and the tasks' models; it stays. None: a temporary one.
+        memory: The most that tensors in flight take of the node's shared memory, such as "8GiB".
+        watch: Is called with the run of the net and a number when that micro-batch was given to it.
+
+    Attributes:
+        plan: The plan, after `run`.
+        notices: What happened while it ran, such as workers that were killed.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        workers: str | int | Mapping[str, int],
+        *,
+        tasks: int | None = None,
+        compiled: Plan | None = None,
+        folder: str | os.PathLike[str] | None = None,
+        memory: int | str | None = None,
+        watch: Any = None,
+    ) -> None:
+        self.model, self.workers = model, parse_workers(workers)
+        self.plan = compiled
+        self.notices: list[str] = []
+        self._tasks, self._folder, self._memory, self._watch = tasks, folder, memory, watch
+        if self.workers.get("gpu") and CUDA not in library("onnxruntime").get_available_providers():
+            raise OnnxError(
+                "This ONNX Runtime cannot use GPUs.",
+                "Install onnxruntime-gpu, or use workers of the kind cpu.",
+            )
+
+    def run(self, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
+        """The outputs of each micro-batch, in their order. Raises as `carme_runtime.onnx.run`."""
+        if self.plan is None:
+            graph = trace(self.model, batches[0], measure=len(batches) >= _MEASURED)
+            self.plan = plan(graph, self.workers, tasks=self._tasks, micro_batches=len(batches))
+        if self._folder is not None:
+            folder = Path(self._folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            return self._run(folder, self.plan, batches)
+        with tempfile.TemporaryDirectory(prefix="carme-onnx-") as temporary:
+            return self._run(Path(temporary), self.plan, batches)
+
+    def _run(self, folder: Path, found: Plan, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
+        count = sum(found.workers.values())
+        threads = max(len(os.sched_getaffinity(0)) // count, 1)
+        pipeline = Pipeline(self.model, found, folder, threads)
+        gpus = found.workers.get("gpu", 0)
+        offers = f"gpu:{gpus}" if gpus else ""
+        results: list[dict[str, Any]] = [{} for _ in batches]
+        net = pipeline.net
+        with net.start(
+            count, folder=folder / "run", offers=offers, memory=self._memory, checked=False
+        ) as run:
+            for number, batch in enumerate(batches):
+                _put(run, pipeline, number, batch)
+                if self._watch:
+                    self._watch(run, number)
+            for number, values in run.wait()["done"]:
+                for name, value in zip(pipeline.results, values, strict=True):
+                    results[number][name] = _taken(value)
+            self.notices = list(run.notices)
+        for number, batch in enumerate(batches):  # outputs that are inputs
+            results[number] = {
+                name: results[number].get(name, batch.get(name)) for name in self.model.outputs
+            }
+        return results
+
+
+def _put(run: Any, pipeline: Pipeline, number: int, batch: Inputs) -> None:
+    made: dict[str, Any] = {}
+    for place, names in pipeline.entries.items():
+        for name in names:
+            if name not in made:
+                made[name] = stored(run.memory, label(name, number), batch[name])
+        run.put(place, (number, tuple(made[name] for name in names)))
+    for value in made.values():
+        if hasattr(value, "lifetime"):
+            value.close()
+
+
+def _taken(value: Any) -> Any:
+    if not hasattr(value, "lifetime"):
+        return value
+    array = value.array().copy()
+    value.close()
+    return array
+
+
+def micro_batches(model: Model, inputs: Inputs, workers: str | int | Mapping[str, int]) -> list[Inputs]:
+    """A batch as micro-batches, where these give the same results; else as one.
+
+    Args:
+        model: Which.
+        inputs: As `check_inputs` gives them.
+        workers: Who is to run them: each gets some, where the model leaves their number open.
+
+    Raises:
+        OnnxError: The inputs are of different numbers of batches.
+    """
+    wanted = _EACH * sum(parse_workers(workers).values())
+    sizes = {name: array.shape[0] for name, array in inputs.items() if array.ndim}
+    own = {each.name: each.shape[0] if each.shape else None for each in model.inputs}
+    if not sizes:
+        return [inputs]
+    fixed = {name for name in sizes if isinstance(own[name], int)}
+    if fixed == set(sizes):
+        counts = {sizes[name] // int(own[name] or 1) for name in sizes}
+        if len(counts) > 1:
+            raise OnnxError(
+                f"The inputs of {model.name} are of {' and '.join(map(str, sorted(counts)))} batches.",
+                "Give each the same number of batches.",
+            )
+        return _slices(inputs, sizes, counts.pop())
+    if fixed or len(set(sizes.values())) > 1 or min(sizes.values()) < 2:
+        return [inputs]
+    samples = next(iter(sizes.values()))
+    return _slices(inputs, sizes, min(wanted, samples)) if _is_separable(model, inputs, sizes) else [inputs]
+
+
+def _slices(inputs: Inputs, sizes: Mapping[str, int], count: int) -> list[Inputs]:
+    numpy = library("numpy")
+    parts = {name: numpy.array_split(inputs[name], count) for name in sizes}
+    return [
+        {
+            name: numpy.ascontiguousarray(parts[name][place]) if name in parts else inputs[name]
+            for name in inputs
+        }
+        for place in range(count)
+    ]
+
+
+def _is_separable(model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> bool:
+    """Whether two samples give the same together and one after the other."""
+    numpy = library("numpy")
+
+    def some(begin: int, end: int) -> dict[str, Any]:
+        return {name: array[begin:end] if name in sizes else array for name, array in inputs.items()}
+
+    with tempfile.TemporaryDirectory(prefix="carme-onnx-") as folder:
+        own = session(as_source(model.proto, Path(folder), "whole"), name=model.name)
+        try:
+            together = result_of(own, None, some(0, 2), model.name)
+            apart = [result_of(own, None, some(k, k + 1), model.name) for k in range(2)]
+        except OnnxError:  # it takes one of them only; what is wrong shows when it runs
+            return False
+    for whole, first, second in zip(together, *apart, strict=True):
+        if not hasattr(whole, "ndim") or not whole.ndim or first.shape[:1] != (1,):
+            return False
+        there = numpy.concatenate([first, second])
+        if there.shape != whole.shape or not _are_close(numpy, there, whole):
+            return False
+    return True
+
+
+def _are_close(numpy: Any, a: Any, b: Any) -> bool:
+    if a.dtype.kind not in "fc":
+        return bool((a == b).all())
+    return bool(numpy.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
+
+
+def joined(model: Model, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The outputs of micro-batches as those of their batch."""
+    if len(results) == 1:
+        return results[0]
+    numpy = library("numpy")
+    return {name: numpy.concatenate([each[name] for each in results]) for name in model.outputs}

@@ -1,0 +1,160 @@
+"""ONNX models on two workers: images through OCR networks, bytes that VGG19 sends, time to compile.
+
+    ./test bench onnx --quick
+    ./test bench onnx --json result.json
+
+`ocr_200_images_speedup`: detector and recogniser of PP-OCRv4, each for all images, on two workers against
+one. As a peer, two processes of ONNX Runtime that share the images and have one thread each, against one such
+process: the most that these processors give. Each has its sessions before it is timed, and they take turns.
+`vgg19_bytes_over_min_cut`: what the plan for two tasks sends, over the fewest bytes of all cuts whose longer
+part takes no longer than the plan's; and what it sends over what the unfused graph would.
+`resnet50_compile_s`: to read, check, fold, measure and plan ResNet-50 for two workers.
+"""
+
+import argparse
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+from report import print_table, row, tidy_up_when_ended, write_json
+
+import carme_runtime.onnx as carme_onnx
+from carme_runtime.onnx import Runner
+from real_models import REAL, folder
+
+#: Aims: at least so many times one worker, and of two independent processes; at most of the cheapest cut's
+#: bytes, of the unfused graph's, and seconds.
+SPEEDUP, OF_INDEPENDENT, OVER_CUT, OF_UNFUSED, SECONDS = 1.7, 0.95, 1.05, 0.5, 10.0
+
+
+def images(model: Any, shape: tuple[int, ...], count: int) -> list[dict[str, Any]]:
+    """Made-up images; what they show does not change what they cost."""
+    return [carme_onnx.example_of(model, {"x": shape}, seed=seed) for seed in range(count)]
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """How long it takes."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def through_net(model: Any, given: list[dict[str, Any]], workers: int) -> float:
+    """Seconds per image of ours: the slope between few and all images, which leaves the start out."""
+    plan = carme_onnx.plan(carme_onnx.trace(model, given[0]), workers, micro_batches=len(given))
+    few = given[: max(len(given) // 10, 2)]
+    short = seconds(lambda: Runner(model, workers, compiled=plan).run(few))
+    long = seconds(lambda: Runner(model, workers, compiled=plan).run(given))
+    return (long - short) / (len(given) - len(few))
+
+
+def alone(file: str, given: list[dict[str, Any]], ready: Any, go: Any) -> None:
+    """One process of ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session.run(None, given[0])
+    ready.release()
+    go.wait()
+    for each in given:
+        session.run(None, each)
+
+
+def independent(file: str, given: list[dict[str, Any]], count: int) -> float:
+    """Seconds per image of so many independent processes."""
+    context = multiprocessing.get_context("spawn")
+    ready, go = context.Semaphore(0), context.Event()
+    processes = [context.Process(target=alone, args=(file, given[k::count], ready, go)) for k in range(count)]
+    for each in processes:
+        each.start()
+    for _ in processes:
+        ready.acquire()
+    go.set()
+    took = seconds(lambda: [each.join() for each in processes])
+    return took / len(given)
+
+
+def ocr(count: int, rounds: int) -> dict[str, Any]:
+    """Both networks' times for an image."""
+    times: dict[tuple[str, int], list[float]] = {}
+    for part, shape in (("det_infer", (1, 3, 320, 320)), ("rec_infer", (1, 3, 48, 320))):
+        real = next(each for each in REAL if part in each.file)
+        model, file = real.load(), str(folder() / real.file)
+        given = images(model, shape, count)
+        for number in range(rounds):
+            for workers in (1, 2):
+                ours = times.setdefault(("ours", workers), [0.0] * rounds)
+                ours[number] += through_net(model, given, workers)
+                theirs = times.setdefault(("independent", workers), [0.0] * rounds)
+                theirs[number] += independent(file, given, workers)
+    middle = {key: statistics.median(each) for key, each in times.items()}
+    ours = middle["ours", 1] / middle["ours", 2]
+    theirs = middle["independent", 1] / middle["independent", 2]
+    fraction = middle["independent", 2] / middle["ours", 2]
+    return row(
+        "ocr_200_images_speedup",
+        "x",
+        ours,
+        peers={"two processes": theirs},
+        aim=f">= {SPEEDUP} of one worker, {OF_INDEPENDENT} of two processes (is {fraction:.2f})",
+        holds=ours >= SPEEDUP and fraction >= OF_INDEPENDENT,
+        of_independent=fraction,
+        milliseconds={f"{who}_{workers}": 1000 * value for (who, workers), value in middle.items()},
+    )
+
+
+def light(name: str) -> Any:
+    """The file of a light network."""
+    return folder() / next(each.file for each in REAL if each.file.endswith(f"light_{name}.onnx"))
+
+
+def vgg19() -> dict[str, Any]:
+    """Bytes of the plan, over the cheapest cut's."""
+    model = carme_onnx.load(light("vgg19"))
+    graph = carme_onnx.trace(model, carme_onnx.example_of(model))
+    plan = carme_onnx.plan(graph, 2, tasks=2, micro_batches=8)
+    longest = max(task.milliseconds for task in plan.tasks)
+    times = [each.forward_ms(graph.samples) for each in graph.operators]
+    cheapest = float(plan.sent_bytes)
+    for place in range(1, len(times)):
+        if max(sum(times[:place]), sum(times[place:])) <= longest:
+            made = {name for each in graph.operators[:place] for name in each.outputs}
+            used = {name for each in graph.operators[place:] for name in each.inputs}
+            cheapest = min(cheapest, sum(graph.value[name].bytes for name in made & used))
+    ratio, share = plan.sent_bytes / cheapest, plan.sent_bytes / plan.unfused_bytes
+    aim = f"<= {OVER_CUT}, and <= {OF_UNFUSED} of the unfused (is {share:.3f})"
+    holds = ratio <= OVER_CUT and share <= OF_UNFUSED
+    return row("vgg19_bytes_over_min_cut", "x", ratio, aim=aim, holds=holds, of_unfused=share)
+
+
+def resnet50() -> dict[str, Any]:
+    """Seconds to compile it."""
+
+    def compiled() -> None:
+        model = carme_onnx.load(light("resnet50"))
+        carme_onnx.plan(carme_onnx.trace(model, carme_onnx.example_of(model)), 2)
+
+    took = seconds(compiled)
+    return row("resnet50_compile_s", "s", took, aim=f"< {SECONDS}", holds=took < SECONDS)
+
+
+def main() -> int:
+    """Measure; 1: an aim is missed."""
+    parser = argparse.ArgumentParser(description="How quick ONNX models are on several workers.")
+    parser.add_argument("--quick", action="store_true", help="20 images, one round")
+    parser.add_argument("--json", type=Path, help="also write the rows there")
+    options = parser.parse_args()
+    tidy_up_when_ended()
+    rows = [resnet50(), vgg19(), ocr(*((20, 1) if options.quick else (200, 5)))]
+    print_table(rows)
+    if options.json:
+        write_json(options.json, rows)
+    return 0 if all(each["holds"] is not False for each in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,57 @@
+"""`carme onnx plan`, `carme onnx run` and `carme-run --onnx`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import onnx_models
+from carme.cli import main as carme
+from carme_runtime.onnx.command import main
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx_models.chain(), path)
+    return path
+
+
+def test_a_plan_is_printed_for_people_and_programs(model: Path, capsys: pytest.CaptureFixture[str]):
+    assert carme(["onnx", "plan", str(model), "--workers", "cpu:2", "--tasks", "2", "--svg", "plan.svg"]) == 0
+    assert "16 operators in 2 tasks" in capsys.readouterr().out
+    assert Path("plan.svg").read_text().startswith("<svg")
+    assert main(["plan", str(model), "--workers", "cpu:2,gpu:1", "--estimate", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"] == {"cpu": 2, "gpu": 1}
+
+
+def test_a_model_runs_from_file_to_file(model: Path):
+    x = onnx_models.random(6, 64)
+    np.savez("x.npz", x=x)
+    command = [sys.executable, "-m", "carme_runtime.launcher.command", "--onnx", str(model)]
+    done = subprocess.run(
+        [*command, "--input", "x.npz", "--output", "y.npz", "--workers", "2"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "4 micro-batches" in done.stdout
+    wanted = onnx_models.expected(onnx_models.chain(), {"x": x})
+    np.testing.assert_allclose(np.load("y.npz")["r7"], wanted["r7"], rtol=1e-4, atol=1e-4)
+
+
+def test_errors_are_sentences_and_leave_no_output(model: Path, capsys: pytest.CaptureFixture[str]):
+    np.savez("x.npz", wrong=np.ones(3))
+    assert main(["run", str(model), "--input", "x.npz", "--output", "y.npz"]) == 1
+    assert "has no input wrong. Its inputs are x (float32[N, 64])." in capsys.readouterr().err
+    assert main(["run", str(model), "--input", "none.npz", "--output", "y.npz"]) == 1
+    assert "none.npz cannot be read" in capsys.readouterr().err
+    Path("x.npz").write_text("text")
+    assert main(["run", str(model), "--input", "x.npz", "--output", "y.npz"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+    assert main(["run", str(model), "--input", "x.npz", "--output", "none/y.npz"]) == 1
+    assert "There is no folder" in capsys.readouterr().err
+    assert sorted(path.name for path in Path.cwd().iterdir()) == ["model.onnx", "x.npz"]

@@ -1,0 +1,138 @@
+"""ONNX models are read and checked: one sentence for each fault, with the node or the file named."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import carme_runtime.onnx as carme_onnx
+import onnx_models
+from carme_runtime.onnx import OnnxError
+
+
+def refusal(source: Any) -> str:
+    with pytest.raises(OnnxError) as caught:
+        carme_onnx.load(source)
+    assert caught.value.remedy
+    return caught.value.message
+
+
+def test_a_model_says_what_it_takes_and_gives():
+    model = carme_onnx.load(onnx_models.branches().SerializeToString())
+    assert [str(each) for each in model.inputs] == ["x (float32[N, 3, 64, 64])"]
+    assert model.outputs == ("y", "z") and model.opset == 17
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path):
+    text = tmp_path / "readme.txt"
+    text.write_text("no model")
+    assert refusal(text) == "readme.txt is no ONNX model: there is no graph with nodes in it."
+    assert refusal(tmp_path / "none.onnx").endswith("cannot be read: No such file or directory.")
+    assert "no ONNX model" in refusal(b"")
+
+
+def test_a_cycle_is_named_by_its_node():
+    nodes = [
+        helper.make_node("Relu", ["x"], ["a"], name="start"),
+        helper.make_node("Add", ["a", "c"], ["b"], name="around"),
+        helper.make_node("Relu", ["b"], ["c"], name="back"),
+    ]
+    message = refusal(onnx_models.model(nodes, {"x": (1,)}, ["c"]))
+    assert message.startswith("The graph of The model has a cycle: node around needs")
+
+
+def test_nodes_in_another_order_are_sorted():
+    proto = onnx_models.chain(3)
+    nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in reversed(proto.graph.node)]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes)
+    model = carme_onnx.load(proto)
+    assert [node.name for node in model.nodes][:3] == ["matmul0", "relu0", "matmul1"]
+
+
+def test_missing_weights_are_named_with_the_node_that_uses_them():
+    proto = onnx_models.chain(3)
+    del proto.graph.initializer[1]
+    assert refusal(proto).startswith("Node matmul1 of The model uses w1, which nothing makes")
+
+
+def test_weights_in_another_file_are_read_and_missed(tmp_path: Path):
+    proto, x = onnx_models.chain(3), onnx_models.random(2, 64)
+    wanted = onnx_models.expected(proto, {"x": x})
+    path = tmp_path / "model.onnx"
+    onnx.save(proto, path, save_as_external_data=True, location="model.weights", size_threshold=0)
+    found = carme_onnx.run(path, {"x": x}, workers=1)
+    np.testing.assert_allclose(found["r2"], wanted["r2"], atol=1e-5)
+    with pytest.raises(OnnxError, match="Load the model from its file"):
+        carme_onnx.load(path.read_bytes())
+    (tmp_path / "model.weights").write_bytes(b"short")
+    assert "are missing" in refusal(path) and str(tmp_path / "model.weights") in refusal(path)
+    (tmp_path / "model.weights").unlink()
+    assert "are missing" in refusal(path)
+
+
+def test_versions_that_nobody_knows_are_refused():
+    proto = onnx_models.chain(1)
+    proto.opset_import[0].version = 999
+    assert refusal(proto).startswith("The model is of opset 999, and onnx")
+    proto = onnx_models.chain(1)
+    proto.ir_version = 99
+    assert refusal(proto).startswith("The model is of IR version 99, and onnx")
+
+
+def test_an_operator_that_the_opset_lacks_is_named():
+    nodes = [helper.make_node("Gelu", ["x"], ["y"], name="new")]
+    message = refusal(onnx_models.model(nodes, {"x": (1,)}, ["y"], opset=17))
+    assert message == "Node new of The model is a Gelu, which opset 17 of ai.onnx does not have."
+    nodes = [helper.make_node("Relu", ["x"], ["y"], name="foreign", domain="org.example")]
+    assert "Node foreign" in refusal(onnx_models.model(nodes, {"x": (1,)}, ["y"]))
+
+
+def test_contradicting_shapes_are_refused():
+    tensors = [onnx_models.weights("w", 5, 6)]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")]
+    assert "contradict each other" in refusal(onnx_models.model(nodes, {"x": (2, 4)}, ["y"], tensors))
+
+
+def test_what_depends_on_constants_alone_is_computed_before():
+    nodes = [
+        helper.make_node("Constant", [], ["shape"], value=numpy_helper.from_array(np.array([4, 4]))),
+        helper.make_node(
+            "ConstantOfShape", ["shape"], ["w"], value=numpy_helper.from_array(np.array([0.5], np.float32))
+        ),
+        helper.make_node("Mul", ["w", "w"], ["w2"]),
+        helper.make_node("MatMul", ["x", "w2"], ["y"], name="product"),
+        helper.make_node("Identity", ["w2"], ["fixed"]),
+    ]
+    model = carme_onnx.load(onnx_models.model(nodes, {"x": (1, 4)}, ["y", "fixed"]))
+    assert [node.op_type for node in model.nodes] == ["MatMul", "Identity"]
+    found = carme_onnx.run(model, {"x": np.ones((1, 4), np.float32)}, workers=1)
+    np.testing.assert_allclose(found["y"], np.full((1, 4), 1.0))
+    np.testing.assert_allclose(found["fixed"], np.full((4, 4), 0.25))
+
+
+def test_inputs_that_do_not_fit_are_named():
+    model = carme_onnx.load(onnx_models.branches(batch=1))
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "needs the input x"),
+        ({"x": np.ones((1, 3, 64, 64)), "more": 1}, "has no input more"),
+        ({"x": np.ones((1, 3, 64, 32), np.float32)}, "has the shape [1, 3, 64, 32]"),
+        ({"x": np.ones((1, 3, 64), np.float32)}, "has the shape [1, 3, 64]"),
+        ({"x": np.ones((1, 3, 64, 64), complex)}, "is complex128, and the model takes float32"),
+    ]
+    for inputs, message in cases:
+        with pytest.raises(OnnxError, match="x") as caught:
+            carme_onnx.run(model, inputs, workers=1)
+        assert message in caught.value.message
+
+
+def test_open_dimensions_need_an_example():
+    model = carme_onnx.load(
+        onnx_models.model([helper.make_node("Relu", ["x"], ["y"])], {"x": ("N", "W")}, ["y"])
+    )
+    with pytest.raises(OnnxError, match="leaves open"):
+        carme_onnx.example_of(model)
+    assert carme_onnx.example_of(model, {"x": (2, 3)})["x"].shape == (2, 3)

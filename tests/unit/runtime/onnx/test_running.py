@@ -1,0 +1,118 @@
+"""Models run as Petri nets give what ONNX Runtime gives for the whole model, whatever is killed meanwhile."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import helper, numpy_helper
+
+import carme_runtime.onnx as carme_onnx
+import onnx_models
+from carme_runtime.onnx import OnnxError, Runner
+from carme_runtime.petri import store
+
+
+@pytest.fixture(autouse=True)
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of shared memory for this test alone, in which nothing stays."""
+    made = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
+    made.mkdir()
+    monkeypatch.setattr(store, "SHARED", made)
+    monkeypatch.chdir(tmp_path)
+    yield made
+    left = [path.name for path in made.iterdir()]
+    made.rmdir()
+    assert left == []
+
+
+def check(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert list(found) == list(wanted)
+    for name, array in wanted.items():
+        assert found[name].shape == array.shape and found[name].dtype == array.dtype
+        np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_fused_tasks_give_what_the_whole_model_gives(workers: int):
+    proto, x = onnx_models.branches(), onnx_models.random(3, 3, 64, 64)
+    wanted = onnx_models.expected(proto, {"x": x})
+    check(carme_onnx.run(proto, {"x": x}, workers=workers, tasks=workers), wanted)
+    check(carme_onnx.run(proto, {"x": x}, workers=workers), wanted)
+
+
+def test_a_batch_is_split_into_micro_batches_of_the_size_that_the_model_takes():
+    proto = onnx_models.branches(batch=1)
+    x = onnx_models.random(5, 3, 64, 64)
+    found = carme_onnx.run(proto, {"x": x}, workers=2, tasks=3)
+    for k in range(5):
+        wanted = onnx_models.expected(proto, {"x": x[k : k + 1]})
+        check({name: array[k : k + 1] for name, array in found.items()}, wanted)
+
+
+def test_a_batch_whose_samples_depend_on_each_other_is_not_split():
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+        helper.make_node("Sub", ["x", "mean"], ["y"]),
+    ]
+    proto, x = onnx_models.model(nodes, {"x": ("N", 8)}, ["y"]), onnx_models.random(6, 8)
+    check(carme_onnx.run(proto, {"x": x}, workers=2), onnx_models.expected(proto, {"x": x}))
+
+
+def test_inputs_of_different_shapes_follow_each_other():
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("Transpose", ["r"], ["y"], perm=[1, 0])]
+    proto = onnx_models.model(nodes, {"x": ("N", "W")}, ["y"])
+    given = [{"x": onnx_models.random(k + 1, 2000 + k, seed=k)} for k in range(6)]
+    found = carme_onnx.run(proto, [*given, *given], workers=2, tasks=2)
+    for inputs, outputs in zip([*given, *given], found, strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+
+
+def test_bodies_of_an_if_are_part_of_one_task():
+    proto = onnx_models.choice()
+    for x in (np.ones((2, 4), np.float32), np.full((2, 4), 0.01, np.float32)):
+        check(carme_onnx.run(proto, {"x": x}, workers=2, tasks=4), onnx_models.expected(proto, {"x": x}))
+
+
+def test_a_killed_worker_changes_nothing_but_the_time(tmp_path: Path):
+    proto = onnx_models.branches(batch=1, size=96)
+    given = [{"x": onnx_models.random(1, 3, 96, 96, seed=k)} for k in range(12)]
+    killed = []
+
+    def kill(run: Any, number: int) -> None:
+        if number in (4, 8):
+            killed.append(run.workers[0])
+            os.kill(killed[-1], signal.SIGKILL)
+
+    model = carme_onnx.load(proto)
+    runner = Runner(model, 2, tasks=3, watch=kill, folder=tmp_path / "kept")
+    found = runner.run(given)
+    assert len(killed) == 2
+    for inputs, outputs in zip(given, found, strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+
+
+def test_tensors_between_tasks_lie_in_shared_memory(shared: Path):
+    """A token has the name of a range; the journal, which has all tokens, stays small."""
+    proto, folder = onnx_models.branches(batch=1, size=128), Path("kept")
+    given = [{"x": onnx_models.random(1, 3, 128, 128, seed=k)} for k in range(3)]
+    runner = Runner(carme_onnx.load(proto), 2, tasks=3, folder=folder)
+    runner.run(given)
+    assert runner.plan and runner.plan.sent_bytes > 1 << 20
+    assert (folder / "run" / "journal").stat().st_size < 1 << 16
+
+
+def test_what_fails_is_reported_in_a_sentence():
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"], name="reshape")]
+    tensors = [numpy_helper.from_array(np.array([7, -1]), "shape")]
+    proto = onnx_models.model(nodes, {"x": ("N", 4)}, ["y"], tensors)
+    with pytest.raises(OnnxError, match="ONNX Runtime failed"):
+        carme_onnx.run(proto, {"x": onnx_models.random(3, 4)}, workers=1)
+
+
+def test_gpus_that_are_not_there_are_refused_before_anything_runs():
+    with pytest.raises(OnnxError, match="cannot use GPUs"):
+        carme_onnx.run(onnx_models.chain(2), {"x": onnx_models.random(2, 64)}, workers="cpu:1,gpu:1")
