@@ -19,6 +19,7 @@
 #include "failure.hpp"
 #include "link_model.hpp"
 #include "links.hpp"
+#include "recorder.hpp"
 #include "waiting.hpp"
 
 namespace carme {
@@ -189,10 +190,13 @@ private:
     std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);
     std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,
                                           uint64_t b, Deadline deadline);
+    // How this node's clock differs from the first rank's: at the beginning and the end, and about once a second.
+    void follow_clock();
+    void measure_clock(int times, Deadline deadline);
     template <class Ready> bool wait_for(Flag& flag, Deadline deadline, Ready&& ready);
 
     int rank_, size_;
-    bool crowded_ = false, crowded_in_background_ = false;
+    bool crowded_ = false, crowded_in_background_ = false, follows_clock_ = false;
     int cores_ = 1;
     LinkModel link_model_;
     std::shared_ptr<Mapping> control_;

@@ -1,0 +1,167 @@
+"""`carme-run --trace`: archives that others read, with each event once."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from patience import HANG
+
+otf2 = pytest.importorskip("otf2", reason="PyPI's otf2 is not there")
+
+PROGRAMS = Path(__file__).parent / "programs"
+RUN = [sys.executable, "-m", "carme_runtime.launcher.command"]
+PRINT = shutil.which("otf2-print")
+
+
+def run(*arguments: str, code: int = 0, environment: dict[str, str] | None = None) -> str:
+    """What carme-run says; it must end with `code`."""
+    done = subprocess.run(
+        [*RUN, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+        env=os.environ | (environment or {}),
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@dataclass
+class Read:
+    """What otf2 reads of an archive, by rank."""
+
+    events: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
+    regions: dict[int, Counter[str]] = field(default_factory=dict)
+    times: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+
+    def of(self, rank: int, kind: str) -> list[Any]:
+        return [event for name, event in self.events[rank] if name == kind]
+
+
+def read(folder: Path) -> Read:
+    found = Read()
+    with otf2.reader.open(str(folder / "traces.otf2")) as trace:
+        for location, event in trace.events:
+            digits = re.match(r"rank (\d+)", location.group.name)
+            assert digits
+            rank = int(digits[1])
+            found.events.setdefault(rank, []).append((type(event).__name__, event))
+            found.times.setdefault((rank, location.name), []).append(event.time)
+            if isinstance(event, otf2.events.Enter):
+                found.regions.setdefault(rank, Counter())[event.region.name] += 1
+    return found
+
+
+def op(value: Any) -> str:
+    """A value of an enumeration by its name."""
+    return str(value).partition(".")[2]
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("traced")
+    said = run(
+        "-n", "2", "--trace", f"otf2:{folder / 'trace'}", "--trace", f"html:{folder / 'page.html'}",
+        "--profile", str(folder / "profile"), str(PROGRAMS / "traced.py"),
+    )  # fmt: skip
+    return folder, said
+
+
+def test_each_event_is_there_once_and_collectives_name_bytes_and_members(traced):
+    folder, said = traced
+    assert "The trace is in" in said and "no trace" not in said, said
+    assert sorted(path.name for path in folder.iterdir()) == ["page.html", "profile", "trace"]
+    trace = read(folder / "trace")
+    for rank in (0, 1):
+        collectives = trace.of(rank, "MpiCollectiveEnd")
+        kinds = Counter(op(event.collective_op) for event in collectives)
+        assert kinds["ALLREDUCE"] == 7 and kinds["BCAST"] == 1 and kinds["BARRIER"] >= 2, kinds
+        assert len(trace.of(rank, "MpiCollectiveBegin")) == len(collectives)
+        sums = [event for event in collectives if op(event.collective_op) == "ALLREDUCE"]
+        assert {(event.size_sent, event.size_received) for event in sums} == {(4000, 4000)}
+        assert len({event.communicator.name for event in collectives}) == 1
+        (broadcast,) = (event for event in collectives if op(event.collective_op) == "BCAST")
+        assert broadcast.root == 1
+        assert (broadcast.size_sent, broadcast.size_received) == ((4000, 0) if rank else (0, 4000))
+        regions = trace.regions[rank]
+        assert [regions[name] for name in ("forward", "forward pass", "render", "shade", "spill")] == [1] * 5
+        assert len(trace.of(rank, "Enter")) == len(trace.of(rank, "Leave")) == sum(regions.values())
+
+
+def test_sends_are_matched_with_receives(traced):
+    trace = read(traced[0] / "trace")
+    for rank, count in ((0, 3), (1, 4)):
+        sends, receives = trace.of(rank, "MpiSend"), trace.of(1 - rank, "MpiRecv")
+        assert len(sends) == len(receives) == count
+
+        def key(event):
+            (number,) = event.attributes.values()
+            return (event.msg_tag, number, event.msg_length)
+
+        assert sorted(map(key, sends)) == sorted(map(key, receives)) == [(5, n, 100 + n) for n in range(count)]
+        assert {event.receiver for event in sends} == {1 - rank}
+        assert {event.sender for event in receives} == {rank}
+        assert {e.communicator.name for e in sends} == {e.communicator.name for e in receives}
+        ends = {key(event): event.time for event in receives}
+        assert all(event.time <= ends[key(event)] for event in sends)
+
+
+def test_one_sided_operations_name_window_bytes_and_completion(traced):
+    trace = read(traced[0] / "trace")
+    for rank in (0, 1):
+        puts, gets, atomics = (trace.of(rank, name) for name in ("RmaPut", "RmaGet", "RmaAtomic"))
+        assert [(put.bytes, put.remote, put.win.name) for put in puts] == [(512, 1 - rank, "segment 3")] * 2
+        assert [(get.bytes, get.remote) for get in gets] == [(64, 1 - rank)]
+        assert len(atomics) == 1
+        over = trace.of(rank, "RmaOpCompleteBlocking") + trace.of(rank, "RmaOpCompleteNonBlocking")
+        started = [event.matching_id for event in (*puts, *gets, *atomics)]
+        assert sorted(event.matching_id for event in over) == sorted(started) and len(set(started)) == 4
+        told = Counter(op(event.sync_type) for event in trace.of(rank, "RmaSync"))
+        assert told == {"NOTIFY_OUT": 2, "NOTIFY_IN": 2}
+
+
+def test_times_grow_on_each_location_and_overlapping_firings_have_their_own(traced):
+    trace = read(traced[0] / "trace")
+    assert len(trace.times) >= 4
+    for location, times in trace.times.items():
+        assert times == sorted(times), location
+    sums = [event.values for event in trace.of(0, "Metric")]
+    assert sums
+
+
+@pytest.mark.skipif(PRINT is None, reason="otf2-print of otf2-tools is not there")
+def test_otf2_print_accepts_the_archive(traced):
+    assert PRINT
+    done = subprocess.run(
+        [PRINT, str(traced[0] / "trace/traces.otf2")], capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert len(re.findall("^MPI_SEND ", done.stdout, re.M)) == 7
+    assert len(re.findall("^RMA_PUT ", done.stdout, re.M)) == 4
+
+
+def test_the_profile_comes_from_the_same_recording(traced):
+    for rank in (0, 1):
+        events = json.loads((traced[0] / f"profile/rank-{rank}.json").read_text())["traceEvents"]
+        names = Counter(event["name"] for event in events if event.get("cat") == "collective" and event["ph"] == "b")
+        assert names["allreduce"] == 7 and names["broadcast"] == 1
+        assert Counter(e["name"] for e in events if e.get("cat") == "message") == {"send": 3 + rank, "receive": 4 - rank}
+
+
+def test_the_page_needs_nothing_but_itself(traced):
+    text = (traced[0] / "page.html").read_text()
+    assert "default-src 'none'" in text and not re.search(r"(?:src|href)=|https?://", text)
+    data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert len(data["messages"]) == 7
+    assert {"rank 0: main thread", "rank 1: main thread"} <= {row["name"] for row in data["rows"]}
+    assert {"allreduce", "send", "stage 1, forward pass of micro-batch 7"} <= set(data["names"])
