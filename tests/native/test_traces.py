@@ -165,3 +165,100 @@ def test_the_page_needs_nothing_but_itself(traced):
     assert len(data["messages"]) == 7
     assert {"rank 0: main thread", "rank 1: main thread"} <= {row["name"] for row in data["rows"]}
     assert {"allreduce", "send", "stage 1, forward pass of micro-batch 7"} <= set(data["names"])
+
+
+def test_a_killed_rank_leaves_the_trace_of_the_others_and_a_sentence(tmp_path):
+    folder = tmp_path / "trace"
+    said = run("-n", "2", "--trace", f"otf2:{folder}", str(PROGRAMS / "traced.py"), "killed", code=137)
+    assert "carme-run: Rank 1 was killed: its last events are missing in the trace." in said
+    trace = read(folder)
+    for rank in (0, 1):
+        kinds = Counter(op(event.collective_op) for event in trace.of(rank, "MpiCollectiveEnd"))
+        assert kinds["ALLREDUCE"] == 7, (rank, kinds)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_what_has_no_room_is_counted(tmp_path):
+    folder = tmp_path / "trace"
+    said = run(
+        "-n", "2", "--trace", f"otf2:{folder}", "--trace-limit", "256K", str(PROGRAMS / "traced.py"), "many"
+    )  # fmt: skip
+    dropped = {rank: int(count) for count, rank in re.findall(r"(\d+) events of rank (\d) had no room", said)}
+    trace = read(folder)
+    for rank in (0, 1):
+        kept = trace.regions[rank].total()
+        assert 0 < kept < 131072 / 48
+        assert 20_000 < kept + dropped[rank] < 20_200
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
+    folder = tmp_path / "trace"
+    said = run("-n", "2", "--trace", f"otf2:{folder}", str(PROGRAMS / "traced.py"), "full")
+    assert "The trace of rank 0 is not complete: File too large." in said, said
+    trace = read(folder)
+    assert trace.regions[1]["forward"] == 20_001
+    assert trace.of(0, "MpiCollectiveEnd")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--trace", "otf3:{0}/t"], "'otf3:{0}/t' is no trace that can be written."),
+        (["--trace", "otf2:{0}/there"], "{0}/there exists, and an archive is a new folder."),
+        (["--trace", "otf2:/proc/none/t"], "The trace cannot be written to /proc/none/t: No such file or directory."),
+        (["--trace", "html:{0}/there"], "{0}/there is a folder, and a page is a file."),
+        (["--trace", "html:{0}/p.html", "--trace-limit", "2K"], "--trace-limit 2K leaves 1024 bytes for each of 2"),
+        (["--trace", "html:{0}/p.html", "--trace-limit", "2X"], "'2X' is not a size"),
+        (["--trace-limit", "2G"], "--trace-limit belongs to --trace."),
+    ],
+)
+def test_what_cannot_be_traced_is_said_before_anything_runs(tmp_path, options, sentence):
+    (tmp_path / "there").mkdir()
+    program = tmp_path / "program.py"
+    program.write_text("print('it runs')")
+    said = run("-n", "2", *(text.format(tmp_path) for text in options), str(program), code=2)
+    assert sentence.format(tmp_path) in said and "it runs" not in said and "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "there"]
+
+
+def test_an_archive_that_cannot_be_written_leaves_the_recordings_and_says_so(tmp_path, capfd):
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "carme_runtime.traces.convert", str(tmp_path), "1", f"otf2:{tmp_path}/file/t"],
+        capture_output=True, text=True, timeout=HANG, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1 and "The archive could not be written" in done.stderr, done.stderr
+    assert "Rank 0 left no trace" in done.stderr and "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_clocks_of_nodes_are_corrected(launcher, tmp_path):
+    """Rank 1 runs on another node whose clock is an hour ahead."""
+    library, hours, folder = tmp_path / "clock.so", tmp_path / "hours", tmp_path / "trace"
+    source = Path(__file__).parents[1] / "simulated_clock.c"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True, timeout=HANG)
+    hours.write_bytes((3600).to_bytes(8, "little"))
+    (tmp_path / "recordings").mkdir()
+    ahead = {"LD_PRELOAD": str(library), "SIMULATED_HOURS": str(hours)}
+    ranks = launcher.start(
+        "traced",
+        [0, 1],
+        environment=lambda rank: {"CARME_TRACE": str(tmp_path / "recordings")} | (ahead if rank else {}),
+    )
+    assert ranks.finish() == [0, 0], ranks.said()
+    make = [sys.executable, "-m", "carme_runtime.traces.convert", str(tmp_path / "recordings"), "2"]
+    subprocess.run([*make, f"otf2:{folder}"], check=True, timeout=HANG)
+    trace = read(folder)
+    times = {rank: [event.time for _, event in trace.events[rank]] for rank in (0, 1)}
+    hour = 3600 * otf2_resolution(folder)
+    assert abs(min(times[1]) - min(times[0])) < hour / 10
+    for rank in (0, 1):
+        arrived = {next(iter(e.attributes.values())): e.time for e in trace.of(1 - rank, "MpiRecv")}
+        for send in trace.of(rank, "MpiSend"):
+            (number,) = send.attributes.values()
+            assert send.time <= arrived[number] < send.time + hour / 10
+
+
+def otf2_resolution(folder: Path) -> int:
+    with otf2.reader.open(str(folder / "traces.otf2")) as trace:
+        return trace.timer_resolution

@@ -1,15 +1,20 @@
-"""A rank that does a known number of each thing that traces show; with an argument, rank 1 is killed in the middle.
+"""A rank that does a known number of each thing that traces show.
+
+With `killed` rank 1 is killed in the middle, with `full` rank 0 has no room on its disk, with `many` both do too much.
 
 Rank 0 has sent three messages, rank 1 four, each has put twice with notifications and done seven allreduces.
 """
 
 import os
+import resource
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy
 from carme_runtime import gaspi, profile
+from carme_runtime.traces.recordings import read
 
 with gaspi.init() as process:
     me, other = process.rank, 1 - process.rank
@@ -25,11 +30,19 @@ with gaspi.init() as process:
     for each in pending:
         each.wait()
     everyone.broadcast(numbers, 1)
-    if sys.argv[1:] == ["killed"]:
-        time.sleep(1.5)  # the recorder writes every 0.2 s what there is
+    how = sys.argv[1] if len(sys.argv) > 1 else ""
+    if how == "killed":
+        folder = Path(os.environ[profile.TRACE])
+        while not all(read(file).blocks for file in folder.glob("*")):
+            time.sleep(0.05)
+        everyone.barrier()
         if me == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        os._exit(0) if not process.ping(1) else None
+    if how == "full" and me == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    if how in ("full", "many") and profile.recorder:
+        for _ in range(20_000):
+            profile.recorder.add(profile.PHASE, "forward", time.perf_counter())
     sent = [everyone.send(numpy.full(100 + n, n, numpy.uint8), other, tag=5) for n in range(3 + me)]
     for n in range(3 + other):
         got = numpy.zeros(100 + n, numpy.uint8)

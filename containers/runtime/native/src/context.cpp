@@ -131,11 +131,14 @@ void Context::follow_clock() {
     recorder::every_second([this] { measure_clock(3, Deadline::after_ms(50)); });
 }
 
+void Context::sync_clock() {
+    if (follows_clock_) measure_clock(8, Deadline::after_ms(50));
+}
+
 void Context::close() {
-    if (std::exchange(follows_clock_, false)) {
-        recorder::every_second(nullptr);
-        measure_clock(8, Deadline::after_ms(50));
-    }
+    if (follows_clock_) recorder::every_second(nullptr);
+    sync_clock();
+    follows_clock_ = false;
     links_->stop();
     letters_->stop();
     for (int& fd : pidfds_) {

@@ -100,6 +100,8 @@ public:
     int control_fd() const { return control_->fd(); }
     void connect(const std::vector<Endpoint>& endpoints);
     void close();
+    // How this node's clock differs from the first rank's, for the recorder. Before others leave, who no longer answer.
+    void sync_clock();
 
     int node_of(int rank) const { return nodes_[size_t(rank)]; }
     bool is_local(int rank) const { return nodes_[size_t(rank)] == nodes_[size_t(rank_)]; }
@@ -190,8 +192,7 @@ private:
     std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);
     std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,
                                           uint64_t b, Deadline deadline);
-    // How this node's clock differs from the first rank's: at the beginning and the end, and about once a second.
-    void follow_clock();
+    void follow_clock();  // at the beginning, and about once a second
     void measure_clock(int times, Deadline deadline);
     template <class Ready> bool wait_for(Flag& flag, Deadline deadline, Ready&& ready);
 

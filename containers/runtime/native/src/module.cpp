@@ -106,6 +106,7 @@ NB_MODULE(_core, m) {
                  c.connect(endpoints);
              })
         .def("close", &Context::close, Released())
+        .def("sync_clock", &Context::sync_clock, Released())
         .def("segment_alloc", &Context::segment_alloc, Released())
         .def("segment_register",
              [](Context& c, int id, int rank, int64_t ms) { c.segment_register(id, rank, Deadline::after_ms(ms)); },

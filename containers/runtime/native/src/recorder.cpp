@@ -110,14 +110,13 @@ int write_all(int file, const char* data, size_t size) {
     return 0;
 }
 
-// A block that was written in part would hide what follows it.
+// Who reads a block that was written in part takes what is whole of it. Nothing follows it.
 bool append(State& s, const std::string& data) {
     if (data.empty()) return true;
     if (s.error.load()) return false;
     if (const int error = write_all(s.file, data.data(), data.size())) {
         s.error.store(error);
         s.full.store(true);
-        if (ftruncate(s.file, off_t(s.size)) != 0) return false;
         return false;
     }
     s.size += data.size();
@@ -129,12 +128,12 @@ void drain(State& s, Ring& ring) {
         const uint64_t head = ring.head.load(std::memory_order_acquire), tail = ring.tail.load(std::memory_order_relaxed);
         if (head == tail) return;
         const uint64_t at = tail % ring_records, count = std::min(head - tail, ring_records - at);
-        const uint64_t bytes = count * sizeof(Record);
-        if (s.size + sizeof(BlockHead) + bytes > s.limit) s.full.store(true);
-        if (s.full.load() || !append(s, block(events_block, ring.number, ring.records + at, bytes)))
-            ring.dropped.fetch_add(count);
-        else
-            s.written.fetch_add(count);
+        const uint64_t left = s.limit - std::min(s.limit, s.size + sizeof(BlockHead));
+        uint64_t fit = s.full.load() ? 0 : std::min(count, left / sizeof(Record));
+        if (fit < count) s.full.store(true);
+        if (fit && !append(s, block(events_block, ring.number, ring.records + at, fit * sizeof(Record)))) fit = 0;
+        ring.dropped.fetch_add(count - fit);
+        s.written.fetch_add(fit);
         ring.tail.store(tail + count, std::memory_order_release);
     }
 }

@@ -121,7 +121,7 @@ class Archive:
                 name = recording.threads.get(thread, f"thread {thread}")
                 name += f", lane {lane + 1}" if lane else ""
                 self._locations.append(
-                    _Location(number, process.number, name, count, recording.offsets())
+                    _Location(number, process.number, name, count, _clocks(recording, events))
                 )
                 self.events += count
 
@@ -156,8 +156,8 @@ class Archive:
     def close(self) -> None:
         """Write the definitions. Raises TraceError."""
         self._otf2.call("AttributeList_Delete", self._attributes)
-        self._call("Archive_CloseEvtFiles")
         self._add_missing()
+        self._call("Archive_CloseEvtFiles")
         self._call("Archive_OpenDefFiles")
         for location in self._locations:
             writer = self._call("Archive_GetDefWriter", location.number)
@@ -179,9 +179,9 @@ class Archive:
             for rank in sorted((named | (set(range(self._ranks)) if not start else set())) - there):
                 process = _Process(len(self._processes), rank, start, "?", f"rank {rank} (left no trace)")
                 self._processes.append(process)
-                self._locations.append(
-                    _Location(process.number << 32, process.number, "main thread", 0, [])
-                )
+                number = process.number << 32
+                self._call("Archive_CloseEvtWriter", self._call("Archive_GetEvtWriter", number))
+                self._locations.append(_Location(number, process.number, "main thread", 0, []))
 
     def _text(self, text: str) -> int:
         return self._strings.setdefault(text, len(self._strings))
@@ -266,6 +266,17 @@ _kept: list[Any] = []  # arrays whose addresses libotf2 gets
 def _members(*values: int, kind: Any = ctypes.c_uint64) -> Any:
     _kept.append((kind * max(len(values), 1))(*values))
     return _kept[-1]
+
+
+def _clocks(recording: Recording, events: Any) -> list[tuple[int, int, int]]:
+    """Offsets from the first event to the last: what reads OTF2 corrects between two of them only."""
+    clocks = recording.offsets()
+    if not clocks:
+        return []
+    (begin, first, took), (end, last, took_last) = clocks[0], clocks[-1]
+    before = [(events.first, first, took)] if events.first < begin else []
+    after = max(events.last, end) + 1
+    return [*before, *clocks, (after, last, took_last)]
 
 
 def _some(ranks: tuple[int, ...]) -> str:

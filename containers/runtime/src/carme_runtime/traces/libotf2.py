@@ -122,7 +122,7 @@ class Library:
         """Raise TraceError with libotf2's words for an error."""
         said = (self._library.OTF2_Error_GetDescription(code) or b"?").decode(errors="replace")
         raise TraceError(
-            f"The archive could not be written: {said.rstrip('.')}.",
+            f"The archive could not be written (libotf2: {said.rstrip('.')}).",
             "See that there is room on the disk, and that you may write there.",
         )
 
