@@ -108,7 +108,9 @@ def test_sends_are_matched_with_receives(traced):
             (number,) = event.attributes.values()
             return (event.msg_tag, number, event.msg_length)
 
-        assert sorted(map(key, sends)) == sorted(map(key, receives)) == [(5, n, 100 + n) for n in range(count)]
+        assert (
+            sorted(map(key, sends)) == sorted(map(key, receives)) == [(5, n, 100 + n) for n in range(count)]
+        )
         assert {event.receiver for event in sends} == {1 - rank}
         assert {event.sender for event in receives} == {rank}
         assert {e.communicator.name for e in sends} == {e.communicator.name for e in receives}
@@ -143,7 +145,11 @@ def test_times_grow_on_each_location_and_overlapping_firings_have_their_own(trac
 def test_otf2_print_accepts_the_archive(traced):
     assert PRINT
     done = subprocess.run(
-        [PRINT, str(traced[0] / "trace/traces.otf2")], capture_output=True, text=True, timeout=HANG, check=False
+        [PRINT, str(traced[0] / "trace/traces.otf2")],
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
     )
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert len(re.findall("^MPI_SEND ", done.stdout, re.M)) == 7
@@ -153,9 +159,14 @@ def test_otf2_print_accepts_the_archive(traced):
 def test_the_profile_comes_from_the_same_recording(traced):
     for rank in (0, 1):
         events = json.loads((traced[0] / f"profile/rank-{rank}.json").read_text())["traceEvents"]
-        names = Counter(event["name"] for event in events if event.get("cat") == "collective" and event["ph"] == "b")
+        names = Counter(
+            event["name"] for event in events if event.get("cat") == "collective" and event["ph"] == "b"
+        )
         assert names["allreduce"] == 7 and names["broadcast"] == 1
-        assert Counter(e["name"] for e in events if e.get("cat") == "message") == {"send": 3 + rank, "receive": 4 - rank}
+        assert Counter(e["name"] for e in events if e.get("cat") == "message") == {
+            "send": 3 + rank,
+            "receive": 4 - rank,
+        }
 
 
 def test_the_page_needs_nothing_but_itself(traced):
@@ -183,7 +194,9 @@ def test_what_has_no_room_is_counted(tmp_path):
     said = run(
         "-n", "2", "--trace", f"otf2:{folder}", "--trace-limit", "256K", str(PROGRAMS / "traced.py"), "many"
     )  # fmt: skip
-    dropped = {rank: int(count) for count, rank in re.findall(r"(\d+) events of rank (\d) had no room", said)}
+    dropped = {
+        int(rank): int(count) for count, rank in re.findall(r"(\d+) events of rank (\d) had no room", said)
+    }
     trace = read(folder)
     for rank in (0, 1):
         kept = trace.regions[rank].total()
@@ -205,9 +218,15 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
     [
         (["--trace", "otf3:{0}/t"], "'otf3:{0}/t' is no trace that can be written."),
         (["--trace", "otf2:{0}/there"], "{0}/there exists, and an archive is a new folder."),
-        (["--trace", "otf2:/proc/none/t"], "The trace cannot be written to /proc/none/t: No such file or directory."),
+        (
+            ["--trace", "otf2:/proc/none/t"],
+            "The trace cannot be written to /proc/none/t: No such file or directory.",
+        ),
         (["--trace", "html:{0}/there"], "{0}/there is a folder, and a page is a file."),
-        (["--trace", "html:{0}/p.html", "--trace-limit", "2K"], "--trace-limit 2K leaves 1024 bytes for each of 2"),
+        (
+            ["--trace", "html:{0}/p.html", "--trace-limit", "2K"],
+            "--trace-limit 2K leaves 1024 bytes for each of 2",
+        ),
         (["--trace", "html:{0}/p.html", "--trace-limit", "2X"], "'2X' is not a size"),
         (["--trace-limit", "2G"], "--trace-limit belongs to --trace."),
     ],
@@ -236,7 +255,9 @@ def test_clocks_of_nodes_are_corrected(launcher, tmp_path):
     """Rank 1 runs on another node whose clock is an hour ahead."""
     library, hours, folder = tmp_path / "clock.so", tmp_path / "hours", tmp_path / "trace"
     source = Path(__file__).parents[1] / "simulated_clock.c"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True, timeout=HANG)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True, timeout=HANG
+    )
     hours.write_bytes((3600).to_bytes(8, "little"))
     (tmp_path / "recordings").mkdir()
     ahead = {"LD_PRELOAD": str(library), "SIMULATED_HOURS": str(hours)}

@@ -1,8 +1,10 @@
 """A rank that does a known number of each thing that traces show.
 
-With `killed` rank 1 is killed in the middle, with `full` rank 0 has no room on its disk, with `many` both do too much.
+With `killed` rank 1 is killed in the middle, with `full` rank 0 has no room on its disk, with `many` both
+do too much.
 
-Rank 0 has sent three messages, rank 1 four, each has put twice with notifications and done seven allreduces.
+Rank 0 has sent three messages, rank 1 four, each has put twice with notifications and done seven
+allreduces.
 """
 
 import os
@@ -13,6 +15,7 @@ import time
 from pathlib import Path
 
 import numpy
+
 from carme_runtime import gaspi, profile
 from carme_runtime.traces.recordings import read
 

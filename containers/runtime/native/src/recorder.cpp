@@ -138,19 +138,26 @@ void drain(State& s, Ring& ring) {
     }
 }
 
+// With `s.mutex` held. What refers to definitions may come to the file before them, but what fits is better the other
+// way round.
+void append_definitions(State& s) {
+    std::string definitions;
+    definitions.swap(s.definitions);
+    append(s, definitions);
+}
+
 void drain_all(State& s) {
     std::vector<std::shared_ptr<Ring>> rings;
-    std::string definitions;
     std::vector<bool> over;
     {
         std::lock_guard lock(s.mutex);
+        append_definitions(s);
         rings = s.rings;
         for (auto& ring : rings) over.push_back(ring->left.load(std::memory_order_acquire));
     }
     for (auto& ring : rings) drain(s, *ring);
     std::lock_guard lock(s.mutex);
-    definitions.swap(s.definitions);
-    append(s, definitions);
+    append_definitions(s);
     for (size_t i = 0; i < rings.size(); ++i)
         if (over[i]) {
             s.dropped += rings[i]->dropped.load();

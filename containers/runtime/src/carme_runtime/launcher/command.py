@@ -139,7 +139,9 @@ async def _start(
     tracing = traces.prepare(options, options.max_ranks or len(places))
     environment |= tracing.variables() if tracing else {}
     try:
-        code = await _run_ranks(fabric, places, command, options, environment, rank_options, limits, setup, hosts)
+        code = await _run_ranks(
+            fabric, places, command, options, environment, rank_options, limits, setup, hosts
+        )
     finally:
         if tracing:
             tracing.finish()

@@ -12,6 +12,7 @@ import secrets
 import time
 from pathlib import Path
 
+from carme_runtime import profile
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.extents import Extents
 from carme_runtime.out_of_core.sizes import show_size
@@ -85,12 +86,18 @@ class SpillFile:
         Raises:
             OSError: As the kernel reports it.
         """
-        view = memoryview((ctypes.c_char * length).from_address(address))
+        view, began, size = (
+            memoryview((ctypes.c_char * length).from_address(address)),
+            time.perf_counter(),
+            length,
+        )
         while length > 0:
             count = os.pwritev(self._file, [view], offset)
             if count <= 0:
                 raise OSError(errno.EIO, "nothing could be written")
             view, offset, length = view[count:], offset + count, length - count
+        if profile.recorder:
+            profile.recorder.add(profile.TRANSFER, "spill", began, size)
 
     def read(self, address: int, length: int, offset: int) -> None:
         """Read memory from the file. It may be called by several threads.
@@ -98,12 +105,18 @@ class SpillFile:
         Raises:
             OSError: As the kernel reports it.
         """
-        view = memoryview((ctypes.c_char * length).from_address(address))
+        view, began, size = (
+            memoryview((ctypes.c_char * length).from_address(address)),
+            time.perf_counter(),
+            length,
+        )
         while length > 0:
             count = os.preadv(self._file, [view], offset)
             if count <= 0:
                 raise OSError(errno.EIO, "the file is shorter than it was")
             view, offset, length = view[count:], offset + count, length - count
+        if profile.recorder:
+            profile.recorder.add(profile.TRANSFER, "fetch", began, size)
 
     def measure(self) -> None:
         """Find out how fast the disk is, in a part of the file that is free again afterwards."""

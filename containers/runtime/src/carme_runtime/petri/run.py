@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import profile
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.errors import PetriError
@@ -448,6 +449,9 @@ class Run:
                     task = self._activation.follow(self._activation.rules[following], tokens[0][1])
                     connection.given[number] = (task, 0.0)
                 self.fired[rule.transition.name] += 1
+                if profile.recorder:
+                    began = time.perf_counter() - seconds
+                    profile.recorder.add(profile.FIRING, rule.transition.name, began)
             else:
                 self._take_failure(task, status, *outcome)
 

@@ -1,8 +1,9 @@
 """OTF2 archives, for Vampir and all that reads OTF2: definitions here, events in the core.
 
-Each rank is a location group, each of its threads a location; what runs beside other things in one thread, such as
-firings, has locations of its own. Collectives and messages name the communicator (a group of ranks), one-sided
-operations a window (a segment). Times are those of each node, with the offsets of its clock, which readers apply.
+Each rank is a location group, each of its threads a location; what runs beside other things in one thread,
+such as firings, has locations of its own. Collectives and messages name the communicator (a group of
+ranks), one-sided operations a window (a segment). Times are those of each node, with the offsets of its
+clock, which readers apply.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ _ROLES = {
     Kind.COLLECTIVE: _COLLECTIVE, Kind.SEND: _MESSAGE, Kind.RECEIVE: _MESSAGE,
 }  # fmt: skip
 _ATTRIBUTES = {
-    "stage": "of the pipeline", "micro-batch": "of the step", "message": "its number between two ranks with its tag",
+    "stage": "of the pipeline", "micro-batch": "of the step", "message": "its number between two ranks",
     "notification": "its number in the window", "bytes": "that moved",
 }  # fmt: skip
 

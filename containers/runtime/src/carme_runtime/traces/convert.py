@@ -1,4 +1,6 @@
-"""Makes archives and pages of recordings: `python -m carme_runtime.traces.convert FOLDER RANKS FORMAT:PATH ...`.
+"""Makes archives and pages of recordings.
+
+    python -m carme_runtime.traces.convert FOLDER RANKS FORMAT:PATH ...
 
 `carme-run` runs this as a process of its own when a run is over, and says what to do where it could not.
 """
@@ -9,7 +11,7 @@ from pathlib import Path
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.traces import page
 from carme_runtime.traces.errors import TraceError
-from carme_runtime.traces.recordings import read, read_all, SUFFIX
+from carme_runtime.traces.recordings import SUFFIX, read, read_all
 
 FORMATS = ("otf2", "html")
 
@@ -69,7 +71,9 @@ def main() -> int:
             kind, path = parse(text)
             print(f"carme-run: {make(folder, ranks, kind, path)}", file=sys.stderr)
         except (CarmeRuntimeError, OSError) as error:
-            said = f"{text} cannot be written: {error.strerror}." if isinstance(error, OSError) else str(error)
+            said = (
+                f"{text} cannot be written: {error.strerror}." if isinstance(error, OSError) else str(error)
+            )
             print(f"carme-run: {said}", file=sys.stderr)
             code = 1
     return code

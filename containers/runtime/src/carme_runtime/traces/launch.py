@@ -27,8 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FORMAT:PATH",
-        help="record what all ranks do and when: otf2:DIR for Vampir and all that reads OTF2, html:FILE as a page; may "
-        "be given twice",
+        help="record what all ranks do and when: otf2:DIR for Vampir and all that reads OTF2, html:FILE as a "
+        "page; may be given twice",
     )
     parser.add_argument(
         "--trace-limit",
@@ -58,7 +58,7 @@ class Tracing:
         return {profile.TRACE: str(self.folder), profile.LIMIT: str(self.limit)}
 
     def finish(self) -> None:
-        """Make what was asked for, and say so. Where that fails, the recordings stay, and how to go on is said."""
+        """Make what was asked for, and say so. Where that fails, the recordings stay."""
         command = ["-m", "carme_runtime.traces.convert", str(self.folder), str(self.ranks), *self.targets]
         done = subprocess.run([sys.executable, *command], check=False)
         if done.returncode == 0:

@@ -1,10 +1,11 @@
 """libotf2, the library that reads and writes OTF2, called as it is.
 
-PyPI's package `otf2` carries it whole, for many Pythons, and exports all its functions; a site that has Score-P has
-`libotf2.so`. We call its writer instead of writing the format ourselves, because the format is defined by that library:
-its files are compressed, chunked, and change between releases, and every tool reads what it wrote. The package's own
-Python classes are not used, as they take 9 us for an event; the core writes events through the same functions in less
-than 0.2 us (native/src/otf2_events.cpp), so that only definitions go through ctypes.
+PyPI's package `otf2` carries it whole, for many Pythons, and exports all its functions; a site that has
+Score-P has `libotf2.so`. We call its writer instead of writing the format ourselves, because the format is
+defined by that library: its files are compressed, chunked, and change between releases, and every tool
+reads what it wrote. The package's own Python classes are not used, as they take 9 us for an event; the core
+writes events through the same functions in less than 0.2 us (native/src/otf2_events.cpp), so that only
+definitions go through ctypes.
 """
 
 import ctypes
@@ -17,8 +18,8 @@ from typing import Any
 from carme_runtime.traces.errors import TraceError
 
 _TYPES = {
-    "p": ctypes.c_void_p, "s": ctypes.c_char_p, "b": ctypes.c_uint8, "i": ctypes.c_uint32, "l": ctypes.c_uint64,
-    "q": ctypes.c_int64, "d": ctypes.c_double,
+    "p": ctypes.c_void_p, "s": ctypes.c_char_p, "b": ctypes.c_uint8, "i": ctypes.c_uint32,
+    "l": ctypes.c_uint64, "q": ctypes.c_int64, "d": ctypes.c_double,
 }  # fmt: skip
 # What the functions take, from OTF2's manual; those that return a pointer are in capitals.
 _FUNCTIONS = {

@@ -1,6 +1,7 @@
 """A timeline of a run as one page, with all that it needs in it: no server, no network.
 
-Each rank has a row for each of its threads, and further rows where spans overlap. Lines join sends to their receives.
+Each rank has a row for each of its threads, and further rows where spans overlap. Lines join sends to their
+receives.
 """
 
 import heapq
@@ -72,7 +73,7 @@ class _Page:
         sends = event.kind == Kind.SEND
         pair = (recording.rank, other) if sends else (other, recording.rank)
         known = self._sent if sends else self._received
-        known[recording.start, key, *pair, event.extra] = (len(self.rows), at)
+        known[(recording.start, key, *pair, event.extra)] = (len(self.rows), at)
 
     def data(self) -> dict[str, Any]:
         """All of it, with times in nanoseconds from the first."""

@@ -5,7 +5,10 @@ from typing import Any
 from carme_runtime.traces.kinds import CATEGORIES, Kind, title
 from carme_runtime.traces.recordings import Recording
 
-_BESIDE = (Kind.COLLECTIVE, Kind.FIRING)  # several may run at a time: tracks of their own, where they may overlap
+_BESIDE = (
+    Kind.COLLECTIVE,
+    Kind.FIRING,
+)  # several may run at a time: tracks of their own, where they may overlap
 
 
 def events(recording: Recording, begin: int) -> list[dict[str, Any]]:

@@ -1,11 +1,12 @@
 """Recordings: the files that the recorder leaves, one of each process.
 
-A file is the word CARMEEV1 and blocks: a type, a number and a size (uint32, uint32, uint64, little-endian), then so
-many bytes. A process that was killed may leave a last block that is not whole, which is left out.
+A file is the word CARMEEV1 and blocks: a type, a number and a size (uint32, uint32, uint64, little-endian),
+then so many bytes. A process that was killed may leave a last block that is not whole, which is left out.
 """
 
 import bisect
 import json
+import os
 import struct
 import threading
 from collections.abc import Iterator
@@ -174,6 +175,7 @@ class Plain:
 
     def __init__(self) -> None:
         self._file: BinaryIO | None = None
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._names: dict[str, int] = {}
         self._threads: dict[int, int] = {}
@@ -227,7 +229,7 @@ class Plain:
             self._written += 1
 
     def _put(self, data: bytes) -> bool:
-        if self._file is None or self._error:
+        if self._file is None or self._error or os.getpid() != self._process:
             return False
         try:
             self._file.write(data)
