@@ -283,3 +283,51 @@ def test_clocks_of_nodes_are_corrected(launcher, tmp_path):
 def otf2_resolution(folder: Path) -> int:
     with otf2.reader.open(str(folder / "traces.otf2")) as trace:
         return trace.timer_resolution
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """PyTorch finds the runtime by its entry point; where only the package is there, a loader does."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def test_phases_of_training_are_seen(installed, tmp_path):
+    folder = tmp_path / "trace"
+    said = run(
+        "-n", "2", "--trace", f"otf2:{folder}", str(PROGRAMS / "traced_training.py"), environment=installed
+    )  # fmt: skip
+    assert "The trace is in" in said
+    trace = read(folder)
+    for rank in (0, 1):
+        regions = trace.regions[rank]
+        assert [regions[name] for name in ("forward", "backward", "optimizer")] == [6] * 3, regions
+        assert regions["DataLoader"] >= 6
+        kinds = Counter(op(event.collective_op) for event in trace.of(rank, "MpiCollectiveEnd"))
+        assert kinds["ALLREDUCE"] >= 6
+
+
+@pytest.mark.timeout(4 * HANG)
+def test_passes_of_a_pipeline_name_stage_and_micro_batch(installed, tmp_path):
+    folder = tmp_path / "trace"
+    program = [str(PROGRAMS / "planned.py"), "--stages"]
+    run("-n", "2", "--trace", f"otf2:{folder}", *program, environment=installed)
+    trace = read(folder)
+    for rank in (0, 1):
+        passes = [
+            (event.region.name, {key.name: value for key, value in event.attributes.items()})
+            for event in trace.of(rank, "Enter")
+            if event.region.name in ("forward pass", "backward pass")
+        ]
+        expected = [(f"{each} pass", micro) for each in ("backward", "forward") for micro in (0, 1)]
+        assert sorted((name, of["micro-batch"]) for name, of in passes) == expected
+        assert {of["stage"] for _, of in passes} == {rank}
+
+
+def test_firings_and_what_goes_to_the_disk_are_seen(tmp_path):
+    folder = tmp_path / "trace"
+    run("-n", "1", "--trace", f"otf2:{folder}", str(PROGRAMS / "traced_net.py"))
+    trace = read(folder)
+    regions = trace.regions[0]
+    assert (regions["draft"], regions["finish"], regions["spill"], regions["fetch"]) == (5, 5, 1, 1), regions
+    moves = [event for event in trace.of(0, "Enter") if event.region.name in ("spill", "fetch")]
+    assert [next(iter(event.attributes.values())) for event in moves] == [8192, 8192]

@@ -59,7 +59,7 @@ class Recorder:
         self._main = threading.main_thread().ident
         self._process = os.getpid()
         self._begin = time.perf_counter()
-        self._sums = dict.fromkeys((WAITING, LOADING, COLLECTIVE, PIPELINE, PHASE, FIRING, TRANSFER), 0.0)
+        self._sums: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._stage: dict[str, float] = {}  # of the pipeline, and how its steps went
         self._calls = self._bytes = 0
         self._clock = time.pthread_getcpuclockid(self._main or threading.get_ident())

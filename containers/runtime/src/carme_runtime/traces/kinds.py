@@ -36,7 +36,7 @@ CATEGORIES = {
 } | dict.fromkeys((Kind.PUT, Kind.GET, Kind.ATOMIC, Kind.NOTIFY, Kind.NOTIFIED, Kind.FLUSH), "one-sided")
 """Of each kind, as profiles and pages name it."""
 
-KINDS = {CATEGORIES[kind]: kind for kind in list(Kind)[:7]}
+KINDS: dict[str, Kind] = {CATEGORIES[kind]: kind for kind in list(Kind)[:7]}
 """The kinds that Python records, by category."""
 
 

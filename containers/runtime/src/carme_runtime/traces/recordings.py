@@ -1,7 +1,8 @@
 """Recordings: the files that the recorder leaves, one of each process.
 
 A file is the word CARMEEV1 and blocks: a type, a number and a size (uint32, uint32, uint64, little-endian),
-then so many bytes. A process that was killed may leave a last block that is not whole, which is left out.
+then so many bytes. A process that was killed may leave a last block that is not whole, of
+which whole events count.
 """
 
 import bisect
@@ -59,7 +60,7 @@ class Recording:
         about: Its rank, the number of ranks, `start` (how often ranks were started before), host and process.
         names, threads: By number.
         groups: Their keys, which are the same on all members, and their ranks.
-        clocks: Local times, what has to be added for the first rank's clock, and how long it took to learn that.
+        clocks: Local times, what has to be added for the first rank's clock, and how long learning that took.
         blocks: Records by thread, as they are in the file.
         written, dropped: How many events are in it and how many had no room; of one that was killed: 0.
         ended: Whether the process wrote its end.
