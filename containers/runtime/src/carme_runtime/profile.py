@@ -13,6 +13,7 @@ itself what it does: its collectives, messages and one-sided operations.
 
 import atexit
 import contextlib
+import importlib
 import json
 import os
 import secrets
@@ -69,6 +70,7 @@ class Recorder:
         self._names: dict[str, int] = {}
         self._error: OSError | None = None
         self._over = False
+        self.written = 0  # events, once the recording has ended
         self._file: Path | None = None
         if trace or folder:
             self._start(trace or folder, limit)  # pyright: ignore[reportArgumentType]
@@ -177,7 +179,7 @@ class Recorder:
             for thread in threading.enumerate():
                 if thread.native_id and thread is not threading.main_thread():
                     self._core.recorder_name_thread(thread.native_id, thread.name)
-            error = self._core.recorder_stop()[2]
+            self.written, _, error = self._core.recorder_stop()
             if error:
                 self._error = OSError(error, os.strerror(error))
         if self._keeps and self._error:
@@ -218,13 +220,18 @@ class Recorder:
 def _core() -> Any:
     """The core's recorder, or one that is slower."""
     try:
-        from carme_runtime import _core  # pyright: ignore[reportAttributeAccessIssue]
+        return importlib.import_module("carme_runtime._core")
     except ImportError:
         return Plain()
-    return _core
 
 
 recorder: Recorder | None = None
+
+
+def record(kind: str, name: str, begin: float, size: int = 0) -> None:
+    """Something that began at `begin` is over, where this process records; see `Recorder.add`."""
+    if recorder:
+        recorder.add(kind, name, begin, size)
 
 
 @contextmanager

@@ -12,10 +12,10 @@ import secrets
 import time
 from pathlib import Path
 
-from carme_runtime import profile
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.extents import Extents
 from carme_runtime.out_of_core.sizes import show_size
+from carme_runtime.profile import TRANSFER, record
 
 ALIGNMENT = 4096  # bytes; of memory, offsets and lengths, for every disk and file system that we know
 PIECE = 8 << 20  # bytes of one system call
@@ -96,8 +96,7 @@ class SpillFile:
             if count <= 0:
                 raise OSError(errno.EIO, "nothing could be written")
             view, offset, length = view[count:], offset + count, length - count
-        if profile.recorder:
-            profile.recorder.add(profile.TRANSFER, "spill", began, size)
+        record(TRANSFER, "spill", began, size)
 
     def read(self, address: int, length: int, offset: int) -> None:
         """Read memory from the file. It may be called by several threads.
@@ -115,8 +114,7 @@ class SpillFile:
             if count <= 0:
                 raise OSError(errno.EIO, "the file is shorter than it was")
             view, offset, length = view[count:], offset + count, length - count
-        if profile.recorder:
-            profile.recorder.add(profile.TRANSFER, "fetch", began, size)
+        record(TRANSFER, "fetch", began, size)
 
     def measure(self) -> None:
         """Find out how fast the disk is, in a part of the file that is free again afterwards."""

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from carme_runtime import profile
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.errors import PetriError
@@ -23,6 +22,7 @@ from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
+from carme_runtime.profile import FIRING, record
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
 KILLED_RETRIES = 3
@@ -449,9 +449,7 @@ class Run:
                     task = self._activation.follow(self._activation.rules[following], tokens[0][1])
                     connection.given[number] = (task, 0.0)
                 self.fired[rule.transition.name] += 1
-                if profile.recorder:
-                    began = time.perf_counter() - seconds
-                    profile.recorder.add(profile.FIRING, rule.transition.name, began)
+                record(FIRING, rule.transition.name, time.perf_counter() - seconds)
             else:
                 self._take_failure(task, status, *outcome)
 

@@ -261,12 +261,12 @@ class Archive:
         return "Group", (number, self._text(name), kind, _MPI, 0, len(members), at)
 
 
-_kept: list[Any] = []  # arrays whose addresses libotf2 gets
+_arrays: list[Any] = []  # arrays whose addresses libotf2 gets
 
 
 def _members(*values: int, kind: Any = ctypes.c_uint64) -> Any:
-    _kept.append((kind * max(len(values), 1))(*values))
-    return _kept[-1]
+    _arrays.append((kind * max(len(values), 1))(*values))
+    return _arrays[-1]
 
 
 def _clocks(recording: Recording, events: Any) -> list[tuple[int, int, int]]:
@@ -300,5 +300,5 @@ def write(folder: Path, recordings: Iterator[Recording], ranks: int) -> tuple[in
             shutil.rmtree(folder)
         raise
     finally:
-        _kept.clear()
+        _arrays.clear()
     return archive.records, archive.events

@@ -45,11 +45,11 @@ class _Page:
             category = CATEGORIES[Kind(event.kind)]
             sums[category] = sums.get(category, 0) + event.end - event.begin
         self.totals.append({"rank": recording.rank, "start": recording.start, "sums": sums})
-        kept = heapq.nlargest(self._most, events, key=lambda event: event.end - event.begin)
-        self.left_out += len(events) - len(kept)
-        self.spans += len(kept)
+        longest = heapq.nlargest(self._most, events, key=lambda event: event.end - event.begin)
+        self.left_out += len(events) - len(longest)
+        self.spans += len(longest)
         for thread in sorted(recording.blocks):
-            own = [event for event in kept if event.thread == thread]
+            own = [event for event in longest if event.thread == thread]
             for lane, spans in enumerate(_lanes(own)):
                 self._row(recording, thread, lane, spans)
 

@@ -51,7 +51,7 @@ def _watch_forward(module: Any) -> None:
             return call(self, *args, **kwargs)
         finally:
             _depth.forward = False
-            _add("forward", began)
+            profile.record(profile.PHASE, "forward", began)
 
     timed.carme_phases = True
     module.__call__ = timed
@@ -69,7 +69,7 @@ def _watch_backward(autograd: Any) -> None:
             return backward(*args, **kwargs)
         finally:
             _depth.backward = False
-            _add("backward", began)
+            profile.record(profile.PHASE, "backward", began)
 
     autograd.backward = timed
 
@@ -81,9 +81,4 @@ def _begin_step(optimizer: Any) -> None:
 def _end_step(optimizer: Any) -> None:
     began = _begun.pop(id(optimizer), None)
     if began is not None:
-        _add("optimizer", began)
-
-
-def _add(name: str, began: float) -> None:
-    if profile.recorder:
-        profile.recorder.add(profile.PHASE, name, began)
+        profile.record(profile.PHASE, "optimizer", began)
