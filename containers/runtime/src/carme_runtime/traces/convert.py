@@ -71,10 +71,10 @@ def main() -> int:
             kind, path = parse(text)
             print(f"carme-run: {make(folder, ranks, kind, path)}", file=sys.stderr)
         except (CarmeRuntimeError, OSError) as error:
-            said = (
+            reason = (
                 f"{text} cannot be written: {error.strerror}." if isinstance(error, OSError) else str(error)
             )
-            print(f"carme-run: {said}", file=sys.stderr)
+            print(f"carme-run: {reason}", file=sys.stderr)
             code = 1
     return code
 

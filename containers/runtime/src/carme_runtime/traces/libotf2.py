@@ -121,9 +121,9 @@ class Library:
 
     def fail(self, code: int) -> None:
         """Raise TraceError with libotf2's words for an error."""
-        said = (self._library.OTF2_Error_GetDescription(code) or b"?").decode(errors="replace")
+        reason = (self._library.OTF2_Error_GetDescription(code) or b"?").decode(errors="replace")
         raise TraceError(
-            f"The archive could not be written (libotf2: {said.rstrip('.')}).",
+            f"The archive could not be written (libotf2: {reason.rstrip('.')}).",
             "See that there is room on the disk, and that you may write there.",
         )
 
