@@ -5,6 +5,8 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <limits>
+#include <utility>
 
 #include <fcntl.h>
 #include <poll.h>
@@ -102,7 +104,41 @@ Context::Context(int rank, int size, const MakeLinks& make_links)
 
 Context::~Context() { close(); }
 
+void Context::measure_clock(int times, Deadline deadline) {
+    int64_t least = std::numeric_limits<int64_t>::max(), at = 0, offset = 0;
+    for (int i = 0; i < times && !is_lost(0); ++i) {
+        Frame frame;
+        frame.type = FrameType::echo;
+        Request request;
+        const int64_t asked = now_ns();
+        links_->ask(0, frame, &request);
+        if (!links_->drive(true, deadline, [&] { return request.state.load() != State::pending; }, [] {}))
+            links_->cancel(&request, 1);
+        if (request.state.load() != State::done) break;
+        const int64_t took = now_ns() - asked;
+        if (took >= least) continue;
+        least = took;
+        at = asked + took / 2;
+        offset = int64_t(request.result) - at;
+    }
+    if (at) recorder::clock(at, offset, least);
+}
+
+void Context::follow_clock() {
+    follows_clock_ = recorder::on() && rank_ && !is_local(0);
+    if (!follows_clock_) return;
+    measure_clock(8, Deadline::after_ms(1000));
+    recorder::every_second([this] { measure_clock(3, Deadline::after_ms(50)); });
+}
+
+void Context::sync_clock() {
+    if (follows_clock_) measure_clock(8, Deadline::after_ms(50));
+}
+
 void Context::close() {
+    if (follows_clock_) recorder::every_second(nullptr);
+    sync_clock();
+    follows_clock_ = false;
     links_->stop();
     letters_->stop();
     for (int& fd : pidfds_) {
@@ -144,6 +180,7 @@ void Context::connect(const std::vector<Endpoint>& endpoints) {
     crowded_in_background_ = 2 * here > cores_;
     links_->start();
     letters_->start();
+    follow_clock();
 }
 
 void Context::check_rank(int rank) const {
@@ -302,6 +339,37 @@ bool Context::find_segment(const void* at, uint64_t size, int* id, uint64_t* off
 
 // One-sided operations
 
+namespace {
+
+// How a put or a get is recorded: all its parts together, then the notification.
+struct Transfer {
+    Transfer(recorder::Kind kind, int rank, const std::vector<Context::Part>& parts, const std::optional<Notice>& notice,
+             uint16_t queue)
+        : span(kind, kind == recorder::Kind::put ? recorder::put_name : recorder::get_name), moves(!parts.empty()),
+          notice(notice) {
+        if (!span) return;
+        span.record.peer = rank;
+        span.record.detail = queue;
+        for (auto& part : parts) span.record.size += part.size;
+        if (moves) span.record.object = uint32_t(parts[0].remote_segment);
+    }
+    void end() {
+        if (!span) return;
+        if (moves) span.end();
+        if (!notice) return;
+        recorder::Span told(recorder::Kind::notify, recorder::notify_name);
+        told.record.object = uint32_t(notice->segment);
+        told.record.extra = notice->id;
+        told.record.peer = span.record.peer;
+        told.end();
+    }
+    recorder::Span span;
+    const bool moves;
+    const std::optional<Notice>& notice;
+};
+
+}  // namespace
+
 static void check_notice(const std::optional<Notice>& notice) {
     if (notice && (notice->id >= notification_count || notice->value == 0))
         throw invalid("Notification " + std::to_string(notice->id) + " with value " + std::to_string(notice->value) +
@@ -326,6 +394,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
         throw invalid("Rank " + std::to_string(rank) + " has no segment " + std::to_string(notice->segment) +
                           " to be notified in.",
                       "Create it there, and register it with this rank.");
+    Transfer transfer(recorder::Kind::put, rank, parts, notice, is_local(rank) ? recorder::at_once : uint16_t(queue));
     if (is_local(rank)) {
         for (auto& part : parts)
             std::memcpy(peer_segment(rank, part.remote_segment, part.remote_offset, part.size),
@@ -337,7 +406,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
             head->notifications[notice->id].store(notice->value, std::memory_order_seq_cst);
             head->notified.raise();
         }
-        return;
+        return transfer.end();
     }
     Queue& q = queues_[size_t(queue)];
     std::lock_guard lock(q.mutex);
@@ -370,6 +439,7 @@ void Context::write(int rank, const std::vector<Part>& parts, const std::optiona
         q.outstanding.push_back(std::make_unique<Request>());
         links_->send(rank, frame, nullptr, q.outstanding.back().get());
     }
+    transfer.end();
 }
 
 void Context::read(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue) {
@@ -386,12 +456,14 @@ void Context::read(int rank, const std::vector<Part>& parts, const std::optional
                           "Keep within the segment, and register it with this rank.");
     }
     if (notice) segment_pointer(notice->segment);
-    if (is_local(rank) || parts.empty()) {
+    const bool here = is_local(rank) || parts.empty();
+    Transfer transfer(recorder::Kind::get, rank, parts, {}, here ? recorder::at_once : uint16_t(queue));
+    if (here) {
         for (auto& part : parts)
             std::memcpy(own(part.local_segment, part.local_offset, part.size),
                         peer_segment(rank, part.remote_segment, part.remote_offset, part.size), part.size);
         if (notice) notify(uint16_t(notice->segment), notice->id, notice->value);
-        return;
+        return transfer.end();
     }
     Queue& q = queues_[size_t(queue)];
     std::lock_guard lock(q.mutex);
@@ -409,12 +481,15 @@ void Context::read(int rank, const std::vector<Part>& parts, const std::optional
         frame.size = part.size;
         links_->ask(rank, frame, request);
     }
+    transfer.end();
 }
 
 bool Context::wait(int queue, Deadline deadline) {
     check_queue(queue);
     Queue& q = queues_[size_t(queue)];
     std::lock_guard lock(q.mutex);
+    recorder::Span span(recorder::Kind::flush, recorder::flush_name);
+    span.record.detail = uint16_t(queue);
     // That the kernel has taken what was written says nothing of the other side, and a barrier, on other streams, may
     // overtake it. An answer to a question that follows on the same stream does say so.
     for (int rank : q.written) {
@@ -440,6 +515,7 @@ bool Context::wait(int queue, Deadline deadline) {
         throw Failure(Trouble::peer_lost, "Rank " + std::to_string(lost) + " was lost during operations of queue " +
                                               std::to_string(queue) + ".",
                       "Form a new group without it, or start the run again.");
+    span.end();
     return true;
 }
 
@@ -472,7 +548,15 @@ uint32_t Context::notify_reset(int segment, uint32_t id) {
     if (id >= notification_count)
         throw invalid("There is no notification " + std::to_string(id) + ".", "Use an id below 65536.");
     auto* head = reinterpret_cast<SegmentHead*>(segment_pointer(segment) - segment_data);
-    return head->notifications[id].exchange(0, std::memory_order_acq_rel);
+    const uint32_t value = head->notifications[id].exchange(0, std::memory_order_acq_rel);
+    if (value && recorder::on()) {
+        recorder::Span span(recorder::Kind::notified, recorder::notified_name);
+        span.record.object = uint32_t(segment);
+        span.record.extra = id;
+        span.record.peer = rank_;
+        span.end();
+    }
+    return value;
 }
 
 std::optional<uint64_t> Context::atomic(uint16_t segment, uint64_t offset, uint8_t operation, uint64_t a, uint64_t b) {
@@ -494,10 +578,16 @@ std::optional<uint64_t> Context::remote_atomic(int rank, int segment, uint64_t o
         throw invalid("Offset " + std::to_string(offset) + " of segment " + std::to_string(segment) + " of rank " +
                           std::to_string(rank) + " holds no 8-byte value.",
                       "Use a multiple of 8 within the segment.");
+    recorder::Span span(recorder::Kind::atomic, recorder::atomic_name);
+    span.record.object = uint32_t(segment);
+    span.record.peer = rank;
+    span.record.size = 8;
+    span.record.detail = recorder::at_once;
     if (is_local(rank)) {
         std::atomic_ref<uint64_t> word(*reinterpret_cast<uint64_t*>(peer_segment(rank, segment, offset, 8)));
-        if (operation == add_operation) return word.fetch_add(a);
-        word.compare_exchange_strong(a, b);
+        if (operation == add_operation) a = word.fetch_add(a);
+        else word.compare_exchange_strong(a, b);
+        span.end();
         return a;
     }
     Frame frame;
@@ -515,6 +605,7 @@ std::optional<uint64_t> Context::remote_atomic(int rank, int segment, uint64_t o
         return std::nullopt;
     }
     if (request.state.load() != State::done) throw_if_lost(rank, "an atomic operation");
+    span.end();
     return request.result;
 }
 

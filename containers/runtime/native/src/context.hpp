@@ -19,6 +19,7 @@
 #include "failure.hpp"
 #include "link_model.hpp"
 #include "links.hpp"
+#include "recorder.hpp"
 #include "waiting.hpp"
 
 namespace carme {
@@ -99,6 +100,8 @@ public:
     int control_fd() const { return control_->fd(); }
     void connect(const std::vector<Endpoint>& endpoints);
     void close();
+    // How this node's clock differs from the first rank's, for the recorder. Before others leave, who no longer answer.
+    void sync_clock();
 
     int node_of(int rank) const { return nodes_[size_t(rank)]; }
     bool is_local(int rank) const { return nodes_[size_t(rank)] == nodes_[size_t(rank_)]; }
@@ -189,10 +192,12 @@ private:
     std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);
     std::optional<uint64_t> remote_atomic(int rank, int segment, uint64_t offset, uint8_t operation, uint64_t a,
                                           uint64_t b, Deadline deadline);
+    void follow_clock();  // at the beginning, and about once a second
+    void measure_clock(int times, Deadline deadline);
     template <class Ready> bool wait_for(Flag& flag, Deadline deadline, Ready&& ready);
 
     int rank_, size_;
-    bool crowded_ = false, crowded_in_background_ = false;
+    bool crowded_ = false, crowded_in_background_ = false, follows_clock_ = false;
     int cores_ = 1;
     LinkModel link_model_;
     std::shared_ptr<Mapping> control_;

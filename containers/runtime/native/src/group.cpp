@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <numeric>
 
 namespace carme {
 namespace {
@@ -109,6 +110,7 @@ Group::Group(std::shared_ptr<Context> context, std::vector<int> ranks, Deadline 
     key_ = mix(0x6361726D65ull, context_->next_generation(ranks_));
     for (int r : ranks_) key_ = mix(key_, uint64_t(r) + 1);
     key_ |= 1;
+    if (recorder::on()) recorded_as_ = recorder::group(key_, ranks_);
     {
         auto forming = context_->forming_groups();
         slot_ = context_->claim_group_slot();
@@ -216,6 +218,7 @@ std::shared_ptr<Handle> Group::submit(Call call) {
 }
 
 void Group::work() {
+    recorder::name_thread("collectives");
     std::unique_lock lock(jobs_mutex_);
     while (true) {
         jobs_changed_.wait(lock, [&] { return ending_ || (!busy_ && !jobs_.empty()); });
@@ -251,8 +254,12 @@ std::shared_ptr<Letter> Group::send(int member, const void* data, uint64_t size,
     int peer = ranks_[size_t(member)];
     std::lock_guard lock(letters_mutex_);
     auto letter = std::make_shared<Letter>(context_, peer);
-    context_->letters(peer).send_message(peer, key_ ^ letter_key, letters_[{true, member, tag}]++, tag, form | of_letters, data,
-                                         size, &letter->request_);
+    recorder::Span span(recorder::Kind::send, recorder::send_name);
+    const uint32_t number = letters_[{true, member, tag}]++;
+    if (span) describe_letter(span.record, member, size, tag, number);
+    context_->letters(peer).send_message(peer, key_ ^ letter_key, number, tag, form | of_letters, data, size,
+                                         &letter->request_);
+    span.end();
     return letter;
 }
 
@@ -262,8 +269,15 @@ std::shared_ptr<Letter> Group::receive(int member, void* into, uint64_t size, ui
     int peer = ranks_[size_t(member)];
     std::lock_guard lock(letters_mutex_);
     auto letter = std::make_shared<Letter>(context_, peer);
-    context_->letters(peer).receive_message(peer, key_ ^ letter_key, letters_[{false, member, tag}]++, tag, form | of_letters,
-                                            into, size, &letter->request_);
+    const uint32_t number = letters_[{false, member, tag}]++;
+    if (recorder::on()) {
+        letter->recorded_ = false;
+        letter->received_.kind = recorder::Kind::receive;
+        letter->received_.name = recorder::receive_name;
+        describe_letter(letter->received_, member, size, tag, number);
+    }
+    context_->letters(peer).receive_message(peer, key_ ^ letter_key, number, tag, form | of_letters, into, size,
+                                            &letter->request_);
     return letter;
 }
 
@@ -295,7 +309,28 @@ int Group::sender(uint32_t tag, Deadline deadline) {
     }
 }
 
+void Group::describe_letter(recorder::Record& record, int member, uint64_t size, uint32_t tag, uint32_t number) const {
+    record.object = recorded_as_;
+    record.peer = member;
+    record.size = size;
+    record.extra = uint64_t(tag) << 32 | number;
+}
+
+Letter::~Letter() {
+    // Who only asks whether it is over has it, too.
+    if (!recorded_ && request_.state.load() == State::done) record_received();
+    context_->letters(peer_).cancel(&request_, 1);
+}
+
+void Letter::record_received() {
+    recorded_ = true;
+    received_.end = now_ns();
+    if (!received_.begin) received_.begin = received_.end;
+    if (recorder::on()) recorder::add(received_);
+}
+
 bool Letter::wait(Deadline deadline) {
+    if (!recorded_ && !received_.begin) received_.begin = now_ns();
     bool over = context_->letters(peer_).drive(
         true, deadline, [&] { return done(); },
         [&] {
@@ -309,7 +344,33 @@ bool Letter::wait(Deadline deadline) {
     if (request_.state.load() != State::done)
         throw Failure(Trouble::peer_lost, "Rank " + std::to_string(peer_) + " was lost during a message.",
                       "Form a new group without it, or start the run again.");
+    if (!recorded_) record_received();
     return true;
+}
+
+void Group::describe_call(recorder::Record& record, const Call& call) const {
+    auto sum = [](const std::vector<uint64_t>& sizes) { return std::accumulate(sizes.begin(), sizes.end(), uint64_t(0)); };
+    const uint64_t bytes = call.count * size_of(call.type);
+    record.object = recorded_as_;
+    record.detail = uint16_t(call.kind);
+    record.size = record.extra = bytes;
+    switch (call.kind) {
+        case Kind::barrier: record.size = record.extra = 0; break;
+        case Kind::allreduce: break;
+        case Kind::broadcast:
+            record.peer = call.root;
+            (call.root == me_ ? record.extra : record.size) = 0;
+            break;
+        case Kind::reduce_scatter: record.size = bytes * ranks_.size(); break;
+        case Kind::allgather:
+            record.size = call.receive_sizes[size_t(me_)];
+            record.extra = sum(call.receive_sizes);
+            break;
+        case Kind::alltoall:
+            record.size = sum(call.send_sizes);
+            record.extra = sum(call.receive_sizes);
+            break;
+    }
 }
 
 void Group::run(const Call& call, bool in_background) {
@@ -337,14 +398,20 @@ void Group::run(const Call& call, bool in_background) {
         throw invalid(std::string("Only a sum or mean of float32 travels as ") + name_of(call.wire) + ".",
                       "Leave the wire type out.");
     try {
+        recorder::Span span(recorder::Kind::collective, uint32_t(call.kind));
+        if (span) describe_call(span.record, call);
         switch (call.kind) {
-            case Kind::barrier: arrive(call, nullptr, 0); return barrier(call);
-            case Kind::allreduce: return allreduce(call);
-            case Kind::broadcast: return broadcast(call);
-            case Kind::reduce_scatter: return reduce_scatter(call);
-            case Kind::allgather: return allgather(call);
-            case Kind::alltoall: return alltoall(call);
+            case Kind::barrier:
+                arrive(call, nullptr, 0);
+                barrier(call);
+                break;
+            case Kind::allreduce: allreduce(call); break;
+            case Kind::broadcast: broadcast(call); break;
+            case Kind::reduce_scatter: reduce_scatter(call); break;
+            case Kind::allgather: allgather(call); break;
+            case Kind::alltoall: alltoall(call); break;
         }
+        span.end();
     } catch (const std::bad_alloc&) {  // others would wait for what this member no longer sends
         break_up(context_->rank());
         throw;

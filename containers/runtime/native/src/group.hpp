@@ -21,6 +21,7 @@
 #include "group_area.hpp"
 #include "kernels.hpp"
 #include "link_model.hpp"
+#include "recorder.hpp"
 
 namespace carme {
 
@@ -48,7 +49,7 @@ private:
 class Letter {
 public:
     Letter(std::shared_ptr<Context> context, int peer) : context_(std::move(context)), peer_(peer) {}
-    ~Letter() { context_->letters(peer_).cancel(&request_, 1); }
+    ~Letter();
     Letter(const Letter&) = delete;
     bool wait(Deadline deadline);  // false: not yet over
     bool done() const { return request_.state.load(std::memory_order_acquire) != State::pending; }
@@ -58,6 +59,10 @@ private:
     std::shared_ptr<Context> context_;
     int peer_;
     Request request_;
+    // Of a receive that is to be recorded: what is known of it.
+    recorder::Record received_;
+    bool recorded_ = true;
+    void record_received();
 };
 
 class Group {
@@ -162,6 +167,8 @@ private:
     std::vector<int> column(int position) const;
     bool uniform() const;
     uint32_t check_of(const Call& call) const;
+    void describe_call(recorder::Record& record, const Call& call) const;
+    void describe_letter(recorder::Record& record, int member, uint64_t size, uint32_t tag, uint32_t number) const;
     char* scratch(uint64_t size);
     void work();
 
@@ -183,6 +190,7 @@ private:
     std::mutex breaking_;
     std::vector<char> scratch_, travelling_;
     Algorithm algorithm_;
+    uint32_t recorded_as_ = 0;
 
     std::mutex letters_mutex_;
     std::map<std::tuple<bool, int, uint32_t>, uint32_t> letters_;  // how many were sent and received

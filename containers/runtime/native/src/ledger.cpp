@@ -99,7 +99,10 @@ Request* Ledger::take_reply(int peer, const Frame& reply) {
     if (asked == asked_.end()) return nullptr;
     Request* request = asked->second;
     asked_.erase(asked);
-    if (request->size == reply.size && request->peer == peer) return request;
+    if (request->size == reply.size && request->peer == peer) {
+        if (!reply.size) request->result = reply.operand;
+        return request;
+    }
     complete(request, State::mismatch);
     return nullptr;
 }
@@ -124,6 +127,7 @@ std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& question) {
             return answer;
         case FrameType::echo:
             answer.frame.type = FrameType::read_reply;
+            answer.frame.operand = uint64_t(now_ns());
             return answer;
         case FrameType::atomic_request: {
             auto old = host_.atomic(question.segment, question.offset, question.operation, question.operand,

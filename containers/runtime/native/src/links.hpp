@@ -118,7 +118,8 @@ public:
     virtual void send(int peer, const Frame& frame, const void* data, Request* request) = 0;
     virtual void send_owned(int peer, const Frame& frame, std::vector<char> data) = 0;
     // Sends a request whose reply completes `request`: with `request->size` bytes at `request->into` for a read,
-    // `request->result` for an atomic. The reply to an echo says that all that was sent before has taken effect.
+    // `request->result` for an atomic. The reply to an echo says that all that was sent before has taken effect, and
+    // `request->result` is the peer's now_ns().
     virtual void ask(int peer, Frame frame, Request* request) = 0;
     // A message of a collective: it goes to the receive of the same key, sequence and tag, whichever comes first. Both
     // must agree on the size, unless it is `at_most`, and on `check`, else the receive ends as a mismatch.

@@ -61,6 +61,8 @@ struct Plan {
 
 }  // namespace
 
+void bind_recorder(nb::module_& m);
+
 NB_MODULE(_core, m) {
     m.doc() = "The transport and the collectives of carme_runtime. Use carme_runtime.gaspi.";
 
@@ -78,6 +80,8 @@ NB_MODULE(_core, m) {
             }
         }
     });
+
+    bind_recorder(m);
 
     nb::set_leak_warnings(false);  // a run ends with the process, and its context with it
 
@@ -102,6 +106,7 @@ NB_MODULE(_core, m) {
                  c.connect(endpoints);
              })
         .def("close", &Context::close, Released())
+        .def("sync_clock", &Context::sync_clock, Released())
         .def("segment_alloc", &Context::segment_alloc, Released())
         .def("segment_register",
              [](Context& c, int id, int rank, int64_t ms) { c.segment_register(id, rank, Deadline::after_ms(ms)); },

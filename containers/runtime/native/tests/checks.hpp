@@ -35,3 +35,4 @@ inline std::pair<int, int> connected_pair() {
 }
 
 void links_tests();
+void recorder_tests();

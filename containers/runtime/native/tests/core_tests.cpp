@@ -603,6 +603,7 @@ void arithmetic() {
 }  // namespace
 
 int main() {
+    recorder_tests();
     arithmetic();
     for (auto& nodes : std::vector<std::vector<int>>{{0}, {0, 0}, {0, 0, 0, 0}, {0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 1}})
         collectives(nodes);

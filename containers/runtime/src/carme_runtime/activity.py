@@ -21,7 +21,7 @@ def doing(stage: int, what: str, micro: int) -> Iterator[None]:
     finally:
         _doing.pop(thread, None)
         if profile.recorder:
-            profile.recorder.add(profile.PIPELINE, text, began)
+            profile.recorder.add(profile.PIPELINE, what, began, extra=micro, of=stage)
 
 
 def of_thread(thread: int | None = None) -> str:

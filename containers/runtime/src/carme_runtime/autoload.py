@@ -10,6 +10,7 @@ from carme_runtime import profile, progress
 from carme_runtime.addresses import TURN_LOOPBACK_ON, loopback_is_down, loopback_works, meets_here
 from carme_runtime.out_of_core.start import start
 from carme_runtime.strategies import watch_for_plan
+from carme_runtime.traces import phases
 
 #: Options with which torchrun's ranks meet elsewhere than on this host.
 _ELSEWHERE = ("--nnodes", "--rdzv-endpoint", "--rdzv_endpoint", "--master-addr", "--master_addr")
@@ -32,6 +33,8 @@ def register_backend() -> None:
     _end_without_loopback()
     profile.watch_loaders(progress.batch)
     progress.watch_optimizers()
+    if profile.recorder and profile.recorder.records:
+        phases.watch()
     start()
     watch_for_plan()
     if "CARME_SCALE_PROBE" in os.environ:

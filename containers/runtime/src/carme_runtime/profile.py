@@ -1,16 +1,23 @@
 """Where a rank's time goes: `carme-run --profile`, and `carme_runtime.progress`.
 
 Each rank writes a file for chrome://tracing or ui.perfetto.dev into the folder that CARME_PROFILE names, with
-sums that `table` shows side by side. These are seen: collectives of `carme_runtime` from their begin until
-somebody saw that they were over, the main thread's waiting for them and for messages of pipelines, its
-waiting for torch's DataLoader, and the passes of pipelines. What is left of the main thread's time is called
-computing. Where other threads wait for collectives, the main thread is taken to wait as long as it does not
-run.
+sums that `table` shows side by side. These are seen: collectives of `carme_runtime` while they run, the main
+thread's waiting for them and for messages of pipelines, its waiting for torch's DataLoader, and the passes of
+pipelines. What is left of the main thread's time is called computing. Where other threads wait for
+collectives, the main thread is taken to wait as long as it does not run.
+
+Sums are kept here. Events are kept by the core's recorder, in a file of which a rank's profile is made at its
+end, and the traces of `carme-run --trace` when the run is over (`carme_runtime.traces`). The core records by
+itself what it does: its collectives, messages and one-sided operations.
 """
 
 import atexit
+import contextlib
+import importlib
 import json
 import os
+import secrets
+import socket
 import sys
 import threading
 import time
@@ -19,35 +26,94 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.traces import perfetto
+from carme_runtime.traces.kinds import KINDS
+from carme_runtime.traces.recordings import RECORD_BYTES, SUFFIX, Plain, read
+
 PROFILE = "CARME_PROFILE"
-MOST_EVENTS = 200_000  # of one rank; what comes later is summed up only
+TRACE, LIMIT = "CARME_TRACE", "CARME_TRACE_LIMIT"  # a folder of recordings, and bytes of each of them
+RESTARTS = "CARME_RESTARTS"
+MOST_EVENTS = 200_000  # of one rank without a trace; what comes later is summed up only
 WAITING, LOADING, COLLECTIVE, PIPELINE = "waiting", "loader", "collective", "pipeline"
+PHASE, FIRING, TRANSFER = "phase", "firing", "transfer"
 
 
 class Recorder:
     """Of one rank. Costs about a microsecond for each call that is seen.
 
     Args:
-        folder: Where its file is to be written at the end; None: nowhere, only sums are kept.
+        folder: Where its profile is to be written at the end; None: nowhere.
         rank: Its number.
+        trace: A folder for its recording, which stays; None: none is asked for. Without both only sums are
+            kept.
+        limit: Bytes of the recording at most.
     """
 
-    def __init__(self, folder: Path | None, rank: int) -> None:
-        self._folder, self._rank = folder, rank
+    def __init__(
+        self,
+        folder: Path | None,
+        rank: int,
+        trace: Path | None = None,
+        limit: int = MOST_EVENTS * RECORD_BYTES,
+    ) -> None:
+        self._folder, self._rank, self._keeps = folder, rank, trace is not None
         self._main = threading.main_thread().ident
+        self._process = os.getpid()
         self._begin = time.perf_counter()
-        self._events: list[tuple[str, str, float, float, int, int]] = []
-        self._sums = {WAITING: 0.0, LOADING: 0.0, COLLECTIVE: 0.0, PIPELINE: 0.0}
+        self._sums: dict[str, float] = dict.fromkeys(KINDS, 0.0)
         self._stage: dict[str, float] = {}  # of the pipeline, and how its steps went
         self._calls = self._bytes = 0
         self._clock = time.pthread_getcpuclockid(self._main or threading.get_ident())
         self._waited_until = 0.0
         self._lock = threading.Lock()
-        if folder:
+        self._core = _core()
+        self._names: dict[str, int] = {}
+        self._error: OSError | None = None
+        self._over = False
+        self.written = 0  # events, once the recording has ended
+        self._file: Path | None = None
+        if trace or folder:
+            self._start(trace or folder, limit)  # pyright: ignore[reportArgumentType]
             atexit.register(self.write)
 
-    def add(self, kind: str, name: str, begin: float, size: int = 0) -> None:
-        """Something that began at `begin` (time.perf_counter) is over. `size`: bytes of its buffer."""
+    def _start(self, folder: Path, limit: int) -> None:
+        """Begin the recording; where that fails, `write` says so."""
+        start = os.environ.get(RESTARTS, "0")
+        host = socket.gethostname()
+        about = {"rank": self._rank, "size": int(os.environ.get("WORLD_SIZE", "1")), "host": host}
+        about |= {"start": int(start), "pid": self._process}
+        file = folder / f".{self._rank}-{self._process}-{secrets.token_hex(4)}{SUFFIX}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            error = self._core.recorder_start(str(file), json.dumps(about), limit)
+            if error:
+                raise OSError(error, os.strerror(error))
+        except OSError as error:
+            self._error = error
+            return
+        self._file = file
+
+    def add(
+        self,
+        kind: str,
+        name: str,
+        begin: float,
+        size: int = 0,
+        *,
+        extra: int = 0,
+        of: int = 0,
+        recorded: bool = False,
+    ) -> None:
+        """Something that began at `begin` (time.perf_counter) is over.
+
+        Args:
+            kind: WAITING, LOADING, COLLECTIVE, PIPELINE, PHASE, FIRING or TRANSFER.
+            name: What it was. The recording keeps each name once.
+            begin: In seconds.
+            size: Bytes of its buffer.
+            extra, of: Of PIPELINE: the micro-batch and the stage.
+            recorded: The core has it in the recording already.
+        """
         end = time.perf_counter()
         thread = threading.get_ident()
         if kind == COLLECTIVE or thread == self._main:
@@ -55,8 +121,12 @@ class Recorder:
         if kind == COLLECTIVE:
             self._calls += 1
             self._bytes += size
-        if self._folder and len(self._events) < MOST_EVENTS:
-            self._events.append((kind, name, begin, end, thread, size))
+        if self._file is None or recorded:
+            return
+        number = self._names.get(name)
+        if number is None:
+            number = self._names[name] = self._core.recorder_name(name)
+        self._core.recorder_add(KINDS[kind], number, int(begin * 1e9), int(end * 1e9), size, extra, of)
 
     def add_step(self, stage: int, seconds: float, waited: float, idle: float) -> None:
         """A step of a pipeline is over on this rank.
@@ -71,6 +141,11 @@ class Recorder:
         own["stage"], own["idle"] = stage, idle
         own["steps"] = own.get("steps", 0) + seconds
         own["waited"] = own.get("waited", 0) + waited
+
+    @property
+    def records(self) -> bool:
+        """Whether events are kept, and not only sums."""
+        return self._file is not None
 
     def mark(self) -> tuple[float, float]:
         """Now, and how long the main thread has computed so far."""
@@ -95,9 +170,24 @@ class Recorder:
         return self._sums[WAITING], self._sums[LOADING]
 
     def write(self) -> None:
-        """Write the rank's file."""
-        if self._folder is None:
+        """End the recording, and write the rank's profile."""
+        file, self._file = self._file, None
+        if self._over or os.getpid() != self._process:
             return
+        self._over = True
+        if file:
+            for thread in threading.enumerate():
+                if thread.native_id and thread is not threading.main_thread():
+                    self._core.recorder_name_thread(thread.native_id, thread.name)
+            self.written, _, error = self._core.recorder_stop()
+            if error:
+                self._error = OSError(error, os.strerror(error))
+        if self._keeps and self._error:
+            self._say(f"The trace of rank {self._rank} is not complete: {self._error.strerror}.")
+        if self._folder:
+            self._write_profile(self._folder, file)
+
+    def _write_profile(self, folder: Path, recording: Path | None) -> None:
         seconds = time.perf_counter() - self._begin
         sums = {
             "seconds": seconds,
@@ -109,28 +199,39 @@ class Recorder:
             "bytes": self._bytes,
             "pipeline": self._stage,
         }
-        events: list[dict[str, Any]] = [
-            {"ph": "M", "name": "process_name", "pid": self._rank, "args": {"name": f"rank {self._rank}"}}
-        ]
-        for number, (kind, name, begin, end, thread, size) in enumerate(self._events):
-            event = {"name": name, "cat": kind, "pid": self._rank, "tid": thread, "args": {"bytes": size}}
-            first, last = (int((at - self._begin) * 1e6) for at in (begin, end))
-            if kind == COLLECTIVE:  # several may run at a time: a track of their own, where they may overlap
-                both = event | {"id": number}
-                events += [both | {"ph": "b", "ts": first}, both | {"ph": "e", "ts": last}]
-            else:
-                events.append(event | {"ph": "X", "ts": first, "dur": last - first})
-        draft = self._folder / f".rank-{self._rank}.json"
+        draft = folder / f".rank-{self._rank}.json"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if recording is None:
+                raise self._error or OSError(0, "nothing was recorded")
+            folder.mkdir(parents=True, exist_ok=True)
+            events = perfetto.events(read(recording), int(self._begin * 1e9))
             draft.write_text(json.dumps({"traceEvents": events, "carme": sums}))
-            draft.replace(file_of(self._folder, self._rank))
+            draft.replace(file_of(folder, self._rank))
         except OSError as error:
-            message = f"The profile of rank {self._rank} cannot be written: {error.strerror}."
-            print(f"carme: {message}", file=sys.stderr, flush=True)
+            self._say(f"The profile of rank {self._rank} cannot be written: {error.strerror}.")
+        if recording and not self._keeps:
+            with contextlib.suppress(OSError):
+                recording.unlink()
+
+    def _say(self, message: str) -> None:
+        print(f"carme: {message}", file=sys.stderr, flush=True)
+
+
+def _core() -> Any:
+    """The core's recorder, or one that is slower."""
+    try:
+        return importlib.import_module("carme_runtime._core")
+    except ImportError:
+        return Plain()
 
 
 recorder: Recorder | None = None
+
+
+def record(kind: str, name: str, begin: float, size: int = 0) -> None:
+    """Something that began at `begin` is over, where this process records; see `Recorder.add`."""
+    if recorder:
+        recorder.add(kind, name, begin, size)
 
 
 @contextmanager
@@ -145,11 +246,22 @@ def pipeline_step(stage: int, idle: float) -> Iterator[None]:
 
 
 def begin() -> None:
-    """Record from now on, where CARME_PROFILE or CARME_METRICS says so."""
+    """Record from now on, where CARME_PROFILE, CARME_TRACE or CARME_METRICS says so."""
     global recorder
-    folder, rank = os.environ.get(PROFILE), os.environ.get("RANK", "0")
-    if recorder is None and (folder or os.environ.get("CARME_METRICS")) and rank.isdecimal():
-        recorder = Recorder(Path(folder) if folder else None, int(rank))
+    folder, trace = (Path(name) if (name := os.environ.get(of)) else None for of in (PROFILE, TRACE))
+    rank = os.environ.get("RANK", "0")
+    if recorder is not None or not rank.isdecimal() or _is_helper():
+        return
+    if trace:
+        recorder = Recorder(folder, int(rank), trace, int(os.environ.get(LIMIT, 1 << 30)))
+    elif folder or os.environ.get("CARME_METRICS"):
+        recorder = Recorder(folder, int(rank))
+
+
+def _is_helper() -> bool:
+    """Whether this is a process that a rank has started with multiprocessing, such as a loader's."""
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    return multiprocessing is not None and multiprocessing.parent_process() is not None
 
 
 def watch_loaders(arrived: Callable[[Any], None] = lambda batch: None) -> None:

@@ -51,13 +51,20 @@ class Pending:
     """
 
     def __init__(
-        self, handle: Any, buffers: tuple[Any, ...], kept: Kept | None = None, name: str = "", size: int = 0
+        self,
+        handle: Any,
+        buffers: tuple[Any, ...],
+        kept: Kept | None = None,
+        name: str = "",
+        size: int = 0,
+        recorded: bool = True,
     ) -> None:
         self._handle = handle
         self._buffers = buffers
         self._kept = kept
         # For `profile`: what it is, the bytes of this rank's buffer, and when it began.
         self._seen = (name, size, profile.recorder.mark()) if profile.recorder and name else None
+        self._recorded = recorded
 
     def __del__(self) -> None:
         if self._kept is not None and not self._handle.done():
@@ -72,7 +79,7 @@ class Pending:
         over = self._handle.wait(timeout)
         profile.recorder.add(profile.WAITING, name, waited)
         if over:
-            profile.recorder.add(profile.COLLECTIVE, name, began[0], size)
+            profile.recorder.add(profile.COLLECTIVE, name, began[0], size, recorded=self._recorded)
             profile.recorder.waited_beside(began)
             self._seen = None
         return over
@@ -121,8 +128,9 @@ class Plan:
     With a wire type, what one run loses between nodes is added in the next (error feedback).
     """
 
-    def __init__(self, plan: Any, buffer: Any, kept: Kept) -> None:
+    def __init__(self, plan: Any, buffer: Any, kept: Kept, recorded: bool = True) -> None:
         self._buffer = buffer
+        self._recorded = recorded
         self._kept = kept
         self._run: Callable[[], None] = plan.run
         self._start = plan.start
@@ -134,13 +142,15 @@ class Plan:
         began = time.perf_counter()
         self._run()
         profile.recorder.add(profile.WAITING, "allreduce", began)
-        profile.recorder.add(profile.COLLECTIVE, "allreduce", began, _size(self._buffer))
+        size = _size(self._buffer)
+        profile.recorder.add(profile.COLLECTIVE, "allreduce", began, size, recorded=self._recorded)
 
     def start(self) -> Pending:
         """Begin in the background."""
         if profile.recorder is None:
             return Pending(self._start(), (self._buffer,), self._kept)
-        return Pending(self._start(), (self._buffer,), self._kept, "allreduce", _size(self._buffer))
+        size = _size(self._buffer)
+        return Pending(self._start(), (self._buffer,), self._kept, "allreduce", size, self._recorded)
 
 
 class Group:
@@ -168,6 +178,7 @@ class Group:
         self._group = group_type(context)(context, ranks, timeout, links.algorithm(algorithm))
         self._kept = Kept()  # goes after the core's group, which ends what still runs
         self._choosing = threading.Lock()
+        self._recorded = not hasattr(context, "group_type")  # by the core, which knows when they run
         if links.to_be_measured() and len(ranks) == context.size > 1:
             times = self._group.measure_links()
             if times:
@@ -234,7 +245,7 @@ class Group:
         """Prepare an allreduce of `array` that will be run many times; see `allreduce`."""
         at, count, kind = locate(array)
         plan = self._plan(self._group, at, count, kind, operation(op), timeout, wire_type(wire), array)
-        return Plan(plan, array, self._kept)
+        return Plan(plan, array, self._kept, self._recorded)
 
     def broadcast(
         self, array: Any, root: int = 0, label: str = "", timeout: int = -1, asynchronous: bool = False
@@ -448,9 +459,9 @@ class Group:
             return Pending(handle, buffers, self._kept) if asynchronous else None
         name, size = _NAMES[kind], _size(buffers[0]) if buffers else 0
         if asynchronous:
-            return Pending(handle, buffers, self._kept, name, size)
+            return Pending(handle, buffers, self._kept, name, size, self._recorded)
         profile.recorder.add(profile.WAITING, name, began)
-        profile.recorder.add(profile.COLLECTIVE, name, began, size)
+        profile.recorder.add(profile.COLLECTIVE, name, began, size, recorded=self._recorded)
         return None
 
 

@@ -111,6 +111,8 @@ class Process:
 
     def close(self, wait: bool = True) -> None:
         """Leave the run. With `wait`, first let all others come to the same point (at most ten seconds)."""
+        if hasattr(self._context, "sync_clock"):
+            self._context.sync_clock()
         if wait and self.size > 1 and State.CORRUPT not in self.state_vector():
             with contextlib.suppress(GaspiError):  # a rank that left early does not keep this one
                 self.everyone.barrier(timeout=10_000)

@@ -14,6 +14,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.launcher import backends
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.scaling import start as scaling
+from carme_runtime.traces import launch as tracing
 from carme_runtime.transports import TORCH_BACKENDS, TRANSPORTS
 
 # By Tarantella's launcher, today's and the older one's.
@@ -28,7 +29,7 @@ OPTIONS_WITH_VALUE = (
     "--log-folder", "--hang-seconds", "--max-restarts", "--min-ranks", "--max-ranks", "--backend",
     "--torch-backend", "--transport", "--profile", "--log-level", "--fusion-threshold",
     "--python-interpreter", "--memory-per-rank", "--spill", "--strategy", "--onnx",
-    *scaling.OPTIONS_WITH_VALUE,
+    *scaling.OPTIONS_WITH_VALUE, *tracing.OPTIONS_WITH_VALUE,
 )  # fmt: skip
 # Behind a script they are the script's, as with torchrun; few scripts have options of these names.
 MOSTLY_OURS = (
@@ -146,6 +147,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="say at the end where the ranks' time went, and write a trace of each to DIR/rank-N.json",
     )
+    tracing.add_options(parser)
     parser.add_argument(
         "--log-level",
         choices=logs.LEVELS,
@@ -285,6 +287,7 @@ def _check_mpi(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
         ("--log-folder", options.log_folder),
         ("--output master", options.output == "master"),
         ("--profile", options.profile),
+        ("--trace", options.trace),
         ("--devices-per-rank", options.devices_per_rank),
     ):
         if value:

@@ -25,6 +25,7 @@ from carme_runtime.launcher.rank_options import RankOptions, plan
 from carme_runtime.launcher.run import Run
 from carme_runtime.out_of_core import start as out_of_core
 from carme_runtime.scaling import start as scaling
+from carme_runtime.traces import launch as traces
 from carme_runtime.transports import TORCH_BACKEND, TRANSPORT
 
 __all__ = ["main", "parser"]
@@ -143,16 +144,38 @@ async def _start(
     if options.profile:
         environment[profile.PROFILE] = str(options.profile.absolute())
         profile.forget(options.profile, options.max_ranks or len(places))
+    tracing = traces.prepare(options, options.max_ranks or len(places))
+    environment |= tracing.variables() if tracing else {}
+    try:
+        code = await _run_ranks(
+            fabric, places, command, options, environment, rank_options, limits, setup, hosts
+        )
+    finally:
+        if tracing:
+            tracing.finish()
+    _show_profile(options, len(places))
+    return scaling.checked(options, code)
+
+
+async def _run_ranks(
+    fabric: Fabric,
+    places: list[Place],
+    command: list[str],
+    options: argparse.Namespace,
+    environment: dict[str, str],
+    rank_options: RankOptions,
+    limits: Limits,
+    setup: backends.Setup,
+    hosts: set[str] | None,
+) -> int:
+    """Run until it is over; the exit code."""
     if limits.max_restarts:
         seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
         cwd = str(Path.cwd())
-        code = await elastic(fabric, places, command, cwd, environment, rank_options, limits, seats)
-    elif options.backend == "mpi":
+        return await elastic(fabric, places, command, cwd, environment, rank_options, limits, seats)
+    if options.backend == "mpi":
         await _become_mpirun(fabric, places, command, environment, options)
-    else:
-        code = await _execute(fabric, places, command, environment, rank_options, options.backend, setup)
-    _show_profile(options, len(places))
-    return scaling.checked(options, code)
+    return await _execute(fabric, places, command, environment, rank_options, options.backend, setup)
 
 
 async def _execute(

@@ -15,6 +15,7 @@ from pathlib import Path
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.extents import Extents
 from carme_runtime.out_of_core.sizes import show_size
+from carme_runtime.profile import TRANSFER, record
 
 ALIGNMENT = 4096  # bytes; of memory, offsets and lengths, for every disk and file system that we know
 PIECE = 8 << 20  # bytes of one system call
@@ -85,12 +86,17 @@ class SpillFile:
         Raises:
             OSError: As the kernel reports it.
         """
-        view = memoryview((ctypes.c_char * length).from_address(address))
+        view, began, size = (
+            memoryview((ctypes.c_char * length).from_address(address)),
+            time.perf_counter(),
+            length,
+        )
         while length > 0:
             count = os.pwritev(self._file, [view], offset)
             if count <= 0:
                 raise OSError(errno.EIO, "nothing could be written")
             view, offset, length = view[count:], offset + count, length - count
+        record(TRANSFER, "spill", began, size)
 
     def read(self, address: int, length: int, offset: int) -> None:
         """Read memory from the file. It may be called by several threads.
@@ -98,12 +104,17 @@ class SpillFile:
         Raises:
             OSError: As the kernel reports it.
         """
-        view = memoryview((ctypes.c_char * length).from_address(address))
+        view, began, size = (
+            memoryview((ctypes.c_char * length).from_address(address)),
+            time.perf_counter(),
+            length,
+        )
         while length > 0:
             count = os.preadv(self._file, [view], offset)
             if count <= 0:
                 raise OSError(errno.EIO, "the file is shorter than it was")
             view, offset, length = view[count:], offset + count, length - count
+        record(TRANSFER, "fetch", began, size)
 
     def measure(self) -> None:
         """Find out how fast the disk is, in a part of the file that is free again afterwards."""

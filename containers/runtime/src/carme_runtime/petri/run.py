@@ -25,6 +25,7 @@ from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
+from carme_runtime.profile import FIRING, record
 
 if TYPE_CHECKING:
     from carme_runtime.petri.net import Net
@@ -477,6 +478,7 @@ class Run:
                     task = self._activation.follow(self._activation.rules[following], tokens[0][1])
                     connection.given[number] = (task, 0.0)
                 self.fired[rule.transition.name] += 1
+                record(FIRING, rule.transition.name, time.perf_counter() - seconds)
             else:
                 self._take_failure(task, status, *outcome)
 

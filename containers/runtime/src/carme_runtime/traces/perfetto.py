@@ -1,0 +1,39 @@
+"""Recordings as events of chrome://tracing and ui.perfetto.dev (Trace Event Format, JSON)."""
+
+from typing import Any
+
+from carme_runtime.traces.kinds import CATEGORIES, Kind, title
+from carme_runtime.traces.recordings import Recording
+
+_BESIDE = (
+    Kind.COLLECTIVE,
+    Kind.FIRING,
+)  # several may run at a time: tracks of their own, where they may overlap
+
+
+def events(recording: Recording, begin: int) -> list[dict[str, Any]]:
+    """All events of one rank.
+
+    Args:
+        begin: Nanoseconds, from which times count.
+    """
+    rank = recording.rank
+    found: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
+    ]
+    for thread, name in recording.threads.items():
+        found.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}})
+    for number, event in enumerate(recording.events()):
+        kind = Kind(event.kind)
+        name = event.name
+        if kind == Kind.PIPELINE:
+            name = title(kind, name, event.object, event.extra)
+        shown = {"name": name, "cat": CATEGORIES[kind], "pid": rank, "tid": event.thread}
+        shown["args"] = {"bytes": event.size}
+        first, last = ((at - begin) // 1000 for at in (event.begin, event.end))
+        if kind in _BESIDE:
+            both = shown | {"id": number}
+            found += [both | {"ph": "b", "ts": first}, both | {"ph": "e", "ts": last}]
+        else:
+            found.append(shown | {"ph": "X", "ts": first, "dur": last - first})
+    return found

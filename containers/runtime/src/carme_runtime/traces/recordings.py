@@ -1,0 +1,244 @@
+"""Recordings: the files that the recorder leaves, one of each process.
+
+A file is the word CARMEEV1 and blocks: a type, a number and a size (uint32, uint32, uint64, little-endian),
+then so many bytes. A process that was killed may leave a last block that is not whole, of
+which whole events count.
+"""
+
+import bisect
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from carme_runtime.traces.errors import TraceError
+
+SUFFIX = ".events"
+_MAGIC = b"CARMEEV1"
+_HEAD = struct.Struct("<IIQ")
+_RECORD = struct.Struct("<qqQQIIiHH")
+RECORD_BYTES = _RECORD.size
+_ABOUT, _EVENTS, _STRING, _GROUP, _THREAD, _CLOCK, _END = range(7)
+_FIRST_NAME = 15  # the names before it are the core's
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event.
+
+    Args:
+        thread: Its thread's number.
+        kind: See `kinds.Kind`.
+        name: What happened.
+        begin, end: Nanoseconds of this process's monotonic clock.
+        size: Bytes, where some moved.
+        extra: What else there is: received bytes, tag and number of a message, a micro-batch.
+        object: A group, a segment or a stage.
+        peer: A member of the group, or a rank; -1: none.
+    """
+
+    thread: int
+    kind: int
+    name: str
+    begin: int
+    end: int
+    size: int
+    extra: int
+    object: int
+    peer: int
+
+
+@dataclass
+class Recording:
+    """What one process has left.
+
+    Args:
+        about: Its rank, the number of ranks, `start` (how often ranks were started before), host and process.
+        names, threads: By number.
+        groups: Their keys, which are the same on all members, and their ranks.
+        clocks: Local times, what has to be added for the first rank's clock, and how long learning that took.
+        blocks: Records by thread, as they are in the file.
+        written, dropped: How many events are in it and how many had no room; of one that was killed: 0.
+        ended: Whether the process wrote its end.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    names: dict[int, str] = field(default_factory=dict)
+    threads: dict[int, str] = field(default_factory=dict)
+    groups: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+    clocks: list[tuple[int, int, int]] = field(default_factory=list)
+    blocks: dict[int, list[bytes]] = field(default_factory=dict)
+    written: int = 0
+    dropped: int = 0
+    ended: bool = False
+
+    @property
+    def rank(self) -> int:
+        """Of the process."""
+        return int(self.about["rank"])
+
+    @property
+    def start(self) -> int:
+        """How often the run's ranks had been started before."""
+        return int(self.about["start"])
+
+    def events(self) -> Iterator[Event]:
+        """All events, of one thread after the other, in the order of their ends."""
+        for thread, blocks in self.blocks.items():
+            for block in blocks:
+                for begin, end, size, extra, name, number, peer, kind, _ in _RECORD.iter_unpack(block):
+                    called = self.names.get(name, "?")
+                    yield Event(thread, kind, called, begin, end, size, extra, number, peer)
+
+    def offsets(self) -> list[tuple[int, int, int]]:
+        """The clocks that count: where an answer took long, it says little."""
+        if not self.clocks:
+            return []
+        least = min(took for _, _, took in self.clocks)
+        return sorted(clock for clock in self.clocks if clock[2] <= 2 * least)
+
+    def corrected(self, at: int) -> int:
+        """A local time by the clock of the first rank: between two measured offsets the line counts."""
+        clocks = self.offsets()
+        if not clocks:
+            return at
+        after = bisect.bisect_left(clocks, (at,))
+        if after in (0, len(clocks)):
+            return at + clocks[min(after, len(clocks) - 1)][1]
+        (begin, first, _), (end, last, _) = clocks[after - 1], clocks[after]
+        return at + first + (last - first) * (at - begin) // (end - begin)
+
+
+def read(path: Path, events: bool = True) -> Recording:
+    """What a process has left; `events`: all of it. Raises TraceError, OSError."""
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise TraceError(f"{path} is no recording of carme_runtime.", "Name the folder of a run.")
+        recording = Recording(path, {"rank": 0, "size": 1, "start": 0, "host": "?", "pid": 0})
+        for kind, number, data in _blocks(file):
+            _take(recording, kind, number, data)
+            if not events:
+                break
+    return recording
+
+
+def read_all(folder: Path) -> Iterator[Recording]:
+    """The recordings of a folder that hold something, one after the other, by starts and ranks."""
+    heads = [read(path, events=False) for path in sorted(folder.glob(f"*{SUFFIX}"))]
+    for head in sorted(heads, key=lambda each: (each.start, each.rank, each.about["pid"])):
+        recording = read(head.path)
+        if recording.blocks:
+            yield recording
+
+
+def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    while len(head := file.read(_HEAD.size)) == _HEAD.size:
+        kind, number, size = _HEAD.unpack(head)
+        data = file.read(size)
+        if len(data) < size:
+            data = data[: len(data) // RECORD_BYTES * RECORD_BYTES] if kind == _EVENTS else b""
+            if data:
+                yield kind, number, data
+            return
+        yield kind, number, data
+
+
+def _take(recording: Recording, kind: int, number: int, data: bytes) -> None:
+    if kind == _EVENTS:
+        recording.blocks.setdefault(number, []).append(data)
+    elif kind == _STRING:
+        recording.names[number] = data.decode(errors="replace")
+    elif kind == _GROUP:
+        count = len(data) // 4 - 2
+        key, *ranks = struct.unpack(f"<Q{count}I", data)
+        recording.groups[number] = (key, tuple(ranks))
+    elif kind == _THREAD:
+        recording.threads[number] = data.decode(errors="replace")
+    elif kind == _CLOCK:
+        recording.clocks.append(struct.unpack("<qqq", data))
+    elif kind == _ABOUT:
+        recording.about |= json.loads(data)
+    elif kind == _END:
+        recording.written, recording.dropped = struct.unpack("<QQ", data)
+        recording.ended = True
+
+
+class Plain:
+    """The recorder where carme_runtime was installed without its core: in Python, and slower.
+
+    Its functions are those of the core's recorder.
+    """
+
+    def __init__(self) -> None:
+        self._file: BinaryIO | None = None
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._names: dict[str, int] = {}
+        self._threads: dict[int, int] = {}
+        self._left = self._written = self._dropped = self._error = 0
+
+    def recorder_start(self, path: str, about: str, limit: int) -> int:
+        """Begin a file; an errno, 0: done."""
+        try:
+            self._file = Path(path).open("xb")  # noqa: SIM115
+            self._file.write(_MAGIC + _block(_ABOUT, 0, about.encode()))
+        except OSError as error:
+            return error.errno or 1
+        self._left = limit
+        return 0
+
+    def recorder_stop(self) -> tuple[int, int, int]:
+        """Events that were written, those that were dropped, and an errno."""
+        with self._lock:
+            if self._file:
+                self._put(_block(_END, 0, struct.pack("<QQ", self._written, self._dropped)))
+                try:
+                    self._file.close()
+                except OSError as error:
+                    self._error = error.errno or 1
+                self._file = None
+        return self._written, self._dropped, self._error
+
+    def recorder_name(self, text: str) -> int:
+        """The number of a name."""
+        with self._lock:
+            if text not in self._names:
+                self._names[text] = _FIRST_NAME + len(self._names)
+                self._put(_block(_STRING, self._names[text], text.encode()))
+            return self._names[text]
+
+    def recorder_name_thread(self, native: int, text: str) -> None:
+        """Nothing: threads are numbered."""
+
+    def recorder_add(
+        self, kind: int, name: int, begin: int, end: int, size: int, extra: int, number: int
+    ) -> None:
+        """Keep an event."""
+        record = _RECORD.pack(begin, end, size, extra, name, number, -1, kind, 0)
+        with self._lock:
+            thread = self._threads.setdefault(threading.get_ident(), len(self._threads))
+            data = _block(_EVENTS, thread, record)
+            if len(data) > self._left or not self._put(data):
+                self._dropped += 1
+                return
+            self._left -= len(data)
+            self._written += 1
+
+    def _put(self, data: bytes) -> bool:
+        if self._file is None or self._error or os.getpid() != self._process:
+            return False
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self._error = error.errno or 1
+            return False
+        return True
+
+
+def _block(kind: int, number: int, data: bytes) -> bytes:
+    return _HEAD.pack(kind, number, len(data)) + data

@@ -1,0 +1,81 @@
+"""Recordings without the native core, and the page and the sentences that come of them."""
+
+import json
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from carme_runtime import profile
+from carme_runtime.traces import TraceError, convert
+from carme_runtime.traces.recordings import SUFFIX, Plain, Recording, read, read_all
+
+
+@pytest.fixture(autouse=True)
+def without_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "_core", Plain)
+
+
+def recorded(folder: Path, rank: int, *names: str) -> Path:
+    """A recording of a rank with a phase for each name."""
+    recorder = profile.Recorder(None, rank, folder)
+    for name in names:
+        recorder.add(profile.PHASE, name, time.perf_counter() - 0.001)
+    recorder.write()
+    return next(file for file in folder.glob(f".{rank}-*{SUFFIX}"))
+
+
+def test_what_is_recorded_is_read_once(tmp_path: Path):
+    file = recorded(tmp_path, 3, "forward", "backward", "forward")
+    recording = read(file)
+    assert [event.name for event in recording.events()] == ["forward", "backward", "forward"]
+    assert all(event.end - event.begin >= 1_000_000 for event in recording.events())
+    assert (recording.rank, recording.written, recording.dropped, recording.ended) == (3, 3, 0, True)
+
+
+def test_what_has_no_room_is_dropped_and_counted(tmp_path: Path):
+    recorder = profile.Recorder(None, 0, tmp_path, limit=200)
+    for _ in range(10):
+        recorder.add(profile.PHASE, "forward", time.perf_counter())
+    recorder.write()
+    assert convert.shortages(tmp_path, 2) == [
+        "7 events of rank 0 had no room in the trace. Raise --trace-limit.",
+        "Rank 1 left no trace: it was killed at once, or does not use carme_runtime.",
+    ]
+
+
+def test_a_block_that_is_not_whole_gives_its_whole_events(tmp_path: Path):
+    file = recorded(tmp_path, 0, "forward")
+    record = struct.pack("<qqQQIIiHH", 5, 9, 0, 0, 15, 0, -1, 4, 0)
+    data = file.read_bytes()
+    end = data.rindex(struct.pack("<IIQ", 6, 0, 16))
+    file.write_bytes(data[:end] + struct.pack("<IIQ", 1, 0, 96) + record + record[:20])
+    recording = read(file)
+    assert [event.end for event in recording.events()][1:] == [9] and not recording.ended
+    assert convert.shortages(tmp_path, 1) == ["Rank 0 was killed: its last events are missing in the trace."]
+
+
+def test_the_page_holds_all_ranks(tmp_path: Path):
+    for rank in (0, 1):
+        recorded(tmp_path, rank, "forward", "</script><b>")
+    page = tmp_path / "page.html"
+    sentence = convert.make(tmp_path, 2, "html", page)
+    assert sentence == f"The timeline is in {page}: 4 spans of 2 ranks. Any browser shows it."
+    text = page.read_text()
+    data = json.loads(text.split('type="application/json">')[1].split("</script>")[0])
+    assert {row["rank"] for row in data["rows"]} == {0, 1}
+    assert set(data["names"]) == {"forward", "</script><b>"}
+    assert sum(len(row["spans"]) for row in data["rows"]) == 4
+
+
+def test_times_follow_the_line_between_two_offsets():
+    recording = Recording(Path(), {}, clocks=[(1000, 100, 10), (1500, 9999, 500), (2000, 200, 12)])
+    assert [recording.corrected(at) for at in (0, 1000, 1500, 2000, 3000)] == [100, 1100, 1650, 2200, 3200]
+    assert Recording(Path(), {}).corrected(7) == 7
+
+
+def test_another_file_is_refused(tmp_path: Path):
+    (tmp_path / f"x{SUFFIX}").write_text("something else")
+    with pytest.raises(TraceError, match=r"is no recording of carme_runtime\."):
+        list(read_all(tmp_path))
