@@ -38,6 +38,9 @@ def _run(options: argparse.Namespace) -> int:
     except ImportError:
         raise CarmeError(
             _("The training runtime is not installed here."),
-            _("Use carme {command} in a session or job, or install carme-runtime with pip.", command=options.name),
+            _(
+                "Use carme {command} in a session or job, or install carme-runtime with pip.",
+                command=options.name,
+            ),
         ) from None
     return module.main(options.words, f"carme {options.name}")
