@@ -12,7 +12,7 @@ from patience import HANG
 
 EXAMPLES = Path(__file__).parents[2] / "containers/images/examples"
 #: What each prints that shows that it did what it is about.
-SAID = {
+PRINTED = {
     "01-first-steps": "rank 1 of 2",
     "02-pytorch-in-two-lines": "with 2 rank(s)",
     "03-keras-in-two-lines": "with 2 rank(s)",
@@ -34,16 +34,16 @@ def output(notebook: Any) -> str:
     )
 
 
-def test_each_is_run_somewhere_and_kept_without_output() -> None:
+def test_each_is_run_somewhere_and_has_no_output() -> None:
     names = {file.stem for file in EXAMPLES.glob("*.ipynb")}
-    assert names == SAID.keys() | ELSEWHERE
+    assert names == PRINTED.keys() | ELSEWHERE
     for name in names:
         nbformat.validate(notebook := read(name))
         assert not output(notebook), f"{name} has output"
         assert json.dumps(notebook.metadata.kernelspec.name) == '"python3"'
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize("name", PRINTED)
 def test_it_runs_from_its_first_cell_to_its_last(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +56,6 @@ def test_it_runs_from_its_first_cell_to_its_last(
             cell.source = cell.source.replace("%%carme_run", "%%carme_run -n 2", 1)
     client = NotebookClient(notebook, timeout=int(HANG), resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
-    said = output(notebook)
-    assert SAID[name] in said, said
+    printed = output(notebook)
+    assert PRINTED[name] in printed, printed
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"

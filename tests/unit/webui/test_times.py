@@ -128,7 +128,7 @@ def test_what_is_typed_is_by_the_same_clocks(browser: Browser, booked: Booking) 
     )
 
 
-def test_ones_own_choice_comes_first_and_nonsense_is_not_kept(
+def test_ones_own_choice_comes_first_and_nonsense_is_ignored(
     browser: Browser, alice: User, berlin: None
 ) -> None:
     for cookie in ("Nowhere/Else", "../../etc/passwd", "x" * 500, ""):

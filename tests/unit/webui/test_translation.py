@@ -109,7 +109,7 @@ def test_a_users_choice_comes_before_the_browsers_and_reaches_mails(browser: Bro
     alice.language = "de"
     alice.save()
     text = browser.get("/profile/", headers={"accept-language": "en"}).content.decode()
-    assert "Sprache und Aussehen" in text
+    assert "Sprache, Aussehen und Zeitzone" in text
     tell(alice, lambda: translation.gettext("Saved."))
     assert Notice.objects.get().text == "Gespeichert."
     assert translation.get_language() == "en"

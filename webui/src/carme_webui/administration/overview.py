@@ -19,7 +19,7 @@ from carme_webui.jobs.models import Mirror
 from carme_webui.metrics.sparks import has_metrics
 from carme_webui.sessions.models import Session
 
-__all__ = ["MEASURES", "Overview", "Queue", "Service", "Tile", "measures", "overview"]
+__all__ = ["MEASURES", "Overview", "Queue", "Service", "Tile", "measure_titles", "overview"]
 
 #: What the heat map can show.
 MEASURES = ("use", "memory", "temperature")
@@ -100,7 +100,7 @@ def overview(by: str = "use") -> Overview:
     except CarmeError as error:
         banner = str(error)
     services = _services(cluster, banner, now)
-    shown = by if by in measures() else "use"
+    shown = by if by in measure_titles() else "use"
     degrees: Mapping[str, float] = {}
     if shown == "temperature":
         try:
@@ -111,7 +111,7 @@ def overview(by: str = "use") -> Overview:
     return Overview(shown, tiles, _queues(jobs, now), _failures(now), services, banner)
 
 
-def measures() -> dict[str, str]:
+def measure_titles() -> dict[str, str]:
     """What the heat map can show here, with titles: temperatures need a site that measures."""
     titles = {"use": _("Use"), "memory": _("Memory"), "temperature": _("Temperature")}
     return {name: titles[name] for name in MEASURES if name != "temperature" or has_metrics()}

@@ -29,7 +29,7 @@ from carme_webui.accounts.models import User
 from carme_webui.administration import impersonation, services
 from carme_webui.administration.forms import NewUserForm
 from carme_webui.administration.node_rows import NodeRow, jobs_by_node
-from carme_webui.administration.overview import measures, overview
+from carme_webui.administration.overview import measure_titles, overview
 from carme_webui.administration.people import take_in
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
@@ -76,7 +76,7 @@ def for_admins(view: View) -> View:
 @for_admins
 def home(request: HttpRequest) -> HttpResponse:
     """The cluster at a glance."""
-    context = {"overview": overview(request.GET.get("by", "")), "measures": measures()}
+    context = {"overview": overview(request.GET.get("by", "")), "measures": measure_titles()}
     return render(request, "administration/overview.html", context)
 
 

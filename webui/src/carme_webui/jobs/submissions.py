@@ -27,7 +27,7 @@ from carme_webui.sessions.clock import check_extension
 
 __all__ = [
     *("MOST_INPUT", "JobSubmission", "Staged", "Wanted"),
-    *("asked_by_script", "estimate", "extend", "sized", "stages_of", "submit", "to_request"),
+    *("requested_by_script", "estimate", "extend", "sized", "stages_of", "submit", "to_request"),
 ]
 
 #: Bytes that a job may find in a private file of its owner's home.
@@ -103,7 +103,7 @@ class Wanted(NamedTuple):
     ignored: list[str]
 
 
-def asked_by_script(text: str) -> tuple[dict[str, Any], list[str]]:
+def requested_by_script(text: str) -> tuple[dict[str, Any], list[str]]:
     """What a script's `#SBATCH` lines ask for, by the names of a submission, and what of them is ignored.
 
     Raises:
@@ -122,7 +122,7 @@ def asked_by_script(text: str) -> tuple[dict[str, Any], list[str]]:
 
 def _with_directives(asked: JobSubmission, text: str) -> tuple[JobSubmission, list[str]]:
     """What the script asks for itself, where the submission says nothing. Raises InvalidRequest."""
-    values, ignored = asked_by_script(text)
+    values, ignored = requested_by_script(text)
     given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
     if "workdir" in given:
         ignored = [option for option in ignored if option != "--chdir"]

@@ -205,7 +205,7 @@ def directives(request: HttpRequest) -> HttpResponse:
     """The part of the form that says what the script's #SBATCH lines ask for, which the page fills in."""
     context: dict[str, object] = {}
     try:
-        values, ignored = submissions.asked_by_script(request.POST.get("script", "")[:MAXIMUM_BYTES])
+        values, ignored = submissions.requested_by_script(request.POST.get("script", "")[:MAXIMUM_BYTES])
     except CarmeError as error:
         context["failure"] = str(error)
     else:
