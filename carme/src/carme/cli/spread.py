@@ -79,22 +79,22 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
         raise
     counts, hosts = spread.progress()
     if not hosts:
-        raise CarmeError(
-            _(
-                "Job {job} ended before it could copy to {destination}.",
-                job=job,
-                destination=shown(arguments.destination),
-            ),
-            _(
-                "See why: carme logs {job}{task}. All nodes must have both folders.",
-                job=job,
-                task="" if spread.dsync else "_0",
-            ),
-        )
+        raise _without_hosts(job, arguments.destination, spread.dsync)
     tell(Progress(counts, time.monotonic() - begun))
     result = spread.finish(tell)
     result.seconds = time.monotonic() - begun
     return result
+
+
+def _without_hosts(job: int, destination: str, dsync: bool) -> CarmeError:
+    return CarmeError(
+        _("Job {job} ended before it could copy to {destination}.", job=job, destination=shown(destination)),
+        _(
+            "See why: carme logs {job}{task}. All nodes must have both folders.",
+            job=job,
+            task="" if dsync else "_0",
+        ),
+    )
 
 
 def _active(client: BrokerClient, array: int) -> bool:

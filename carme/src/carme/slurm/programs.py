@@ -53,35 +53,15 @@ async def run(
             _("Install Slurm's client programs."),
         ) from None
     except PermissionError as error:
-        raise SlurmError(
-            _(
-                "{program} cannot be run as {account_name}: {why}.",
-                program=program,
-                account_name=account.name,
-                why=error.strerror,
-            ),
-            _("Run the broker as root, and see that every account may execute that program."),
-        ) from None
+        raise _forbidden(program, account, error) from None
     try:
         async with asyncio.timeout(TIMEOUT):
             return await _finish(process, stdin, OUTPUT_OF_USERS if owner else None)
     except TimeoutError:
-        raise SlurmError(
-            _(
-                "Slurm does not answer: {program} had not ended after {timeout:.0f} seconds.",
-                program=program,
-                timeout=TIMEOUT,
-            ),
-            _("Running jobs go on; try again in a moment, or tell an administrator."),
-            code="slurm-away",
-        ) from None
+        raise _silent(program) from None
     except _TooMuch:
         raise SlurmError(
-            _(
-                "{program} printed more than {most} bytes.",
-                program=program,
-                most=OUTPUT_OF_USERS,
-            )
+            _("{program} printed more than {most} bytes.", program=program, most=OUTPUT_OF_USERS)
         ) from None
     finally:
         try:
@@ -92,6 +72,30 @@ async def run(
         finally:
             # What it started may still hold its pipes; asyncio offers no other way to let go of them.
             process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _forbidden(program: str, account: UnixAccount, error: OSError) -> SlurmError:
+    return SlurmError(
+        _(
+            "{program} cannot be run as {account_name}: {why}.",
+            program=program,
+            account_name=account.name,
+            why=error.strerror,
+        ),
+        _("Run the broker as root, and see that every account may execute that program."),
+    )
+
+
+def _silent(program: str) -> SlurmError:
+    return SlurmError(
+        _(
+            "Slurm does not answer: {program} had not ended after {timeout:.0f} seconds.",
+            program=program,
+            timeout=TIMEOUT,
+        ),
+        _("Running jobs go on; try again in a moment, or tell an administrator."),
+        code="slurm-away",
+    )
 
 
 class _TooMuch(Exception):

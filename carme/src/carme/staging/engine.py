@@ -232,19 +232,14 @@ def run(
         try:
             os.mkdir(destination, 0o700)
         except OSError as error:
+            shown, why = tree.shown(destination), tree.reason(error)
             raise CarmeError(
-                _(
-                    "The folder {destination} cannot be made: {why}.",
-                    destination=tree.shown(destination),
-                    why=tree.reason(error),
-                ),
+                _("The folder {folder} cannot be made: {why}.", folder=shown, why=why),
                 _("Choose a place where you may write."),
             ) from None
     if dry and not os.path.isdir(destination):
-        raise CarmeError(
-            _("There is no folder {destination} to compare with.", destination=tree.shown(destination)),
-            _("Copying would copy everything."),
-        )
+        absent = _("There is no folder {folder} to compare with.", folder=tree.shown(destination))
+        raise CarmeError(absent, _("Copying would copy everything."))
     return _Run(source, destination, options, tell, replace, dry, single).result
 
 
