@@ -67,7 +67,7 @@ def branches(count: int = 2, batch: Any = "N", channels: int = 16, size: int = 6
 
 def choice() -> Any:
     """An If whose bodies use what is outside of them."""
-    bodies = {
+    bodies: dict[str, Any] = {
         f"{name}_branch": helper.make_graph(
             [helper.make_node(kind, ["h", "h"], [f"{name}_out"])],
             name,
@@ -83,7 +83,7 @@ def choice() -> Any:
         helper.make_node("If", ["large"], ["chosen"], name="choose", **bodies),
         helper.make_node("Neg", ["chosen"], ["y"], name="last"),
     ]
-    return model(nodes, {"x": (2, 4)}, ["y"], [numpy_helper.from_array(np.float32(1.0), "limit")])
+    return model(nodes, {"x": (2, 4)}, ["y"], [numpy_helper.from_array(np.array(1.0, np.float32), "limit")])
 
 
 def expected(proto: Any, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -96,7 +96,8 @@ def expected(proto: Any, inputs: dict[str, Array]) -> dict[str, Array]:
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     names = [each.name for each in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+    found: Any = session.run(names, inputs)
+    return dict(zip(names, found, strict=True))
 
 
 def random(*shape: int, seed: int = 1) -> Array:

@@ -17,3 +17,5 @@ trained = carme_runtime.onnx.fit(sys.argv[1], data, learning_rate=0.1, momentum=
 if os.environ["RANK"] == "0":
     trained.save(sys.argv[2])
     print(json.dumps(trained.losses))
+if os.environ["WORLD_SIZE"] != "1":
+    torch.distributed.destroy_process_group()

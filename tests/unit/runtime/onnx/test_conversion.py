@@ -185,9 +185,9 @@ def classifier(batch: Any = 1) -> Any:
     return onnx_models.model(nodes, {"x": (batch, 1, 8, 8)}, ["y"], tensors)
 
 
-def reference() -> torch.nn.Module:
+def reference() -> Any:
     """The same network, as one writes it for PyTorch."""
-    made = torch.nn.Sequential(
+    made: Any = torch.nn.Sequential(
         torch.nn.Conv2d(1, 4, 3, bias=False),
         torch.nn.BatchNorm2d(4),
         torch.nn.ReLU(),
