@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
+from carme_runtime.petri.dask import forwarded, is_client
 from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
@@ -49,7 +50,7 @@ class Run:
     def __init__(
         self,
         net: "Net",
-        workers: str | int,
+        workers: Any,
         folder: str | os.PathLike[str] | None,
         units: dict[str, int],
         resume: bool,
@@ -58,7 +59,8 @@ class Run:
     ) -> None:
         self.net = net
         self._count = number_of(workers)
-        self._job = workers == "job"
+        self._job = isinstance(workers, str) and workers == "job"
+        self._worked = forwarded(net, workers) if is_client(workers) else net
         check_units(net, units)
         limit = limit_of(memory)
         self._units = units
@@ -111,7 +113,7 @@ class Run:
             self._journal.state = State()
             closed = self._journal.descriptors()
             settings = self._ranges.settings | {"several": several} if self._job else None
-            self._pool = Pool(self.net, self.folder, self._count, closed, self._ranges.store, settings)
+            self._pool = Pool(self._worked, self.folder, self._count, closed, self._ranges.store, settings)
             if several:
                 hosts = [member.host for member in self._pool.members.values()]
                 lost = lost + self._ranges.share(hosts, self._pool.host, self._pool.tell, self._lock)
