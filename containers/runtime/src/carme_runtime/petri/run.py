@@ -116,7 +116,7 @@ class Run:
             self._pool = Pool(self._worked, self.folder, self._count, closed, self._ranges.store, settings)
             if several:
                 hosts = [member.host for member in self._pool.members.values()]
-                lost = lost + self._ranges.share(hosts, self._pool.host, self._pool.tell, self._lock)
+                lost = lost + self._ranges.share(hosts, self._pool.host, self._pool.notify, self._lock)
                 self._ranges.of_program(self._commit_changes)  # which finds the ranges of tokens
             self._note_lost(lost, "this node")
         except BaseException:
