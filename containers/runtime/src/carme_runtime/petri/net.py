@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 from carme_runtime.petri.checks import Finding, check
 from carme_runtime.petri.control import Attached
@@ -23,7 +24,7 @@ class Net(Definition):
 
     def start(
         self,
-        workers: str | int = "here",
+        workers: Any = "here",
         *,
         folder: str | os.PathLike[str] | None = None,
         offers: str = "",
@@ -36,7 +37,8 @@ class Net(Definition):
 
         Args:
             workers: "here" for one process per processor of this program, "job" for those of all nodes of
-                the job that it runs in, or their number.
+                the job that it runs in, their number, or a client of Dask's `distributed`: then functions run
+                on its cluster, but for those that use ranges.
             folder: For the journal; default a new one named after the net in the working directory.
             offers: Resources of each node for transitions with `needs`, such as "gpu:2".
             checked: Refuse a net in which `check` finds something.
@@ -59,7 +61,7 @@ class Net(Definition):
         folder: str | os.PathLike[str],
         *,
         net: "Net | None" = None,
-        workers: str | int = "here",
+        workers: Any = "here",
         offers: str = "",
         memory: int | str | None = None,
         spill: str | os.PathLike[str] | None = None,

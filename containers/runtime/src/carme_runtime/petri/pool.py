@@ -230,7 +230,7 @@ class Pool:
         """The address of this node."""
         return self._nodes.host if self._nodes else "127.0.0.1"
 
-    def tell(self, host: str, kind: str, *given: Any) -> None:
+    def notify(self, host: str, kind: str, *given: Any) -> None:
         """Send a message to the program on another node, if that is there."""
         number = self._numbers_of.get(host)
         if self._nodes and number in self.members:

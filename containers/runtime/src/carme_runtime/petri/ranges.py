@@ -59,7 +59,7 @@ class Ranges:
             "secret": secrets.token_bytes(32),
         }
         self.holders = Holders(self.store.node, self.known, dict(state.homes), self._send)
-        self._tell: Callable[..., None] = lambda *_: None
+        self._notify: Callable[..., None] = lambda *_: None
         self._server: RangeServer | None = None
         self._lock: Any = threading.RLock()
         #: What was lost with the memory of a node.
@@ -96,16 +96,16 @@ class Ranges:
         self.store.clean({name for name in self.known if me in homes[name]})
         self.store.clean_copies(set(self.known))
 
-    def share(self, members: Iterable[str], host: str, tell: Callable[..., None], lock: Any) -> list[str]:
+    def share(self, members: Iterable[str], host: str, notify: Callable[..., None], lock: Any) -> list[str]:
         """Begin to share them with other nodes: ranges that were lost with nodes which are not there.
 
         Args:
             members: The other nodes.
             host: The address of this one.
-            tell: Sends a message to the program on another node: (node, kind, ...).
+            notify: Sends a message to the program on another node: (node, kind, ...).
             lock: Of the run.
         """
-        self._tell, self._lock = tell, lock
+        self._notify, self._lock = notify, lock
         present = {self.store.node, *members}
         for nodes in self.holders.homes.values():
             nodes[:] = [each for each in nodes if each in present]
@@ -169,7 +169,7 @@ class Ranges:
             self.store.clean(set(self.known), task)
             for node in self.holders.addresses:
                 if node != self.store.node:
-                    self._tell(node, "clean", list(self.known), task)
+                    self._notify(node, "clean", list(self.known), task)
 
     def drop(self, node: str, name: str) -> None:
         """A task has to run again as its copy of a range is old: the next one gets a new copy."""
@@ -180,11 +180,11 @@ class Ranges:
         """What a node says of its ranges; for its loss the names of those that were lost with it."""
         if kind == "held":
             keep = self.holders.report(node, *given)
-            self._tell(node, "keep", keep)
+            self._notify(node, "keep", keep)
             return self._find_lost()
         if kind == "ask":
             number, question, name = given
-            reply = lambda answer: self._tell(node, "answer", number, answer)  # noqa: E731
+            reply = lambda answer: self._notify(node, "answer", number, answer)  # noqa: E731
             self.holders.answer(node, question, name, reply)
         elif kind == "pulled":
             self.holders.take_pulled(node, *given)
@@ -211,7 +211,7 @@ class Ranges:
         """
         left, trouble = self._ends_elsewhere(), list[str]()
         for host, names in left.items():
-            self._tell(host, "finish", names)
+            self._notify(host, "finish", names)
         while left:
             for kind, *given in wait():
                 host = given[1] if kind == "lost" else given[0]
@@ -304,7 +304,7 @@ class Ranges:
 
     def _send(self, node: str, kind: str, *given: Any) -> None:
         if node != self.store.node:
-            self._tell(node, kind, *given)
+            self._notify(node, kind, *given)
         elif kind == "drop":
             for name in given[0]:
                 self.store.remove(name)

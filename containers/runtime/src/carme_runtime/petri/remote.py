@@ -116,7 +116,7 @@ class _Ranges:
         self.store = Store(settings["identity"], folder, settings["limit"], spills, settings["node"])
         self._settings, self._report = settings, report
         self._numbers = itertools.count()
-        self._asked: dict[int, Callable[[Any], None]] = {}
+        self._questions: dict[int, Callable[[Any], None]] = {}
         self._server: RangeServer | None = None
         self.store.several = settings["several"]
         if self.store.several:
@@ -135,7 +135,7 @@ class _Ranges:
         """What the coordinator wants of them."""
         if kind == "answer":
             number, answer = given
-            self._asked.pop(number)(answer)
+            self._questions.pop(number)(answer)
         elif kind == "drop":
             for name in given[0]:
                 self.store.remove(name)
@@ -169,7 +169,7 @@ class _Ranges:
 
     def _ask(self, kind: str, name: str, reply: Callable[[Any], None]) -> None:
         number = next(self._numbers)
-        self._asked[number] = reply
+        self._questions[number] = reply
         self._report("ask", number, kind, name)
 
     def _pull(self, name: str, copy: int, source: tuple[str, int]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
+from carme_runtime.petri.dask import forwarded, is_client
 from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
@@ -51,7 +52,7 @@ class Run:
     def __init__(
         self,
         net: "Net",
-        workers: str | int,
+        workers: Any,
         folder: str | os.PathLike[str] | None,
         units: dict[str, int],
         resume: bool,
@@ -60,7 +61,8 @@ class Run:
     ) -> None:
         self.net = net
         self._count = number_of(workers)
-        self._job = workers == "job"
+        self._job = isinstance(workers, str) and workers == "job"
+        self._worked = forwarded(net, workers) if is_client(workers) else net
         check_units(net, units)
         limit = limit_of(memory)
         self._units = units
@@ -126,10 +128,10 @@ class Run:
             self._journal.state = State()
             closed = self._journal.descriptors()
             settings = self._ranges.settings | {"several": several} if self._job else None
-            self._pool = Pool(self.net, self.folder, self._count, closed, self._ranges.store, settings)
+            self._pool = Pool(self._worked, self.folder, self._count, closed, self._ranges.store, settings)
             if several:
                 hosts = [member.host for member in self._pool.members.values()]
-                lost = lost + self._ranges.share(hosts, self._pool.host, self._pool.tell, self._lock)
+                lost = lost + self._ranges.share(hosts, self._pool.host, self._pool.notify, self._lock)
                 self._ranges.of_program(self._commit_changes)  # which finds the ranges of tokens
             self._note_lost(lost, "this node")
         except BaseException:

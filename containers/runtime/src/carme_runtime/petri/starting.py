@@ -7,18 +7,24 @@ from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import parse_size
+from carme_runtime.petri.dask import is_client, threads_of
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.model import Place, Transition
 
 
-def number_of(workers: str | int) -> int:
+def number_of(workers: Any) -> int:
     """The processes on this node that `workers` means. Raises PetriError where it means none."""
     if workers in ("here", "job"):
         return len(os.sched_getaffinity(0))
+    if is_client(workers):
+        return min(threads_of(workers), 1024)
     if isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= 1024:
         return workers
-    raise PetriError(f"{workers!r} are no workers.", "Give 'here', 'job', or a number from 1 to 1024.")
+    raise PetriError(
+        f"{workers!r} are no workers.",
+        "Give 'here', 'job', a number from 1 to 1024, or a Dask client.",
+    )
 
 
 def check_units(net: Definition, units: dict[str, int]) -> None:
