@@ -1,17 +1,18 @@
 """A picture of a net in a notebook that follows its run."""
 
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri.draw import draw
 from carme_runtime.petri.errors import PetriError
 
 if TYPE_CHECKING:
-    from carme_runtime.petri.run import Run
+    from carme_runtime.petri.observed import Observed
 
 
 class Picture(threading.Thread):
-    """Redraws a run that has changed, until it is closed.
+    """Redraws a run that has changed, until it is closed or nobody has it any more.
 
     Args:
         run: Of the net.
@@ -19,9 +20,10 @@ class Picture(threading.Thread):
         seconds: Between two pictures at least.
     """
 
-    def __init__(self, run: "Run", handle: Any, seconds: float) -> None:
+    def __init__(self, run: "Observed", handle: Any, seconds: float) -> None:
         super().__init__(name=f"carme-petri-picture-{run.net.name}", daemon=True)
-        self._run, self._handle, self._seconds = run, handle, seconds
+        self._net, self._handle, self._seconds = run.net, handle, seconds
+        self._run = weakref.ref(run)  # a picture alone does not keep a run
         self._ended = threading.Event()
 
     def run(self) -> None:
@@ -29,10 +31,14 @@ class Picture(threading.Thread):
         last: Any = None
         while True:
             is_last = self._ended.wait(self._seconds)
-            status = self._run.status()
+            run = self._run()
+            if run is None:
+                return
+            status = run.status()
+            del run
             now = status["places"], status["running"], status["fired"]
             if now != last:
-                self._handle.update(draw(self._run.net, status))
+                self._handle.update(draw(self._net, status))
             last = now
             if is_last:
                 return
@@ -43,7 +49,7 @@ class Picture(threading.Thread):
         self.join()
 
 
-def show(run: "Run", seconds: float) -> Picture:
+def show(run: "Observed", seconds: float) -> Picture:
     """Show a picture that follows a run. Raises PetriError where this is no notebook."""
     try:
         from IPython.display import display  # pyright: ignore[reportMissingImports]

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.dask import forwarded, is_client
-from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
-from carme_runtime.petri.live import Picture, show
 from carme_runtime.petri.memory import Changes, Memory, Range
 from carme_runtime.petri.model import Place
+from carme_runtime.petri.observed import Observed
 from carme_runtime.petri.placing import Placing
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
@@ -39,7 +37,7 @@ USELESS_WORKERS = 20
 _UNKNOWN_SECONDS = 1.0
 
 
-class Run:
+class Run(Observed):
     """A net that runs. Use it with `with`, or `close` it; one that nobody has any more is closed by itself.
 
     Attributes:
@@ -91,7 +89,7 @@ class Run:
         self._watchers = 0  # who waits for more than rest: waking them for each step has its cost
         self._useless = 0
         self._seconds: dict[int, float] = {}
-        self._pictures: list[Picture] = []
+        self._pictures = []
         try:
             uses = any(rule.uses_ranges for rule in Activation(net, {}).rules)
             self._ranges = Ranges(self._journal, limit, several=self._job and uses)
@@ -102,12 +100,15 @@ class Run:
         self._placing.begin(self._activation, self._pool.members)
         self.notices += filter(None, [self._pool.notice])
         self._door = Door(self, self._ranges.store.identity)
+        self._begin()
+
+    def _begin(self) -> None:
         self._program = os.getpid()
         self._left: list[Run] = []  # itself, when nobody has it any more
         self._thread = threading.Thread(
             target=_coordinate,
             args=(weakref.ref(self), self._pool, self._left),
-            name=f"carme-petri-{net.name}",
+            name=f"carme-petri-{self.net.name}",
             daemon=True,
         )
         self._thread.start()
@@ -189,57 +190,6 @@ class Run:
             if resting:
                 return self.wait()
 
-    def marking(self) -> dict[str, list[Any]]:
-        """The tokens by places. Those that a running task has taken are still there."""
-        with self._lock:
-            return {name: [t.value for t in tokens] for name, tokens in self._activation.marking().items()}
-
-    def pickled_marking(self) -> dict[str, list[bytes]]:
-        """As `marking`, for who has the classes of the tokens."""
-        with self._lock:
-            return {name: [t.data for t in tokens] for name, tokens in self._activation.marking().items()}
-
-    def status(self) -> dict[str, Any]:
-        """The state of the run in plain values: what `carme net status --json` prints.
-
-        `state` is running, resting (nothing can start) or failed, with the `error`; `places` has numbers of
-        tokens, `fired` and `running` those of tasks by transition, `ranges` bytes.
-        """
-        with self._lock:
-            running = Counter(task.rule.transition.name for task in self._activation.running.values())
-            state = "failed" if self._error else "resting" if self._rest else "running"
-            return {
-                "net": self.net.name,
-                "folder": str(self.folder),
-                "state": state,
-                "error": str(self._error or ""),
-                "node": socket.gethostname(),
-                "process": os.getpid(),
-                "workers": sum(1 for each in self._pool.connections.values() if each.process),
-                "nodes": [socket.gethostname(), *(each.host for each in self._pool.members.values())],
-                "places": {name: len(each) for name, each in self._activation.marking().items()},
-                "fired": dict(self.fired),
-                "running": dict(running),
-                "ranges": {name: each.size for name, each in sorted(self._ranges.known.items())},
-                "notices": list(self.notices),
-                "line": self._line(),
-            }
-
-    def draw(self) -> Drawing:
-        """The net as SVG with the tokens and tasks that it has now; notebooks show it."""
-        return draw(self.net, self.status())
-
-    def show(self, seconds: float = 0.5) -> None:
-        """In a notebook: a picture of the net that follows the run, redrawn at most every `seconds`.
-
-        Raises:
-            PetriError: This is no notebook.
-        """
-        self._pictures.append(show(self, seconds))
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return {"image/svg+xml": self.draw(), "text/plain": self._line()}
-
     def sync(self) -> None:
         """Return when all that has happened until now is on the disk."""
         self._journal.sync()
@@ -286,13 +236,6 @@ class Run:
         with self._lock:
             self._refuse_if_over()
             return self._ranges.of_program(self._commit_changes)
-
-    @property
-    def workers(self) -> list[int]:
-        """The processes of the workers on this node."""
-        with self._lock:
-            there = self._pool.connections.values()
-            return [each.process for each in there if each.process and each.node is None]
 
     def _note_lost(self, names: list[str], where: str) -> None:
         self.notices += [f"Range {name} was lost with the memory of {where}." for name in names]
@@ -350,12 +293,6 @@ class Run:
             raise PetriError(
                 f"The run of net {self.net.name} is closed.", f"Resume it: Net.resume({str(self.folder)!r})."
             )
-
-    def _line(self) -> str:
-        running = len(self._activation.running)
-        places = ", ".join(f"{name} {len(tokens)}" for name, tokens in self._activation.marking().items())
-        fired = ", ".join(f"{name} {count}" for name, count in self.fired.items() if count)
-        return f"{self.net.name}: {running} running; ended: {fired or 'none'}; tokens: {places}"
 
     # What follows runs in the coordinator's thread, with the lock.
 
