@@ -34,7 +34,6 @@ PACKAGES = (
 )
 
 
-
 @dataclass(frozen=True)
 class System:
     """Which Debian a node boots.
@@ -130,9 +129,7 @@ def digest(registries: Registries, system: System = DEMO) -> str:
     return hashlib.sha256(inputs.encode() + overlay()).hexdigest()[:16]
 
 
-def arguments(
-    registries: Registries, overlay_file: Path, target: Path, system: System = DEMO
-) -> list[str]:
+def arguments(registries: Registries, overlay_file: Path, target: Path, system: System = DEMO) -> list[str]:
     """mmdebstrap's command line."""
     options = [f"--aptopt={name} {json.dumps(value)}" for name, value in registries.apt_options]
     return [
