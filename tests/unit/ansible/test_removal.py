@@ -197,7 +197,9 @@ def test_a_mounted_folder_is_emptied_and_stays(tmp_path: Path) -> None:
     look = next(task for task in tasks(ROLES / "removal") if task["name"] == "Find what Carme has made")
     words = [str(tmp_path / name) for name in ("mounted", "plain", "manual/carme*.1", "missing", "link")]
     known = {"removal_paths": words[2:], "removal_data_paths": words[:2], "removal_data": True}
-    command = jinja2.Environment().from_string(look["ansible.builtin.shell"]["cmd"]).render(known)
+    environment = jinja2.Environment()
+    environment.filters["bool"] = bool
+    command = environment.from_string(look["ansible.builtin.shell"]["cmd"]).render(known)
     found = subprocess.run(
         ["sh", "-c", command],
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
@@ -207,3 +209,10 @@ def test_a_mounted_folder_is_emptied_and_stays(tmp_path: Path) -> None:
     )
     wanted = ["link", "manual/carme-run.1", "mounted/base.sif", "plain"]
     assert sorted(found.stdout.split()) == [str(tmp_path / name) for name in wanted]
+
+
+def test_options_of_the_command_line_count_as_yes_and_no() -> None:
+    """Ansible gives what follows -e as text, and every text but the empty one is true."""
+    text = (ROLES / "removal/tasks/main.yml").read_text()
+    assert re.findall(r"\bremoval_(?:data|packages)\b(?! \| bool)", text) == []
+    assert len(re.findall(r"\bremoval_(?:data|packages) \| bool", text)) >= 6
