@@ -216,3 +216,14 @@ def test_options_of_the_command_line_count_as_yes_and_no() -> None:
     text = (ROLES / "removal/tasks/main.yml").read_text()
     assert re.findall(r"\bremoval_(?:data|packages)\b(?! \| bool)", text) == []
     assert len(re.findall(r"\bremoval_(?:data|packages) \| bool", text)) >= 6
+
+
+def test_folders_that_units_make_are_named() -> None:
+    """systemd makes them, and leaves them when the unit goes."""
+    places = {"CacheDirectory": "/var/cache", "StateDirectory": "/var/lib", "LogsDirectory": "/var/log"}
+    found = set()
+    for file in ROLES.glob("*/templates/carme-*.j2"):
+        for kind, names in re.findall(r"^(\w+Directory)=([\w/ -]+)$", file.read_text(), re.MULTILINE):
+            found |= {f"{places[kind]}/{name}" for name in names.split()} if kind in places else set()
+    assert "/var/cache/carme/node-images" in found
+    assert [path for path in sorted(found) if not is_below(path, named())] == []
