@@ -204,7 +204,9 @@ def booking(installed: Visit) -> Booking:
         assert job is not None
         state = ended(site, job[0])
         confirm(owner, f"bookings/{name}/delete/")
-        wait_until("the node is given back", lambda: f"{name} " not in reservation(name), HANG)
+        wait_until(
+            "the node is given back", lambda: f"ReservationName={name} " not in reservation(name), HANG
+        )
     return Booking(line, state, True)
 
 

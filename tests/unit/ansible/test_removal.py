@@ -197,7 +197,9 @@ def test_a_mounted_folder_is_emptied_and_stays(tmp_path: Path) -> None:
     look = next(task for task in tasks(ROLES / "removal") if task["name"] == "Find what Carme has made")
     words = [str(tmp_path / name) for name in ("mounted", "plain", "manual/carme*.1", "missing", "link")]
     known = {"removal_paths": words[2:], "removal_data_paths": words[:2], "removal_data": True}
-    command = jinja2.Environment().from_string(look["ansible.builtin.shell"]["cmd"]).render(known)
+    environment = jinja2.Environment()
+    environment.filters["bool"] = bool
+    command = environment.from_string(look["ansible.builtin.shell"]["cmd"]).render(known)
     found = subprocess.run(
         ["sh", "-c", command],
         env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
@@ -207,3 +209,21 @@ def test_a_mounted_folder_is_emptied_and_stays(tmp_path: Path) -> None:
     )
     wanted = ["link", "manual/carme-run.1", "mounted/base.sif", "plain"]
     assert sorted(found.stdout.split()) == [str(tmp_path / name) for name in wanted]
+
+
+def test_options_of_the_command_line_count_as_yes_and_no() -> None:
+    """Ansible gives what follows -e as text, and every text but the empty one is true."""
+    text = (ROLES / "removal/tasks/main.yml").read_text()
+    assert re.findall(r"\bremoval_(?:data|packages)\b(?! \| bool)", text) == []
+    assert len(re.findall(r"\bremoval_(?:data|packages) \| bool", text)) >= 6
+
+
+def test_folders_that_units_make_are_named() -> None:
+    """systemd makes them, and leaves them when the unit goes."""
+    places = {"CacheDirectory": "/var/cache", "StateDirectory": "/var/lib", "LogsDirectory": "/var/log"}
+    found = set()
+    for file in ROLES.glob("*/templates/carme-*.j2"):
+        for kind, names in re.findall(r"^(\w+Directory)=([\w/ -]+)$", file.read_text(), re.MULTILINE):
+            found |= {f"{places[kind]}/{name}" for name in names.split()} if kind in places else set()
+    assert "/var/cache/carme/node-images" in found
+    assert [path for path in sorted(found) if not is_below(path, named())] == []

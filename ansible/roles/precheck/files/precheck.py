@@ -142,7 +142,7 @@ def ports(wanted):
 
 
 def other_sites(site_files, root=Path("/etc/nginx")):
-    """The files of nginx's other sites, with their texts: neither ours nor the distribution's welcome page."""
+    """The files of nginx's other sites, with their texts; without ours and the welcome page."""
     found = {}
     for path in [*root.glob("sites-enabled/*"), *root.glob("conf.d/*.conf")]:
         try:
@@ -444,7 +444,7 @@ def look(name, check, wanted):
 
 
 def site_files():
-    """The files of other programs that belong to the site: what it changed, and nginx.conf of its own pages."""
+    """Files of other programs that are the site's: what it changed, and nginx.conf beside its own pages."""
     found = [path for path in FOREIGN_FILES if belongs_to_site(Path(path))]
     if NGINX not in found and Path(NGINX).exists() and other_sites(found):
         found.append(NGINX)
