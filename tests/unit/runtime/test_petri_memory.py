@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -586,3 +587,47 @@ def test_a_journal_of_another_user_is_not_read(folder: Path):
         with pytest.raises(PetriError, match="belongs to another user") as caught:
             action()
         assert caught.value.remedy == "Ask its owner for what it says."
+
+
+def test_a_run_that_nobody_has_any_more_is_closed_though_its_memory_was_used(folder: Path):
+    net = Net("left")
+    x, y = net.place("x", int), net.place("y", int)
+    net.add("t", x >> y, lambda x, memory: int(memory["shared"].array()[0]) + x)
+    run = net.start(1, folder=folder)
+    run.memory.allocate("shared", 1).array()[0] = 7
+    run.put(x, 1)
+    assert run.wait(HANG)["y"] == [8]
+    coordinator = next(thread for thread in threading.enumerate() if thread.name == "carme-petri-left")
+    memory = run.memory  # which does not keep it either
+    del run
+    gc.collect()
+    coordinator.join(HANG)
+    assert not coordinator.is_alive()
+    with pytest.raises(PetriError, match="Nobody has the run any more"):
+        memory.allocate("more", 1)
+    with net.start(1, folder=folder, resume=True) as run:
+        assert run.wait(HANG)["y"] == [8]
+
+
+def test_the_end_of_a_run_waits_for_nodes_whatever_else_is_said(folder: Path):
+    with Net("ends").start(1, folder=folder) as run:
+        ranges = run._ranges
+        ranges.holders.addresses |= {"n2": ("127.0.0.1", 1), "n3": ("127.0.0.1", 1), "n4": ("127.0.0.1", 1)}
+        said = iter([("flood",), ("finished", "n2", ["full"]), ("lost", 1, "n3"), ("refused", "gone", "")])
+        assert ranges.finish_elsewhere(lambda: [next(said)]) == ["full", "gone"]
+
+
+def test_a_node_that_cannot_serve_its_ranges_is_named_and_nothing_stays(folder: Path):
+    net = Net("served")
+    x = net.place("x", int, tokens=[1])
+    net.add("t", x >> net.place("y", int), lambda x, memory: x)
+    net.start("job", folder=folder).close()
+    before = set(threading.enumerate())
+    made = store.Store(Memory.at(folder).identity, folder, 0, [])
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(b"\0" + made.shared.name.encode()[:107])
+        with pytest.raises(PetriError, match="cannot be served to other nodes at"):
+            net.start("job", folder=folder, resume=True)
+    assert set(threading.enumerate()) == before
+    with net.start(1, folder=folder, resume=True) as run:
+        assert run.wait(HANG)["y"] == [1]

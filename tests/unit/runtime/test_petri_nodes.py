@@ -191,3 +191,69 @@ if __name__ == "__main__":
     again = job.start([sys.executable, str(tmp_path / "net.py"), str(tmp_path / "run")], environment)
     seen, notices = result(again)
     assert [sorted(each) for each in seen] == [["n1", "n2"]] and notices == []
+
+
+def test_a_guard_that_opens_a_range_of_another_node_is_refused(run: Callable[[str], tuple[Any, Any]]):
+    _, process = run("""
+from carme_runtime.petri import PetriError
+
+net = Net("guarded")
+start, made = net.place("start", int, tokens=[1, 2]), net.place("made", Range)
+seen, mended = net.place("seen", int), []
+
+@net.transition(start >> made, needs="gpu:1")
+def make(value, memory):
+    found = memory.allocate(f"made-{host}", 1)
+    found.buffer[0] = value
+    meet("first")
+    return found
+
+@net.transition(2 * made >> seen, guard=lambda pair: mended or sum(each.buffer[0] for each in pair) == 3)
+def look(pair):
+    return sum(each.buffer[0] for each in pair)
+
+if __name__ == "__main__":
+    said = ""
+    with net.start("job", folder=sys.argv[1], offers="gpu:1") as run:
+        try:
+            run.wait()
+        except PetriError as error:
+            said = str(error)
+    mended.append(True)
+    with net.start("job", folder=sys.argv[1], offers="gpu:1", resume=True) as run:
+        print(json.dumps([said, run.wait()["seen"]]))
+""")
+    said, seen = result(process)
+    assert "The guard of transition look failed" in said
+    assert "A guard cannot use range made-n2, which is not on this node." in said
+    assert seen == [3]
+
+
+def test_a_range_that_was_refused_is_the_other_nodes_from_there_on(run: Callable[[str], tuple[Any, Any]]):
+    _, process = run("""
+net = Net("refused")
+start, made = net.place("start", int, tokens=[1, 2]), net.place("made", int)
+reads, seen = net.place("reads", int), net.place("seen", list)
+
+@net.transition(start >> made, needs="gpu:1", retries=1)
+def make(value, memory, attempt):
+    if attempt == 1:
+        memory.allocate("same", 1).buffer[0] = value
+        meet("first")
+    return value
+
+@net.transition(reads >> seen, needs="gpu:1")
+def read(number, memory):
+    value = int(memory["same"].array(write=False)[0])
+    meet("second")
+    return [host, value]
+
+if __name__ == "__main__":
+    with net.start("job", folder=sys.argv[1], offers="gpu:1", checked=False) as run:
+        run.wait()
+        run.put(reads, 1, 2)
+        print(json.dumps(run.wait()["seen"]))
+""")
+    seen = result(process)
+    assert sorted(host for host, _ in seen) == ["n1", "n2"]
+    assert len({value for _, value in seen}) == 1

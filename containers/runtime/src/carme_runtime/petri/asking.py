@@ -10,25 +10,43 @@ is a line, `KIND NAME`, and the answer is a line of JSON, so programs in any lan
 """
 
 import json
+import os
 import socket
+import threading
 from typing import Any
 
 from carme_runtime.fabric.local_socket import is_own_peer
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.store import Store
 
+#: Bytes of an abstract socket's name that the system takes.
+_LONGEST = 107
+_this_thread = threading.local()
 
-def address(store: Store) -> str:
-    """Where the process listens that serves this node."""
-    return f"\0{store.shared.name}"
+
+def answer_here() -> None:
+    """The thread that calls this answers questions: it would wait for itself if it asked some."""
+    _this_thread.process = os.getpid()  # and not in what is forked from it
+
+
+def address(store: Store) -> bytes:
+    """Where the process listens that serves this node; `carme_ranges.h` does the same."""
+    return b"\0" + os.fsencode(store.shared.name)[:_LONGEST]
 
 
 def ask(store: Store, kind: str, name: str = "") -> Any:
     """The answer to a question.
 
     Raises:
-        PetriError: The program that runs the net is gone.
+        PetriError: The program that runs the net is gone, or a guard asks, which runs in the thread that
+            answers.
     """
+    if getattr(_this_thread, "process", 0) == os.getpid():
+        what = f"range {name}, which is" if name else "ranges that are"
+        raise PetriError(
+            f"A guard cannot use {what} not on this node.",
+            "Let guards depend on tokens alone: put what they need of ranges into tokens.",
+        )
     with socket.socket(socket.AF_UNIX) as connection:
         try:
             connection.connect(address(store))

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import astuple
 from pathlib import Path
@@ -16,6 +17,21 @@ from carme_runtime.petri.journal import HOMES, RANGES, Journal, read
 from carme_runtime.petri.memory import Changes, Memory
 from carme_runtime.petri.serving import RangeServer
 from carme_runtime.petri.store import Description, Store, sweep
+
+
+def _weakly(commit: Callable[[Changes], None]) -> Callable[[Changes], None]:
+    """Call a method as long as somebody has its object."""
+    method = weakref.WeakMethod(commit)
+
+    def call(changes: Changes) -> None:
+        found = method()
+        if found is None:
+            raise PetriError(
+                "Nobody has the run any more, so it is closed.", "Keep the run as long as you use its memory."
+            )
+        found(changes)
+
+    return call
 
 
 def lasting(folder: Path, identity: str, node: str) -> set[str]:
@@ -122,10 +138,14 @@ class Ranges:
         return bool(self.holders.awaited)
 
     def of_program(self, commit: Callable[[Changes], None]) -> Memory:
-        """What the program that runs the net changes them with."""
+        """What the program that runs the net changes them with.
+
+        Args:
+            commit: A method of the run, which its memory alone does not keep.
+        """
         if self._memory is None:
             self.begin()
-            self._memory = Memory(self.store, commit)
+            self._memory = Memory(self.store, _weakly(commit))
             self._memory.register()
         return self._memory
 
@@ -171,10 +191,11 @@ class Ranges:
                 if node != self.store.node:
                     self._notify(node, "clean", list(self.known), task)
 
-    def drop(self, node: str, name: str) -> None:
-        """A task has to run again as its copy of a range is old: the next one gets a new copy."""
-        if node not in self.holders.copies.get(name, {}):
-            self._send(node, "drop", [name])
+    def drop(self, node: str, changes: Changes) -> None:
+        """What a task has changed does not count: what its node has of ranges that lie elsewhere goes."""
+        for name in (*(each.name for each in changes[0]), *changes[2]):
+            if name in self.known and node not in self.holders.copies.get(name, {}):
+                self._send(node, "drop", [name])
 
     def take_message(self, kind: str, node: str, *given: Any) -> list[str]:
         """What a node says of its ranges; for its loss the names of those that were lost with it."""
@@ -214,13 +235,17 @@ class Ranges:
             self._notify(host, "finish", names)
         while left:
             for kind, *given in wait():
+                if kind == "refused":  # nobody says more
+                    trouble.append(given[0])
+                    left.clear()
+                if kind not in ("finished", "gone", "lost"):
+                    continue
                 host = given[1] if kind == "lost" else given[0]
                 if kind == "finished":
                     trouble += given[1]
-                if kind in ("finished", "gone", "lost"):
-                    lost = left.pop(host, []) if kind != "finished" else []
-                    trouble += [f"Range {name} was lost with the memory of {host}." for name in lost]
-                    left.pop(host, None)
+                names = left.pop(host, [])
+                if kind != "finished":
+                    trouble += [f"Range {name} was lost with the memory of {host}." for name in names]
         return trouble
 
     def _ends_elsewhere(self) -> dict[str, list[str]]:

@@ -74,7 +74,12 @@ def main() -> None:
     count = len(os.sched_getaffinity(0))
     pool = Pool(net, folder, count, [output], ranges.store)
     listener.wake = pool.wake
-    ranges.serve()
+    try:
+        ranges.serve()
+    except PetriError as error:
+        pool.close()
+        report("refused", error.message, error.remedy)
+        return
     while True:
         reports, answers = pool.wait(1.0)
         for connection, results in reports:

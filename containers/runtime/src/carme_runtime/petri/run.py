@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
+from carme_runtime.petri.asking import answer_here
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.dask import forwarded, is_client
 from carme_runtime.petri.errors import PetriError
@@ -136,8 +137,11 @@ class Run(Observed):
                 self._ranges.of_program(self._commit_changes)  # which finds the ranges of tokens
             self._note_lost(lost, "this node")
         except BaseException:
-            self._ranges.close(self._journal, ended=False)
-            self._journal.close()
+            with contextlib.ExitStack() as last:
+                last.callback(self._journal.close)
+                last.callback(self._ranges.close, self._journal, ended=False)
+                if "_pool" in vars(self):
+                    last.callback(self._pool.close)
             raise
 
     def put(self, place: Place | str, *tokens: Any, timeout: float | None = None) -> None:
@@ -208,13 +212,12 @@ class Run(Observed):
         for picture in self._pictures:
             picture.end()
         ended = not self._broken_off and self._has_ended()
-        if ended and self._ranges.store.several:
-            self.notices += self._ranges.finish_elsewhere(lambda: self._pool.wait(1.0)[1])
-        self._pool.close()
-        try:
-            self.notices += self._ranges.close(self._journal, ended)
-        finally:
-            self._journal.close()
+        with contextlib.ExitStack() as last:  # all of it, whatever fails
+            last.callback(self._journal.close)
+            last.callback(lambda: self.notices.extend(self._ranges.close(self._journal, ended)))
+            last.callback(self._pool.close)
+            if ended and self._ranges.store.several:
+                self.notices += self._ranges.finish_elsewhere(lambda: self._pool.wait(1.0)[1])
 
     def __enter__(self) -> "Run":
         return self
@@ -428,8 +431,8 @@ class Run(Observed):
         if not kind:
             return True
         self._ranges.give_back(task.number)
+        self._ranges.drop(host, changes)
         if kind == "changed":  # by a task on another node, which has ended before
-            self._ranges.drop(host, name)
             self._activation.give_back(task)
             return False
         sentence = f"Transition {task.rule.transition.name} failed: there is a range {name} already."
@@ -554,6 +557,7 @@ def _count_failure(task: Task) -> int:
 
 def _coordinate(reference: "weakref.ref[Run]", pool: Pool, left: list[Run]) -> None:
     """What the coordinator's thread does until the run is closed; it closes one that nobody has any more."""
+    answer_here()  # what nodes ask of ranges
     while not left:
         run = reference()
         seconds = run._patience() if run else 0.0

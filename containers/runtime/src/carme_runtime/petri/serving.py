@@ -44,18 +44,28 @@ class RangeServer:
         host: The address at which other nodes reach this one.
         secret: Of the run.
         ask: Asks the coordinator.
+
+    Raises:
+        PetriError: The address is none of this node's, or another process of the run serves it.
     """
 
     def __init__(self, store: Store, host: str, secret: bytes, ask: Ask) -> None:
         self._store, self._secret, self._ask_coordinator = store, secret, ask
         self._locks: dict[str, threading.Lock] = {}
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._others = socket.create_server((host, 0), family=family)
+        self._mine = socket.socket(socket.AF_UNIX)
+        try:
+            self._mine.bind(address(store))
+            self._mine.listen(128)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._others = socket.create_server((host, 0), family=family)
+        except OSError as error:
+            self._mine.close()
+            raise PetriError(
+                f"The ranges of {store.node} cannot be served to other nodes at {host}: {error.strerror}.",
+                "Give each node of the job a name and an address of its own.",
+            ) from None
         #: Where other nodes get ranges of this one.
         self.where: tuple[str, int] = (host, self._others.getsockname()[1])
-        self._mine = socket.socket(socket.AF_UNIX)
-        self._mine.bind(address(store))
-        self._mine.listen(128)
         for server, serve in ((self._others, self._serve_node), (self._mine, self._serve_process)):
             forks.ours.add(server.fileno())
             threading.Thread(target=self._accept, args=(server, serve), daemon=True).start()

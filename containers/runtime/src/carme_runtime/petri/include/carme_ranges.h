@@ -91,7 +91,7 @@ static void carme_range_fetch_(const char *name, const char *folder) {
     memset(&address, 0, sizeof address);
     address.sun_family = AF_UNIX;
     size_t length = strlen(base);
-    if (length + 1 > sizeof address.sun_path) return;
+    if (length > sizeof address.sun_path - 1) length = sizeof address.sun_path - 1;
     memcpy(address.sun_path + 1, base, length);  /* an abstract socket: its name begins with a zero */
     int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (connection < 0) return;
