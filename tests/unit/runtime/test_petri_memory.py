@@ -609,12 +609,13 @@ def test_a_run_that_nobody_has_any_more_is_closed_though_its_memory_was_used(fol
         assert run.wait(HANG)["y"] == [8]
 
 
-def test_the_end_of_a_run_waits_for_nodes_whatever_else_is_said(folder: Path):
+def test_the_end_of_a_run_waits_for_its_nodes_whatever_else_comes(folder: Path):
     with Net("ends").start(1, folder=folder) as run:
         ranges = run._ranges
-        ranges.holders.addresses |= {"n2": ("127.0.0.1", 1), "n3": ("127.0.0.1", 1), "n4": ("127.0.0.1", 1)}
-        said = iter([("flood",), ("finished", "n2", ["full"]), ("lost", 1, "n3"), ("refused", "gone", "")])
-        assert ranges.finish_elsewhere(lambda: [next(said)]) == ["full", "gone"]
+        ranges.holders.addresses |= dict.fromkeys(["n2", "n3", "n4"], ("127.0.0.1", 1))
+        lost, refused = ("lost", 1, "n3"), ("refused", "gone", "")
+        messages = iter([("flood",), ("finished", "n2", ["full"]), lost, refused])
+        assert ranges.finish_elsewhere(lambda: [next(messages)]) == ["full", "gone"]
 
 
 def test_a_node_that_cannot_serve_its_ranges_is_named_and_nothing_stays(folder: Path):

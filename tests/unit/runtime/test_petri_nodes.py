@@ -16,7 +16,7 @@ from carme_runtime.petri.journal import read
 MEET = """
 import json, os, sys, time
 from pathlib import Path
-from carme_runtime.petri import Memory, Net, Range
+from carme_runtime.petri import Memory, Net, PetriError, Range
 
 here, host = Path(__file__).parent, os.environ.get("SLURMD_NODENAME", "")
 
@@ -134,7 +134,11 @@ def make(value, memory):
 
 @net.transition(2 * made + go >> seen)
 def look(pair, go, memory):
-    return [[bytes(each.buffer[:2]).decode() for each in pair], sorted(memory)]
+    try:
+        memory["single-n2"]
+    except PetriError as error:
+        lost = str(error)
+    return [[bytes(each.buffer[:2]).decode() for each in pair], sorted(memory), lost]
 
 if __name__ == "__main__":
     with net.start("job", folder=sys.argv[1], offers="gpu:1", checked=False) as run:
@@ -150,6 +154,7 @@ if __name__ == "__main__":
     job.joined[0].popen.kill()
     seen, notices = result(process)
     assert [sorted(seen[0][0]), seen[0][1]] == [["n1", "n2"], ["made-n1", "made-n2", "single-n1"]]
+    assert "Range single-n2 was lost with the memory of its node." in seen[0][2]
     assert "Range single-n2 was lost with the memory of n2." in notices
     lasting = Memory.at(tmp_path / "run")
     assert {name: bytes(lasting[name].buffer) for name in lasting} == {
@@ -195,8 +200,6 @@ if __name__ == "__main__":
 
 def test_a_guard_that_opens_a_range_of_another_node_is_refused(run: Callable[[str], tuple[Any, Any]]):
     _, process = run("""
-from carme_runtime.petri import PetriError
-
 net = Net("guarded")
 start, made = net.place("start", int, tokens=[1, 2]), net.place("made", Range)
 seen, mended = net.place("seen", int), []
@@ -213,19 +216,19 @@ def look(pair):
     return sum(each.buffer[0] for each in pair)
 
 if __name__ == "__main__":
-    said = ""
+    message = ""
     with net.start("job", folder=sys.argv[1], offers="gpu:1") as run:
         try:
             run.wait()
         except PetriError as error:
-            said = str(error)
+            message = str(error)
     mended.append(True)
     with net.start("job", folder=sys.argv[1], offers="gpu:1", resume=True) as run:
-        print(json.dumps([said, run.wait()["seen"]]))
+        print(json.dumps([message, run.wait()["seen"]]))
 """)
-    said, seen = result(process)
-    assert "The guard of transition look failed" in said
-    assert "A guard cannot use range made-n2, which is not on this node." in said
+    message, seen = result(process)
+    assert "The guard of transition look failed" in message
+    assert "A guard cannot use range made-n2, which is not on this node." in message
     assert seen == [3]
 
 

@@ -6,6 +6,7 @@ is a line, `KIND NAME`, and the answer is a line of JSON, so programs in any lan
     fetch NAME     have the range on this node      -> [], or [what is wrong, what to do]
     copy NAME      have it on another node as well  -> "there", or "none" where there is no other
     holders NAME   where it is                      -> [node, ..., bytes], or []
+    lost NAME      whether it was lost with its node -> true or false
     names          of all ranges                    -> [name, ...]
 """
 

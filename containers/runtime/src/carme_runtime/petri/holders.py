@@ -9,12 +9,32 @@ while it ran has to run again, so what tasks write at the same time on two nodes
 
 import itertools
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from carme_runtime.petri.store import ON_DISK, Description
 
 Reply = Callable[[Any], None]
 Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class _Pull:
+    """A node was asked to copy a range.
+
+    Attributes:
+        name: Of the range.
+        target: The node that copies it.
+        source: The node that it copies from.
+        of: The copy that the source had then; None: of a range that a task has just made there.
+        reply: Is told how it went.
+    """
+
+    name: str
+    target: str
+    source: str
+    of: int | None
+    reply: Reply
 
 
 class Holders:
@@ -26,6 +46,7 @@ class Holders:
         homes: The nodes that have them by the journal.
         send: Sends a message to a node: (node, kind, name, copy, source) asks it to copy a range, and
             (node, "drop", names) to remove some.
+        note: Called with a range whose homes change without a task that has ended, for the journal.
     """
 
     def __init__(
@@ -34,20 +55,23 @@ class Holders:
         known: dict[str, Description],
         homes: dict[str, list[str]],
         send: Callable[..., None],
+        note: Callable[[str], None],
     ) -> None:
-        self.me, self.known, self.homes, self._send = me, known, homes, send
+        self.me, self.known, self.homes, self._send, self._note = me, known, homes, send, note
         #: Copies that are good, by name and node.
         self.copies: dict[str, dict[str, int]] = {}
         #: Where nodes serve their ranges, of those that do.
         self.addresses: dict[str, Address] = {}
         #: Nodes of the job that have yet to say what they have.
         self.awaited: set[str] = set()
+        #: Ranges that were lost with their nodes.
+        self.lost: set[str] = set()
         self._numbers = itertools.count(1)
         self._waiting: list[tuple[str, str, str, Reply]] = []
-        self._unsure: set[tuple[str, str]] = set()  # copies that are under way
-        #: Nodes that got a copy from a task which has not ended yet.
-        self._pushed: dict[str, set[str]] = {}
-        self._pulls: dict[int, tuple[str, str, str, Reply]] = {}  # name, target, source
+        self._under_way: dict[tuple[str, str], int] = {}  # copies that a node fetches, by name and node
+        #: By name and node: copies that others got from a task there which has not ended yet.
+        self._pushed: dict[tuple[str, str], dict[str, int]] = {}
+        self._pulls: dict[int, _Pull] = {}
 
     def answer(self, node: str, kind: str, name: str, reply: Reply) -> None:
         """Answer a question of a node, or do so later; see `asking` and `serving`."""
@@ -63,6 +87,8 @@ class Holders:
             reply(self._confirm(node, int(number), name))
         elif kind == "copy":
             self._copy(node, name, reply)
+        elif kind == "lost":
+            reply(name in self.lost)
         else:
             reply(None)
 
@@ -73,6 +99,7 @@ class Holders:
         for name in self.known:
             copies = self.copies.setdefault(name, {})
             copies.pop(node, None)
+            self._under_way.pop((name, node), None)
             if node in self.homes.get(name, ()):
                 if name in there:
                     copies[node] = there[name].copy
@@ -94,13 +121,19 @@ class Holders:
             if for_good and node in homes:
                 homes.remove(node)
                 homes += [each for each in copies if not homes]
-        for number, (name, target, source, reply) in list(self._pulls.items()):
-            if node in (target, source):
+                if homes and name in self.known:
+                    self._note(name)
+        self._under_way = {key: number for key, number in self._under_way.items() if key[1] != node}
+        self._pushed = {key: there for key, there in self._pushed.items() if key[1] != node}
+        for there in self._pushed.values():
+            there.pop(node, None)
+        for number, pull in list(self._pulls.items()):
+            if node == pull.target:
                 del self._pulls[number]
-                if node == target:
-                    self._copy(source, name, reply)
-                else:
-                    reply("none")
+                self._copy(pull.source, pull.name, pull.reply)
+            elif node == pull.source:
+                del self._pulls[number]
+                pull.reply("none")
         self._answer_waiting()
 
     def is_refused(self, node: str, allocated: Iterable[Description], written: dict[str, int]) -> str:
@@ -109,7 +142,8 @@ class Holders:
             if each.name in self.known:
                 return f"taken {each.name}"
         for name, copy in written.items():
-            if copy != ON_DISK and name in self.known and self.copies.get(name, {}).get(node) != copy:
+            there = self.copies.get(name, {}).get(node), self._under_way.get((name, node))
+            if copy != ON_DISK and name in self.known and copy not in there:
                 return f"changed {name}"
         return ""
 
@@ -117,12 +151,19 @@ class Holders:
         """A task on a node has ended well: copies that are to go, as (node, name)."""
         old: list[tuple[str, str]] = []
         for name in allocated:
+            self.lost.discard(name)
             self.copies.setdefault(name, {})[node] = 0
         for name in (*allocated, *written):
-            copies, pushed = self.copies.setdefault(name, {}), self._pushed.pop(name, set())
+            copies, pushed = self.copies.setdefault(name, {}), self._pushed.pop((name, node), {})
+            fetched = self._under_way.get((name, node))
+            if fetched is not None and written.get(name) == fetched:  # its node has yet to confirm it
+                copies[node] = fetched
+            self._stop_fetching(name)
             # What lies in the run's folder is this node's.
-            pushed.add(self.me if written.get(name) == ON_DISK else node)
-            good = {each: number for each, number in copies.items() if each in pushed}
+            own = self.me if written.get(name) == ON_DISK else node
+            good = {
+                each: number for each, number in copies.items() if each == own or pushed.get(each) == number
+            }
             old += [(each, name) for each in copies if each not in good]
             self.copies[name], self.homes[name] = good, list(good)
         return old
@@ -132,29 +173,58 @@ class Holders:
         old = [(node, name) for name in names for node in self.copies.pop(name, ())]
         for name in names:
             self.homes.pop(name, None)
+            self._stop_fetching(name)
         return old
+
+    def _stop_fetching(self, name: str) -> None:
+        """Copies that are under way are old when they have come."""
+        for key in [key for key in self._under_way if key[0] == name]:
+            del self._under_way[key]
 
     def take_pulled(self, node: str, name: str, copy: int, well: bool) -> None:
         """A node has copied a range, as it was asked to."""
-        _, target, _, reply = self._pulls.pop(copy, ("", "", "", None))
-        if reply is None or target != node:
+        pull = self._pulls.pop(copy, None)
+        if not well:
+            if pull is not None:
+                pull.reply("none")
             return
-        if well:
-            self.copies.setdefault(name, {})[node] = copy
-            self._pushed.setdefault(name, set()).add(node)
-        reply("there" if well else "none")
+        if pull is None:  # its source was lost meanwhile; what was there before is no more
+            if node in self.copies.get(name, {}):
+                self.copies[name][node] = copy
+            return
+        now = self._copy_at(name, pull.source)
+        if now != pull.of or (now is None and name in self.known):
+            # Another task's bytes count meanwhile, and these took the place of what the node had of them.
+            self._forget_copy(node, name)
+            pull.reply("none")
+            return
+        self.copies.setdefault(name, {})[node] = copy
+        self._pushed.setdefault((name, pull.source), {})[node] = copy
+        pull.reply("there")
 
-    def restore_copies(self, entries: Callable[[str], None]) -> None:
+    def _copy_at(self, name: str, node: str) -> int | None:
+        """The copy that a node has or fetches."""
+        return self.copies.get(name, {}).get(node, self._under_way.get((name, node)))
+
+    def _forget_copy(self, node: str, name: str) -> None:
+        self.copies.get(name, {}).pop(node, None)
+        self._send(node, "drop", [name])
+        homes = self.homes.get(name, [])
+        if node in homes and len(homes) > 1:
+            homes.remove(node)
+            self._note(name)
+
+    def restore_copies(self) -> None:
         """After a node was lost: have a second copy made of ranges that are to have one."""
         for name, description in self.known.items():
             homes = self.homes.get(name, [])
             if description.copies > 1 and len(homes) == 1 and homes[0] in self.addresses:
 
-                def add_home(answer: str, name: str = name) -> None:
-                    pushed = self._pushed.pop(name, set())
+                def add_home(answer: str, name: str = name, source: str = homes[0]) -> None:
+                    pushed = self._pushed.pop((name, source), {})
                     if answer == "there" and name in self.homes:
                         self.homes[name] += [each for each in pushed if each not in self.homes[name]]
-                        entries(name)
+                        self._note(name)
 
                 self._copy(homes[0], name, add_home)
 
@@ -179,15 +249,12 @@ class Holders:
         if name not in self.known:
             reply(None)
             return
+        self._under_way.pop((name, node), None)  # it was in vain
         copies, homes = self.copies.setdefault(name, {}), self.homes.get(name, [])
-        sources = [
-            each
-            for each in copies
-            if each != node and each in self.addresses and (name, each) not in self._unsure
-        ]
+        sources = [each for each in copies if each != node and each in self.addresses]
         if sources:
-            copies[node] = number = next(self._numbers)
-            self._unsure.add((name, node))
+            copies.pop(node, None)  # it would not ask if it had it
+            self._under_way[name, node] = number = next(self._numbers)
             reply([self.addresses[sources[0]], number])
         elif self.awaited & {*homes, *copies}:
             self._waiting.append((node, "where", name, reply))
@@ -195,13 +262,17 @@ class Holders:
             reply(None)
 
     def _confirm(self, node: str, copy: int, name: str) -> bool:
-        self._unsure.discard((name, node))
+        if self._under_way.get((name, node)) == copy:
+            del self._under_way[name, node]
+            self.copies.setdefault(name, {})[node] = copy
         return self.copies.get(name, {}).get(node) == copy
 
     def _copy(self, node: str, name: str, reply: Reply) -> None:
         """Have another node copy a range of this one."""
+        self._pushed.pop((name, node), None)  # of a task before, that has not ended well
         others = [each for each in self.addresses if each != node]
-        if not others or node not in self.addresses:
+        copy = self._copy_at(name, node)
+        if not others or node not in self.addresses or (copy is None and name in self.known):
             reply("none")
             return
         number = next(self._numbers)
@@ -209,7 +280,7 @@ class Holders:
         target = min(
             others, key=lambda each: (each not in homes, (others.index(each) + number) % len(others))
         )
-        self._pulls[number] = (name, target, node, reply)
+        self._pulls[number] = _Pull(name, target, node, copy, reply)
         self._send(target, "pull", name, number, self.addresses[node])
 
     def _answer_waiting(self) -> None:

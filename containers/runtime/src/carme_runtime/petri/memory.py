@@ -400,6 +400,11 @@ class Memory:
                     f"Range {name} is in the memory of {node}, and this is {self._store.node}.",
                     'Resume the run there, or in a job that has that node, with workers="job".',
                 )
+            if self._ask("lost", name):
+                raise PetriError(
+                    f"Range {name} was lost with the memory of its node.",
+                    "Allocate it anew; with copies=2 a range survives its node.",
+                )
             raise PetriError(
                 f"There is no range {name}: it was never allocated, or deleted.",
                 "Allocate it in a task that ends before.",

@@ -74,7 +74,7 @@ class Ranges:
             "spills": state.memory["spills"],
             "secret": secrets.token_bytes(32),
         }
-        self.holders = Holders(self.store.node, self.known, dict(state.homes), self._send)
+        self.holders = Holders(self.store.node, self.known, dict(state.homes), self._send, self._note_homes)
         self._notify: Callable[..., None] = lambda *_: None
         self._server: RangeServer | None = None
         self._lock: Any = threading.RLock()
@@ -212,7 +212,7 @@ class Ranges:
         elif kind in ("gone", "lost"):
             self.holders.lose(node, kind == "lost")
             if kind == "lost":
-                self.holders.restore_copies(self._note_homes)
+                self.holders.restore_copies()
             return self._find_lost()
         return []
 
@@ -304,6 +304,7 @@ class Ranges:
         for name in lost:
             del self.known[name]
             self.holders.forget([name])
+        self.holders.lost.update(lost)
         self.lost += lost
         return lost
 
