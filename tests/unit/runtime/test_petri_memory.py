@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -632,3 +633,35 @@ def test_a_node_that_cannot_serve_its_ranges_is_named_and_nothing_stays(folder: 
     assert set(threading.enumerate()) == before
     with net.start(1, folder=folder, resume=True) as run:
         assert run.wait(HANG)["y"] == [1]
+
+
+def test_the_copy_of_a_deleted_range_on_the_disk_goes_with_it(folder: Path):
+    net = Net("copied")
+    x, y, z = net.place("x", int), net.place("y", Range), net.place("z", list)
+
+    @net.transition(x >> y)
+    def make(value, memory):
+        made = memory.allocate("twice", 1, copies=2)
+        made.array()[0] = value
+        return made
+
+    @net.transition(y >> z)
+    def delete(made, memory):
+        memory.delete(made)
+        return [path.name for path in (folder / store.COPIES).iterdir()]
+
+    with net.start(1, folder=folder) as run:
+        run.put(x, 1)
+        assert sorted(run.wait(HANG)["z"][0]) == [".range-twice", "twice"]
+        assert not list((folder / store.COPIES).iterdir())
+
+
+def test_a_picture_outside_of_a_notebook_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    display = types.ModuleType("IPython.display")
+    display.display = lambda *_, **__: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    before = set(threading.enumerate())
+    with Net("pictured").start(1, folder=folder) as run, pytest.raises(PetriError, match="no notebook"):
+        run.show()
+    assert set(threading.enumerate()) == before

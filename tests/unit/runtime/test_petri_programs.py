@@ -65,6 +65,54 @@ def test_programs_in_c_and_cpp_open_ranges_by_name(
     )
 
 
+# The range is moved when the program has opened its file and has not locked it yet.
+MOVED = """
+#include <stdlib.h>
+#include <sys/file.h>
+
+static int moves;
+
+static int move_and_lock(int file, int how) {
+    if (!moves++ && system(getenv("MOVE"))) return -1;
+    return flock(file, how);
+}
+#define flock move_and_lock
+#include <carme_ranges.h>
+
+int main(void) {
+    carme_range values;
+    if (carme_range_open(&values, "values", 1)) return 2;
+    printf("%.3s", (char *)values.data);
+    return 0;
+}
+"""
+
+
+def test_a_program_opens_the_range_that_took_the_place_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    if not shutil.which("gcc"):
+        pytest.skip("gcc is not installed")
+    assert command.main(["include"]) == 0
+    (tmp_path / "moved.c").write_text(MOVED)
+    include = f"-I{capsys.readouterr().out.strip()}"
+    subprocess.run(["gcc", include, "-o", "moved", "moved.c"], cwd=tmp_path, check=True)
+    for folder in ("memory", "disk"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "memory" / "values").write_text("old")
+    (tmp_path / "memory" / ".range-values").write_text("{}")
+    (tmp_path / "new").write_text("new")
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "CARME_RANGES": "memory:disk",
+        "MOVE": "mv new disk/values && mv memory/.range-values disk/ && rm memory/values",
+    }
+    done = subprocess.run(
+        [str(tmp_path / "moved")], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "new")
+
+
 RANKS = """
 #include <carme_ranges.h>
 #include <mpi.h>

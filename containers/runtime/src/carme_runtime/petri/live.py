@@ -57,6 +57,9 @@ def show(run: "Observed", seconds: float) -> Picture:
         raise PetriError(
             "Pictures that follow a run need IPython.", "Use it in a notebook, or run.follow()."
         ) from None
-    picture = Picture(run, display(run.draw(), display_id=True), seconds)
+    handle = display(run.draw(), display_id=True)
+    if handle is None:  # there is no frontend that could show more than text
+        raise PetriError("This is no notebook, so no picture can follow a run.", "Use run.follow().")
+    picture = Picture(run, handle, seconds)
     picture.start()
     return picture

@@ -16,7 +16,7 @@ from carme_runtime.petri.holders import Holders, Reply
 from carme_runtime.petri.journal import HOMES, RANGES, Journal, read
 from carme_runtime.petri.memory import Changes, Memory
 from carme_runtime.petri.serving import RangeServer
-from carme_runtime.petri.store import Description, Store, sweep
+from carme_runtime.petri.store import ON_DISK, Description, Store, sweep
 
 
 def _weakly(commit: Callable[[Changes], None]) -> Callable[[Changes], None]:
@@ -81,6 +81,7 @@ class Ranges:
         #: What was lost with the memory of a node.
         self.lost: list[str] = []
         self._removals: list[tuple[str, str]] = []
+        self._old_copies: list[str] = []  # in the run's folder
         self._entries: list[Any] = []  # for the journal, when it is written next
         self._memory: Memory | None = None
         sweep(self.store.identity, lasting)
@@ -160,7 +161,8 @@ class Ranges:
             entries.append((RANGES, [astuple(each) for each in allocated], deleted))
         self.known.update((each.name, each) for each in allocated)
         for name in deleted:
-            self.known.pop(name, None)
+            gone = self.known.pop(name, None)
+            self._old_copies += [name] if gone and gone.copies > 1 else []
         there = {name: copy for name, copy in written.items() if name in self.known}
         before = {name: self.holders.homes.get(name) for name in there}
         before |= {each.name: [each.node] for each in allocated}
@@ -169,12 +171,17 @@ class Ranges:
         for name, nodes in before.items():
             if self.holders.homes[name] != nodes:
                 entries.append((HOMES, name, self.holders.homes[name]))
+            is_safe = len(self.holders.homes[name]) > 1 or there.get(name) == ON_DISK
+            self._old_copies += [name] if is_safe and self.known[name].copies > 1 else []
 
     def settle(self) -> None:
         """The journal has what was taken: free what was deleted, and old copies."""
         for node, name in self._removals:
             self._send(node, "drop", [name])
+        for name in self._old_copies:
+            self.store.remove_copy(name)
         self._removals.clear()
+        self._old_copies.clear()
 
     def restore(self, known: dict[str, Description], homes: dict[str, list[str]]) -> None:
         """The journal has not got it: know what it knows."""
@@ -182,6 +189,7 @@ class Ranges:
         self.known.update(known)
         self.holders.homes = dict(homes)
         self._removals.clear()
+        self._old_copies.clear()
 
     def give_back(self, task: int) -> None:
         """A task was killed: what it has allocated goes."""
@@ -310,7 +318,7 @@ class Ranges:
 
     def _take_copy(self, name: str) -> bool:
         with contextlib.suppress(OSError):
-            if self.store.take_copy(name):
+            if self.known[name].copies > 1 and self.store.take_copy(name):
                 self.holders.homes[name] = [self.store.node]
                 self.holders.copies[name] = {self.store.node: 0}
                 self._note_homes(name)

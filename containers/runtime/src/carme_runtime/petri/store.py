@@ -243,6 +243,12 @@ class Store:
             _move(self.folder / COPIES, self.disk, name)
         return True
 
+    def remove_copy(self, name: str) -> None:
+        """Remove the copy of a range in the run's folder, which is old."""
+        for each in (f"{_MARK}{name}", name):  # first what makes it a copy
+            with contextlib.suppress(OSError):
+                (self.folder / COPIES / each).unlink()
+
     def clean_copies(self, names: set[str]) -> None:
         """Remove copies in the run's folder but those of these names."""
         folder = self.folder / COPIES

@@ -120,26 +120,42 @@ static int carme_range_find_(const char *name, char *path, size_t size, char *fi
     return 0;
 }
 
+/* Open and lock a file: 1 if another one was put in its place before the lock was there, or it was moved. */
+static int carme_range_hold_(carme_range *range, const char *path, int write_too) {
+    struct stat found, there;
+    range->file = open(path, (write_too ? O_RDWR : O_RDONLY) | O_CLOEXEC);
+    if (range->file < 0) return errno == ENOENT ? 1 : -1;
+    /* While it is locked nobody deletes it or moves it. */
+    if (flock(range->file, LOCK_SH) || fstat(range->file, &found)) return -1;
+    if (stat(path, &there) || there.st_ino != found.st_ino || there.st_dev != found.st_dev) {
+        close(range->file);
+        range->file = -1;
+        errno = ENOENT;
+        return 1;
+    }
+    range->size = (size_t)found.st_size;
+    return 0;
+}
+
 /* Open a range by its name, or by its path, and map it; `write_too`: not only for reading.
  * Returns 0, or -1 with the reason in range->error. */
 static inline int carme_range_open(carme_range *range, const char *name, int write_too) {
     char path[4096], folder[4096];
-    struct stat found;
+    int held = 1, tries;
     memset(range, 0, sizeof *range);
     range->file = -1;
-    if (strchr(name, '/')) {
-        snprintf(path, sizeof path, "%s", name);
-    } else if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder)) {
-        if (!folder[0]) return carme_range_fail_(range, name, "CARME_RANGES is not set, so this is no task of a net");
-        carme_range_fetch_(name, folder);
-        if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder))
-            return carme_range_fail_(range, name, "there is none of this name");
+    for (tries = 0; held == 1 && tries < 100; tries++) {
+        if (strchr(name, '/')) {
+            snprintf(path, sizeof path, "%s", name);
+        } else if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder)) {
+            if (!folder[0]) return carme_range_fail_(range, name, "CARME_RANGES is not set, so this is no task of a net");
+            carme_range_fetch_(name, folder);
+            if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder))
+                return carme_range_fail_(range, name, "there is none of this name");
+        }
+        held = carme_range_hold_(range, path, write_too);
     }
-    range->file = open(path, (write_too ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-    if (range->file < 0) return carme_range_fail_(range, name, strerror(errno));
-    /* While it is open nobody deletes it or moves it. */
-    if (flock(range->file, LOCK_SH) || fstat(range->file, &found)) return carme_range_fail_(range, name, strerror(errno));
-    range->size = (size_t)found.st_size;
+    if (held) return carme_range_fail_(range, name, strerror(errno));
     range->data = mmap(NULL, range->size, PROT_READ | (write_too ? PROT_WRITE : 0), MAP_SHARED, range->file, 0);
     if (range->data == MAP_FAILED) {
         range->data = NULL;
