@@ -1,5 +1,6 @@
 """Nets whose functions run on a Dask cluster."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from distributed import Client, LocalCluster
 
-from carme_runtime.petri import Net, Range
+from carme_runtime.petri import Net, PetriError, Range
 from patience import HANG
 
 
@@ -61,3 +62,19 @@ def test_generators_retries_and_errors_are_those_of_the_net(client: Any, tmp_pat
         run.put(x, 3)
         assert run.wait(HANG)["y"] == [0, 1, 2]
         assert run.fired == {"count": 1}
+
+
+def test_clients_whose_cluster_other_processes_cannot_use_are_refused(client: Any, tmp_path: Path):
+    net = Net("refused")
+    net.add("t", net.place("x", int) >> net.place("y", int), lambda x: x)
+    inside = Client(processes=False, n_workers=1, dashboard_address=None, set_as_default=False)
+    with inside, pytest.raises(PetriError, match="inside of this process"):
+        net.start(inside, folder=tmp_path / "inside")
+
+    async def start() -> None:
+        async with Client(client.scheduler.address, asynchronous=True, set_as_default=False) as other:
+            with pytest.raises(PetriError, match="asynchronous Dask client"):
+                net.start(other, folder=tmp_path / "asynchronous")
+
+    asyncio.run(start())
+    assert not list(tmp_path.iterdir())

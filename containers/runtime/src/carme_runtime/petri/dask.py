@@ -13,6 +13,7 @@ from typing import Any
 
 from carme_runtime.petri.commands import Command
 from carme_runtime.petri.definition import Definition
+from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Transition
 
@@ -27,7 +28,18 @@ def is_client(workers: Any) -> bool:
 
 
 def threads_of(client: Any) -> int:
-    """Tasks that its cluster can run at once."""
+    """Tasks that its cluster can run at once.
+
+    Raises:
+        PetriError: The net's workers, which are other processes, cannot use such a client's cluster.
+    """
+    if client.asynchronous:
+        raise PetriError("An asynchronous Dask client cannot run a net.", "Use Client(asynchronous=False).")
+    if client.scheduler.address.startswith("inproc://"):
+        raise PetriError(
+            "This Dask cluster is inside of this process, where the net's workers cannot reach it.",
+            "Use Client(processes=True), or the address of a scheduler.",
+        )
     return max(1, sum(client.nthreads().values()))
 
 
