@@ -116,6 +116,13 @@ def test_the_copy_of_a_task_that_ends_later_is_not_that_of_the_first(
     assert (home, "x") in places.change("n1", [], {"x": 0})
     assert places.homes["x"] == ["n1"] and places.copies["x"] == {"n1": 0}
     assert places.is_refused(third, [], {"x": copy}) == "changed x"
+    # It is to have a second copy again.
+    assert places.single == {"x"}
+    places.restore_copies(places.single)
+    target, kind, _, number, _ = places.sent[-1]
+    assert kind == "pull"
+    places.take_pulled(target, "x", number, True)
+    assert places.homes["x"] == ["n1", target] and places.noted == ["x"]
 
 
 def test_a_copy_that_comes_when_another_task_has_ended_is_refused(places: Places, two: tuple[str, str, int]):

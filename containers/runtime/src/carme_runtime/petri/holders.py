@@ -64,6 +64,8 @@ class Holders:
         self.addresses: dict[str, Address] = {}
         #: Nodes of the job that have yet to say what they have.
         self.awaited: set[str] = set()
+        #: Ranges whose second copy was another task's: they are to have one again.
+        self.single: set[str] = set()
         #: Ranges that were lost with their nodes.
         self.lost: set[str] = set()
         self._numbers = itertools.count(1)
@@ -165,6 +167,8 @@ class Holders:
                 each: number for each, number in copies.items() if each == own or pushed.get(each) == number
             }
             old += [(each, name) for each in copies if each not in good]
+            if pushed.keys() - good.keys():
+                self.single.add(name)
             self.copies[name], self.homes[name] = good, list(good)
         return old
 
@@ -212,11 +216,15 @@ class Holders:
         homes = self.homes.get(name, [])
         if node in homes and len(homes) > 1:
             homes.remove(node)
+            self.single.add(name)
             self._note(name)
 
-    def restore_copies(self) -> None:
-        """After a node was lost: have a second copy made of ranges that are to have one."""
-        for name, description in self.known.items():
+    def restore_copies(self, names: Iterable[str]) -> None:
+        """Have a second copy made of those of these ranges that are to have one and lack it."""
+        for name in names:
+            description = self.known.get(name)
+            if description is None:
+                continue
             homes = self.homes.get(name, [])
             if description.copies > 1 and len(homes) == 1 and homes[0] in self.addresses:
 

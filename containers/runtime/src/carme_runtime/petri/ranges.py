@@ -182,6 +182,9 @@ class Ranges:
             self.store.remove_copy(name)
         self._removals.clear()
         self._old_copies.clear()
+        if self.holders.single:  # after the old copies were sent away
+            names, self.holders.single = self.holders.single, set()
+            self.holders.restore_copies(names)
 
     def restore(self, known: dict[str, Description], homes: dict[str, list[str]]) -> None:
         """The journal has not got it: know what it knows."""
@@ -220,7 +223,7 @@ class Ranges:
         elif kind in ("gone", "lost"):
             self.holders.lose(node, kind == "lost")
             if kind == "lost":
-                self.holders.restore_copies()
+                self.holders.restore_copies(self.known)
             return self._find_lost()
         return []
 
