@@ -196,7 +196,7 @@ def test_what_would_give_other_results_is_refused_before_anything_runs(
 def test_dropout_gives_the_mask_of_what_it_keeps_while_it_trains():
     node = helper.make_node("Dropout", ["x", "ratio"], ["y", "mask"])
     proto = onnx_models.model(
-        [node], {"x": (64, 64)}, ["y", "mask"], [numpy_helper.from_array(np.float32(0.25), "ratio")]
+        [node], {"x": (64, 64)}, ["y", "mask"], [numpy_helper.from_array(np.array(0.25, np.float32), "ratio")]
     )
     proto.graph.output[1].type.tensor_type.elem_type = TensorProto.BOOL
     made, mask = carme_onnx.to_torch(proto).train()(torch.ones(64, 64))
