@@ -17,7 +17,14 @@ from pathlib import Path
 import numpy
 
 from carme_runtime import gaspi, profile
+from carme_runtime.traces.kinds import Kind
 from carme_runtime.traces.recordings import read
+
+
+def collectives(file: Path) -> int:
+    """How many a recording holds so far."""
+    return sum(event.kind == Kind.COLLECTIVE for event in read(file).events())
+
 
 with gaspi.init() as process:
     me, other = process.rank, 1 - process.rank
@@ -36,7 +43,7 @@ with gaspi.init() as process:
     how = sys.argv[1] if len(sys.argv) > 1 else ""
     if how == "killed":
         folder = Path(os.environ[profile.TRACE])
-        while not all(read(file).blocks for file in folder.glob("*")):
+        while not all(collectives(file) >= 8 for file in folder.glob("*")):
             time.sleep(0.05)
         everyone.barrier()
         if me == 1:

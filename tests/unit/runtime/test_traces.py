@@ -1,6 +1,8 @@
 """Recordings without the native core, and the page and the sentences that come of them."""
 
 import json
+import os
+import signal
 import struct
 import time
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carme_runtime import profile
-from carme_runtime.traces import TraceError, convert
+from carme_runtime.traces import TraceError, archive, convert
 from carme_runtime.traces.recordings import SUFFIX, Plain, Recording, read, read_all
 
 
@@ -73,6 +75,83 @@ def test_times_follow_the_line_between_two_offsets():
     recording = Recording(Path(), {}, clocks=[(1000, 100, 10), (1500, 9999, 500), (2000, 200, 12)])
     assert [recording.corrected(at) for at in (0, 1000, 1500, 2000, 3000)] == [100, 1100, 1650, 2200, 3200]
     assert Recording(Path(), {}).corrected(7) == 7
+
+
+def test_nodes_whose_clocks_were_not_compared_follow_their_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    recorded(tmp_path, 0, "forward")
+    monkeypatch.setattr(profile, "_boot", lambda: "another")
+    now = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() - 1000 * 10**9)  # its boot was later
+    recorded(tmp_path, 1, "forward")
+    first, second = read_all(tmp_path)
+    event = next(iter(second.events()))
+    assert first.corrected(7) == 7
+    assert second.corrected(event.end) - event.end == pytest.approx(-1000 * 10**9, abs=10**9)
+    assert convert.shortages(tmp_path, 2) == [
+        "The clock of rank 1 was not compared with that of rank 0, on another node: times between them are "
+        "as exact as the clocks of the nodes."
+    ]
+
+
+def test_the_limit_counts_all_processes_of_a_rank(tmp_path: Path):
+    for _ in range(2):
+        recorder = profile.Recorder(None, 0, tmp_path, limit=800)
+        for _ in range(10):
+            recorder.add(profile.PHASE, "forward", time.perf_counter())
+        recorder.write()
+    first, second = sorted(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    assert read(first).written == 10 and read(second).written == 0 and read(second).dropped == 10
+    assert all(file.stat().st_mode & 0o777 == 0o600 for file in (first, second))
+
+
+def test_a_profile_beside_a_trace_has_no_more_events_than_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(profile, "MOST_EVENTS", 3)
+    recorder = profile.Recorder(tmp_path / "profile", 0, tmp_path / "trace")
+    for _ in range(10):
+        recorder.add(profile.PHASE, "forward", time.perf_counter())
+    recorder.write()
+    found = json.loads(profile.file_of(tmp_path / "profile", 0).read_text())
+    assert len([event for event in found["traceEvents"] if event["ph"] == "X"]) == 3
+    (file,) = (tmp_path / "trace").iterdir()
+    assert len(list(read(file).events())) == 10
+    assert read(file, 0).blocks == {0: []} and read(file, 0).written == 10
+
+
+def test_a_forked_process_waits_for_no_lock_of_the_recorder(tmp_path: Path):
+    recorder = profile.Recorder(None, 0, tmp_path)
+    with recorder._core._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            recorder.add(profile.PHASE, "in the child", time.perf_counter())
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    recorder.write()
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, MemoryError])
+def test_an_archive_that_does_not_come_to_its_end_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+):
+    class Ending:
+        def __init__(self, folder: Path, ranks: int) -> None:
+            folder.mkdir()
+
+        def add(self, recording: Recording) -> None:
+            raise end
+
+    monkeypatch.setattr(archive, "Archive", Ending)
+    with pytest.raises(end):
+        archive.write(tmp_path / "made", iter([Recording(Path(), {})]), 1)
+    assert not (tmp_path / "made").exists()
+    (tmp_path / "own").mkdir()
+    with pytest.raises(TraceError, match="exists, and an archive is a new folder"):
+        archive.write(tmp_path / "own", iter([]), 1)
+    assert (tmp_path / "own").is_dir()
 
 
 def test_another_file_is_refused(tmp_path: Path):

@@ -365,7 +365,7 @@ struct Transfer {
     }
     recorder::Span span;
     const bool moves;
-    const std::optional<Notice>& notice;
+    const std::optional<Notice> notice;  // a copy: who reads gives one that is gone at once
 };
 
 }  // namespace

@@ -318,13 +318,19 @@ void Group::describe_letter(recorder::Record& record, int member, uint64_t size,
 
 Letter::~Letter() {
     // Who only asks whether it is over has it, too.
-    if (!recorded_ && request_.state.load() == State::done) record_received();
+    if (!recorded_ && request_.state.load() == State::done) {
+        try {
+            record_received();
+        } catch (...) {  // no memory for a ring: a trace lacks it
+        }
+    }
     context_->letters(peer_).cancel(&request_, 1);
 }
 
 void Letter::record_received() {
     recorded_ = true;
-    received_.end = now_ns();
+    const int64_t seen = seen_.load(std::memory_order_relaxed);
+    received_.end = std::max(seen ? seen : now_ns(), received_.begin);
     if (!received_.begin) received_.begin = received_.end;
     if (recorder::on()) recorder::add(received_);
 }

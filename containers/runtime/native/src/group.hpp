@@ -52,7 +52,11 @@ public:
     ~Letter();
     Letter(const Letter&) = delete;
     bool wait(Deadline deadline);  // false: not yet over
-    bool done() const { return request_.state.load(std::memory_order_acquire) != State::pending; }
+    bool done() const {
+        const bool over = request_.state.load(std::memory_order_acquire) != State::pending;
+        if (over && !recorded_ && !seen_.load(std::memory_order_relaxed)) seen_.store(now_ns(), std::memory_order_relaxed);
+        return over;
+    }
 
 private:
     friend class Group;
@@ -61,7 +65,8 @@ private:
     Request request_;
     // Of a receive that is to be recorded: what is known of it.
     recorder::Record received_;
-    bool recorded_ = true;
+    mutable std::atomic<int64_t> seen_{0};  // when somebody first knew that it is over
+    std::atomic<bool> recorded_{true};
     void record_received();
 };
 

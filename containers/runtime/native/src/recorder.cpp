@@ -194,8 +194,13 @@ Ring* own_ring() {
     return local.ring.get();
 }
 
+std::atomic<bool> forked{false};
+
 // A process that was forked off has no background thread; its memory is a copy.
-void forget_in_child() { recording.store(false); }
+void forget_in_child() {
+    recording.store(false);
+    forked.store(true);
+}
 
 }  // namespace
 
@@ -263,7 +268,10 @@ Result stop() {
     return result;
 }
 
+// In a process that was forked off, a thread that is not there may hold the locks: nothing below takes them then.
+
 uint32_t name(const std::string& text) {
+    if (!on()) return 0;
     State& s = state();
     std::lock_guard lock(s.mutex);
     auto [found, fresh] = s.names.try_emplace(text, s.next_name);
@@ -273,6 +281,7 @@ uint32_t name(const std::string& text) {
 
 uint32_t group(uint64_t key, const std::vector<int>& ranks) {
     State& s = state();
+    if (!on()) return 0;
     std::vector<uint32_t> data{uint32_t(key), uint32_t(key >> 32)};
     data.insert(data.end(), ranks.begin(), ranks.end());
     std::lock_guard lock(s.mutex);
@@ -289,6 +298,7 @@ void name_thread(const std::string& text) {
 }
 
 void name_thread(pid_t thread, const std::string& text) {
+    if (!on()) return;
     State& s = state();
     std::lock_guard lock(s.mutex);
     for (auto& ring : s.rings)
@@ -296,6 +306,7 @@ void name_thread(pid_t thread, const std::string& text) {
 }
 
 void clock(int64_t at, int64_t offset, int64_t round_trip) {
+    if (!on()) return;
     const int64_t data[] = {at, offset, round_trip};
     State& s = state();
     std::lock_guard lock(s.mutex);
@@ -303,12 +314,14 @@ void clock(int64_t at, int64_t offset, int64_t round_trip) {
 }
 
 void every_second(std::function<void()> action) {
+    if (forked.load()) return;
     State& s = state();
     std::lock_guard lock(s.clock_mutex);
     s.clock_action = std::move(action);
 }
 
 void add(const Record& record) {
+    if (!on()) return;  // a span that has begun before the end, or before a fork
     State& s = state();
     Ring* ring = local.ring.get();
     if (!ring || local.generation != s.generation) {

@@ -63,7 +63,7 @@ void clock(int64_t local, int64_t offset, int64_t round_trip);
 // Called about once a second by the background thread, nullptr: nothing. Returns after a call that runs.
 void every_second(std::function<void()> action);
 
-void add(const Record& record);  // where `recording` only
+void add(const Record& record);  // nothing where it is not on
 
 inline bool on() { return recording.load(std::memory_order_relaxed); }
 

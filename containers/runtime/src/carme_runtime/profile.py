@@ -33,7 +33,7 @@ from carme_runtime.traces.recordings import RECORD_BYTES, SUFFIX, Plain, read
 PROFILE = "CARME_PROFILE"
 TRACE, LIMIT = "CARME_TRACE", "CARME_TRACE_LIMIT"  # a folder of recordings, and bytes of each of them
 RESTARTS = "CARME_RESTARTS"
-MOST_EVENTS = 200_000  # of one rank without a trace; what comes later is summed up only
+MOST_EVENTS = 200_000  # of one rank in its profile; what comes later is summed up only
 WAITING, LOADING, COLLECTIVE, PIPELINE = "waiting", "loader", "collective", "pipeline"
 PHASE, FIRING, TRANSFER = "phase", "firing", "transfer"
 
@@ -46,7 +46,7 @@ class Recorder:
         rank: Its number.
         trace: A folder for its recording, which stays; None: none is asked for. Without both only sums are
             kept.
-        limit: Bytes of the recording at most.
+        limit: Bytes of the recording at most, with those that this rank's other processes have left.
     """
 
     def __init__(
@@ -81,10 +81,15 @@ class Recorder:
         start = os.environ.get(RESTARTS, "0")
         host = socket.gethostname()
         about = {"rank": self._rank, "size": int(os.environ.get("WORLD_SIZE", "1")), "host": host}
-        about |= {"start": int(start), "pid": self._process}
+        about |= {"start": int(start), "pid": self._process, "boot": _boot()}
+        # Clocks of nodes count from their boots. The system keeps both of a node at one rate.
+        about["unix"] = time.time_ns() - time.perf_counter_ns()
         file = folder / f".{self._rank}-{self._process}-{secrets.token_hex(4)}{SUFFIX}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            if self._keeps:  # the limit is that of all starts and processes of this rank
+                earlier = folder.glob(f".{self._rank}-*{SUFFIX}")
+                limit = max(limit - sum(each.stat().st_size for each in earlier), 0)
             error = self._core.recorder_start(str(file), json.dumps(about), limit)
             if error:
                 raise OSError(error, os.strerror(error))
@@ -121,8 +126,8 @@ class Recorder:
         if kind == COLLECTIVE:
             self._calls += 1
             self._bytes += size
-        if self._file is None or recorded:
-            return
+        if self._file is None or recorded or os.getpid() != self._process:
+            return  # in a process that was forked off nobody gives back the recorder's locks
         number = self._names.get(name)
         if number is None:
             number = self._names[name] = self._core.recorder_name(name)
@@ -204,8 +209,12 @@ class Recorder:
             if recording is None:
                 raise self._error or OSError(0, "nothing was recorded")
             folder.mkdir(parents=True, exist_ok=True)
-            events = perfetto.events(read(recording), int(self._begin * 1e9))
-            draft.write_text(json.dumps({"traceEvents": events, "carme": sums}))
+            events = perfetto.events(read(recording, MOST_EVENTS), int(self._begin * 1e9), MOST_EVENTS)
+            with draft.open("w") as file:
+                file.write('{"traceEvents": [')
+                for number, event in enumerate(events):
+                    file.write((", " if number else "") + json.dumps(event))
+                file.write(f'], "carme": {json.dumps(sums)}}}')
             draft.replace(file_of(folder, self._rank))
         except OSError as error:
             self._say(f"The profile of rank {self._rank} cannot be written: {error.strerror}.")
@@ -215,6 +224,14 @@ class Recorder:
 
     def _say(self, message: str) -> None:
         print(f"carme: {message}", file=sys.stderr, flush=True)
+
+
+def _boot() -> str:
+    """Tells machines apart, and their starts."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
 
 
 def _core() -> Any:

@@ -69,6 +69,11 @@ CASES: list[tuple[Any, ...]] = [
     ("Squeeze", {}, [ROW[:1]], 9),
     ("Transpose", {"perm": [1, 2, 0]}, [ROW], 17),
     ("Flatten", {"axis": 2}, [X], 17),
+    ("Flatten", {"axis": 3}, [ROW], 17),
+    ("Flatten", {"axis": -1}, [ROW], 17),
+    ("IsInf", {"detect_negative": 0}, [floats(np.inf, -np.inf, 1)], 17),
+    ("IsInf", {"detect_positive": 0}, [floats(np.inf, -np.inf, 1)], 17),
+    ("Dropout", {}, [ROW], 17, 2),
     ("Concat", {"axis": -1}, [ROW, ROW], 17),
     ("Slice", {"starts": [1], "ends": [-1], "axes": [2]}, [ROW], 9),
     ("Slice", {}, [ROW, ints(-1, 0), ints(-(1 << 62), 9), ints(0, 2), ints(-1, 2)], 17),
@@ -85,6 +90,7 @@ CASES: list[tuple[Any, ...]] = [
     ("Pad", {"pads": [0, 1, 0, 2, 0, 0], "value": 1.5}, [ROW], 9),
     ("Pad", {"mode": "reflect"}, [ROW, ints(0, 1, 2, 0, 1, 3)], 17),
     ("Pad", {"mode": "edge"}, [ROW, ints(0, 1, 2, 0, 1, 3)], 17),
+    ("Pad", {"mode": "wrap"}, [ROW, ints(0, 1, 2, 0, 1, 3)], 19),
     ("Conv", {"pads": [1, 1, 1, 1], "strides": [2, 1]}, [X, onnx_models.random(4, 3, 3, 3)], 17),
     ("Conv", {"auto_pad": "SAME_LOWER", "strides": [2, 2]}, [X, onnx_models.random(4, 3, 2, 2)], 17),
     ("Conv", {"pads": [2, 0, 1, 0], "group": 3},
@@ -113,6 +119,15 @@ CASES: list[tuple[Any, ...]] = [
     ("Resize", {"mode": "linear"}, [X, None, None, ints(2, 3, 5, 14)], 13),
     ("Resize", {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
      [X, None, floats(1, 1, 2, 2)], 13),
+    ("Resize", {"mode": "linear", "coordinate_transformation_mode": "half_pixel_symmetric"},
+     [X, None, floats(1, 1, 0.6, 1.7)], 19),
+    ("Resize", {"mode": "nearest", "coordinate_transformation_mode": "tf_half_pixel_for_nn",
+                "nearest_mode": "floor"}, [X, floats(), floats(1, 1, 2, 2)], 11),
+    ("Resize", {"mode": "linear", "axes": [2, 3]}, [X, None, None, ints(5, 14)], 18),
+    ("Resize", {"mode": "linear", "axes": [3, 2], "keep_aspect_ratio_policy": "not_larger"},
+     [X, None, None, ints(14, 12)], 18),
+    ("Resize", {"mode": "linear", "axes": [2, 3], "keep_aspect_ratio_policy": "not_smaller"},
+     [X, None, None, ints(20, 12)], 18),
     ("Upsample", {"mode": "nearest"}, [X, floats(1, 1, 2, 3)], 9),
     ("GRU", {"hidden_size": 3, "linear_before_reset": 1}, recurrent(3, 1), 17, 2),
     ("GRU", {"hidden_size": 3, "direction": "bidirectional"}, recurrent(3, 2), 17, 2),
@@ -153,6 +168,78 @@ def test_operators_that_are_missing_are_named_with_their_nodes_before_anything_r
     assert "NonZero" not in OPERATORS
     with pytest.raises(OnnxError, match=r"cannot be trained: where_is_it \(NonZero\), determinant \(Det\)"):
         carme_onnx.to_torch(proto)
+
+
+@pytest.mark.parametrize(
+    "kind, attributes, opset, message",
+    [
+        ("Resize", {"coordinate_transformation_mode": "tf_crop_and_resize"}, 17, "tf_crop_and_resize, which"),
+        ("Resize", {"mode": "cubic"}, 17, "Resize with mode cubic, which cannot be trained"),
+        ("Resize", {"mode": "linear", "antialias": 1}, 18, "Resize with antialias"),
+        ("Cast", {"to": TensorProto.FLOAT8E4M3FN}, 19, "it casts to ONNX's type 17"),
+        ("Add", {}, 6, "of opset 6, whose operators broadcast in another way"),
+    ],
+)
+def test_what_would_give_other_results_is_refused_before_anything_runs(
+    kind: str, attributes: dict[str, Any], opset: int, message: str
+):
+    names = {"Resize": ["x", "", "s"], "Add": ["x", "x"]}.get(kind, ["x"])
+    node = helper.make_node(kind, names, ["y"], name="it", **attributes)
+    tensors = [numpy_helper.from_array(floats(1, 1, 2, 2), "s")] if kind == "Resize" else []
+    proto = onnx_models.model([node], {"x": (1, 1, 4, 4)}, ["y"], tensors, opset)
+    if kind == "Cast":
+        proto.graph.output[0].type.tensor_type.elem_type = attributes["to"]
+    with pytest.raises(OnnxError, match=message):
+        carme_onnx.to_torch(proto)
+
+
+def test_dropout_gives_the_mask_of_what_it_keeps_while_it_trains():
+    node = helper.make_node("Dropout", ["x", "ratio"], ["y", "mask"])
+    proto = onnx_models.model(
+        [node], {"x": (64, 64)}, ["y", "mask"], [numpy_helper.from_array(np.array(0.25, np.float32), "ratio")]
+    )
+    proto.graph.output[1].type.tensor_type.elem_type = TensorProto.BOOL
+    made, mask = carme_onnx.to_torch(proto).train()(torch.ones(64, 64))
+    assert torch.equal(made, mask / 0.75) and 0.7 < mask.float().mean() < 0.8
+
+
+def test_constants_within_a_choice_and_in_attributes_go_with_the_module():
+    bodies: dict[str, Any] = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node("MatMul", ["x", f"{name}_w"], [f"{name}_out"])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_out", TensorProto.FLOAT, None)],
+            [onnx_models.weights(f"{name}_w", 4, 4)],
+        )
+        for name in ("then", "else")
+    }
+    value = numpy_helper.from_array(floats(2))
+    nodes = [
+        helper.make_node("ReduceSum", ["x"], ["total"], keepdims=0),
+        helper.make_node("Greater", ["total", "limit"], ["large"]),
+        helper.make_node("If", ["large"], ["chosen"], **bodies),
+        helper.make_node("Shape", ["chosen"], ["shape"]),
+        helper.make_node("ConstantOfShape", ["shape"], ["twos"], value=value),
+        helper.make_node("MatMul", ["chosen", "twos"], ["y"]),
+    ]
+    limit = numpy_helper.from_array(np.array(0.0, np.float32), "limit")
+    proto, x = onnx_models.model(nodes, {"x": (4, 4)}, ["y"], [limit]), onnx_models.random(4, 4)
+    module = carme_onnx.to_torch(proto).double()
+    found = module(torch.from_numpy(x).double())
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), onnx_models.expected(proto, {"x": x})["y"], rtol=1e-4)
+
+
+def test_weights_are_trained_where_one_of_their_uses_is_no_setting():
+    nodes = [
+        helper.make_node("Pow", ["x", "shared"], ["p"]),
+        helper.make_node("Mul", ["p", "shared"], ["q"]),
+        helper.make_node("Pow", ["q", "alone"], ["y"]),
+    ]
+    tensors = [numpy_helper.from_array(floats(1, 2), name) for name in ("shared", "alone")]
+    module = carme_onnx.to_torch(onnx_models.model(nodes, {"x": (3, 2)}, ["y"], tensors))
+    assert [name for name, _ in module.named_parameters()] == ["shared"]
 
 
 def test_a_choice_is_made_when_it_runs():

@@ -136,3 +136,24 @@ def test_open_dimensions_need_an_example():
     with pytest.raises(OnnxError, match="leaves open"):
         carme_onnx.example_of(model)
     assert carme_onnx.example_of(model, {"x": (2, 3)})["x"].shape == (2, 3)
+
+
+def test_constants_that_cannot_be_computed_are_left_to_the_run_with_a_notice():
+    nodes = [
+        helper.make_node("Gather", ["w", "place"], ["c"], name="bad"),
+        helper.make_node("Add", ["x", "c"], ["y"]),
+    ]
+    tensors = [onnx_models.weights("w", 4), numpy_helper.from_array(np.array([30]), "place")]
+    model = carme_onnx.load(onnx_models.model(nodes, {"x": ("N", 4)}, ["y"], tensors))
+    assert any("Constants are not computed before the model runs" in each for each in model.notices)
+
+
+def test_constants_that_are_too_large_are_left_to_the_run():
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"], name="large"),
+        helper.make_node("ReduceSum", ["zeros"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    tensors = [numpy_helper.from_array(np.array([1 << 20, 1 << 12]), "shape")]
+    model = carme_onnx.load(onnx_models.model(nodes, {"x": ("N", 4)}, ["y"], tensors))
+    assert model.nodes[0].name == "large" and model.proto.ByteSize() < 1 << 16

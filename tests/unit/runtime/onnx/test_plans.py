@@ -50,7 +50,7 @@ def test_a_cut_is_made_where_little_crosses():
     assert found.unfused_bytes == 32 * 4 * (13 * 64 + 2 * 8)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_tasks_never_need_each_other_in_a_circle(seed: int):
     graph = drawn(seed)
     for workers, tasks, batches in (
@@ -62,7 +62,7 @@ def test_tasks_never_need_each_other_in_a_circle(seed: int):
         check_tasks(carme_onnx.plan(graph, workers, tasks=tasks, micro_batches=batches))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_other_cut_is_as_quick_with_clearly_fewer_bytes(seed: int):
     graph = drawn(seed)
     found = carme_onnx.plan(graph, 2, tasks=2, micro_batches=8)

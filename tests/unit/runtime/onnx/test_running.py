@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 import carme_runtime.onnx as carme_onnx
 import onnx_models
+from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.onnx import OnnxError, Runner
 from carme_runtime.petri import store
 
@@ -71,6 +72,41 @@ def test_inputs_of_different_shapes_follow_each_other():
         check(outputs, onnx_models.expected(proto, inputs))
 
 
+def test_a_value_that_several_tasks_use_may_have_another_shape_with_each_input():
+    """Inputs of one shape: only their numbers say how many positions NonZero finds."""
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["places"]),
+        helper.make_node("Cast", ["places"], ["y"], to=1),
+        helper.make_node("Neg", ["places"], ["n"]),
+        helper.make_node("Cast", ["n"], ["z"], to=1),
+    ]
+    proto = onnx_models.model(nodes, {"x": (64, 64)}, ["y", "z"])
+    given = [{"x": np.zeros((64, 64), np.float32)} for _ in range(4)]
+    for k, each in enumerate(given):
+        each["x"].reshape(-1)[: 2000 + 500 * k] = 1
+    found = carme_onnx.run(proto, given, workers=1, tasks=4)
+    for inputs, outputs in zip(given, found, strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+
+
+def test_samples_that_are_equal_do_not_prove_that_others_are_independent():
+    nodes = [
+        helper.make_node("ReduceMean", ["x"], ["mean"], axes=[0], keepdims=1),
+        helper.make_node("Sub", ["x", "mean"], ["y"]),
+    ]
+    proto, x = onnx_models.model(nodes, {"x": ("N", 8)}, ["y"]), onnx_models.random(6, 8)
+    x[1] = x[0]
+    check(carme_onnx.run(proto, {"x": x}, workers=2), onnx_models.expected(proto, {"x": x}))
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_outputs_without_samples_are_not_joined(keepdims: int):
+    nodes = [helper.make_node("ReduceMean", ["x"], ["y"], axes=[0, 1][: 2 - keepdims], keepdims=keepdims)]
+    proto = onnx_models.model(nodes, {"x": (2, 8)}, ["y"])
+    with pytest.raises(OnnxError, match=r"Output y of The model has the shape .* cannot be joined"):
+        carme_onnx.run(proto, {"x": onnx_models.random(6, 8)}, workers=1)
+
+
 def test_bodies_of_an_if_are_part_of_one_task():
     proto = onnx_models.choice()
     for x in (np.ones((2, 4), np.float32), np.full((2, 4), 0.01, np.float32)):
@@ -103,6 +139,20 @@ def test_tensors_between_tasks_lie_in_shared_memory(shared: Path):
     runner.run(given)
     assert runner.plan and runner.plan.sent_bytes > 1 << 20
     assert (folder / "run" / "journal").stat().st_size < 1 << 16
+
+
+def test_a_run_that_fails_leaves_no_shared_memory(shared: Path):
+    """Inputs after the first, with which the model is looked at, are on their way when one fails."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["r"], name="first"),
+        helper.make_node("Reshape", ["r", "shape"], ["y"], name="reshape"),
+    ]
+    tensors = [numpy_helper.from_array(np.array([7, -1]), "shape")]
+    proto = onnx_models.model(nodes, {"x": ("N", 4096)}, ["y"], tensors)
+    given = [{"x": onnx_models.random(size, 4096)} for size in (7, 3, 7, 7)]
+    with pytest.raises(CarmeRuntimeError, match="ONNX Runtime failed"):
+        carme_onnx.run(proto, given, workers=2, tasks=2)
+    assert list(shared.iterdir()) == []
 
 
 def test_what_fails_is_reported_in_a_sentence():

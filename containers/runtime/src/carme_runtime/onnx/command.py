@@ -116,7 +116,7 @@ def _run(options: argparse.Namespace) -> None:
     batches = micro_batches(model, _read(model, options.input), _workers(options))
     runner = Runner(model, _workers(options), tasks=options.tasks, memory=options.memory)
     began = time.perf_counter()
-    results = joined(model, runner.run(batches))
+    results = joined(model, batches, runner.run(batches))
     seconds = time.perf_counter() - began
     _write(options.output, results)
     for notice in runner.notices:

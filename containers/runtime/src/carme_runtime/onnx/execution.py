@@ -81,11 +81,12 @@ class TaskBody:
             made = self._bound(own, arrays, number, memory, dict(zip(names, _shapes[key], strict=True)))
             if made is not None:
                 return made
+        again = key in _shapes
         results = result_of(own, names, arrays, self._name)
         if all(_is_numeric(each) for each in (*results, *arrays.values())) and not self._gpu:
             _shapes[key] = [(each.dtype, each.shape) for each in results]
         return {
-            name: stored(memory, self._label(name, number), each)
+            name: stored(memory, self._label(name, number, again), each)
             for name, each in zip(names, results, strict=True)
         }
 
@@ -116,18 +117,25 @@ class TaskBody:
             return None
         return made
 
-    def _label(self, name: str, number: int) -> str:
-        return label(name, number) if name in self._shared else ""
+    def _label(self, name: str, number: int, again: bool = False) -> str:
+        return label(name, number, again) if name in self._shared else ""
 
 
 def _is_numeric(value: Any) -> bool:
     return hasattr(value, "dtype") and not value.dtype.hasobject
 
 
-def label(name: str, number: int) -> str:
-    """The range of a value that several tasks use."""
+def label(name: str, number: int, again: bool = False) -> str:
+    """The range of a value that several tasks use.
+
+    Args:
+        name: Of the value.
+        number: Of the micro-batch.
+        again: Whether its task has made a range of another shape for it, whose name is taken until the task
+            has ended.
+    """
     text = "".join(each if each.isalnum() and each.isascii() else "_" for each in name)
-    return f"n{number}-{hash_of(name)}-{text[:80]}"
+    return f"n{number}-{hash_of(name)}-{text[:80]}{'-again' if again else ''}"
 
 
 def hash_of(name: str) -> str:
@@ -156,8 +164,9 @@ class Collect:
     def __call__(self, *tokens: Any, memory: Any) -> Any:
         number = tokens[0][0]
         for name in self._shared:
-            if label(name, number) in memory:
-                memory.delete(label(name, number))
+            for again in (False, True):
+                if label(name, number, again) in memory:
+                    memory.delete(label(name, number, again))
         return number, tuple(value for _, values in tokens for value in values)
 
 

@@ -5,6 +5,9 @@ from typing import Any
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.nodes import RANDOM, graphs, needed
 
+#: What is computed may take in a model at most: a file of protobuf ends at 2 GiB.
+_MOST_BYTES = 512 << 20
+
 
 def fold_constants(proto: Any, notices: list[str]) -> Any:
     """A model whose constant parts are initializers.
@@ -14,7 +17,11 @@ def fold_constants(proto: Any, notices: list[str]) -> Any:
     """
     before = len(proto.graph.node)
     proto = _passes(proto)
-    _compute(proto)
+    try:
+        _compute(proto, notices)
+    except Exception as error:  # of ONNX Runtime, of protobuf: what is wrong shows when the model runs
+        reason = " ".join(str(error).split())[:300]
+        notices.append(f"Constants are not computed before the model runs: {reason}")
     proto = _passes(proto)
     _detach_outputs(proto.graph)
     if before != len(proto.graph.node):
@@ -34,16 +41,18 @@ def _passes(proto: Any) -> Any:
     return ir.to_proto(model)
 
 
-def _compute(proto: Any) -> None:
+def _compute(proto: Any, notices: list[str]) -> None:
+    """Nothing is changed where it fails."""
     onnx = library("onnx")
     graph = proto.graph
+    large = _large(graph)
     constant = {each.name for each in graph.initializer}
     types = {each.name: each.type for each in graph.value_info}
     chosen = []
     for node in graph.node:
         inner = any(a.HasField("g") or a.graphs for a in node.attribute)
         plain = node.op_type not in RANDOM and not inner and node.domain in ("", "ai.onnx")
-        if plain and constant.issuperset(needed(node)):
+        if plain and constant.issuperset(needed(node)) and large.isdisjoint(node.output):
             if any(name in types and not types[name].HasField("tensor_type") for name in node.output):
                 continue
             chosen.append(node)
@@ -66,13 +75,32 @@ def _compute(proto: Any) -> None:
         part, opset_imports=proto.opset_import, ir_version=max(proto.ir_version, 4)
     )
     values = _run(model)
+    if sum(value.nbytes for value in values) > _MOST_BYTES:
+        notices.append(f"Constants of more than {_MOST_BYTES >> 20} MiB are computed when the model runs.")
+        return
+    made = [onnx.numpy_helper.from_array(value, name) for name, value in zip(wanted, values, strict=True)]
     names = {node.name for node in chosen}
     rest = [node for node in graph.node if node.name not in names]
     copies = [type(node).FromString(node.SerializeToString()) for node in rest]
     del graph.node[:]
     graph.node.extend(copies)
-    for name, value in zip(wanted, values, strict=True):
-        graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    graph.initializer.extend(made)
+
+
+def _large(graph: Any) -> set[str]:
+    """Values that are known to be too large to be kept in the model."""
+    onnx = library("onnx")
+    found = set()
+    for each in (*graph.value_info, *graph.output):
+        tensor = each.type.tensor_type
+        if not tensor.elem_type or not tensor.HasField("shape"):
+            continue
+        size = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
+        for dimension in tensor.shape.dim:
+            size *= dimension.dim_value if dimension.HasField("dim_value") else 1
+        if size > _MOST_BYTES:
+            found.add(each.name)
+    return found
 
 
 def _run(model: Any) -> list[Any]:

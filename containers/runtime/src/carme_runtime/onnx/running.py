@@ -14,6 +14,8 @@ from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.plans import Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
 from carme_runtime.onnx.tracing import as_source, trace
+from carme_runtime.petri.ranges import lasting
+from carme_runtime.petri.store import sweep
 
 Inputs = Mapping[str, Any]
 #: With so many micro-batches it is worth while to measure the operators before.
@@ -60,7 +62,7 @@ def run(model: Any, inputs: Any, workers: Any = 2, **options: Any) -> Any:
     if not batches:
         return []
     results = Runner(loaded, workers, **options).run(batches)
-    return results if several else joined(loaded, results)
+    return results if several else joined(loaded, batches, results)
 
 
 class Runner:
@@ -110,8 +112,12 @@ class Runner:
             folder = Path(self._folder)
             folder.mkdir(parents=True, exist_ok=True)
             return self._run(folder, self.plan, batches)
-        with tempfile.TemporaryDirectory(prefix="carme-onnx-") as temporary:
-            return self._run(Path(temporary), self.plan, batches)
+        try:
+            with tempfile.TemporaryDirectory(prefix="carme-onnx-") as temporary:
+                return self._run(Path(temporary), self.plan, batches)
+        except BaseException:
+            sweep("", lasting)  # nobody can resume what has no folder: its shared memory goes, too
+            raise
 
     def _run(self, folder: Path, found: Plan, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
         count = sum(found.workers.values())
@@ -203,17 +209,31 @@ def _slices(inputs: Inputs, sizes: Mapping[str, int], count: int) -> list[Inputs
 
 
 def _is_separable(model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> bool:
-    """Whether two samples give the same together and one after the other."""
-    numpy = library("numpy")
+    """Whether two samples give the same together and one after the other.
 
-    def some(begin: int, end: int) -> dict[str, Any]:
-        return {name: array[begin:end] if name in sizes else array for name, array in inputs.items()}
+    They are different ones: a model that mixes samples may give the same for equal ones. Where all are equal
+    nothing is known.
+    """
+    numpy = library("numpy")
+    other = next(
+        (
+            k
+            for k in range(1, min(sizes.values()))
+            if any((inputs[n][0] != inputs[n][k]).any() for n in sizes)
+        ),
+        None,
+    )
+    if other is None:
+        return False
+
+    def some(*places: int) -> dict[str, Any]:
+        return {name: array[list(places)] if name in sizes else array for name, array in inputs.items()}
 
     with tempfile.TemporaryDirectory(prefix="carme-onnx-") as folder:
         own = session(as_source(model.proto, Path(folder), "whole"), name=model.name)
         try:
-            together = result_of(own, None, some(0, 2), model.name)
-            apart = [result_of(own, None, some(k, k + 1), model.name) for k in range(2)]
+            together = result_of(own, None, some(0, other), model.name)
+            apart = [result_of(own, None, some(k), model.name) for k in (0, other)]
         except OnnxError:  # it takes one of them only; what is wrong shows when it runs
             return False
     for whole, first, second in zip(together, *apart, strict=True):
@@ -231,9 +251,23 @@ def _are_close(numpy: Any, a: Any, b: Any) -> bool:
     return bool(numpy.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
 
 
-def joined(model: Model, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The outputs of micro-batches as those of their batch."""
+def joined(model: Model, batches: Sequence[Inputs], results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The outputs of micro-batches as those of their batch.
+
+    Raises:
+        OnnxError: The first dimension of an output is not that of the micro-batch.
+    """
     if len(results) == 1:
         return results[0]
     numpy = library("numpy")
+    for inputs, outputs in zip(batches, results, strict=True):
+        sizes = {array.shape[0] for array in inputs.values() if array.ndim}
+        for name in model.outputs:
+            shape = list(numpy.shape(outputs[name]))
+            if not shape or shape[0] not in sizes:
+                raise OnnxError(
+                    f"Output {name} of {model.name} has the shape {shape} for {min(sizes)} samples, so the "
+                    f"outputs of {len(results)} micro-batches cannot be joined.",
+                    "Give a list of inputs, each of the size that the model takes: each has its outputs.",
+                )
     return {name: numpy.concatenate([each[name] for each in results]) for name in model.outputs}

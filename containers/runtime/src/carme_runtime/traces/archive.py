@@ -271,9 +271,10 @@ def _members(*values: int, kind: Any = ctypes.c_uint64) -> Any:
 
 def _clocks(recording: Recording, events: Any) -> list[tuple[int, int, int]]:
     """Offsets from the first event to the last: what reads OTF2 corrects between two of them only."""
-    clocks = recording.offsets()
+    clocks = [(local, offset + recording.shift, took) for local, offset, took in recording.offsets()]
     if not clocks:
-        return []
+        shift = recording.shift
+        return [(events.first, shift, 0), (events.last + 1, shift, 0)] if shift else []
     (begin, first, took), (end, last, took_last) = clocks[0], clocks[-1]
     before = [(events.first, first, took)] if events.first < begin else []
     after = max(events.last, end) + 1
@@ -288,14 +289,16 @@ def write(folder: Path, recordings: Iterator[Recording], ranks: int) -> tuple[in
     """Make an archive in a new folder; how many records and events are in it.
 
     Raises:
-        TraceError: There is no libotf2, or it could not write. Nothing is left then.
+        TraceError: The folder exists, there is no libotf2, or it could not write. Nothing is left then.
     """
+    if folder.exists():
+        raise TraceError(f"{folder} exists, and an archive is a new folder.", "Name another, or remove it.")
     try:
         archive = Archive(folder, ranks)
         for recording in recordings:
             archive.add(recording)
         archive.close()
-    except (TraceError, OSError):
+    except BaseException:  # whatever ends it: an archive in part is none
         with contextlib.suppress(OSError):
             shutil.rmtree(folder)
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.traces import page
 from carme_runtime.traces.errors import TraceError
-from carme_runtime.traces.recordings import SUFFIX, read, read_all
+from carme_runtime.traces.recordings import SUFFIX, Recording, read, read_all
 
 FORMATS = ("otf2", "html")
 
@@ -42,7 +42,7 @@ def make(folder: Path, ranks: int, kind: str, path: Path) -> str:
 
 def shortages(folder: Path, ranks: int) -> list[str]:
     """What is not in the recordings, a sentence for each rank."""
-    heads = [read(path) for path in folder.glob(f"*{SUFFIX}")]
+    heads = [read(path, 0) for path in folder.glob(f"*{SUFFIX}")]
     found: list[str] = []
     for rank in range(ranks):
         own = [each for each in heads if each.rank == rank]
@@ -51,9 +51,20 @@ def shortages(folder: Path, ranks: int) -> list[str]:
             found.append(f"Rank {rank} left no trace: it was killed at once, or does not use carme_runtime.")
         elif not all(each.ended for each in own if each.blocks):
             found.append(f"Rank {rank} was killed: its last events are missing in the trace.")
+        if any(each.blocks and not each.clocks and _is_elsewhere(each, heads) for each in own):
+            found.append(
+                f"The clock of rank {rank} was not compared with that of rank 0, on another node: times "
+                "between them are as exact as the clocks of the nodes."
+            )
         if dropped:
             found.append(f"{dropped} events of rank {rank} had no room in the trace. Raise --trace-limit.")
     return found
+
+
+def _is_elsewhere(recording: Recording, heads: list[Recording]) -> bool:
+    """Whether the first rank of its start is on another node."""
+    first = [each for each in heads if (each.rank, each.start) == (0, recording.start)]
+    return bool(first) and recording.about["boot"] not in {each.about["boot"] for each in first}
 
 
 def main() -> int:

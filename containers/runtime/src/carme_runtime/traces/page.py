@@ -39,14 +39,20 @@ class _Page:
 
     def add(self, recording: Recording) -> None:
         """Take a process."""
-        events = list(recording.events())
         sums: dict[str, int] = {}
-        for event in events:
-            category = CATEGORIES[Kind(event.kind)]
-            sums[category] = sums.get(category, 0) + event.end - event.begin
+        count = 0
+
+        def counted() -> Iterator[Event]:
+            nonlocal count
+            for event in recording.events():
+                category = CATEGORIES[Kind(event.kind)]
+                sums[category] = sums.get(category, 0) + event.end - event.begin
+                count += 1
+                yield event
+
+        longest = heapq.nlargest(self._most, counted(), key=lambda event: event.end - event.begin)
         self.totals.append({"rank": recording.rank, "start": recording.start, "sums": sums})
-        longest = heapq.nlargest(self._most, events, key=lambda event: event.end - event.begin)
-        self.left_out += len(events) - len(longest)
+        self.left_out += count - len(longest)
         self.spans += len(longest)
         for thread in sorted(recording.blocks):
             own = [event for event in longest if event.thread == thread]

@@ -1,5 +1,7 @@
 """Recordings as events of chrome://tracing and ui.perfetto.dev (Trace Event Format, JSON)."""
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 from carme_runtime.traces.kinds import CATEGORIES, Kind, title
@@ -11,19 +13,19 @@ _BESIDE = (
 )  # several may run at a time: tracks of their own, where they may overlap
 
 
-def events(recording: Recording, begin: int) -> list[dict[str, Any]]:
-    """All events of one rank.
+def events(recording: Recording, begin: int, most: int) -> Iterator[dict[str, Any]]:
+    """Events of one rank.
 
     Args:
+        recording: Of it.
         begin: Nanoseconds, from which times count.
+        most: So many of them.
     """
     rank = recording.rank
-    found: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
-    ]
+    yield {"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}
     for thread, name in recording.threads.items():
-        found.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}})
-    for number, event in enumerate(recording.events()):
+        yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": thread, "args": {"name": name}}
+    for number, event in enumerate(itertools.islice(recording.events(), most)):
         kind = Kind(event.kind)
         name = event.name
         if kind == Kind.PIPELINE:
@@ -33,7 +35,7 @@ def events(recording: Recording, begin: int) -> list[dict[str, Any]]:
         first, last = ((at - begin) // 1000 for at in (event.begin, event.end))
         if kind in _BESIDE:
             both = shown | {"id": number}
-            found += [both | {"ph": "b", "ts": first}, both | {"ph": "e", "ts": last}]
+            yield both | {"ph": "b", "ts": first}
+            yield both | {"ph": "e", "ts": last}
         else:
-            found.append(shown | {"ph": "X", "ts": first, "dur": last - first})
-    return found
+            yield shown | {"ph": "X", "ts": first, "dur": last - first}

@@ -57,11 +57,14 @@ class Recording:
     """What one process has left.
 
     Args:
-        about: Its rank, the number of ranks, `start` (how often ranks were started before), host and process.
+        about: Its rank, the number of ranks, `start` (how often ranks were started before), host and process;
+            `boot` tells apart what monotonic clocks count from, and `unix` is what has to be added to this
+            clock for nanoseconds since 1970.
         names, threads: By number.
         groups: Their keys, which are the same on all members, and their ranks.
         clocks: Local times, what has to be added for the first rank's clock, and how long learning that took.
         blocks: Records by thread, as they are in the file.
+        shift: What has to be added besides for the clock of the whole trace.
         written, dropped: How many events are in it and how many had no room; of one that was killed: 0.
         ended: Whether the process wrote its end.
     """
@@ -73,6 +76,7 @@ class Recording:
     groups: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
     clocks: list[tuple[int, int, int]] = field(default_factory=list)
     blocks: dict[int, list[bytes]] = field(default_factory=dict)
+    shift: int = 0
     written: int = 0
     dropped: int = 0
     ended: bool = False
@@ -106,39 +110,84 @@ class Recording:
         """A local time by the clock of the first rank: between two measured offsets the line counts."""
         clocks = self.offsets()
         if not clocks:
-            return at
+            return at + self.shift
         after = bisect.bisect_left(clocks, (at,))
         if after in (0, len(clocks)):
-            return at + clocks[min(after, len(clocks) - 1)][1]
+            return at + clocks[min(after, len(clocks) - 1)][1] + self.shift
         (begin, first, _), (end, last, _) = clocks[after - 1], clocks[after]
-        return at + first + (last - first) * (at - begin) // (end - begin)
+        return at + first + (last - first) * (at - begin) // (end - begin) + self.shift
 
 
-def read(path: Path, events: bool = True) -> Recording:
-    """What a process has left; `events`: all of it. Raises TraceError, OSError."""
+def read(path: Path, most: int | None = None) -> Recording:
+    """What a process has left.
+
+    Args:
+        path: Of its file.
+        most: Events of it, about; 0: none, but its threads. None: all.
+
+    Raises:
+        TraceError: It is no recording.
+        OSError: It cannot be read.
+    """
+    recording = _head(path)
     with path.open("rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
-            raise TraceError(f"{path} is no recording of carme_runtime.", "Name the folder of a run.")
-        recording = Recording(path, {"rank": 0, "size": 1, "start": 0, "host": "?", "pid": 0})
-        for kind, number, data in _blocks(file):
+        file.seek(len(_MAGIC))
+        for kind, number, data in _blocks(file, most):
             _take(recording, kind, number, data)
-            if not events:
-                break
     return recording
 
 
 def read_all(folder: Path) -> Iterator[Recording]:
-    """The recordings of a folder that hold something, one after the other, by starts and ranks."""
-    heads = [read(path, events=False) for path in sorted(folder.glob(f"*{SUFFIX}"))]
-    for head in sorted(heads, key=lambda each: (each.start, each.rank, each.about["pid"])):
+    """The recordings of a folder that hold something, one after the other, by starts and ranks.
+
+    Their clocks lead to that of the first one: where a process was not compared with it, or with a rank 0 on
+    its node, the clocks of the systems say how.
+    """
+    heads = sorted(
+        (_head(path) for path in folder.glob(f"*{SUFFIX}")),
+        key=lambda each: (each.start, each.rank, each.about["pid"]),
+    )
+    for head in heads:
         recording = read(head.path)
         if recording.blocks:
+            recording.shift = _shift(recording, heads)
             yield recording
 
 
-def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+def _shift(recording: Recording, heads: list[Recording]) -> int:
+    """From the clock to which a recording's offsets lead, or its own, to that of the first recording."""
+    of = recording
+    if recording.clocks:  # they lead to rank 0 of its start
+        of = next((each for each in heads if (each.start, each.rank) == (recording.start, 0)), recording)
+    own, first = of.about, heads[0].about
+    if own["boot"] == first["boot"] or None in (own["unix"], first["unix"]):
+        return 0
+    return own["unix"] - first["unix"]
+
+
+def _head(path: Path) -> Recording:
+    """What a recording says of its process, and no events."""
+    about = {"rank": 0, "size": 1, "start": 0, "host": "?", "pid": 0, "boot": "", "unix": None}
+    recording = Recording(path, about)
+    with path.open("rb") as file:
+        if file.read(len(_MAGIC)) != _MAGIC:
+            raise TraceError(f"{path} is no recording of carme_runtime.", "Name the folder of a run.")
+        for kind, number, data in _blocks(file):
+            _take(recording, kind, number, data)
+            break
+    return recording
+
+
+def _blocks(file: BinaryIO, most: int | None = None) -> Iterator[tuple[int, int, bytes]]:
+    """Blocks of a file; once there are `most` events, others are not read: their blocks are empty."""
+    events = 0
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
         kind, number, size = _HEAD.unpack(head)
+        if kind == _EVENTS and most is not None and events >= most:
+            file.seek(size, os.SEEK_CUR)
+            yield kind, number, b""
+            continue
+        events += size // RECORD_BYTES if kind == _EVENTS else 0
         data = file.read(size)
         if len(data) < size:
             data = data[: len(data) // RECORD_BYTES * RECORD_BYTES] if kind == _EVENTS else b""
@@ -150,7 +199,7 @@ def _blocks(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
 
 def _take(recording: Recording, kind: int, number: int, data: bytes) -> None:
     if kind == _EVENTS:
-        recording.blocks.setdefault(number, []).append(data)
+        recording.blocks.setdefault(number, []).extend([data] if data else [])
     elif kind == _STRING:
         recording.names[number] = data.decode(errors="replace")
     elif kind == _GROUP:
@@ -185,7 +234,8 @@ class Plain:
     def recorder_start(self, path: str, about: str, limit: int) -> int:
         """Begin a file; an errno, 0: done."""
         try:
-            self._file = Path(path).open("xb")  # noqa: SIM115
+            number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(number, "wb")
             self._file.write(_MAGIC + _block(_ABOUT, 0, about.encode()))
         except OSError as error:
             return error.errno or 1

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from carme_runtime.onnx.conversion.table import OPERATORS, Node, axes_of, operator
+from carme_runtime.onnx.conversion.table import OPERATORS, Node, axes_of, checks, operator
+from carme_runtime.onnx.errors import OnnxError
 
 # ONNX's numbers of types: onnx.TensorProto.DataType.
 TYPES = {
@@ -25,7 +26,7 @@ TYPES = {
 _UNARY = {
     "Abs": torch.abs, "Acos": torch.acos, "Asin": torch.asin, "Atan": torch.atan, "Ceil": torch.ceil,
     "Cos": torch.cos, "Cosh": torch.cosh, "Erf": torch.erf, "Exp": torch.exp, "Floor": torch.floor,
-    "Identity": lambda x: x, "IsInf": torch.isinf, "IsNaN": torch.isnan, "Log": torch.log, "Neg": torch.neg,
+    "Identity": lambda x: x, "IsNaN": torch.isnan, "Log": torch.log, "Neg": torch.neg,
     "Not": torch.logical_not, "Reciprocal": torch.reciprocal, "Relu": torch.relu, "Round": torch.round,
     "Sigmoid": torch.sigmoid, "Sign": torch.sign, "Sin": torch.sin, "Sinh": torch.sinh,
     "Softplus": functional.softplus, "Softsign": functional.softsign, "Sqrt": torch.sqrt, "Tan": torch.tan,
@@ -100,6 +101,22 @@ def power(node: Node, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @operator("Where")
 def where(node: Node, condition: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return torch.where(condition, x, y)
+
+
+@operator("IsInf")
+def is_infinite(node: Node, x: torch.Tensor) -> torch.Tensor:
+    none = torch.zeros_like(x, dtype=torch.bool)
+    above = torch.isposinf(x) if node.get("detect_positive", 1) else none
+    return above | (torch.isneginf(x) if node.get("detect_negative", 1) else none)
+
+
+@checks("Cast")
+def check_cast(node: Node) -> None:
+    if node.get("to") not in TYPES:
+        raise OnnxError(
+            f"Node {node.name} casts to ONNX's type {node.get('to')}, which cannot be trained.",
+            "Run the model with carme_runtime.onnx.run, or export it without this type.",
+        )
 
 
 @operator("Cast")

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from carme_runtime.onnx.conversion.table import Node, integers, operator
+from carme_runtime.onnx.conversion.table import Node, checks, integers, operator, refuse_others
 from carme_runtime.onnx.errors import OnnxError
 
 _CONV = {1: functional.conv1d, 2: functional.conv2d, 3: functional.conv3d}
@@ -172,8 +172,11 @@ def softmax(node: Node, x: torch.Tensor) -> torch.Tensor:
 @operator("Dropout")
 def dropout(node: Node, x: torch.Tensor, ratio: Any = None, training: Any = None) -> Any:
     share = float(ratio) if ratio is not None else node.get("ratio", 0.5)
-    made = functional.dropout(x, share, node.training)
-    return (made, torch.ones_like(x, dtype=torch.bool))[: max(len(node.outputs), 1)]
+    if len(node.outputs) < 2:
+        return functional.dropout(x, share, node.training)
+    kept = torch.rand_like(x) >= share if node.training else torch.ones_like(x, dtype=torch.bool)
+    made = torch.where(kept, x / (1 - share), 0.0) if node.training and share < 1 else x * kept
+    return made, kept if node.opset >= 10 else kept.to(x.dtype)
 
 
 @operator("BatchNormalization")
@@ -206,42 +209,69 @@ def instance_normalization(
     return functional.instance_norm(x, None, None, scale, bias, eps=node.get("epsilon", 1e-5))
 
 
+_PLACES = (
+    "align_corners", "asymmetric", "half_pixel", "half_pixel_symmetric", "pytorch_half_pixel",
+    "tf_half_pixel_for_nn",
+)  # fmt: skip
+
+
+@checks("Resize", "Upsample")
+def check_resize(node: Node) -> None:
+    refuse_others(node, "mode", ("nearest", "linear"), "nearest")
+    refuse_others(node, "coordinate_transformation_mode", _PLACES, "half_pixel")
+    if node.get("antialias", 0):
+        raise OnnxError(
+            f"Node {node.name} is a Resize with antialias, which cannot be trained.", "Export it without."
+        )
+
+
 @operator("Resize", "Upsample")
 def resize(node: Node, x: torch.Tensor, *given: Any) -> torch.Tensor:
     old = node.kind == "Upsample" or node.opset < 11
     scales = node.get("scales") if not given else given[0] if old else (*given, None, None)[1]
     sizes = given[2] if len(given) > 2 and given[2] is not None else None
+    axes = [axis % x.ndim for axis in node.get("axes") or range(x.ndim)]
     if sizes is not None:
-        target = integers(sizes)
-        factors = [size / before for size, before in zip(target, x.shape, strict=True)]
+        wanted = integers(sizes)
+        named = [size / x.shape[axis] for size, axis in zip(wanted, axes, strict=True)]
+        policy = node.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            named = [min(named) if policy == "not_larger" else max(named)] * len(axes)
+            wanted = [int(x.shape[axis] * factor + 0.5) for axis, factor in zip(axes, named, strict=True)]
     else:
-        factors = scales.tolist() if isinstance(scales, torch.Tensor) else list(scales or [])
-        target = [int(before * factor) for before, factor in zip(x.shape, factors, strict=True)]
+        named = scales.tolist() if isinstance(scales, torch.Tensor) else list(scales or [])
+        wanted = [int(x.shape[axis] * factor) for axis, factor in zip(axes, named, strict=True)]
     places = "asymmetric" if old else node.get("coordinate_transformation_mode", "half_pixel")
-    mode, rounding = (
-        node.get("mode", "nearest"),
-        "floor" if old else node.get("nearest_mode", "round_prefer_floor"),
-    )
-    for axis, (size, factor) in enumerate(zip(target, factors, strict=True)):
-        if size != x.shape[axis]:
-            x = _resized(node, x, axis, size, factor, mode, places, rounding)
+    rounding = "floor" if old else node.get("nearest_mode", "round_prefer_floor")
+    for axis, size, factor in zip(axes, wanted, named, strict=True):
+        if size != x.shape[axis] or factor != 1:
+            x = _resized(x, axis, size, factor, node.get("mode", "nearest"), places, rounding)
     return x
 
 
+def _source(count: int, size: int, factor: float, places: str) -> torch.Tensor:
+    """Where each element of a resized axis lies in the one before, as ONNX's Resize says."""
+    target = torch.arange(size, dtype=torch.float32)
+    if places == "align_corners":
+        return target * (count - 1) / max(size - 1, 1)
+    if places == "asymmetric":
+        return target / factor
+    if places == "pytorch_half_pixel" and size == 1:
+        return torch.zeros(1)
+    if places == "tf_half_pixel_for_nn":
+        return (target + 0.5) / factor
+    middle = 0.0
+    if places == "half_pixel_symmetric":
+        middle = count / 2 * (1 - size / (count * factor))
+    return middle + (target + 0.5) / factor - 0.5
+
+
 def _resized(
-    node: Node, x: torch.Tensor, axis: int, size: int, factor: float, mode: str, places: str, rounding: str
+    x: torch.Tensor, axis: int, size: int, factor: float, mode: str, places: str, rounding: str
 ) -> torch.Tensor:
     """One axis after the other: nearest and linear interpolation are separable."""
     count = x.shape[axis]
-    target = torch.arange(size, dtype=torch.float32)
-    if places == "align_corners":
-        source = target * (count - 1) / max(size - 1, 1)
-    elif places == "asymmetric":
-        source = target / factor
-    elif places == "pytorch_half_pixel" and size == 1:
-        source = torch.zeros(1)
-    else:
-        source = (target + 0.5) / factor - 0.5
+    source = _source(count, size, factor, places)
     if mode == "nearest":
         rounded = {
             "floor": torch.floor,
@@ -250,10 +280,6 @@ def _resized(
             "round_prefer_ceil": lambda value: torch.floor(value + 0.5),
         }[rounding](source)
         return x.index_select(axis, rounded.clamp(0, count - 1).to(torch.int64).to(x.device))
-    if mode != "linear":
-        raise OnnxError(
-            f"Node {node.name} resizes by {mode} interpolation.", "Export it with nearest or linear."
-        )
     source = source.clamp(0, count - 1)
     low = source.floor()
     share = (source - low).to(x.device).reshape([-1 if k == axis else 1 for k in range(x.ndim)])

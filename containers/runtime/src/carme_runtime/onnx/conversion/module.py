@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from carme_runtime.onnx.conversion import elementwise, layers, recurrent, shapes
-from carme_runtime.onnx.conversion.table import OPERATORS, Node
+from carme_runtime.onnx.conversion.table import CHECKS, OPERATORS, Node
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model, load
@@ -15,6 +15,8 @@ from carme_runtime.onnx.nodes import graphs, needed
 
 __all__ = ["OnnxModule", "elementwise", "layers", "recurrent", "shapes", "to_torch"]
 
+# Before it, Add, Mul and others name the axis at which they broadcast, and PRelu takes slopes by channel.
+_LEAST_OPSET = 7
 # Inputs of operators, by their places, that are settings or statistics and never trained.
 _FIXED = {
     "BatchNormalization": (3, 4),
@@ -39,7 +41,8 @@ def to_torch(source: Any) -> "OnnxModule":
         source: What `load` takes or gives.
 
     Raises:
-        OnnxError: The model has operators that are not in the table; each is named with its node.
+        OnnxError: The model has operators that are not in the table, each is named with its node; a node asks
+            for what its function does not do; or the opset is below 7.
     """
     model = source if isinstance(source, Model) else load(source)
     missing = [
@@ -53,6 +56,11 @@ def to_torch(source: Any) -> "OnnxModule":
         raise OnnxError(
             f"{model.name} has nodes whose operators cannot be trained: {', '.join(missing[:8])}{more}.",
             "Run it with carme_runtime.onnx.run, or export it without them.",
+        )
+    if model.opset < _LEAST_OPSET:
+        raise OnnxError(
+            f"{model.name} is of opset {model.opset}, whose operators broadcast in another way.",
+            f"Convert it with onnx.version_converter to opset {_LEAST_OPSET} or above.",
         )
     return OnnxModule(model)
 
@@ -78,6 +86,12 @@ class OnnxModule(torch.nn.Module):
         for tensor in graph.initializer:
             self._add(tensor.name, _tensor(tensor), tensor.name not in fixed)
         self._graph = _Graph(graph, model.opset)
+        self._graph.constants.clear()  # they are parameters and buffers
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """What moves or casts the module does so with constants that are no buffers, too."""
+        self._graph.apply(fn)
+        return super()._apply(fn, recurse)
 
     def _add(self, name: str, value: torch.Tensor, trained: bool) -> None:
         own = re.sub(r"\W", "_", name) or "value"
@@ -139,6 +153,16 @@ class _Graph:
             if name in made and name not in self.outputs:
                 self._ends[place].append(name)
 
+    def apply(self, function: Any) -> None:
+        """Replace constants and tensors in attributes, of graphs within too, by what a function gives."""
+        self.constants = {name: function(value) for name, value in self.constants.items()}
+        for node in self.nodes:
+            for name, value in node.attributes.items():
+                if isinstance(value, torch.Tensor):
+                    node.attributes[name] = function(value)
+                elif isinstance(value, _Graph):
+                    value.apply(function)
+
     def keep(self, name: str) -> None:
         """Do not forget a value after its last use."""
         self._ends = [[each for each in ended if each != name] for ended in self._ends]
@@ -164,7 +188,10 @@ class _Graph:
 
 def _node(proto: Any, opset: int) -> Node:
     attributes = {each.name: _attribute(each, opset) for each in proto.attribute}
-    return Node(proto.name, proto.op_type, attributes, tuple(proto.input), tuple(proto.output), opset)
+    made = Node(proto.name, proto.op_type, attributes, tuple(proto.input), tuple(proto.output), opset)
+    if proto.op_type in CHECKS:
+        CHECKS[proto.op_type](made)
+    return made
 
 
 def _attribute(proto: Any, opset: int) -> Any:
@@ -188,13 +215,29 @@ def _tensor(proto: Any) -> torch.Tensor:
     array = onnx.numpy_helper.to_array(proto)
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.astype("float32")).to(torch.bfloat16)
-    return torch.from_numpy(array.copy())
+    try:
+        return torch.from_numpy(array.copy())
+    except TypeError:
+        raise OnnxError(
+            f"The constant {proto.name} is of the type {array.dtype}, which PyTorch does not have.",
+            "Such models can run, but not train.",
+        ) from None
 
 
 def _fixed(graph: Any) -> set[str]:
-    """Initializers that are never trained, as all of their uses say."""
+    """Initializers that are never trained: all uses say so, or one changes them in place."""
     found: set[str] = set()
+    trained: set[str] = set()
     for each in graphs(graph):
         for node in each.node:
-            found.update(node.input[k] for k in _FIXED.get(node.op_type, ()) if k < len(node.input))
-    return found
+            settings = _FIXED.get(node.op_type, ())
+            for place, name in enumerate(node.input):
+                (found if place in settings else trained).add(name)
+    changed = {
+        name
+        for each in graphs(graph)
+        for node in each.node
+        if node.op_type == "BatchNormalization"
+        for name in node.input[3:5]
+    }
+    return found - trained | changed

@@ -1,11 +1,19 @@
 """Operators that change shapes, pick and place elements."""
 
+import math
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from carme_runtime.onnx.conversion.table import Node, axes_of, integers, operator
+from carme_runtime.onnx.conversion.table import (
+    Node,
+    axes_of,
+    checks,
+    integers,
+    operator,
+    refuse_others,
+)
 
 
 @operator("Concat")
@@ -26,11 +34,9 @@ def reshape(node: Node, x: torch.Tensor, shape: torch.Tensor | None = None) -> t
 
 @operator("Flatten")
 def flatten(node: Node, x: torch.Tensor) -> torch.Tensor:
-    axis = node.get("axis", 1) % x.ndim if x.ndim else 0
-    rows = 1
-    for size in x.shape[:axis]:
-        rows *= size
-    return x.reshape(rows, -1)
+    axis = node.get("axis", 1)
+    axis = axis + x.ndim if axis < 0 else axis  # it may be the rank: then all are rows
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @operator("Transpose")
@@ -145,6 +151,11 @@ def range_of(node: Node, start: torch.Tensor, limit: torch.Tensor, step: torch.T
     return torch.arange(start.item(), limit.item(), step.item(), dtype=start.dtype)
 
 
+@checks("Pad")
+def check_pad(node: Node) -> None:
+    refuse_others(node, "mode", ("constant", "edge", "reflect", "wrap"), "constant")
+
+
 @operator("Pad")
 def pad(node: Node, x: torch.Tensor, pads: Any = None, value: Any = None, axes: Any = None) -> torch.Tensor:
     sizes = integers(pads if pads is not None else node.get("pads", node.get("paddings")))
@@ -157,16 +168,18 @@ def pad(node: Node, x: torch.Tensor, pads: Any = None, value: Any = None, axes: 
         return functional.pad(x, flat, value=fill)
     for axis, (before, after) in by_axis.items():
         if before or after:
-            x = _mirrored(x, axis, before, after, edge=mode == "edge")
+            x = _extended(x, axis, before, after, mode)
     return x
 
 
-def _mirrored(x: torch.Tensor, axis: int, before: int, after: int, edge: bool) -> torch.Tensor:
-    """Pad one axis with its edge, or with what lies beside it (reflect), whatever the rank is."""
+def _extended(x: torch.Tensor, axis: int, before: int, after: int, mode: str) -> torch.Tensor:
+    """Pad one axis with its edge, what lies beside it (reflect) or its other end (wrap), for any rank."""
     count = x.shape[axis]
     places = torch.arange(-before, count + after)
-    if edge:
+    if mode == "edge":
         places = places.clamp(0, count - 1)
+    elif mode == "wrap":
+        places = places % count
     else:
         places = places.abs()
         places = torch.where(places >= count, 2 * (count - 1) - places, places)

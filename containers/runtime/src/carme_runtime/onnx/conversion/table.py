@@ -4,14 +4,18 @@ A function gets the node and its inputs as tensors (None where an optional one i
 tensor, or a tuple where the operator has several outputs. Semantics: https://onnx.ai/onnx/operators/
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from carme_runtime.onnx.errors import OnnxError
+
 Function = Callable[..., Any]
 OPERATORS: dict[str, Function] = {}
+#: What refuses nodes, by attributes that cannot be computed, before anything runs.
+CHECKS: dict[str, Callable[["Node"], None]] = {}
 
 
 @dataclass
@@ -52,6 +56,26 @@ def operator(*names: str) -> Callable[[Function], Function]:
         return function
 
     return register
+
+
+def checks(*names: str) -> Callable[[Callable[[Node], None]], Callable[[Node], None]]:
+    """Let a function look at nodes of these operators when a model is converted; it raises OnnxError."""
+
+    def register(function: Callable[[Node], None]) -> Callable[[Node], None]:
+        CHECKS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+def refuse_others(node: Node, attribute: str, known: Collection[str], usual: str) -> None:
+    """Raise OnnxError where an attribute is none of those that are known; `usual`: what it is by default."""
+    value = node.get(attribute, usual)
+    if value not in known:
+        raise OnnxError(
+            f"Node {node.name} is a {node.kind} with {attribute} {value}, which cannot be trained.",
+            f"Export the model with one of {', '.join(sorted(known))}.",
+        )
 
 
 def integers(value: Any) -> list[int]:
