@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 from django.db import connection
 from real_redis import redis
 
-from carme_webui import broker_sync
+from carme_webui import broker_sync, notifier as notifier_module
 from carme_webui.accounts.models import User
 from carme_webui.asgi import application
 from carme_webui.broker_sync import BrokerSync
@@ -100,6 +100,67 @@ async def test_open_pages_survive_a_dead_redis_and_hear_of_changes_after_it(tmp_
         await asyncio.sleep(0)
         await asyncio.to_thread(notifier.notify, ["alice"])
         assert await waiting == notifier.version("alice") != seen
+
+
+@needs_redis
+async def test_a_redis_that_hangs_holds_up_one_request_and_no_event_is_lost(tmp_path_factory) -> None:
+    with redis(tmp_path_factory.mktemp("r")) as server:
+        notifying, waiting = Notifier(server.address), Notifier(server.address)
+        with server.standing_still():
+            # The first subscription is given up as well.
+            seen = await asyncio.wait_for(waiting.wait("alice", "", LONG), LONG)
+            assert seen.startswith("away")
+            await asyncio.to_thread(notifying.notify, ["alice"])
+            connections = notifying._client.connection_pool
+            connections.get_connection = None  # whoever now asks Redis fails
+            notifying.notify(["alice"])
+            notifying.count_booking()
+            assert notifying.version("alice").startswith("away") and not notifying.redis_answers()
+            del connections.get_connection
+        while (seen := await waiting.wait("alice", seen, LONG)).startswith("away"):
+            pass
+        while notifying.version("alice").startswith("away"):
+            await asyncio.sleep(0.01)  # noqa: ASYNC110  it is another's thread
+        assert notifying.version("alice") == waiting.version("alice")
+
+
+@needs_redis
+async def test_a_change_that_redis_refuses_is_reported_as_soon_as_it_is_taken(tmp_path_factory) -> None:
+    with redis(tmp_path_factory.mktemp("r")) as server, server.client() as client:
+        notifier = Notifier(server.address)
+        seen = notifier.version("alice")
+        waiting = asyncio.create_task(notifier.wait("alice", seen, LONG))
+        while not notifier._listeners or not next(iter(notifier._listeners.values())).hears:
+            await asyncio.sleep(0.01)  # noqa: ASYNC110  Redis does not report subscriptions
+        client.config_set("maxmemory", 1)
+        notifier.notify(["alice"])
+        assert not waiting.done()
+        client.config_set("maxmemory", 0)
+        assert await asyncio.wait_for(waiting, LONG) != seen
+
+
+@needs_redis
+async def test_what_cannot_be_read_does_not_end_the_listening(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifier_module, "PAUSE", 0.01)
+    notifier = Notifier(REDIS.address)
+    seen = notifier.version("alice")
+    waiting = asyncio.create_task(notifier.wait("alice", seen, LONG))
+    await subscribed()
+    with REDIS.client() as client:
+        client.publish(CHANGES, "no JSON")
+    assert await asyncio.wait_for(waiting, LONG) != seen
+    assert "the next try follows" in caplog.text
+
+
+def test_without_a_redis_pages_do_not_all_look_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    notifier, users = Notifier("memory://"), [f"user{number}" for number in range(100)]
+    monkeypatch.setattr("time.time", lambda: 1_000_000.0)
+    before = [notifier.version(user) for user in users]
+    monkeypatch.setattr("time.time", lambda: 1_000_001.0)
+    changed = sum(notifier.version(user) != old for user, old in zip(users, before, strict=True))
+    assert 15 < changed < 55
 
 
 async def test_without_a_redis_open_pages_look_for_changes() -> None:
