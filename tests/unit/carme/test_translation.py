@@ -35,7 +35,7 @@ ENGLISH = (
     *("backup", "config", "launch", "sandbox", "storage", "validation", "slurm/library"),
     *("images/building.py", "images/copies.py", "carme_spawner/hub_config.py", "cli/validate.py"),
     # For Prometheus' clients; for administrators.
-    *("metrics/scope.py", "carme_webui/processes.py", "carme_webui/settings.py"),
+    *("metrics/scope.py", "carme_webui/settings.py"),
 )
 
 
@@ -171,6 +171,8 @@ def test_messages_travel_with_their_templates() -> None:
     note = SessionNote(message=message("You stopped this session."))
     again = SessionNote.model_validate_json(note.model_dump_json(exclude_defaults=True))
     assert again == note and translated(again.message, "de") != note.message
+    assert "messages" not in SessionNote(message="By hand.").model_dump_json(), "earlier versions refuse it"
+    assert "messages" in SessionNote.model_json_schema(mode="serialization")["properties"]
     count = plural("{count} job of others", "{count} jobs of others", 2)
     assert Message.of_parts(json.loads(json.dumps(count.parts()))) == "2 jobs of others"
 
