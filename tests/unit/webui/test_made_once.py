@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
 from carme.bookings import Cause
+from carme_webui import cluster
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings import table
@@ -18,6 +19,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, shared
 from carme_webui.cluster import Picture, picture
 from carme_webui.images.models import ImageState, OwnImage
+from carme_webui.jobs.mirror import mirror
 from carme_webui.jobs.models import OLD_AFTER, Mirror
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import Membership, Project
@@ -140,6 +142,16 @@ def test_a_mirror_that_nobody_reads_is_reported(
         assert "carme-sync" not in page(browser)
     Mirror.objects.update(updated=timezone.now() - 2 * OLD_AFTER)
     assert "carme-sync" in page(browser) and "carme-sync" in page(browser, "/jobs/")
+
+
+def test_pages_say_at_once_that_the_mirror_is_read_again(
+    browser: Browser, broker: FakeBroker, remembering: None
+) -> None:
+    Mirror.load()
+    Mirror.objects.update(updated=timezone.now() - 2 * OLD_AFTER, cursor="", swept=timezone.now())
+    assert "carme-sync" in page(browser)
+    mirror(cluster.broker())
+    assert "carme-sync" not in page(browser)
 
 
 def test_links_for_administrators_are_theirs_alone(

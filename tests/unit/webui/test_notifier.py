@@ -1,14 +1,17 @@
 """Open pages learn of changes at once; the sync follows the broker by itself."""
 
 import asyncio
+import fcntl
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from asgiref.sync import sync_to_async
+from django.core.management import CommandError, call_command
 from django.db import connection
 from real_redis import redis
 
@@ -268,6 +271,14 @@ def test_one_session_is_looked_after_by_one_thread_at_a_time(
         assert inside.count("s0123abcd") == 1 and inside.count("s0123abce") >= 1
         go_on.set()
         until(lambda: inside.count("s0123abcd") > 1)
+
+
+def test_a_second_sync_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BrokerSync, "start", lambda self: pytest.fail("it has begun"))
+    with (folder / "state/sync.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CommandError, match="already runs for this site"):
+            call_command("sync")
 
 
 @contextmanager
