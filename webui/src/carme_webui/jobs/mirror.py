@@ -14,7 +14,7 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Job as Told
 from carme.jobs import JobState
-from carme.translation import translated
+from carme.translation import message, translated
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import OLD_AFTER, Job, Mirror
 from carme_webui.notifier import notifier
