@@ -182,7 +182,12 @@ def test_messages_travel_with_their_templates() -> None:
 def test_many_sentences_in_a_row_travel_as_one() -> None:
     row = joined([message("You stopped this session."), *(f"{number}." for number in range(2000))])
     again = Message.of_parts(json.loads(json.dumps(row.parts() if isinstance(row, Message) else None)))
-    assert again == row and row.startswith("You stopped this session. 0. 1. 2.") and row.endswith(" 1999.")
+    assert (
+        again is not None
+        and again == row
+        and row.startswith("You stopped this session. 0. 1. 2.")
+        and row.endswith(" 1999.")
+    )
     assert again.in_language("de").startswith("Sie haben diese Sitzung beendet. 0. 1.")
 
 

@@ -126,10 +126,10 @@ def test_the_worker_notifies_a_hub_that_was_away(
     tried: list[Any] = []
     monkeypatch.setattr(tasks.sign_out_of_hub, "retry", lambda exc: tried.append(exc) or Retry())
     with pytest.raises(Retry):
-        tasks.sign_out_of_hub("alice", 1.0)
+        tasks.sign_out_of_hub(user="alice", before=1.0)
     assert isinstance(tried[0], HubUnavailable), "as the worker runs it"
     hub.down = False
-    tasks.sign_out_of_hub("alice", 1.0)
+    tasks.sign_out_of_hub(user="alice", before=1.0)
     assert len(tried) == 1 and hub.called("DELETE")[-1] == ("carme/logins/alice", {"before": 1.0})
 
 

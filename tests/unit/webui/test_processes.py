@@ -85,7 +85,9 @@ class Portal:
         server = os.environ.get("CARME_TEST_DATABASE")
         url = urlsplit(server)._replace(path=f"/{name}").geturl() if server else f"sqlite:///{name}"
         text = (FOLDER / "carme.toml").read_text()
-        text = text.replace('listen = "127.0.0.1:8100"', f'listen = "127.0.0.1:{self.port}"\nprocesses = {processes}')
+        text = text.replace(
+            'listen = "127.0.0.1:8100"', f'listen = "127.0.0.1:{self.port}"\nprocesses = {processes}'
+        )
         text = re.sub(r"(?m)^database = .*$", f'database = "{url}"', text)
         (folder / "carme.toml").write_text(text)
         self.environment = os.environ | {

@@ -312,3 +312,10 @@ def test_a_list_of_them_asks_no_more_with_more(
     for number in range(10):
         make(alice, 60 + number, 120, project=vision)
     assert queries() == few
+
+
+def test_the_form_begins_with_the_default_partition(broker: FakeBroker, rules: Any) -> None:
+    cluster = broker.cluster
+    batch = cluster.partitions[0].model_copy(update={"name": "batch", "default": False})
+    cluster = cluster.model_copy(update={"partitions": [batch, *cluster.partitions]})
+    assert [kind.partition for kind in kinds(cluster, django_settings.SITE)] == ["gpu", "batch"]

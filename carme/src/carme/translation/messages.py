@@ -50,7 +50,9 @@ class Message(str):
     def in_language(self, code: str) -> str:
         """The sentence in a language like `de`; English where that has no catalogue or no such template."""
         catalogue = _catalogue(code[:2].lower())
-        return str.__str__(self) if catalogue is None or not self.template else _rendered(self, catalogue, code)
+        return (
+            str.__str__(self) if catalogue is None or not self.template else _rendered(self, catalogue, code)
+        )
 
     def parts(self) -> dict[str, Any]:
         """Its JSON form; `text` is for readers that do not know the template."""

@@ -42,7 +42,7 @@ class WithMessages(BaseModel):
 
     # Without a return type the JSON schema is that of the model's fields.
     @model_serializer(mode="wrap")
-    def _without_no_messages(self, inner: SerializerFunctionWrapHandler):  # noqa: ANN202
+    def _without_no_messages(self, inner: SerializerFunctionWrapHandler):
         found: dict[str, Any] = inner(self)
         if not found.get("messages", True):
             del found["messages"]

@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
 from carme.bookings import BookingState, Cause, board_of
 from carme.bookings.agreement import is_ours, plan

@@ -92,7 +92,9 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
         if session.asked is not None and _is_known(session, hub, broker, now):
             return
         if now - session.created > PATIENCE:
-            _refuse(session, message("The start was interrupted and no job came of it. Start the session again."))
+            _refuse(
+                session, message("The start was interrupted and no job came of it. Start the session again.")
+            )
             return
         _note(session, now)
         hub.start(user, name, resolved(session.asked_for, session.owner))
