@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.utils import timezone
 
 from carme.bookings import Wish
@@ -11,6 +12,7 @@ from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
 from carme_webui.bookings import services
+from carme_webui.bookings.forms import kinds
 from carme_webui.bookings.ics import secret_of
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile

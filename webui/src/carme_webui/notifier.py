@@ -170,8 +170,10 @@ class Notifier:
             # Whoever the report below wakes must not be told that Redis is away.
             self._away = False
             self._count(client, [BOOKINGS, ALL])
-        except redis.RedisError:
+        except BaseException as error:
             self._away = True
+            if not isinstance(error, redis.RedisError):
+                raise
             return False
         return True
 
@@ -325,8 +327,11 @@ def _until_back(notifier: "ReferenceType[Notifier]") -> None:
     while True:
         time.sleep(RETRY_SECONDS)
         found = notifier()
-        if found is None or found._is_back():
-            return
+        try:
+            if found is None or found._is_back():
+                return
+        except Exception:
+            logger.exception("Redis could not be looked for; the next try follows")
         del found
 
 
