@@ -1,6 +1,7 @@
 """A Redis server that runs for a test: the system's, or the one that `./test` has unpacked."""
 
 import contextlib
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -49,6 +50,16 @@ class Redis:
     def client(self) -> redis_library.Redis:
         """A client of this server."""
         return redis_library.Redis(unix_socket_path=str(self.socket), decode_responses=True)
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """It takes connections and answers nothing."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it at once. What it knew is gone."""

@@ -14,7 +14,7 @@ PHASES = ("queued", "starting", "running", "stopping")
 NODE = "n1"
 
 #: Our own services, in the order in which they are started.
-PARTS = ("broker", "proxy", "hub", "portal", "worker")
+PARTS = ("broker", "proxy", "hub", "portal", "sync", "worker", "beat")
 
 READY, QUEUED, ENDED = SessionState.READY, SessionState.QUEUED, SessionState.ENDED
 

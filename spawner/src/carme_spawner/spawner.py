@@ -40,6 +40,7 @@ from carme.sessions import (
     SessionState,
     Step,
 )
+from carme.translation import joined
 from carme.translation import message as _
 from carme.translation.markup import with_message
 from carme_spawner.activity import Activity, ActivityHandler, ExtendHandler
@@ -393,7 +394,8 @@ class CarmeSpawner(SlurmSpawner):
         for _turn in range(5):
             news, session = self.news, self.known_session()
             if session and session.is_over:
-                return CarmeError(f"{session.label}. {session.sentence}".strip(), code="session-ended")
+                label = _("{label}.", label=_(session.label))
+                return CarmeError(joined([label, session.sentence]), code="session-ended")
             await self.silence(news)
         return CarmeError(
             _(

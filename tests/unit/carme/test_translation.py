@@ -35,7 +35,7 @@ ENGLISH = (
     *("backup", "config", "launch", "sandbox", "storage", "validation", "slurm/library"),
     *("images/building.py", "images/copies.py", "carme_spawner/hub_config.py", "cli/validate.py"),
     # For Prometheus' clients; for administrators.
-    *("metrics/scope.py", "carme_webui/processes.py", "carme_webui/settings.py"),
+    *("metrics/scope.py", "carme_webui/settings.py"),
 )
 
 
@@ -121,6 +121,8 @@ def _unmarked(path: Path) -> list[str]:
         for argument in node.args[:2]:
             choices = (argument.body, argument.orelse) if isinstance(argument, ast.IfExp) else (argument,)
             for one in choices:
+                while isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute):
+                    one = one.func.value  # f"...".strip()
                 if isinstance(one, ast.JoinedStr) or (isinstance(one, ast.Constant) and one.value):
                     found.append(f"{path.relative_to(ROOT)}:{one.lineno}: {ast.unparse(one)}")
     return found
@@ -171,8 +173,33 @@ def test_messages_travel_with_their_templates() -> None:
     note = SessionNote(message=message("You stopped this session."))
     again = SessionNote.model_validate_json(note.model_dump_json(exclude_defaults=True))
     assert again == note and translated(again.message, "de") != note.message
+    assert "messages" not in SessionNote(message="By hand.").model_dump_json(), "earlier versions refuse it"
+    assert "messages" in SessionNote.model_json_schema(mode="serialization")["properties"]
     count = plural("{count} job of others", "{count} jobs of others", 2)
     assert Message.of_parts(json.loads(json.dumps(count.parts()))) == "2 jobs of others"
+
+
+def test_many_sentences_in_a_row_travel_as_one() -> None:
+    row = joined([message("You stopped this session."), *(f"{number}." for number in range(2000))])
+    again = Message.of_parts(json.loads(json.dumps(row.parts() if isinstance(row, Message) else None)))
+    assert (
+        again is not None
+        and again == row
+        and row.startswith("You stopped this session. 0. 1. 2.")
+        and row.endswith(" 1999.")
+    )
+    assert again.in_language("de").startswith("Sie haben diese Sitzung beendet. 0. 1.")
+
+
+def test_what_cannot_be_filled_in_stays_english() -> None:
+    template, german = "Slurm does not answer: {program} had not ended after {timeout:.0f} seconds.", "de"
+    for timeout in (None, "long", 5):
+        values = {"program": "squeue", "timeout": timeout}
+        found = Message.of_parts({"text": "As it was.", "template": template, "values": values})
+        assert found is not None and (found.in_language(german) == "As it was.") is (timeout != 5)
+    header = {"text": "Nothing.", "template": "", "values": {}}
+    assert Message.of_parts(header) is None
+    assert translated(message(""), german) == ""
 
 
 def test_messages_are_found_in_the_hubs_pages() -> None:

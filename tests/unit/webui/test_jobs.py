@@ -17,6 +17,7 @@ from carme.jobs import JobRequest, SessionOptions, contents
 from carme.jobs.scripts import sent
 from carme.jobs.templates import TEMPLATES
 from carme.reports import Advice, Curve, GpuUse, Report, Usage
+from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs import backfill
@@ -215,7 +216,9 @@ def test_rows_stay_when_slurm_forgets(db, broker: FakeBroker) -> None:
     broker.restart()
     news()
     assert states() == {1: "COMPLETED", 2: "UNKNOWN"}
-    assert Job.objects.get(id=2).explanation == "Slurm no longer knows how this job ended."
+    explanation = Job.objects.get(id=2).explanation
+    assert explanation == "Slurm no longer knows how this job ended."
+    assert translated(explanation, "de") == "Slurm weiß nicht mehr, wie dieser Job geendet hat."
     assert not Job.objects.filter(active=True).exists()
 
 

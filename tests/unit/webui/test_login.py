@@ -5,17 +5,21 @@ import io
 import json
 import sys
 import time
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import jwt
 import pytest
+from celery.exceptions import Retry
 from django.conf import settings as django_settings
 from django.core.management import CommandError, call_command
 
+from carme_webui.accounts import login, tasks
 from carme_webui.accounts.identity import register_hub
 from carme_webui.accounts.models import User
 from carme_webui.main import main
 from carme_webui.notifier import Notifier
+from carme_webui.sessions.hub import HubUnavailable
 
 from .conftest import CLIENT_SECRET, PASSWORD, REDIS, Browser, needs_redis
 from .fake_hub import FakeHub
@@ -94,25 +98,42 @@ def test_signing_out_needs_a_form(browser: Browser) -> None:
 
 
 @pytest.mark.parametrize("down", [False, True])
-def test_signing_out_notifies_the_hub(browser: Browser, hub: FakeHub, at_once, down: bool) -> None:
+def test_signing_out_notifies_the_hub(
+    browser: Browser, hub: FakeHub, monkeypatch: pytest.MonkeyPatch, down: bool
+) -> None:
+    """Without the worker."""
+    left: list[Any] = []
+    monkeypatch.setattr(login, "run_soon", lambda task, *arguments: left.append((task.name, *arguments)))
     hub.down = down
     begin = time.time()
     assert browser.send("/accounts/logout/", "/accounts/logout/").status_code == 302
     [(path, body)] = hub.called("DELETE")
     assert path == "carme/logins/alice"
     assert begin <= body["before"] <= time.time()
+    task = "carme_webui.accounts.tasks.sign_out_of_hub"
+    assert left == ([(task, "alice", body["before"])] if down else [])
     assert browser.get("/").status_code == 302, "also while the hub is away"
 
 
 @needs_redis
-def test_the_worker_notifies_the_hub(browser: Browser, hub: FakeHub) -> None:
+def test_the_worker_notifies_a_hub_that_was_away(
+    browser: Browser, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.down = True
     browser.send("/accounts/logout/", "/accounts/logout/")
-    assert not hub.called("DELETE")
     with REDIS.client() as client:
         assert "tasks.sign_out_of_hub" in str(client.lrange("carme:celery", 0, -1))
+    tried: list[Any] = []
+    monkeypatch.setattr(tasks.sign_out_of_hub, "retry", lambda exc: tried.append(exc) or Retry())
+    with pytest.raises(Retry):
+        tasks.sign_out_of_hub(user="alice", before=1.0)
+    assert isinstance(tried[0], HubUnavailable), "as the worker runs it"
+    hub.down = False
+    tasks.sign_out_of_hub(user="alice", before=1.0)
+    assert len(tried) == 1 and hub.called("DELETE")[-1] == ("carme/logins/alice", {"before": 1.0})
 
 
-def test_without_redis_signing_out_waits_for_the_hub(
+def test_without_redis_signing_out_tells_the_hub(
     browser: Browser, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Notifier, "redis_answers", lambda self: False)

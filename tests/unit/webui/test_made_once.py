@@ -1,5 +1,7 @@
 """What is made once for many pages: it is renewed when something is new, and nobody gets another's."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -9,18 +11,21 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
 from carme.bookings import Cause
+from carme_webui import cluster
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings import table
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, shared
-from carme_webui.cluster import picture
+from carme_webui.cluster import Picture, picture
 from carme_webui.images.models import ImageState, OwnImage
-from carme_webui.jobs.models import Mirror
+from carme_webui.jobs.mirror import mirror
+from carme_webui.jobs.models import OLD_AFTER, Mirror
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.forms import StartForm
 from carme_webui.sessions.models import Preset, Session
+from patience import HANG
 
 from .conftest import REDIS, Browser
 from .fake_broker import FakeBroker, make_job
@@ -106,12 +111,47 @@ def test_why_the_mirror_is_silent_is_reported_at_once(
     assert "Slurm is away." in page(browser) and "Slurm is away." in page(browser, "/jobs/")
 
 
-def test_a_mirror_that_nobody_reads_is_reported(browser: Browser, broker: FakeBroker) -> None:
+def test_a_broker_that_hangs_holds_up_one_page(broker: FakeBroker) -> None:
+    asked, answer = threading.Semaphore(0), threading.Event()
+
+    def ask() -> str:
+        asked.release()
+        assert answer.wait(HANG)
+        return "new"
+
+    shown = Picture()
+    shown.seconds = 0.0  # as if the broker took longer than its answers are shown
+    assert shown._cached("test", lambda: "old") == "old"
+    with ThreadPoolExecutor(2) as pages:
+        first = pages.submit(shown._cached, "test", ask)
+        assert asked.acquire(timeout=HANG)
+        try:
+            assert pages.submit(shown._cached, "test", ask).result(HANG) == "old"
+        finally:
+            answer.set()
+        assert first.result(HANG) == "new" and not asked.acquire(blocking=False)
+
+
+def test_a_mirror_that_nobody_reads_is_reported(
+    browser: Browser, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Mirror.load()
-    Mirror.objects.update(updated=timezone.now() - timedelta(seconds=50))
-    assert "carme-sync" not in page(browser)
-    Mirror.objects.update(updated=timezone.now() - timedelta(minutes=2))
+    Mirror.objects.update(updated=timezone.now() - OLD_AFTER / 2)
+    with monkeypatch.context() as patient:
+        patient.setattr("carme_webui.jobs.models.OLD_AFTER", timedelta(seconds=HANG))
+        assert "carme-sync" not in page(browser)
+    Mirror.objects.update(updated=timezone.now() - 2 * OLD_AFTER)
     assert "carme-sync" in page(browser) and "carme-sync" in page(browser, "/jobs/")
+
+
+def test_pages_say_at_once_that_the_mirror_is_read_again(
+    browser: Browser, broker: FakeBroker, remembering: None
+) -> None:
+    Mirror.load()
+    Mirror.objects.update(updated=timezone.now() - 2 * OLD_AFTER, cursor="", swept=timezone.now())
+    assert "carme-sync" in page(browser)
+    mirror(cluster.broker())
+    assert "carme-sync" not in page(browser)
 
 
 def test_links_for_administrators_are_theirs_alone(

@@ -1,18 +1,23 @@
 """Open pages learn of changes at once; the sync follows the broker by itself."""
 
 import asyncio
+import fcntl
 import threading
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from asgiref.sync import sync_to_async
+from django.core.management import CommandError, call_command
 from django.db import connection
 from real_redis import redis
+from redis import ConnectionError
 
 from carme_webui import broker_sync
+from carme_webui import notifier as notifier_module
 from carme_webui.accounts.models import User
 from carme_webui.asgi import application
 from carme_webui.broker_sync import BrokerSync
@@ -100,6 +105,75 @@ async def test_open_pages_survive_a_dead_redis_and_hear_of_changes_after_it(tmp_
         await asyncio.sleep(0)
         await asyncio.to_thread(notifier.notify, ["alice"])
         assert await waiting == notifier.version("alice") != seen
+
+
+@needs_redis
+async def test_a_redis_that_hangs_holds_up_one_request_and_no_event_is_lost(
+    tmp_path_factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis(tmp_path_factory.mktemp("r")) as server:
+        notifying, waiting = Notifier(server.address), Notifier(server.address)
+        with server.standing_still():
+            # The first subscription is given up as well.
+            seen = await asyncio.wait_for(waiting.wait("alice", "", LONG), LONG)
+            assert seen.startswith("away")
+            await asyncio.to_thread(notifying.notify, ["alice"])
+            asking: list[str] = []
+
+            def ask(*_arguments: object) -> None:
+                asking.append(threading.current_thread().name)
+                raise ConnectionError
+
+            with monkeypatch.context() as patched:
+                patched.setattr("redis.connection.ConnectionPool.get_connection", ask)
+                notifying.notify(["alice"])
+                notifying.count_booking()
+                assert notifying.version("alice").startswith("away") and not notifying.redis_answers()
+            assert threading.current_thread().name not in asking
+        while (seen := await waiting.wait("alice", seen, LONG)).startswith("away"):
+            pass
+        while notifying.version("alice").startswith("away"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # a thread reports nothing here
+        assert notifying.version("alice") == waiting.version("alice")
+
+
+@needs_redis
+async def test_a_change_that_redis_refuses_is_reported_as_soon_as_it_is_taken(tmp_path_factory) -> None:
+    with redis(tmp_path_factory.mktemp("r")) as server, server.client() as client:
+        notifier = Notifier(server.address)
+        seen = notifier.version("alice")
+        waiting = asyncio.create_task(notifier.wait("alice", seen, LONG))
+        while client.pubsub_numsub(CHANGES)[0][1] < 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)  # Redis does not report subscriptions
+        client.config_set("maxmemory", 1)
+        notifier.notify(["alice"])
+        assert not waiting.done()
+        client.config_set("maxmemory", 0)
+        assert await asyncio.wait_for(waiting, LONG) != seen
+
+
+@needs_redis
+async def test_what_cannot_be_read_does_not_end_the_listening(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifier_module, "PAUSE", 0.01)
+    notifier = Notifier(REDIS.address)
+    seen = notifier.version("alice")
+    waiting = asyncio.create_task(notifier.wait("alice", seen, LONG))
+    await subscribed()
+    with REDIS.client() as client:
+        client.publish(CHANGES, "no JSON")
+    assert await asyncio.wait_for(waiting, LONG) != seen
+    assert "the next try follows" in caplog.text
+
+
+def test_without_a_redis_pages_do_not_all_look_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    notifier, users = Notifier("memory://"), [f"user{number}" for number in range(100)]
+    monkeypatch.setattr("time.time", lambda: 1_000_000.0)
+    before = [notifier.version(user) for user in users]
+    monkeypatch.setattr("time.time", lambda: 1_000_001.0)
+    changed = sum(notifier.version(user) != old for user, old in zip(users, before, strict=True))
+    assert 15 < changed < 55
 
 
 async def test_without_a_redis_open_pages_look_for_changes() -> None:
@@ -207,6 +281,14 @@ def test_one_session_is_looked_after_by_one_thread_at_a_time(
         assert inside.count("s0123abcd") == 1 and inside.count("s0123abce") >= 1
         go_on.set()
         until(lambda: inside.count("s0123abcd") > 1)
+
+
+def test_a_second_sync_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BrokerSync, "start", lambda self: pytest.fail("it has begun"))
+    with (folder / "state/sync.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CommandError, match="already runs for this site"):
+            call_command("sync")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import carme_webui
 from carme.datasets import Datasets
 from carme_webui import urls
 from carme_webui.celery import app as celery_app
-from carme_webui.settings import _database
+from carme_webui.settings import SESSIONS_AT_ONCE, _database
 
 from .conftest import Browser
 from .fake_broker import FakeBroker
@@ -141,6 +141,8 @@ def test_a_postgresql_database_is_understood() -> None:
     assert entry["ENGINE"] == "django.db.backends.postgresql"
     assert (entry["NAME"], entry["USER"], entry["PASSWORD"]) == ("portal", "carme", "p@ss")
     assert (entry["HOST"], entry["PORT"], entry["OPTIONS"]["sslmode"]) == ("db.example", "5433", "require")
+    # Each of the sync's threads may keep a connection, and so may those that follow and look.
+    assert entry["OPTIONS"]["pool"]["max_size"] >= SESSIONS_AT_ONCE + 2
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "sqlite://x", "postgresql://host", "nonsense"])

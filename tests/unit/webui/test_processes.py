@@ -76,15 +76,18 @@ def serves(process: int) -> bool:
 
 
 class Portal:
-    """A running portal of two processes, on the tests' database and broker."""
+    """A running portal, of two processes unless it is said, on the tests' database and broker."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, processes: int = 2) -> None:
         self.port = free_port()
+        self.expected = processes
         name = connection.settings_dict["NAME"]
         server = os.environ.get("CARME_TEST_DATABASE")
         url = urlsplit(server)._replace(path=f"/{name}").geturl() if server else f"sqlite:///{name}"
         text = (FOLDER / "carme.toml").read_text()
-        text = text.replace('listen = "127.0.0.1:8100"', f'listen = "127.0.0.1:{self.port}"\nprocesses = 2')
+        text = text.replace(
+            'listen = "127.0.0.1:8100"', f'listen = "127.0.0.1:{self.port}"\nprocesses = {processes}'
+        )
         text = re.sub(r"(?m)^database = .*$", f'database = "{url}"', text)
         (folder / "carme.toml").write_text(text)
         self.environment = os.environ | {
@@ -102,7 +105,7 @@ class Portal:
         """Whether every process answers."""
         try:
             found = [self.open(process, "/accounts/login/").status for process in self.processes]
-            return found == [200, 200]
+            return found == [200] * self.expected
         except (OSError, AssertionError):
             return False
 
@@ -196,6 +199,17 @@ def test_new_workers_take_the_place_of_the_old_ones_while_the_portal_serves(port
     portal.program.send_signal(signal.SIGHUP)
     until(lambda: len(portal.processes) == 2 and not set(old) & set(portal.processes))
     until(portal.answers)
+
+
+def test_one_process_alone_is_replaced_as_well(broker: FakeBroker, tmp_path: Path) -> None:
+    portal = Portal(tmp_path, processes=1)
+    try:
+        [old] = portal.processes
+        portal.program.send_signal(signal.SIGHUP)
+        until(lambda: len(portal.processes) == 1 and old not in portal.processes)
+        until(portal.answers)
+    finally:
+        portal.end()
 
 
 def test_open_pages_hold_no_connection_to_the_database(portal: Portal, alice: User) -> None:

@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings as django_settings
 from django.utils import timezone
 
 from carme.bookings import Wish
@@ -11,6 +12,7 @@ from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
 from carme_webui.bookings import services
+from carme_webui.bookings.forms import kinds
 from carme_webui.bookings.ics import secret_of
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
@@ -312,3 +314,10 @@ def test_a_list_of_them_asks_no_more_with_more(
     for number in range(10):
         make(alice, 60 + number, 120, project=vision)
     assert queries() == few
+
+
+def test_the_form_begins_with_the_default_partition(broker: FakeBroker, rules: Any) -> None:
+    cluster = broker.cluster
+    batch = cluster.partitions[0].model_copy(update={"name": "batch", "default": False})
+    cluster = cluster.model_copy(update={"partitions": [batch, *cluster.partitions]})
+    assert [kind.partition for kind in kinds(cluster, django_settings.SITE)] == ["gpu", "batch"]

@@ -9,7 +9,7 @@ from django.utils import timezone
 from carme.errors import InvalidRequest
 from carme.jobs import LOG_FOLLOWS
 from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, Outlook, SessionState
-from carme.translation import message
+from carme.translation import message, translated
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import follow
@@ -576,6 +576,7 @@ def test_stopping_before_there_was_a_job(browser: Browser, broker: FakeBroker, h
     stop(browser)
     assert (the().state, the().ending) == ("ended", "stopped")
     assert "before it had begun" in shown(browser)
+    assert translated(the().sentence, "de") == "Sie haben diese Sitzung beendet, bevor sie begonnen hatte."
     assert not hub.servers
 
 

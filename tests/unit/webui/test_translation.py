@@ -22,6 +22,7 @@ from carme_webui.clocks import span_words
 from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import tell
+from carme_webui.sentences import SentenceField
 
 from .conftest import Browser, Program
 from .fake_broker import FakeBroker, make_job
@@ -155,3 +156,10 @@ def _texts(compiled: IO[bytes]) -> dict[str | tuple[str, int], str]:
     texts = dict(GNUTranslations(compiled)._catalog)  # type: ignore[attr-defined]
     assert texts.pop("")
     return texts
+
+
+def test_a_stored_sentence_that_cannot_be_filled_in_is_shown_in_english() -> None:
+    field = SentenceField()
+    assert field.from_db_value('{"message": {"text": "As it was.", "template": ""}}') == "As it was."
+    for other in ('{"message": 1}', '{"message": {"text": 1}}', '{"message": no'):
+        assert field.from_db_value(other) == other

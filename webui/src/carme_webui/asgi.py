@@ -41,10 +41,10 @@ class Pages(ASGIHandler):
     thread, with its connection to the database, until a stream has ended: each open page has one. All of the
     portal's views are plain functions; what a stream sends is made in the event loop.
 
-    With Django's own handler `./test bench portal --quick` (50 users on 2 cores, which others used, too)
-    failed: 19 requests got no connection of the pool within 10 s and answered 500. With this one all were
-    answered, in turns in the same minutes. An answer costs 0.2 to 1.2 ms more of processor time without it
-    (of 4 to 10 ms), and up to 2.4 ms more where eight are made at once.
+    With Django's own handler 19 requests of `./test bench portal --quick` (50 users, 2 cores, PostgreSQL)
+    get no connection of the pool within 10 s and are answered with 500; with this one none. Without it an
+    answer costs 0.2 to 1.2 ms more of processor time (of 4 to 10 ms), and up to 2.4 ms more where eight are
+    made at once.
     """
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from django.conf import settings
 from django.db import close_old_connections
 
 from carme_webui.cluster import broker
@@ -24,8 +25,6 @@ logger = logging.getLogger(__name__)
 WAIT = 10.0
 # Seconds until the next try after a failure, and between two looks at what is still to be done.
 PAUSE = 1.0
-#: Sessions for which JupyterHub is asked at the same time.
-SESSIONS_AT_ONCE = 16
 
 
 class BrokerSync:
@@ -36,7 +35,7 @@ class BrokerSync:
 
     def __init__(self) -> None:
         self._ending = threading.Event()
-        self._hub_calls = ThreadPoolExecutor(SESSIONS_AT_ONCE, thread_name_prefix="session")
+        self._hub_calls = ThreadPoolExecutor(settings.SESSIONS_AT_ONCE, thread_name_prefix="session")
         self._under_way: set[str] = set()
         self._requests = notifier.session_requests()
         self.threads = [
@@ -86,7 +85,7 @@ class BrokerSync:
             except Exception:
                 if self._ending.is_set():
                     return  # what is to be done for sessions is not begun any more
-                # A database that is away for a moment must not end the portal's eyes and hands.
+                # A database that is away for a moment must not end the sync.
                 logger.exception("Sync failed; retrying in %.0f s", PAUSE)
                 self._ending.wait(PAUSE)
             finally:

@@ -1,5 +1,7 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -61,11 +63,12 @@ class Picture:
     while it asks, other pages show what was said before. A refusal is cached as well.
 
     Attributes:
-        seconds: How long an answer is shown; None: as long as the broker looks away.
+        seconds: How long an answer is shown; None: until the broker's next look at Slurm.
     """
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def cluster(self) -> Cluster:
         """Partitions and nodes. Raises CarmeError, as the broker does; so do the others."""
@@ -87,10 +90,20 @@ class Picture:
         seconds = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
         key, pages = f"broker-{name}", caches["pages"]
         known: tuple[T, None] | tuple[None, Failure] | None = pages.get(key)
-        # For one thread `add` succeeds: it asks, and the others show what the broker said before.
-        if pages.add(f"{key}-asked", True, seconds) or known is None:
-            known = _answer(ask)
-            pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
+        # One thread asks, however long the broker takes; the others show what it said before. Who has nothing
+        # to show waits for that one's answer.
+        if known is None or not pages.get(f"{key}-new"):
+            lock = self._asking[name]
+            if lock.acquire(blocking=known is None):
+                try:
+                    known = pages.get(key)
+                    if known is None or not pages.get(f"{key}-new"):
+                        known = _answer(ask)
+                        pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
+                        pages.set(f"{key}-new", True, seconds)
+                finally:
+                    lock.release()
+        assert known is not None
         value, failure = known
         if failure is not None:
             raise failure.error()

@@ -5,10 +5,12 @@ import contextlib
 import json
 import logging
 import secrets
+import threading
 import time
+import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, cast
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import redis
 import redis.asyncio
@@ -37,6 +39,8 @@ PATIENCE = 1.0
 AWAY_SECONDS = 3.0
 #: Seconds between two tries to subscribe again.
 PAUSE = 0.5
+#: Seconds between two looks whether Redis is back; meanwhile nobody else waits for it.
+RETRY_SECONDS = 1.0
 
 
 def redis_url(address: str) -> str:
@@ -50,7 +54,8 @@ class Notifier:
     A version is a word that differs from the earlier one as soon as there is something new. Redis counts the
     changes of each user, so that a page and a stream of events can compare versions although different
     processes made them. Redis's channel wakes the streams. While Redis is away, versions change every few
-    seconds: open pages then look for changes, and nothing fails.
+    seconds: open pages then look for changes, and nothing fails. After one failure only a thread of its own
+    asks Redis, until it answers again; it then reports a change for all, as nobody knows what was missed.
 
     Args:
         address: Where Redis is, as in `[portal]`; `memory://`: nowhere.
@@ -65,10 +70,11 @@ class Notifier:
                 decode_responses=True,
                 socket_timeout=PATIENCE,
                 socket_connect_timeout=PATIENCE,
-                # A connection from before a restart of Redis fails once.
-                retry=Retry(NoBackoff(), 1),
+                # A connection from before a restart of Redis fails once; a Redis that hangs hangs twice.
+                retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
             )
         self._away = False
+        self._lock = threading.Lock()
         self._listeners: WeakKeyDictionary[asyncio.AbstractEventLoop, _Listener] = WeakKeyDictionary()
 
     def version(self, user: str) -> str:
@@ -87,7 +93,7 @@ class Notifier:
         """A booking was made, changed or removed."""
         with self._survived():
             if self._client:
-                self._client.hincrby(VERSIONS, BOOKINGS, 1)
+                self._asked.hincrby(VERSIONS, BOOKINGS, 1)
 
     def notify(self, users: Iterable[str]) -> None:
         """Something of these users has changed. Any thread may say so."""
@@ -101,7 +107,7 @@ class Notifier:
         """A session is to be started or stopped."""
         with self._survived():
             if self._client:
-                self._client.publish(SESSIONS, "")
+                self._asked.publish(SESSIONS, "")
 
     def session_requests(self) -> "SessionRequests":
         """What `wake_sync` wakes."""
@@ -110,13 +116,17 @@ class Notifier:
     def redis_answers(self) -> bool:
         """Whether Redis is there."""
         with self._survived():
-            return self._client is not None and bool(self._client.ping())
+            return self._client is not None and bool(self._asked.ping())
         return False
 
     def _notify(self, names: list[str]) -> None:
         if not names or not self._client:
             return
-        with self._survived(), self._client.pipeline(transaction=True) as pipeline:
+        with self._survived():
+            self._count(self._asked, names)
+
+    def _count(self, client: redis.Redis, names: list[str]) -> None:
+        with client.pipeline(transaction=True) as pipeline:
             for name in names:
                 pipeline.hincrby(VERSIONS, name, 1)
             pipeline.publish(CHANGES, json.dumps(names))
@@ -125,12 +135,19 @@ class Notifier:
     def _version(self, *fields: str) -> str:
         with self._survived():
             if self._client:
-                found = cast(list[str | None], self._client.hmget(VERSIONS, list(fields)))
+                found = cast(list[str | None], self._asked.hmget(VERSIONS, list(fields)))
                 if found[0] is None:
-                    self._client.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))
-                    found = cast(list[str | None], self._client.hmget(VERSIONS, list(fields)))
+                    self._asked.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))
+                    found = cast(list[str | None], self._asked.hmget(VERSIONS, list(fields)))
                 return _joined(found)
-        return _version_while_away()
+        return _version_while_away(fields[-1])
+
+    @property
+    def _asked(self) -> redis.Redis:
+        """The client; raises redis.ConnectionError while Redis is known not to answer."""
+        if self._client is None or self._away:
+            raise redis.ConnectionError("It did not answer a moment ago.")
+        return self._client
 
     @contextlib.contextmanager
     def _survived(self) -> Iterator[None]:
@@ -138,11 +155,27 @@ class Notifier:
         try:
             yield
         except redis.RedisError as error:
-            if not self._away:
-                logger.warning("Redis does not answer. Open pages look for changes by themselves: %s", error)
-            self._away = True
-        else:
+            with self._lock:
+                if self._away:
+                    return
+                self._away = True
+            logger.warning("Redis does not answer. Open pages look for changes by themselves: %s", error)
+            threading.Thread(target=_until_back, args=(ref(self),), name="redis", daemon=True).start()
+
+    def _is_back(self) -> bool:
+        """Whether Redis answers and takes changes again."""
+        client = cast(redis.Redis, self._client)
+        try:
+            client.ping()
+            # Whoever the report below wakes must not be told that Redis is away.
             self._away = False
+            self._count(client, [BOOKINGS, ALL])
+        except BaseException as error:
+            self._away = True
+            if not isinstance(error, redis.RedisError):
+                raise
+            return False
+        return True
 
     async def wait(self, user: str, seen: str, seconds: float) -> str:
         """The version, as soon as it differs from the one that was seen; after `seconds` at the latest."""
@@ -158,8 +191,9 @@ class Notifier:
                 version, left = await listener.version(user), end - loop.time()
                 if version != seen or left <= 0:
                     return version
+                answers = listener.hears and not version.startswith(_AWAY)
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(left if listener.hears else min(left, AWAY_SECONDS)):
+                    async with asyncio.timeout(left if answers else min(left, AWAY_SECONDS)):
                         await changed.wait()
 
 
@@ -224,7 +258,7 @@ class _Listener:
         if self._url and self._task is None:
             self._task = asyncio.create_task(self._follow())
         if self._task:
-            await self._tried.wait()
+            await self._tried.wait()  # for PATIENCE at most
 
     async def version(self, user: str) -> str:
         """As `Notifier.version`."""
@@ -233,7 +267,7 @@ class _Listener:
                 found = await cast(Any, self._client.hmget(VERSIONS, [EPOCH, ALL, user]))
                 if found[0] is not None:
                     return _joined(found)
-        return _version_while_away()
+        return _version_while_away(user)
 
     async def _follow(self) -> None:
         while True:
@@ -241,25 +275,31 @@ class _Listener:
                 async for names in self._changes():
                     self._wake(names)
             except (redis.RedisError, OSError):
-                pass
-            self.hears = False
-            self._tried.set()
+                pass  # the notifier's requests log it
+            except Exception:
+                logger.exception("Changes could not be followed; the next try follows")
+            finally:
+                self.hears = False
+                self._tried.set()
             self._wake([ALL])
             await asyncio.sleep(PAUSE)
 
     async def _changes(self) -> AsyncIterator[list[str]]:
         """The names whose version has changed; first all: nobody knows what was missed before."""
         async with self._connection() as client, client.pubsub() as channel:
-            await channel.subscribe(CHANGES)
+            # The connection itself has no limit of time, as hours may pass between two changes.
+            async with asyncio.timeout(PATIENCE):
+                await channel.subscribe(CHANGES)
+                while await channel.get_message(timeout=PATIENCE) is None:
+                    pass
+                await cast(Any, client.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4)))
+                if self._tried.is_set():
+                    await cast(Any, client.hincrby(VERSIONS, ALL, 1))
+            self.hears = True
+            self._tried.set()
+            yield [ALL]
             async for message in channel.listen():
-                if message["type"] == "subscribe":
-                    await cast(Any, client.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4)))
-                    if self._tried.is_set():
-                        await cast(Any, client.hincrby(VERSIONS, ALL, 1))
-                    self.hears = True
-                    self._tried.set()
-                    yield [ALL]
-                else:
+                if message["type"] == "message":
                     yield json.loads(message["data"])
 
     def _wake(self, names: list[str]) -> None:
@@ -273,8 +313,26 @@ def _joined(fields: list[str | None]) -> str:
     return "-".join(field or "0" for field in fields)
 
 
-def _version_while_away() -> str:
-    return f"away-{time.time() // AWAY_SECONDS:.0f}"
+_AWAY = "away-"
+
+
+def _version_while_away(user: str) -> str:
+    """Changes every few seconds, for different users at different times."""
+    shift = zlib.crc32(user.encode()) % 1000 / 1000
+    return f"{_AWAY}{time.time() / AWAY_SECONDS + shift:.0f}"
+
+
+def _until_back(notifier: "ReferenceType[Notifier]") -> None:
+    """Returns when Redis answers again, or when nobody needs the notifier any more."""
+    while True:
+        time.sleep(RETRY_SECONDS)
+        found = notifier()
+        try:
+            if found is None or found._is_back():
+                return
+        except Exception:
+            logger.exception("Redis could not be looked for; the next try follows")
+        del found
 
 
 notifier = Notifier(settings.SITE.portal.redis)

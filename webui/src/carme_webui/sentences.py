@@ -27,13 +27,17 @@ class SentenceField(models.TextField):  # pyright: ignore[reportMissingTypeArgum
         return json.dumps({_KEY: value.parts()}, ensure_ascii=False, sort_keys=True)
 
     def from_db_value(self, value: str | None, *_unused: object) -> str | None:
-        """The text, or the message, of a row."""
+        """The text, or the message, of a row; the English text of what cannot be read as a message."""
         if value is None or not value.startswith(_BEGIN):
             return value
         try:
-            return Message.of_parts(json.loads(value)[_KEY]) or value
+            parts = json.loads(value)[_KEY]
         except (ValueError, KeyError):
             return value  # text that only begins like it
+        if (found := Message.of_parts(parts)) is not None:
+            return found
+        text = parts.get("text") if isinstance(parts, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+        return text if isinstance(text, str) else value
 
     def deconstruct(self) -> tuple[str, str, list[Any], dict[str, Any]]:
         """For migrations it is a text: the column is the same."""

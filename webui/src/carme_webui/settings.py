@@ -17,7 +17,9 @@ PROCESSES = SITE.portal.processes or min(4, len(os.sched_getaffinity(0)))
 services."""
 PAGE_THREADS = max(8, 32 // PROCESSES)
 """So many pages are made at once in one process; who comes then waits for a moment."""
-# For what a process does beside pages: it follows the broker, tends to sessions, and says who may enter.
+SESSIONS_AT_ONCE = 16
+"""For so many sessions `carme-portal sync` asks JupyterHub at the same time."""
+# What a process does beside that: the portal says who may enter, the sync follows the broker.
 _OTHER_CONNECTIONS = 4
 
 
@@ -44,10 +46,15 @@ def _database(url: str) -> dict[str, Any]:
             "PASSWORD": unquote(parts.password or ""),
             "HOST": unquote(parts.hostname or ""),
             "PORT": str(parts.port or ""),
-            # PostgreSQL allows 100 connections in all unless it is told otherwise.
+            # PostgreSQL allows 100 connections in all unless it is told otherwise. The pool makes them when
+            # they are needed: one for each thread, which may keep it while JupyterHub is asked.
             "OPTIONS": {
                 **dict(parse_qsl(parts.query)),
-                "pool": {"min_size": 1, "max_size": PAGE_THREADS + _OTHER_CONNECTIONS, "timeout": 10},
+                "pool": {
+                    "min_size": 1,
+                    "max_size": max(PAGE_THREADS, SESSIONS_AT_ONCE) + _OTHER_CONNECTIONS,
+                    "timeout": 10,
+                },
             },
         }
     raise ConfigError(

@@ -11,6 +11,7 @@ from carme.client.pages import items
 from carme.errors import CarmeError
 from carme.scaling import Prediction
 from carme.sessions import SessionState
+from carme.translation import joined, message
 
 __all__ = ["Session", "Sessions"]
 
@@ -53,7 +54,8 @@ class Session:
         end, pause = time.monotonic() + (timeout or 0), LOOK
         while (info := self.info()).state is not SessionState.READY:
             if info.state is SessionState.ENDED:
-                raise CarmeError(f"The session {self.name} ended: {info.label}. {info.explanation}".strip())
+                why = joined([f"{info.label}.", info.explanation])  # in this reader's language
+                raise CarmeError(message("The session {name} ended: {why}", name=self.name, why=why))
             if timeout is not None and time.monotonic() + pause > end:
                 raise TimeoutError(f"The session {self.name} is not ready after {timeout:g} s: {info.label}.")
             time.sleep(pause)

@@ -67,10 +67,10 @@ def directives(text: str) -> Directives:
             _unused, others = parser.parse_known_args(shlex.split(match[1], comments=True), found)
             _combined(found)
         except (_Refused, ValueError, OverflowError, InvalidRequest) as error:
-            why = str(error).partition(".")[0]
+            why = error.message if isinstance(error, InvalidRequest) else f"{str(error).rstrip('.')}."
             raise InvalidRequest(
                 _(
-                    "Line {number} of the script, {line!r}, cannot be understood: {why}.",
+                    "Line {number} of the script, {line!r}, cannot be understood: {why}",
                     number=number,
                     line=line.strip()[:80],
                     why=why,

@@ -2,6 +2,8 @@
 
 from enum import StrEnum
 
+from carme.translation import noop
+
 __all__ = ["ENDINGS", "STATES", "STEPS", "TRANSITIONS", "Ending", "SessionState", "Step", "may_follow"]
 
 
@@ -113,20 +115,20 @@ class Ending(StrEnum):
 
 #: What users read for each ending, and whether it is a failure.
 ENDINGS: dict[Ending, tuple[str, bool]] = {
-    Ending.STOPPED: ("Stopped", False),
-    Ending.FINISHED: ("Finished", False),
-    Ending.IDLE: ("Ended because it was idle", False),
-    Ending.TIME_LIMIT: ("Time limit reached", False),
-    Ending.REFUSED: ("Refused", True),
-    Ending.IMAGE_MISSING: ("Image missing", True),
-    Ending.HOME_NOT_WRITABLE: ("Home not writable", True),
-    Ending.DIED_AT_START: ("Failed to start", True),
-    Ending.DIED: ("Failed", True),
-    Ending.OUT_OF_MEMORY: ("Out of memory", True),
-    Ending.NODE_FAILURE: ("Node failed", True),
-    Ending.PREEMPTED: ("Preempted", True),
-    Ending.CANCELLED_BY_ADMIN: ("Cancelled by an administrator", True),
-    Ending.LOST: ("Lost", True),
+    Ending.STOPPED: (noop("Stopped"), False),
+    Ending.FINISHED: (noop("Finished"), False),
+    Ending.IDLE: (noop("Ended because it was idle"), False),
+    Ending.TIME_LIMIT: (noop("Time limit reached"), False),
+    Ending.REFUSED: (noop("Refused"), True),
+    Ending.IMAGE_MISSING: (noop("Image missing"), True),
+    Ending.HOME_NOT_WRITABLE: (noop("Home not writable"), True),
+    Ending.DIED_AT_START: (noop("Failed to start"), True),
+    Ending.DIED: (noop("Failed"), True),
+    Ending.OUT_OF_MEMORY: (noop("Out of memory"), True),
+    Ending.NODE_FAILURE: (noop("Node failed"), True),
+    Ending.PREEMPTED: (noop("Preempted"), True),
+    Ending.CANCELLED_BY_ADMIN: (noop("Cancelled by an administrator"), True),
+    Ending.LOST: (noop("Lost"), True),
 }
 
 

@@ -50,7 +50,9 @@ class Message(str):
     def in_language(self, code: str) -> str:
         """The sentence in a language like `de`; English where that has no catalogue or no such template."""
         catalogue = _catalogue(code[:2].lower())
-        return str.__str__(self) if catalogue is None else _rendered(self, catalogue, code)
+        return (
+            str.__str__(self) if catalogue is None or not self.template else _rendered(self, catalogue, code)
+        )
 
     def parts(self) -> dict[str, Any]:
         """Its JSON form; `text` is for readers that do not know the template."""
@@ -73,6 +75,8 @@ class Message(str):
         text, template, values, many = (form.get(name) for name in ("text", "template", "values", "plural"))
         if not (isinstance(text, str) and isinstance(template, str) and isinstance(values, dict)):
             return None
+        if not template:
+            return None  # catalogues have their header there
         found: dict[str, Value] = {}
         known: dict[str, Any] = dict(values)  # pyright: ignore[reportUnknownArgumentType]
         for name, value in known.items():
@@ -118,13 +122,18 @@ def joined(parts: Iterable[str], between: str = " ") -> str:
         parts: The texts.
         between: A space, or a comma and a space.
     """
-    rest = [part for part in parts if part]
-    if not any(isinstance(part, Message) for part in rest):
-        return between.join(rest)
-    found = rest[0]
-    for part in rest[1:]:
-        found = message(_BETWEEN[between], first=found, second=part)
-    return found
+    return _joined([part for part in parts if part], between)
+
+
+def _joined(parts: list[str], between: str) -> str:
+    if not any(isinstance(part, Message) for part in parts):
+        return between.join(parts)
+    if len(parts) == 1:
+        return parts[0]
+    # By halves: of thousands of parts none lies deeper than a reader of the form goes.
+    half = len(parts) // 2
+    first, second = _joined(parts[:half], between), _joined(parts[half:], between)
+    return message(_BETWEEN[between], first=first, second=second)
 
 
 def _plain(value: object) -> Value:
@@ -147,7 +156,7 @@ def _rendered(found: Message, catalogue: GNUTranslations, code: str) -> str:
                 found.template, found.plural, count if isinstance(count, int) else 0
             )
         return template.format(**values) if values else template
-    except (LookupError, ValueError, AttributeError, RecursionError):
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, RecursionError):
         return str.__str__(found)  # of another version, which had another template or other values
 
 

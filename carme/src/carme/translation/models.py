@@ -3,7 +3,14 @@
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, WrapValidator, computed_field, model_validator
+from pydantic import (
+    BaseModel,
+    SerializerFunctionWrapHandler,
+    WrapValidator,
+    computed_field,
+    model_serializer,
+    model_validator,
+)
 
 from carme.translation.messages import Message
 
@@ -23,7 +30,8 @@ class WithMessages(BaseModel):
     """A model whose fields of type `Sentence` keep their templates when it travels as JSON.
 
     The fields hold the English texts, as they do for a reader of an earlier version; `messages` has the parts
-    of those that are messages.
+    of those that are messages, and is left out where there are none: a reader of an earlier version that
+    refuses unknown fields reads the rest.
     """
 
     @computed_field(repr=False)
@@ -31,6 +39,14 @@ class WithMessages(BaseModel):
     def messages(self) -> dict[str, dict[str, Any]]:
         """The templates and values of the model's sentences, by field."""
         return {name: value.parts() for name, value in self.__dict__.items() if isinstance(value, Message)}
+
+    # Without a return type the JSON schema is that of the model's fields.
+    @model_serializer(mode="wrap")
+    def _without_no_messages(self, inner: SerializerFunctionWrapHandler):
+        found: dict[str, Any] = inner(self)
+        if not found.get("messages", True):
+            del found["messages"]
+        return found
 
     @model_validator(mode="before")
     @classmethod

@@ -1,18 +1,26 @@
 """Signing in: local accounts by user name, no sign-up."""
 
+import logging
 import time
 from typing import Any
 
 from allauth.account import views
 from allauth.account.adapter import DefaultAccountAdapter
+from django.conf import settings
 from django.contrib.auth.middleware import LoginRequiredMiddleware
 from django.http import HttpRequest, HttpResponse
 
 from carme_webui.accounts import tasks
 from carme_webui.accounts.models import User
 from carme_webui.celery import run_soon
+from carme_webui.sessions.hub import Hub, HubError
 
 __all__ = ["AccountAdapter", "LoginRequired", "sign_out", "sign_out_of_hub", "signed_in"]
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a page waits for the hub.
+PATIENCE = 3.0
 
 
 def signed_in(request: HttpRequest) -> User:
@@ -37,9 +45,18 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 
 
 def sign_out_of_hub(user: str) -> None:
-    """Have the hub told that what it knows of this user's logins counts no more."""
+    """Tell the hub that what it knows of this user's logins counts no more.
+
+    The page waits for the hub, as a session that is not ended must not depend on other services; a hub that
+    does not answer is told by the worker when it does.
+    """
     # Whoever signs in again while the hub is being told is not meant.
-    run_soon(tasks.sign_out_of_hub, user, time.time())
+    before = time.time()
+    try:
+        Hub(settings.SITE).sign_out(user, before=before, seconds=PATIENCE)
+    except HubError as error:
+        logger.warning("The hub could not be told that %s signed out; it is tried again: %s", user, error)
+        run_soon(tasks.sign_out_of_hub, user, before)
 
 
 class AccountAdapter(DefaultAccountAdapter):

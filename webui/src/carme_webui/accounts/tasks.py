@@ -1,6 +1,7 @@
 """Background work of accounts: what signing in and out begins, and housekeeping."""
 
 import logging
+from typing import Any
 
 from allauth.idp.oidc.models import Token
 from django.conf import settings
@@ -17,6 +18,10 @@ __all__ = ["clear_expired", "enrol", "sign_out_of_hub"]
 
 logger = logging.getLogger(__name__)
 
+#: Seconds until a hub that did not answer is told again, and how often.
+TRY_AGAIN_SECONDS = 30
+TRIES = 24 * 3600 // TRY_AGAIN_SECONDS
+
 
 @app.task
 def clear_expired() -> None:
@@ -25,9 +30,9 @@ def clear_expired() -> None:
     Token.objects.filter(expires_at__lte=timezone.now()).delete()
 
 
-@app.task
-def sign_out_of_hub(user: str, before: float) -> None:
-    """Tell JupyterHub that what it knows of a user's logins counts no more.
+@app.task(bind=True, max_retries=TRIES, default_retry_delay=TRY_AGAIN_SECONDS)
+def sign_out_of_hub(self: Any, user: str, before: float) -> None:
+    """Tell JupyterHub that what it knows of a user's logins counts no more; for a day, if it does not answer.
 
     Args:
         before: Logins from before this time, in seconds since 1970.
@@ -36,6 +41,8 @@ def sign_out_of_hub(user: str, before: float) -> None:
         Hub(settings.SITE).sign_out(user, before=before)
     except HubError as error:
         logger.warning("The hub could not be told that %s signed out: %s", user, error)
+        if not self.request.is_eager:  # a page waits
+            raise self.retry(exc=error) from None
 
 
 @app.task

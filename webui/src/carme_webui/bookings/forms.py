@@ -45,7 +45,7 @@ class Kind(NamedTuple):
 
 
 def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
-    """What can be booked at this site."""
+    """What can be booked at this site; first that of the default partition, with which forms begin."""
     if cluster is None:
         return []
     counts: dict[tuple[str, str, int], int] = {}
@@ -57,7 +57,8 @@ def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
             for kind, count in (nodes[name].gpus if name in nodes else {}).items():
                 key = (partition.name, kind, count)
                 counts[key] = counts.get(key, 0) + (1 if count else 0)
-    return [Kind(*key, number) for key, number in sorted(counts.items()) if number]
+    found = [Kind(*key, number) for key, number in sorted(counts.items()) if number]
+    return sorted(found, key=lambda kind: kind.partition != site.slurm.default_partition)
 
 
 def kinds_for(user: User, cluster: Cluster | None) -> list[Kind]:

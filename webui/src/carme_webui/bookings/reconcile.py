@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
 from carme.bookings import BookingState, Cause, board_of
 from carme.bookings.agreement import is_ours, plan
@@ -20,6 +19,7 @@ from carme.bookings.slots import Need
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, SessionOptions
+from carme.translation import message
 from carme_webui.bookings import data, notes
 from carme_webui.bookings.models import Booking, Calendar
 from carme_webui.bookings.services import claims, keep, let_go
@@ -153,11 +153,11 @@ def _leave_bad_nodes(
             if not row.is_over:
                 notes.moved(row, maintained=set(bad) <= maintained)
             continue
-        why = _("is to be maintained then") if set(bad) <= maintained else _("does not work")
-        problem = _("The node %(node)s %(why)s, and no other one is free for the whole time.") % {
-            "node": bad[0],
-            "why": why,
-        }
+        problem = message(
+            "The node {node} {why}, and no other one is free for the whole time.",
+            node=bad[0],
+            why=message("is to be maintained then") if set(bad) <= maintained else message("does not work"),
+        )
         if Booking.objects.filter(pk=row.pk).exclude(problem=problem).update(problem=problem):
             row.problem = problem
             notes.trouble(row)

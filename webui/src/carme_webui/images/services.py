@@ -19,6 +19,7 @@ from carme.images import OWN_NAME, ImageCatalogue, ImageFile
 from carme.images.building import MAXIMUM_TEXT, RECIPE, Built, ImageRecipe, build_command, check_text
 from carme.jobs import Cluster, JobRequest, JobState
 from carme.projects import NAME_PATTERN
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.cluster import fitted
 from carme_webui.images.models import ImageState, OwnImage
@@ -267,7 +268,7 @@ def settle(row: OwnImage, broker: BrokerClient) -> None:
             return
         values: dict[str, object] = {
             "state": ImageState.FAILED,
-            "problem": job.explanation or _("The job that built it has ended without an image."),
+            "problem": job.explanation or message("The job that built it has ended without an image."),
         }
         if job.state is JobState.COMPLETED:
             text = broker.result(row.job_id, user=user, limit=LONGEST_RESULT).text
@@ -275,7 +276,7 @@ def settle(row: OwnImage, broker: BrokerClient) -> None:
                 built = Built.model_validate_json(text)
                 values = {**built.model_dump(), "state": ImageState.READY, "built": timezone.now()}
             except ValidationError:
-                values["problem"] = _(
+                values["problem"] = message(
                     "The build left nothing that says what is in the image. Build it again."
                 )
     except NotFound as error:

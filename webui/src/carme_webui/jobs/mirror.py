@@ -14,9 +14,9 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Job as Told
 from carme.jobs import JobState
-from carme.translation import translated
+from carme.translation import message, translated
 from carme_webui.accounts.models import User
-from carme_webui.jobs.models import Job, Mirror
+from carme_webui.jobs.models import OLD_AFTER, Job, Mirror
 from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell
@@ -76,8 +76,8 @@ def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
         _sweep(broker)
         notifier.notify(sessions.sweep(broker))
         Mirror.objects.filter(pk=state.pk).update(swept=now)
-    if state.failure:
-        notifier.notify_all()
+    if state.failure or (state.updated is not None and now - state.updated >= OLD_AFTER):
+        notifier.notify_all()  # what pages say of the mirror's silence is over
 
 
 def _ending(batch: Iterable[Told]) -> list[Told]:
@@ -186,6 +186,6 @@ def _sweep(broker: BrokerClient) -> None:
             _tell_ended(ended)
         except NotFound:
             row.state = JobState.UNKNOWN
-            row.explanation = _("Slurm no longer knows how this job ended.")
+            row.explanation = message("Slurm no longer knows how this job ended.")
             row.active = False
             row.save()

@@ -124,18 +124,26 @@ class Hub:
         response = self._ask("DELETE", _path(user, name), {"remove": True}, expected=(404,))
         return {404: Removal.UNKNOWN, 202: Removal.UNDER_WAY}.get(response.status_code, Removal.DONE)
 
-    def sign_out(self, user: str, before: float) -> None:
+    def sign_out(self, user: str, before: float, seconds: float | None = None) -> None:
         """End the user's logins at the hub and at their servers, in every browser.
 
-        `before`: seconds since 1970; logins that are younger stay.
+        `before`: seconds since 1970; logins that are younger stay. `seconds`: how long the hub may take, if
+        it is not as long as for the rest.
         """
-        self._ask("DELETE", f"carme/logins/{quote(user, safe='')}", {"before": before}, expected=(404,))
+        path = f"carme/logins/{quote(user, safe='')}"
+        limit = TIMEOUT if seconds is None else httpx.Timeout(seconds)
+        self._ask("DELETE", path, {"before": before}, expected=(404,), limit=limit)
 
     def _ask(
-        self, method: str, path: str, body: dict[str, Any] | None = None, expected: tuple[int, ...] = ()
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        expected: tuple[int, ...] = (),
+        limit: httpx.Timeout = TIMEOUT,
     ) -> httpx.Response:
         try:
-            response = self._client.request(method, path, json=body)
+            response = self._client.request(method, path, json=body, timeout=limit)
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise HubUnavailable(message("JupyterHub cannot be reached."), REMEDY) from None
         except httpx.HTTPError:

@@ -12,12 +12,11 @@ from datetime import datetime, timedelta
 from django.conf import settings
 from django.db.models import Q
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.sessions import Ending, SessionState
-from carme.translation import joined
+from carme.translation import joined, message
 from carme_webui.cluster import broker as site_broker
 from carme_webui.images.catalogue import resolved
 from carme_webui.notifier import notifier
@@ -93,7 +92,9 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
         if session.asked is not None and _is_known(session, hub, broker, now):
             return
         if now - session.created > PATIENCE:
-            _refuse(session, _("The start was interrupted and no job came of it. Start the session again."))
+            _refuse(
+                session, message("The start was interrupted and no job came of it. Start the session again.")
+            )
             return
         _note(session, now)
         hub.start(user, name, resolved(session.asked_for, session.owner))
@@ -103,7 +104,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
         if now - session.created > PATIENCE:
             _refuse(session, error.text)
         else:
-            trying = _("The portal goes on trying for a minute.")
+            trying = message("The portal goes on trying for a minute.")
             Session.objects.filter(pk=session.pk, state=SessionState.REQUESTED).update(
                 sentence=joined([error.message, trying])
             )
@@ -127,8 +128,8 @@ def _is_known(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -
     if not server.stopped:
         # The hub is at it. If it comes to nothing, it is better to say so than to wait for ever.
         return now - session.created <= PATIENCE
-    message = hub.failure(session.owner.username, session.name)
-    return bool(message) and _refuse(session, message)
+    why = hub.failure(session.owner.username, session.name)
+    return bool(why) and _refuse(session, why)
 
 
 def _refuse(session: Session, sentence: str) -> bool:
@@ -157,6 +158,6 @@ def end(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> None
     if removal is Removal.UNDER_WAY or not (reported is None or reported.is_over):
         return  # the broker tells when it is over
     if reported is None:
-        stopped = _("You stopped this session before it had begun.")
+        stopped = message("You stopped this session before it had begun.")
         session.move(SessionState.ENDED, ending=Ending.STOPPED, sentence=stopped)
     Session.objects.filter(pk=session.pk, state=SessionState.ENDED).update(settled=True)

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable
 
-from django.utils.translation import gettext as _
-
 from carme.broker import BrokerClient
 from carme.errors import NotFound
 from carme.sessions import Ending, SessionState
 from carme.sessions import Session as Told
+from carme.translation import message
 from carme_webui.sessions.models import Session
 
 __all__ = ["find", "store", "sweep"]
@@ -44,6 +43,6 @@ def sweep(broker: BrokerClient) -> set[str]:
             row.move(
                 SessionState.ENDED,
                 ending=Ending.LOST,
-                sentence=_("No record says how this session ended. Start it again."),
+                sentence=message("No record says how this session ended. Start it again."),
             )
     return {row.owner.username for row in gone}

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-import uvicorn
 from django.conf import settings
 from django.core.management.base import BaseCommand
+from uvicorn import Config
+from uvicorn.supervisors import Multiprocess
 
 #: A worker that stands still for so many seconds is replaced.
 STANDSTILL_SECONDS = 60
@@ -15,7 +16,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         host, _, port = settings.SITE.portal.listen.rpartition(":")
-        uvicorn.run(
+        config = Config(
             "carme_webui.asgi:application",
             host=host,
             port=int(port),
@@ -34,3 +35,5 @@ class Command(BaseCommand):
             timeout_graceful_shutdown=1,
             log_config=None,
         )
+        # Also where one process serves: without a supervisor SIGHUP, which reloads, would end it.
+        Multiprocess(config, sockets=[config.bind_socket()]).run()
