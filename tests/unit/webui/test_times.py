@@ -1,5 +1,6 @@
 """Moments on pages: for the browser's clock, with the site's on hover and without JavaScript."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -126,6 +127,18 @@ def test_what_is_typed_is_by_the_same_clocks(browser: Browser, booked: Booking) 
     assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC), (
         "nine in Tokyo is midnight in UTC"
     )
+
+
+def test_a_refusal_is_by_the_same_clocks(browser: Browser, booked: Booking) -> None:
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    day = (timezone.now() - timedelta(days=2)).date()
+    fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
+    answer = browser.send("/bookings/new/", "/bookings/new/", **fields)
+    assert answer.status_code == 422
+    said = re.search(r"The earliest start now is \w+ \d+ \w+, (\d\d):\d\d\. Times are in Asia/Tokyo\.", words(answer))
+    assert said is not None, words(answer)
+    hours = (int(said[1]) - timezone.now().astimezone(ZoneInfo("Asia/Tokyo")).hour) % 24
+    assert hours <= 2, "soon by the clocks of Tokyo"
 
 
 def test_ones_own_choice_comes_first_and_nonsense_is_ignored(
