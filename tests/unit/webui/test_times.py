@@ -7,6 +7,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from auditlog.models import LogEntry
 from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.utils import timezone, translation
@@ -127,6 +128,22 @@ def test_what_is_typed_is_by_the_same_clocks(browser: Browser, booked: Booking) 
     assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC), (
         "nine in Tokyo is midnight in UTC"
     )
+
+
+def test_two_devices_in_two_zones_do_not_write_all_the_time(
+    browser: Browser, alice: User, booked: Booking
+) -> None:
+    for zone in ("Asia/Tokyo", "America/New_York", "Asia/Tokyo"):
+        browser.cookies["carme_zone"] = zone
+        assert f"Times are in {zone}." in words(browser.get("/bookings/"))
+    alice.refresh_from_db()
+    assert alice.browser_zone == "Asia/Tokyo"
+    browser.cookies["carme_zone"] = "America/New_York"
+    browser.get("/bookings/")
+    alice.refresh_from_db()
+    assert alice.browser_zone == "Asia/Tokyo", "for an hour"
+    changes = LogEntry.objects.get_for_object(alice)
+    assert not [one for one in changes if "browser_zone" in one.changes_dict]
 
 
 def test_a_refusal_is_by_the_same_clocks(browser: Browser, booked: Booking) -> None:

@@ -68,7 +68,7 @@ def kinds_for(user: User, cluster: Cluster | None) -> list[Kind]:
 
 
 class BookingForm(forms.Form):
-    """What is to be booked. Times are those of the site's clocks.
+    """What is to be booked. Times are those of the reader's clocks.
 
     Args:
         offered: The kinds of nodes.
