@@ -146,6 +146,35 @@ def test_two_devices_in_two_zones_do_not_write_all_the_time(
     assert not [one for one in changes if "browser_zone" in one.changes_dict]
 
 
+def test_a_form_is_read_by_the_clocks_that_it_was_written_by(browser: Browser, booked: Booking) -> None:
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    form = BeautifulSoup(browser.get("/bookings/new/").content, "html.parser")
+    (hidden,) = form.select("input[name=zone]")
+    assert (hidden["type"], hidden["value"]) == ("hidden", "Asia/Tokyo")
+    day = (timezone.now() + timedelta(days=3)).astimezone(ZoneInfo("Asia/Tokyo")).date()
+    fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
+    browser.cookies["carme_zone"] = "America/New_York"
+    browser.send("/bookings/new/", "/bookings/new/", zone="Asia/Tokyo", **fields)
+    made = Booking.objects.exclude(pk=booked.pk).get()
+    assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC)
+    for zone in ("Nowhere/Else", "../x"):
+        answer = browser.send("/bookings/new/", "/bookings/new/", zone=zone, **(fields | {"nodes": 99}))
+        assert "Times are in America/New_York." in words(answer)
+
+
+def test_moments_are_by_the_chosen_zone(browser: Browser, alice: User, broker: FakeBroker, berlin: None) -> None:
+    now = timezone.now()
+    Job.store([broker.put(make_job(7, started=now - timedelta(minutes=5), submitted=now, kind="batch"))])
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    page = BeautifulSoup(browser.get("/jobs/7/").content, "html.parser")
+    assert page.html is not None and "data-zone" not in page.html.attrs, "the script knows the browser's"
+    assert page("time") and all("JST" in str(one["title"]) for one in page("time"))
+    User.objects.filter(pk=alice.pk).update(time_zone="Asia/Kolkata")
+    page = BeautifulSoup(browser.get("/jobs/7/").content, "html.parser")
+    assert page.html is not None and page.html["data-zone"] == "Asia/Kolkata"
+    assert all("IST" in str(one["title"]) for one in page("time"))
+
+
 def test_a_refusal_is_by_the_same_clocks(browser: Browser, booked: Booking) -> None:
     browser.cookies["carme_zone"] = "Asia/Tokyo"
     day = (timezone.now() - timedelta(days=2)).date()
