@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,8 @@ class Record:
         known = json.loads(self._path.read_text()) if resume and self._path.exists() else {}
         self.versions: dict[str, str] = known.get("versions", {})
         self.steps: dict[str, dict[str, object]] = known.get("steps", {})
+        #: What steps have left, for tests that look at it after the site has gone on.
+        self.results: dict[str, Any] = known.get("results", {})
 
     def is_done(self, name: str) -> bool:
         """Whether an earlier run, which this one goes on from, has done a step."""
@@ -57,10 +60,15 @@ class Record:
             print(f"{name}: {noted['outcome']} after {noted['seconds']} s")
             self.write()
 
+    def keep(self, name: str, result: Any) -> None:
+        """Note what a step has left; what JSON can say."""
+        self.results[name] = result
+        self.write()
+
     def write(self) -> None:
         """Write all that is known so far."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        known = {"versions": self.versions, "steps": self.steps}
+        known = {"versions": self.versions, "steps": self.steps, "results": self.results}
         self._path.write_text(json.dumps(known, indent=2) + "\n")
 
 

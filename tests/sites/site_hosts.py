@@ -268,7 +268,18 @@ class SiteHosts:
         for line in shown.splitlines():
             path, owner, content = line.split("|", 2)
             found[path] = f"{owner} {content.split()[0]}"
+        assert found, f"{host} has no file below {', '.join(paths)}"
         return found
+
+    def left_of_services(self, host: str) -> list[str]:
+        """Carme's accounts and units that a host has, and what lies in its folders of data."""
+        script = (
+            "getent passwd | grep '^carme-'; getent group carme;"
+            "systemctl list-unit-files --no-legend 'carme-*' | grep -v '^carme-demo-';"
+            "find /srv/carme /var/cache/carme -mindepth 1 2>/dev/null | grep -v '^/srv/carme/images';"
+            "find /srv/carme/images -name '*.sif' 2>/dev/null; true"
+        )
+        return self.run(host, "sh", "-c", script).stdout.splitlines()
 
     def named(self, host: str, pattern: str) -> set[str]:
         """Files and folders of a host's own disk with such a name, without what is in such a folder."""

@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import install_page
@@ -154,6 +154,9 @@ def validated(installed: Visit) -> Visit:
     """Step 5."""
     (words,) = installed.example.commands("validate.yml")
     installed.play("validate.yml", words)
+    if "validation" not in installed.record.results:
+        shown = installed.site.run("portal", "cat", "/var/log/carme/validation.json").stdout
+        installed.record.keep("validation", json.loads(shown))
     return installed
 
 
@@ -169,21 +172,26 @@ class Booking:
 @pytest.fixture(scope="session")
 def main_job(installed: Visit) -> dict[str, Any]:
     """The verdict of `carme validate --training`: a session over two nodes in which a model is trained."""
-    site, example = installed.site, installed.example
+    site, example, record = installed.site, installed.example, installed.record
+    if record.is_done("main job") and "main job" in record.results:
+        return record.results["main job"]
     words = ["carme", "validate", "--training", "--json", "--user", "grace", "--password-file", "-"]
     words += ["--certificate", "/etc/ssl/certs/ca-certificates.crt", *PROJECT]
     with installed.record.step("main job"):
         done = site.run(
             "portal", *words, user="grace", data=example.passwords["grace"] + "\n", check=False, timeout=1800
         )
-    assert done.stdout.startswith("{"), done.stdout + done.stderr
-    return json.loads(done.stdout)
+        assert done.stdout.startswith("{"), done.stdout + done.stderr
+        record.keep("main job", json.loads(done.stdout))
+    return record.results["main job"]
 
 
 @pytest.fixture(scope="session")
 def booking(installed: Visit) -> Booking:
     """A booking that begins at once, with a job of its owner in it."""
-    site = installed.site
+    site, record = installed.site, installed.record
+    if record.is_done("booking") and "booking" in record.results:
+        return Booking(**record.results["booking"])
 
     def reservation(name: str) -> str:
         shown = ("scontrol", "--oneliner", "show", "reservation", name)
@@ -207,17 +215,23 @@ def booking(installed: Visit) -> Booking:
         wait_until(
             "the node is given back", lambda: f"ReservationName={name} " not in reservation(name), HANG
         )
-    return Booking(line, state, True)
+        made = Booking(line, state, True)
+        record.keep("booking", asdict(made))
+    return made
 
 
 @pytest.fixture(scope="session")
 def batch_job(installed: Visit) -> str:
     """The state in which a batch job over both nodes ended that Carme submitted for a user."""
+    record = installed.record
+    if record.is_done("batch job") and "batch job" in record.results:
+        return record.results["batch job"]
     words = ["carme", "submit", "--nodes", "2", "--gpus", "1", "--time", "5m", *PROJECT, "--", "hostname"]
     with installed.record.step("batch job"):
         job = re.search(r"\d+", installed.site.run("portal", *words, user="alan").stdout)
         assert job is not None
-        return ended(installed.site, job[0])
+        record.keep("batch job", ended(installed.site, job[0]))
+    return record.results["batch job"]
 
 
 def ended(site: SiteHosts, job: str) -> str:
@@ -300,7 +314,7 @@ def test_the_sites_own_slurm_is_what_runs(installed: Visit) -> None:
 
 def test_the_sites_own_check_passes(validated: Visit) -> None:
     done = validated.runs["validate.yml"]
-    verdict = json.loads(validated.site.run("portal", "cat", "/var/log/carme/validation.json").stdout)
+    verdict = validated.record.results["validation"]
     assert verdict["ok"], [check for check in verdict["checks"] if not check["ok"]]
     assert done.returncode == 0, done.stdout[-4000:]
 
@@ -330,8 +344,11 @@ def test_a_second_run_changes_nothing(again: Visit) -> None:
 def test_removal_leaves_the_site_as_it_was(removed: Visit) -> None:
     done = removed.runs["remove.yml"]
     assert done.returncode == 0, done.stdout[-4000:]
+    for name in removed.site.machines:
+        assert not removed.site.left_of_services(name)
     assert removed.changed("before", "removed") == {name: set() for name in removed.site.machines}
-    assert {name: left - OF_TESTS for name, left in removed.named.items()} == {
+    mounted = {"portal": {"/var/cache/carme"}}
+    assert {name: left - OF_TESTS - mounted.get(name, set()) for name, left in removed.named.items()} == {
         name: set() for name in removed.site.machines
     }
 

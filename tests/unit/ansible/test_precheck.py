@@ -171,13 +171,27 @@ def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> No
     (other,) = precheck.other_sites([], tmp_path)
     assert other.name == "intranet"
     assert precheck.connections({"site_files": []}, tmp_path)
-    wanted = {"site_files": [str(tmp_path / "nginx.conf")]}
+    wanted = {"site_files": [str(tmp_path / "nginx.conf")], "connections": 16384}
     with pytest.raises(precheck.Problem) as caught:
         precheck.connections(wanted, tmp_path)
     assert "768" in caught.value.detail and "worker_connections 16384" in caught.value.remedy
     assert not caught.value.stops
-    (tmp_path / "nginx.conf").write_text("events {\n    worker_connections 20000;\n}\n")
-    assert precheck.connections(wanted, tmp_path)
+    for text in ("events {\n    worker_connections 20000;\n}\n", "events { worker_connections 20000; }\n"):
+        (tmp_path / "nginx.conf").write_text(text)
+        assert precheck.connections(wanted, tmp_path) == "20000"
+    with pytest.raises(precheck.Problem):
+        precheck.connections(wanted | {"connections": 30000}, tmp_path)
+
+
+def test_a_number_of_our_role_does_not_make_a_file_the_sites(tmp_path: Path) -> None:
+    """Else a second run would not set another number."""
+    precheck = program()
+    file, backup = tmp_path / "nginx.conf", tmp_path / "nginx.conf.99.2026-11-01@10:00:00~"
+    backup.write_text("events { worker_connections 768; }\n")
+    file.write_text("events { worker_connections 16384; }\n")
+    assert not precheck.belongs_to_site(file)
+    file.write_text("events { worker_connections 16384; }\nhttp {}\n")
+    assert precheck.belongs_to_site(file), "the site has changed more of it"
 
 
 def test_nginx_of_the_site_is_not_changed() -> None:

@@ -87,6 +87,7 @@ def named() -> list[str]:
     stored = [name for names in TABLE["removal_kept"].values() for name in names if name.startswith("/")]
     changed = [one["path"] for one in TABLE["removal_changed_files"]]
     data = [rendered(path) for path in TABLE["removal_data_paths"]]
+    data += [rendered(path) for path in TABLE["removal_parents"]]
     units = [*TABLE["removal_units"], *TABLE["removal_unit_templates"]]
     return [
         *TABLE["removal_paths"],
@@ -187,28 +188,67 @@ def test_the_oldest_backup_comes_back(tmp_path: Path) -> None:
     assert restore(changed, other) == []
 
 
-def test_a_mounted_folder_is_emptied_and_stays(tmp_path: Path) -> None:
-    """Images lie on a share as a rule, and a mount point cannot be removed."""
-    for name in ("mounted/base.sif", "plain/base.sif", "bin/mountpoint", "manual/carme-run.1"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("#!/bin/sh\ncase $2 in */mounted) ;; *) exit 1 ;; esac\n")
-    (tmp_path / "bin/mountpoint").chmod(0o755)
-    (tmp_path / "link").symlink_to("nowhere")
-    look = next(task for task in tasks(ROLES / "removal") if task["name"] == "Find what Carme has made")
-    words = [str(tmp_path / name) for name in ("mounted", "plain", "manual/carme*.1", "missing", "link")]
-    known = {"removal_paths": words[2:], "removal_data_paths": words[:2], "removal_data": True}
+def run_with_mounts(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a task's shell where what is called `mounted...` counts as mounted."""
+    program = folder / "bin/mountpoint"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text("#!/bin/sh\ncase $2 in */mounted*) ;; *) exit 1 ;; esac\n")
+    program.chmod(0o755)
+    environment["PATH"] = f"{program.parent}:/usr/bin:/bin"
+    return subprocess.run(["sh", "-c", command], env=environment, capture_output=True, text=True, check=False)
+
+
+def shell_of(name: str, **known: Any) -> str:
+    task = next(task for task in tasks(ROLES / "removal") if task["name"] == name)
     environment = jinja2.Environment()
     environment.filters["bool"] = bool
-    command = environment.from_string(look["ansible.builtin.shell"]["cmd"]).render(known)
-    found = subprocess.run(
-        ["sh", "-c", command],
-        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=True,
+    return environment.from_string(task["ansible.builtin.shell"]["cmd"]).render(known)
+
+
+def test_of_a_mounted_folder_goes_what_is_carmes(tmp_path: Path) -> None:
+    """Images lie on a share as a rule, a mount point cannot be removed, and the share may hold the site's own."""
+    kept = ["mounted-images/own.sif", "mounted-images/notes.json"]
+    kept += ["mounted-images/more/x", "mounted-sets/readme"]
+    gone = ["mounted-images/base.sif", "mounted-images/base.json", "mounted-sets/mnist.json"]
+    gone += ["mounted-cache/wheels"]
+    for name in (*kept, *gone, "plain/x", "manual/carme-run.1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "mounted-link").symlink_to("mounted-images")
+    names = ["mounted-images", "mounted-sets", "mounted-cache", "plain", "manual/carme*.1", "missing"]
+    words = [str(tmp_path / name) for name in (*names, "mounted-link")]
+    command = shell_of(
+        "Find what Carme has made",
+        removal_paths=words[4:],
+        removal_data_paths=words[:4],
+        removal_data=True,
+        carme_images_directory=words[0],
+        carme_datasets_directory=words[1],
     )
-    wanted = ["link", "manual/carme-run.1", "mounted/base.sif", "plain"]
-    assert sorted(found.stdout.split()) == [str(tmp_path / name) for name in wanted]
+    found = run_with_mounts(tmp_path, command)
+    assert found.returncode == 0, found.stderr
+    wanted = [*gone, "plain", "manual/carme-run.1", "mounted-link"]
+    assert sorted(found.stdout.split()) == sorted(str(tmp_path / name) for name in wanted)
+
+
+def test_empty_parents_go_and_mounts_stay(tmp_path: Path) -> None:
+    for name in ("empty", "full/x", "mounted"):
+        (tmp_path / name).mkdir(parents=True)
+    command = shell_of("Take their parents away where nothing is left in them")
+    said = {}
+    for name in ("empty", "full", "mounted", "missing"):
+        done = run_with_mounts(tmp_path, command, parent=str(tmp_path / name))
+        assert done.returncode == 0, done.stderr
+        said[name] = done.stdout.strip()
+    assert said == {"empty": str(tmp_path / "empty"), "full": "", "mounted": "", "missing": ""}
+    assert (tmp_path / "mounted").is_dir() and not (tmp_path / "empty").exists()
+
+
+def test_of_a_folder_that_the_site_names_goes_carmes_part() -> None:
+    """Nodes' disks hold more than data of jobs."""
+    known = {"carme_staging_cache": "/local", "carme_beeond": "/local", "images_cache": "/cache"}
+    paths = [rendered(path, **known) for path in TABLE["removal_data_paths"]]
+    assert {"/local/jobs", "/local/users", "/local/beeond"} <= set(paths) and "/local" not in paths
 
 
 def test_options_of_the_command_line_count_as_yes_and_no() -> None:

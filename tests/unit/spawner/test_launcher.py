@@ -1,5 +1,6 @@
 """JupyterLab's launcher as the session's home: apps, examples, portal and help, on a real server."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import pytest
 from playwright.async_api import Page, expect
 
 from carme_spawner.singleuser import home
+from carme_spawner.singleuser.programs import listens
 
 from .conftest import Site, eventually
 from .test_lab_page import BASE, Front, front, page
@@ -69,6 +71,24 @@ def test_examples_are_what_notebooks_say_of_themselves(folder: Path, tmp_path: P
     notebook(folder / "3-plain.ipynb", ["plain"])
     assert home.examples(folder)[1:] == [{"name": "3-plain", "title": "plain", "description": ""}]
     assert home.examples(tmp_path / "nothing") == []
+    (folder / "0-gone.ipynb").symlink_to("nowhere")
+    assert home.examples(folder)[0]["name"] == "1-first"
+
+
+def test_an_app_that_accepts_nothing_hangs_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "app.sock"
+    assert not listens(path)
+    with socket.socket(socket.AF_UNIX) as app, contextlib.ExitStack() as waiting:
+        app.bind(str(path))
+        assert not listens(path)
+        app.listen(0)
+        for _one in range(3):
+            one = waiting.enter_context(socket.socket(socket.AF_UNIX))
+            one.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(str(path))
+        assert listens(path)
+    assert not listens(path)
 
 
 def test_a_copy_of_ones_own_stays(folder: Path, tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ def test_the_heat_map_shows_memory_or_temperature(
     page = text(root.get("/admin/?by=temperature"))
     assert tile.findall(page) == [("level-3", "n1", "71 °C")]
     assert '<a href="?by=temperature" aria-current="true">' in page
+    answer["data"]["result"][0]["value"] = [0, "NaN"]
+    assert tile.findall(text(root.get("/admin/?by=temperature"))) == [("level-0", "n1", "not measured")]
 
 
 def test_nodes_have_bars_and_their_jobs(root: Browser, broker: FakeBroker) -> None:

@@ -485,6 +485,14 @@ def test_sbatch_lines_count_where_the_form_says_nothing(browser: Browser, broker
     assert "options that are ignored: -o." in shown
 
 
+def test_what_the_user_set_counts_even_as_the_form_begins(browser: Browser, broker: FakeBroker) -> None:
+    script = "#!/bin/sh\r\n#SBATCH --gpus-per-node=2 --nodes=2\r\ntrue\r\n"
+    fields = FIELDS | {"own_fields": "nodes none"}
+    browser.send("/jobs/submit/", "/jobs/submit/", script=script, **fields)
+    (requested,) = broker.asked_for("submit")
+    assert (requested.request.gpus_per_node, requested.request.nodes) == (2, 1)
+
+
 def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
     browser: Browser, alice: User, broker: FakeBroker
 ) -> None:

@@ -1,11 +1,13 @@
 """Moments on pages: for the browser's clock, with the site's on hover and without JavaScript."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from auditlog.models import LogEntry
 from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.utils import timezone, translation
@@ -126,6 +128,63 @@ def test_what_is_typed_is_by_the_same_clocks(browser: Browser, booked: Booking) 
     assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC), (
         "nine in Tokyo is midnight in UTC"
     )
+
+
+def test_two_devices_in_two_zones_do_not_write_all_the_time(
+    browser: Browser, alice: User, booked: Booking
+) -> None:
+    for zone in ("Asia/Tokyo", "America/New_York", "Asia/Tokyo"):
+        browser.cookies["carme_zone"] = zone
+        assert f"Times are in {zone}." in words(browser.get("/bookings/"))
+    alice.refresh_from_db()
+    assert alice.browser_zone == "Asia/Tokyo"
+    browser.cookies["carme_zone"] = "America/New_York"
+    browser.get("/bookings/")
+    alice.refresh_from_db()
+    assert alice.browser_zone == "Asia/Tokyo", "for an hour"
+    changes = LogEntry.objects.get_for_object(alice)
+    assert not [one for one in changes if "browser_zone" in one.changes_dict]
+
+
+def test_a_form_is_read_by_the_clocks_that_it_was_written_by(browser: Browser, booked: Booking) -> None:
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    form = BeautifulSoup(browser.get("/bookings/new/").content, "html.parser")
+    (hidden,) = form.select("input[name=zone]")
+    assert (hidden["type"], hidden["value"]) == ("hidden", "Asia/Tokyo")
+    day = (timezone.now() + timedelta(days=3)).astimezone(ZoneInfo("Asia/Tokyo")).date()
+    fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
+    browser.cookies["carme_zone"] = "America/New_York"
+    browser.send("/bookings/new/", "/bookings/new/", zone="Asia/Tokyo", **fields)
+    made = Booking.objects.exclude(pk=booked.pk).get()
+    assert made.start == datetime(day.year, day.month, day.day, tzinfo=UTC)
+    for zone in ("Nowhere/Else", "../x"):
+        answer = browser.send("/bookings/new/", "/bookings/new/", zone=zone, **(fields | {"nodes": 99}))
+        assert "Times are in America/New_York." in words(answer)
+
+
+def test_moments_are_by_the_chosen_zone(browser: Browser, alice: User, broker: FakeBroker, berlin: None) -> None:
+    now = timezone.now()
+    Job.store([broker.put(make_job(7, started=now - timedelta(minutes=5), submitted=now, kind="batch"))])
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    page = BeautifulSoup(browser.get("/jobs/7/").content, "html.parser")
+    assert page.html is not None and "data-zone" not in page.html.attrs, "the script knows the browser's"
+    assert page("time") and all("JST" in str(one["title"]) for one in page("time"))
+    User.objects.filter(pk=alice.pk).update(time_zone="Asia/Kolkata")
+    page = BeautifulSoup(browser.get("/jobs/7/").content, "html.parser")
+    assert page.html is not None and page.html["data-zone"] == "Asia/Kolkata"
+    assert all("IST" in str(one["title"]) for one in page("time"))
+
+
+def test_a_refusal_is_by_the_same_clocks(browser: Browser, booked: Booking) -> None:
+    browser.cookies["carme_zone"] = "Asia/Tokyo"
+    day = (timezone.now() - timedelta(days=2)).date()
+    fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
+    answer = browser.send("/bookings/new/", "/bookings/new/", **fields)
+    assert answer.status_code == 422
+    said = re.search(r"The earliest start now is \w+ \d+ \w+, (\d\d):\d\d\. Times are in Asia/Tokyo\.", words(answer))
+    assert said is not None, words(answer)
+    hours = (int(said[1]) - timezone.now().astimezone(ZoneInfo("Asia/Tokyo")).hour) % 24
+    assert hours <= 2, "soon by the clocks of Tokyo"
 
 
 def test_ones_own_choice_comes_first_and_nonsense_is_ignored(

@@ -44,6 +44,7 @@ def site(request: HttpRequest) -> dict[str, Any]:
         "site_name": settings.SITE.site.name,
         "unread": count,
         "theme": theme,
+        "own_zone": user.time_zone if isinstance(user, User) else "",
         "maintenance_near": near,
         "navigation": SimpleLazyObject(
             lambda: _navigation(_here(request), bool(user and user.is_staff), get_language())

@@ -159,7 +159,7 @@ CACHES = {
     "calendars": {
         "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
         "LOCATION": "calendars",
-        "OPTIONS": {"MAX_ENTRIES": 16},
+        "OPTIONS": {"MAX_ENTRIES": 128},
     },
 }
 STATIC_URL = "/static/"

@@ -30,8 +30,6 @@ ADVISED = {
 OLDEST_SLURM = (22, 5)
 OLDEST_PYTHON = (3, 11)
 DISK_GB = {"head": 20, "compute": 5}
-#: What each worker of nginx should hold: what the role reverse_proxy sets where nginx is Carme's alone.
-CONNECTIONS = 16384
 #: Files of other programs that roles would write.
 NGINX = "/etc/nginx/nginx.conf"
 FOREIGN_FILES = (
@@ -176,12 +174,13 @@ def connections(wanted, root=Path("/etc/nginx")):
     path = root / "nginx.conf"
     if str(path) not in wanted["site_files"]:
         return "ours to set"
-    match = re.search(r"^\s*worker_connections\s+(\d+)", path.read_text(errors="replace"), re.MULTILINE)
+    match = re.search(r"^[^#\n]*\bworker_connections\s+(\d+)", path.read_text(errors="replace"), re.MULTILINE)
     allowed = int(match.group(1)) if match else 512
-    if allowed < CONNECTIONS:
+    least = wanted["connections"]
+    if allowed < least:
         raise Problem(
             f"{path} is the site's own, and each worker of nginx may hold {allowed} connections.",
-            f"Set 'worker_connections {CONNECTIONS};' in it: an open notebook holds a dozen of them. Until "
+            f"Set 'worker_connections {least};' in it: an open notebook holds a dozen of them. Until "
             "then the portal fails when many users are there.",
             stops=False,
         )
@@ -398,12 +397,19 @@ def hooks(wanted):
     return "called"
 
 
+def _counted(path):
+    """A file of nginx's without its number of connections."""
+    return re.sub(r"\b(worker_connections\s+)\d+", r"\1", path.read_text(errors="replace"))
+
+
 def belongs_to_site(path):
     """Whether somebody has changed a file since its package brought it, and it was not one of our roles."""
     if not path.exists():
         return False
     if OURS.search(path.read_text(errors="replace")):
         return False
+    if any(_counted(one) == _counted(path) for one in path.parent.glob(f"{path.name}.*~")):
+        return False  # since its backup only our role's number has changed, which bears no mark
     real = path.resolve()
     if shutil.which("dpkg"):
         owner = (output("dpkg", "--search", str(real)) or "").split(":")[0]

@@ -13,6 +13,8 @@ from carme.translation import message as _
 __all__ = ["Directives", "directives"]
 
 _MEMORY = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
+#: Of a number. Nobody asks for more.
+_MOST_DIGITS = 12
 #: By the names of `carme submit`'s options; what is combined from several is added below.
 _SAME = ("name", "partition", "account", "qos", "reservation", "array", "workdir", "gpu_type")
 #: They ask for what is so anyway.
@@ -101,9 +103,9 @@ def _parser() -> argparse.ArgumentParser:
         (("-D", "--chdir"), "workdir", str),
         (("-t", "--time"), "time", _minutes),
         (("-N", "--nodes"), "nodes", _first),
-        (("-n", "--ntasks"), "tasks", int),
-        (("--ntasks-per-node",), "tasks_per_node", int),
-        (("-c", "--cpus-per-task"), "cpus_per_task", int),
+        (("-n", "--ntasks"), "tasks", _count),
+        (("--ntasks-per-node",), "tasks_per_node", _count),
+        (("-c", "--cpus-per-task"), "cpus_per_task", _count),
         (("--mem",), "memory", _memory),
         (("--mem-per-cpu",), "memory_per_cpu", _memory),
         (("-G", "--gpus"), "gpus_in_all", _gpus),
@@ -146,9 +148,16 @@ def _name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._ -]", "-", text)[:64] or "job"
 
 
+def _count(text: str) -> int:
+    """A number that no sum of options makes too large to be written down."""
+    if len(text) > _MOST_DIGITS:
+        raise ValueError
+    return int(text)
+
+
 def _first(text: str) -> int:
     """The smallest of `2` or `2-4`."""
-    count = int(text.partition("-")[0])
+    count = _count(text.partition("-")[0])
     if count < 1:
         raise ValueError
     return count
@@ -161,7 +170,7 @@ def _minutes(text: str) -> int:
     match = re.fullmatch(r"(?:(\d+)-(\d+)(?::(\d+)(?::(\d+))?)?)|(?:(?:(\d+):)?(\d+):(\d+))|(\d+)", text)
     if match is None:
         return parse_minutes(text)
-    days, hours, minutes, seconds, clock, some, few, plain = (int(part or 0) for part in match.groups())
+    days, hours, minutes, seconds, clock, some, few, plain = (_count(part or "0") for part in match.groups())
     whole = (days * 24 + hours + clock) * 60 + minutes + some + plain
     return max(1, whole + (seconds + few > 0))
 
@@ -170,7 +179,7 @@ def _memory(text: str) -> int:
     match = re.fullmatch(r"(\d+)([KMGT]?)B?", text, re.IGNORECASE)
     if match is None:
         raise ValueError
-    return math.ceil(int(match[1]) * _MEMORY[(match[2] or "M").upper()])
+    return math.ceil(_count(match[1]) * _MEMORY[(match[2] or "M").upper()])
 
 
 def _gpus(text: str) -> tuple[str, int]:
@@ -178,7 +187,7 @@ def _gpus(text: str) -> tuple[str, int]:
     kind, _, count = text.rpartition(":")
     if not kind and not count.isdecimal():
         return count, 1
-    return kind, int(count)
+    return kind, _count(count)
 
 
 def _gres(text: str) -> tuple[str, int]:

@@ -1,5 +1,6 @@
 """What JupyterLab's launcher offers besides notebooks: the session's apps, and the image's examples."""
 
+import errno
 import json
 import os
 import re
@@ -47,9 +48,11 @@ def examples(folder: Path = EXAMPLES) -> list[dict[str, str]]:
     """
     found = []
     for path in _listed(folder):
-        if path.suffix != ".ipynb" or not NAME.fullmatch(path.stem) or path.stat().st_size > MOST_BYTES:
+        if path.suffix != ".ipynb" or not NAME.fullmatch(path.stem):
             continue
         try:
+            if path.stat().st_size > MOST_BYTES:
+                continue
             cell = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
             paragraphs = "".join(cell["source"]).split("\n\n")
         except (OSError, ValueError, LookupError, TypeError):
@@ -116,9 +119,11 @@ class ExampleHandler(APIHandler):
             self.set_status(404)
             self.finish({"message": f"This image has no example {name!r}. Choose one of the launcher's."})
         except OSError as error:
-            self.set_status(507)
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self.set_status(507 if full else 500)
             sentence = f"The example cannot be copied to {COPIES}/ in your home: {error.strerror}."
-            self.finish({"message": f"{sentence} Free some space there, and try again."})
+            remedy = "Free some space there" if full else f"See whether {COPIES} is a folder that you can write to"
+            self.finish({"message": f"{sentence} {remedy}, and try again."})
         else:
             self.finish({"path": path})
 

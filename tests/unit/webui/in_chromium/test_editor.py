@@ -59,7 +59,37 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     expect(page.get_by_role("heading", name=re.compile("train"))).to_be_visible()
     (made,) = broker.asked_for("submit")
     assert (made.request.name, made.request.gpus_per_node, made.request.minutes) == ("train", 2, 90)
+    assert made.request.nodes == 1
     page.goto("/jobs/submit/")
     page.get_by_label("Script", exact=True).fill(SCRIPT)
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
     looks(page, "job-form", [])
+
+
+def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, broker: FakeBroker) -> None:
+    log_in(page)
+    script = "#!/bin/bash\n#SBATCH --nodes=1 --mem=4G\ntrue\n"
+    # A form that begins otherwise: the pattern's two nodes stay, whatever the script asks for.
+    page.goto("/jobs/submit/?pattern=distributed")
+    page.get_by_label("Script", exact=True).fill(script)
+    expect(page.locator("#from-script")).to_contain_text("Nodes 1")
+    expect(page.locator("#id_nodes")).to_have_value("2")
+    # So it is after the check, which leaves to the script what the script filled in.
+    page.get_by_role("button", name="Check only").click()
+    expect(page.get_by_text("You can submit this.")).to_be_visible()
+    expect(page.locator("#from-script")).to_contain_text("Nodes 1")
+    expect(page.locator("#id_nodes")).to_have_value("2")
+    editor = page.get_by_label("Script", exact=True)
+    editor.fill(script.replace("4G", "2G"))
+    memory = page.locator("#id_memory_mb_per_node")
+    expect(memory).to_have_value("2048")
+    # An empty field is the script's again.
+    page.get_by_text("More options").click()
+    memory.fill("7")
+    memory.fill("")
+    memory.press("Tab")
+    expect(memory).to_have_value("2048")
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_role("heading", name=re.compile("distributed"))).to_be_visible()
+    (made,) = broker.asked_for("submit")
+    assert (made.request.nodes, made.request.memory_mb_per_node) == (2, 2048)

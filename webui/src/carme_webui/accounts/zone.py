@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
+from django.core.cache import cache as noted
 from django.http import HttpRequest, HttpResponse
 
 from carme_webui.accounts.models import User
@@ -13,6 +14,8 @@ __all__ = ["COOKIE", "known", "zone_names", "zone_of"]
 
 #: In which `times.js` says the browser's zone.
 COOKIE = "carme_zone"
+#: How long the account keeps what one browser said.
+KEPT_SECONDS = 3600
 
 
 @cache
@@ -33,6 +36,10 @@ def zone_of(user: User) -> ZoneInfo | None:
     return None
 
 
+def _is_page(request: HttpRequest) -> bool:
+    return request.method == "GET" and "HX-Request" not in request.headers
+
+
 def known(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[HttpRequest], HttpResponse]:
     """Middleware, after that of impersonation: pages are by the reader's clocks.
 
@@ -45,8 +52,10 @@ def known(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Http
             return get_response(request)
         found = request.COOKIES.get(COOKIE, "")
         if found != user.browser_zone and found in zone_names() and not hasattr(request, "impersonator"):
+            # Of two devices in two zones each has its own on its pages; the account does not change all the time.
+            if _is_page(request) and noted.add(f"browser-zone-{user.pk}", 1, KEPT_SECONDS):
+                User.objects.filter(pk=user.pk).update(browser_zone=found)
             user.browser_zone = found
-            user.save(update_fields=["browser_zone"])
         with in_zone(zone_of(user)):
             return get_response(request)
 

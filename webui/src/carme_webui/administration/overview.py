@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from math import isfinite
 
 from django.conf import settings
 from django.utils import timezone
@@ -122,7 +123,8 @@ def _temperatures() -> dict[str, float]:
     site = settings.SITE.monitoring
     question = [("query", TEMPERATURES)]
     answer = Prometheus(site.prometheus, site.portal_certificates).ask("/api/v1/query", question)
-    return {one["metric"].get("node", ""): float(one["value"][1]) for one in answer["data"]["result"]}
+    found = {one["metric"].get("node", ""): float(one["value"][1]) for one in answer["data"]["result"]}
+    return {node: degrees for node, degrees in found.items() if isfinite(degrees)}  # NaN: no value
 
 
 def _tile(node: Node, by: str, degrees: Mapping[str, float]) -> Tile:

@@ -91,7 +91,7 @@ class Maintenance(models.Model):
 
     @property
     def span(self) -> str:
-        """From when to when, by the site's clocks."""
+        """From when to when, by the reader's clocks."""
         return span_words(self.start, self.end, reader_zone())
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
+from zoneinfo import ZoneInfo
 
 from django import forms
 from django.conf import settings
@@ -17,6 +18,7 @@ from carme.jobs import Cluster, minutes_text, parse_minutes
 from carme.jobs.requests import refusal
 from carme.translation import message
 from carme_webui.accounts.models import User
+from carme_webui.accounts.zone import zone_names
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import reader_zone
 from carme_webui.projects.models import Project, usable_by
@@ -69,7 +71,7 @@ def kinds_for(user: User, cluster: Cluster | None) -> list[Kind]:
 
 
 class BookingForm(forms.Form):
-    """What is to be booked. Times are those of the site's clocks.
+    """What is to be booked. Times are those of the reader's clocks.
 
     Args:
         offered: The kinds of nodes.
@@ -89,6 +91,8 @@ class BookingForm(forms.Form):
     title = TitleField(label=_("Title"), max_length=80, required=False)
     project = forms.CharField(label=_("For"), widget=forms.Select, required=False)
     users = forms.CharField(label=_("Who else may use it"), max_length=2000, required=False)
+    # By whose clocks the times are; the reader may have moved meanwhile.
+    zone = forms.CharField(widget=forms.HiddenInput, required=False)
 
     def __init__(
         self,
@@ -100,8 +104,8 @@ class BookingForm(forms.Form):
         start: datetime | None = None,
         initial: dict[str, Any] | None = None,
     ) -> None:
-        zone = reader_zone()
-        values: dict[str, Any] = {"nodes": 1, "length": "2h", "kind": offered[0].key if offered else ""}
+        zone = self._zone = _written_in(data)
+        values: dict[str, Any] = {"zone": zone.key, "nodes": 1, "length": "2h", "kind": offered[0].key if offered else ""}
         if booking is not None:
             start = booking.start
             values |= {
@@ -175,7 +179,7 @@ class BookingForm(forms.Form):
         if slot := moment_of(self.data.get("slot", "")):
             return slot  # a moment, as clocks may show a time twice
         if self._booking is not None:
-            local = self._booking.start.astimezone(reader_zone())
+            local = self._booking.start.astimezone(self._zone)
             same = (local.date(), local.replace(second=0).time()) == (
                 cleaned["date"],
                 cleaned["time"].replace(second=0),
@@ -187,7 +191,7 @@ class BookingForm(forms.Form):
                 message("This day is too far away."), message("Choose one of the next weeks."), field="start"
             )
         naive = datetime.combine(cleaned["date"], cleaned["time"]).replace(second=0, microsecond=0)
-        return from_local(naive, reader_zone())
+        return from_local(naive, self._zone)
 
     def refuse(self, error: CarmeError) -> None:
         """Show an error where it belongs."""
@@ -196,6 +200,12 @@ class BookingForm(forms.Form):
         field = error.field or ""
         field = places.get(field, field.partition("[")[0])
         self.add_error(field if field in self.fields else None, str(error))
+
+
+def _written_in(data: Any) -> ZoneInfo:
+    """The zone of a form that was sent; of a new one the reader's."""
+    name = data.get("zone", "") if data else ""
+    return ZoneInfo(name) if name in zone_names() else reader_zone()
 
 
 def _wish(values: dict[str, Any]) -> Wish:

@@ -5,8 +5,10 @@ be asked just now, the row stays and the reconciler asks.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
+from zoneinfo import ZoneInfo
 
 from django.conf import settings
 from django.db import transaction
@@ -38,7 +40,7 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance
 from carme_webui.bookings import notes
 from carme_webui.bookings.models import Booking, Calendar
-from carme_webui.clocks import site_zone
+from carme_webui.clocks import reader_zone, site_zone
 from carme_webui.projects.models import Project, access_for, projects_of, usable_by
 
 __all__ = [
@@ -54,6 +56,19 @@ def _away(error: CarmeError) -> bool:
     return isinstance(error, BrokerUnavailable) or (
         isinstance(error, SlurmError) and error.code == "slurm-away"
     )
+
+
+@contextmanager
+def _readers_clocks() -> Iterator[ZoneInfo]:
+    """The zone of times in a refusal, which names it where it is not the site's."""
+    zone = reader_zone()
+    try:
+        yield zone
+    except InvalidRequest as error:
+        if error.field != "start" or zone.key == site_zone().key:
+            raise
+        named = _("Times are in %(zone)s.") % {"zone": zone.key}
+        raise InvalidRequest(error.message, f"{error.remedy} {named}".strip(), field=error.field) from None
 
 
 def claims(
@@ -93,16 +108,16 @@ def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booki
     cluster, jobs, reservations = _look(broker)
     _check_access(wish, owner, project, cluster)
     now = timezone.now()
-    with transaction.atomic():
+    with _readers_clocks() as zone, transaction.atomic():
         Calendar.lock()
         check_budget(project, wish)
         standing = _standing(owner, project, site, wish.partition, now)
-        check_rules(wish, policy, standing, now, site_zone())
+        check_rules(wish, policy, standing, now, zone)
         board = board_of(
             *(wish.partition, wish.gpu_type, wish.gpus_per_node),
             *(cluster, claims(jobs, reservations), policy, *_own_share(project, site)),
         )
-        nodes = choose_nodes(wish, board, policy, now, site_zone())
+        nodes = choose_nodes(wish, board, policy, now, zone)
         booking = Booking(owner=owner, project=project, state=_first_state(wish, owner, policy))
         booking.take(wish, nodes)
         booking.save()
@@ -128,7 +143,7 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
     cluster, jobs, reservations = _look(broker)
     _check_access(wish, booking.owner, booking.project, cluster)
     now = timezone.now()
-    with transaction.atomic():
+    with _readers_clocks() as zone, transaction.atomic():
         Calendar.lock()
         booking.refresh_from_db()
         _require_open(booking)
@@ -153,13 +168,13 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
             )
         check_budget(booking.project, wish, booking)
         standing = _standing(booking.owner, booking.project, site, wish.partition, now, booking)
-        check_rules(wish, policy, standing, now, site_zone())
+        check_rules(wish, policy, standing, now, zone)
         board = board_of(
             *(wish.partition, wish.gpu_type, wish.gpus_per_node),
             *(cluster, claims(jobs, reservations, booking), policy),
             *_own_share(booking.project, site, booking),
         )
-        nodes = choose_nodes(wish, board, policy, now, site_zone(), prefer=booking.node_names)
+        nodes = choose_nodes(wish, board, policy, now, zone, prefer=booking.node_names)
         larger = wish.gpu_hours > before.wish.gpu_hours
         booking.take(wish, nodes)
         if larger and booking.state == BookingState.APPROVED:
@@ -248,7 +263,7 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
     """
     policy = _rules(site, booking.partition, booking.project)
     now = timezone.now()
-    with transaction.atomic():
+    with _readers_clocks() as zone, transaction.atomic():
         Calendar.lock()
         booking.refresh_from_db()
         _require_open(booking)
@@ -263,7 +278,7 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
             )
         before = Booking.objects.get(pk=booking.pk)
         standing = _standing(user, booking.project, site, booking.partition, now, booking)
-        check_rules(booking.wish, policy, standing, now, site_zone())
+        check_rules(booking.wish, policy, standing, now, zone)
         booking.owner, booking.offered_to = user, None
         booking.users = [name for name in booking.users if name != user.username]
         if not booking.session_name:

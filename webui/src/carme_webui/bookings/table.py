@@ -46,7 +46,7 @@ Nodes = Sequence[tuple[str, bool]]
 Running = list[tuple[Job, list[str]]]
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _days(view: str, first: date, zone: ZoneInfo) -> list[Day]:
     days, length = VIEWS[view]
     return slots_of(first, days, length, zone)
@@ -184,7 +184,7 @@ def _bounds(shown: Shown) -> tuple[datetime, datetime]:
     return days[0].slots[0].start, days[-1].slots[-1].end
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=128)
 def _free_columns(
     first: date, view: str, past: int, kind: str, language: str | None, zone: ZoneInfo
 ) -> dict[datetime, str]:

@@ -343,6 +343,7 @@ def _with_slot(request: HttpRequest) -> Any:
     if slot := moment_of(data.get("slot", "")):
         local = slot.astimezone(reader_zone())
         data["date"], data["time"] = local.strftime("%Y-%m-%d"), local.strftime("%H:%M")
+        data["zone"] = reader_zone().key
     return data
 
 

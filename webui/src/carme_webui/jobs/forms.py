@@ -48,6 +48,8 @@ class SubmitForm(ScalingFields):
     )
     # Of a job that is submitted once more the script may be no UTF-8: how its bytes are shown here.
     script_encoding = forms.CharField(widget=forms.HiddenInput, max_length=16, required=False)
+    # Names of the fields that the user set, from the page's script: these count even as the form begins.
+    own_fields = forms.CharField(widget=forms.HiddenInput, max_length=1000, required=False)
     script_path = forms.CharField(label=_("Or a script in your home"), max_length=4096, required=False)
     arguments = forms.CharField(label=_("Script arguments"), max_length=4096, required=False)
     name = forms.CharField(label=_("Name"), max_length=64, required=False)
@@ -80,7 +82,8 @@ class SubmitForm(ScalingFields):
     ) -> None:
         minutes = settings.SITE.sessions.default_minutes
         begin = {"nodes": 1, "gpus_per_node": 0, "minutes": minutes}
-        self._begin = begin
+        #: What the page's script compares with.
+        self.begin = begin
         super().__init__(data, initial=begin | (initial or {}), label_suffix="")
         self.asked: JobSubmission | None = None
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
@@ -148,10 +151,13 @@ class SubmitForm(ScalingFields):
         if self.errors:
             return cleaned
         # What is left as the form begins is not asked for: the script may say it.
+        own = cleaned.pop("own_fields", "").split()
         values = {
             name: value
             for name, value in cleaned.items()
-            if value not in (None, "") and self._begin.get(name) != value and name not in SCALING
+            if value not in (None, "")
+            and (name in own or self.begin.get(name) != value)
+            and name not in SCALING
         }
         if values.pop("script_encoding", "") == contents.PAGE_ENCODING and "script" in values:
             try:

@@ -16,7 +16,7 @@ from carme.errors import CarmeError
 from carme.jobs import JobRequest, Node
 from carme.scaling import Choice, Curve, choices, marks
 from carme_webui.accounts.models import User
-from carme_webui.clocks import moment_words
+from carme_webui.clocks import moment_words, reader_zone
 from carme_webui.scaling.drawing import drawing
 from carme_webui.start_times import AT_ONCE, expected_start
 
@@ -149,7 +149,7 @@ def starts(
         if when is None:
             return None, _("not possible") if refusal else _("unknown")
         now = timezone.now()
-        return (now, _("now")) if when <= now + AT_ONCE else (when, moment_words(when))
+        return (now, _("now")) if when <= now + AT_ONCE else (when, moment_words(when, reader_zone()))
 
     return start
 

@@ -10,7 +10,7 @@ from django.utils.translation import ngettext
 
 from carme.config import Settings
 from carme.jobs import Cluster, minutes_text
-from carme_webui.clocks import site_zone
+from carme_webui.clocks import reader_zone
 from carme_webui.cluster import supplies
 from carme_webui.sessions.models import Preset
 
@@ -138,7 +138,7 @@ def times(site: Settings, now: datetime) -> list[tuple[str, str]]:
 
 def evening_minutes(now: datetime) -> int:
     """Minutes until the end of the working day, today's or tomorrow's."""
-    local = now.astimezone(site_zone())
+    local = now.astimezone(reader_zone())
     end = datetime.combine(local.date(), time(EVENING_HOUR), local.tzinfo)
     if end <= local:
         end += timedelta(days=1)

@@ -20,6 +20,7 @@ from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stag
 from carme.scaling import Curve
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, cached
+from carme_webui.clocks import reader_zone
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.images.cards import card as card_of
 from carme_webui.images.cards import unknown
@@ -285,7 +286,7 @@ class StartForm(ScalingFields):
         """
         if self.is_bound:
             return self._made()
-        key = cache_key("start-form", *(_said(field) for field in self.visible_fields()))
+        key = cache_key("start-form", reader_zone().key, *(_said(field) for field in self.visible_fields()))
         return cached("pages", key, self._made, FIELDS_SECONDS)
 
     def _made(self) -> SafeString:

@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 
 from carme.jobs import Forecast, GpuForecast
 from carme_webui.caches import cache_key, cached
-from carme_webui.clocks import moment_words, site_zone, span_words
+from carme_webui.clocks import moment_words, reader_zone, span_words
 from carme_webui.cluster import Supply
 
 __all__ = ["Block", "Day", "Shown", "shown"]
@@ -83,8 +83,8 @@ def shown(supplies: Sequence[Supply], plan: Forecast | None) -> list[Shown]:
 
 
 def _calendar(supply: Supply, kind: GpuForecast, plan: Forecast) -> SafeString:
-    """The table of the coming days, which is the same for all readers of a language."""
-    key = cache_key("free-days", repr(supply), repr(kind), plan.start, plan.step_minutes)
+    """The table of the coming days, which is the same for all readers of a language and a zone."""
+    key = cache_key("free-days", reader_zone().key, repr(supply), repr(kind), plan.start, plan.step_minutes)
     return cached("pages", key, lambda: _make_calendar(supply, kind, plan), CALENDAR_SECONDS)
 
 
@@ -93,13 +93,13 @@ def _make_calendar(supply: Supply, kind: GpuForecast, plan: Forecast) -> SafeStr
         "supply": supply,
         "days": _days(kind, plan),
         "hours": range(0, 24, BLOCK_HOURS),
-        "zone": site_zone().key,
+        "zone": reader_zone().key,
     }
     return render_to_string("sessions/free_days.html", context)
 
 
 def _days(kind: GpuForecast, plan: Forecast) -> list[Day]:
-    zone, step = site_zone(), timedelta(minutes=plan.step_minutes)
+    zone, step = reader_zone(), timedelta(minutes=plan.step_minutes)
     free: dict[tuple[datetime, int], list[int]] = {}
     for place, count in enumerate(kind.free):
         local = (plan.start + place * step).astimezone(zone)
@@ -121,7 +121,7 @@ def _block(day: datetime, number: int, counts: list[int] | None, total: int) -> 
     least = min(counts)
     start = day.replace(hour=number * BLOCK_HOURS)
     words = {
-        "span": span_words(start, start + timedelta(hours=BLOCK_HOURS)),
+        "span": span_words(start, start + timedelta(hours=BLOCK_HOURS), reader_zone()),
         "free": least,
         "total": total,
     }
@@ -137,7 +137,7 @@ def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:
     """
     now, most = kind.free[0], max(kind.free)
     place = kind.free.index(most)
-    when = moment_words(plan.start + place * timedelta(minutes=plan.step_minutes))
+    when = moment_words(plan.start + place * timedelta(minutes=plan.step_minutes), reader_zone())
     if most > max(now, free):
         return _("By Slurm's plan %(count)s will be free from %(when)s.") % {"count": most, "when": when}
     if now < free and place:

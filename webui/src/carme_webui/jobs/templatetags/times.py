@@ -1,6 +1,6 @@
-"""Moments on pages: the browser shows them by its own clock (`times.js`), and the site's on hover.
+"""Moments on pages, by the clocks of who reads them: `times.js` shows them by the browser's or the chosen zone.
 
-Without JavaScript they are by the site's clock, with the name of its zone.
+Without JavaScript, and on hover, they have the name of their zone.
 """
 
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from carme_webui.clocks import site_zone, span_words
+from carme_webui.clocks import reader_zone, span_words
 
 __all__ = ["moment", "register", "span"]
 
@@ -35,7 +35,7 @@ def moment(value: datetime | None, style: str = "short") -> SafeString | str:
     """A moment in one of STYLES; empty for none."""
     if value is None or value == "":
         return ""
-    local = value.astimezone(site_zone())
+    local = value.astimezone(reader_zone())
     full = f"{date_format(local, STYLES['long'])} {local:%Z}"
     if style == "ago":
         words = str(naturaltime(value))
@@ -49,7 +49,10 @@ def moment(value: datetime | None, style: str = "short") -> SafeString | str:
 @register.filter
 def span(value: Any) -> SafeString:
     """From when to when something is that has a start and an end."""
-    words = f"{span_words(value.start, value.end)} ({site_zone().key})"
+    zone = reader_zone()
+    words = span_words(value.start, value.end, zone)
+    if not words.endswith(f"({zone.key})"):  # the site's
+        words = f"{words} ({zone.key})"
     return format_html(
         '<time datetime="{}" data-style="span" data-end="{}" title="{}">{}</time>',
         *(_stamp(value.start), _stamp(value.end), words, words),

@@ -94,31 +94,47 @@
   label.removeAttribute("for");
   label.addEventListener("click", () => view.focus());
 
-  // What the user set is not set anew; what the script no longer asks for is as the form begins.
-  const own = new Set();
-  const filled = new Map();
+  // What the user set is not set anew; what the script no longer asks for is as the server's form begins. A form that
+  // is not as it begins (of a job that is submitted again, or of a browser that keeps it) is the user's own as it is.
+  const begin = JSON.parse(document.getElementById("form-begin").textContent);
+  const start = name => String(begin[name] ?? "");
+  const fields = area.form.elements;
+  const hidden = fields.own_fields;
+  const own = new Set(hidden.value.split(" ").filter(Boolean));
+  for (const field of fields) if ("value" in field && field.name && field.value !== start(field.name)) own.add(field.name);
+  /** What the script asks for, as the server read it last. */
+  let asked = {};
+  const filled = new Set();
   area.form.addEventListener("input", event => event.isTrusted && own.add(event.target.name));
+  // An empty field is the script's again, which shows: Slurm would get it.
+  area.form.addEventListener("change", event => {
+    const { name, value } = event.target;
+    if (value || !(name in asked) || name in begin) return;
+    own.delete(name);
+    set(name, asked[name]);
+  });
 
   function set(name, value) {
-    const field = area.form.elements[name];
+    const field = fields[name];
     if (!field || own.has(name)) return;
     const before = field.value;
     field.value = value;
     if (field.value !== String(value)) field.value = before; // a choice that there is not: the server says so
+    filled.add(name);
   }
 
-  // What is sent has these as the form begins: the server reads the lines of the very script that it gets.
+  // What the script filled in is sent as the form begins: the server reads the lines of the very script that it gets.
+  // What the user set is named, since it may be as the form begins and the script say otherwise.
   area.form.addEventListener("formdata", event => {
-    for (const [name, value] of filled) if (!own.has(name)) event.formData.set(name, value);
+    event.formData.set("own_fields", [...own].join(" "));
+    for (const name of filled) if (!own.has(name)) event.formData.set(name, start(name));
   });
 
   found.addEventListener("htmx:after:swap", () => {
     const values = JSON.parse(document.getElementById("script-values")?.textContent || "null");
     if (!values) return; // a line that is not finished yet
-    for (const [name, value] of filled) if (!(name in values)) set(name, value);
-    for (const [name, value] of Object.entries(values)) {
-      if (!filled.has(name)) filled.set(name, area.form.elements[name]?.value ?? "");
-      set(name, value);
-    }
+    asked = values;
+    for (const name of filled) if (!(name in values)) set(name, start(name));
+    for (const [name, value] of Object.entries(values)) set(name, value);
   });
 })();

@@ -1,4 +1,5 @@
-// Shows each moment (<time data-style>) by the browser's clock; the site's is on hover, as the server wrote it.
+// Shows each moment (<time data-style>) by the browser's clock, or by that of the zone that the user has chosen. On
+// hover it is as the server wrote it, with the zone.
 "use strict";
 
 (() => {
@@ -18,8 +19,16 @@
   const RENEW_MS = 30000;
   const formats = new Map();
 
+  function make(style) {
+    try {
+      return new Intl.DateTimeFormat(language, { ...style, timeZone: document.documentElement.dataset.zone });
+    } catch {
+      return new Intl.DateTimeFormat(language, style); // a zone that this browser does not know
+    }
+  }
+
   function format(style) {
-    if (!formats.has(style)) formats.set(style, new Intl.DateTimeFormat(language, STYLES[style]));
+    if (!formats.has(style)) formats.set(style, make(STYLES[style]));
     return formats.get(style);
   }
 

@@ -91,7 +91,7 @@
     return panel;
   }
 
-  function addCommands(app, home, icon, modules) {
+  function addCommands(app, home, refresh, icon, modules) {
     const { apputils, services } = modules;
     const { commands } = app;
     commands.addCommand('carme:portal', {
@@ -121,10 +121,11 @@
       label: 'Examples',
       caption: 'Notebooks to begin with',
       icon: icon('examples'),
-      execute: () => {
-        const known = [...app.shell.widgets('main')].find(widget => widget.id === 'carme-examples');
-        const panel = known || gallery(app, home.examples, modules);
-        if (!known) {
+      execute: async () => {
+        await refresh();
+        const shown = [...app.shell.widgets('main')].find(widget => widget.id === 'carme-examples');
+        const panel = shown || gallery(app, home.examples, modules);
+        if (!shown) {
           app.shell.add(panel, 'main');
         }
         app.shell.activateById(panel.id);
@@ -157,7 +158,8 @@
       return icons.get(name);
     };
     const home = { apps: [], examples: [] };
-    addCommands(app, home, icon, modules);
+    const tiles = new Map();
+    addCommands(app, home, refresh, icon, modules);
 
     const fixed = ['carme:examples', 'carme:portal', 'carme:help'];
     fixed.forEach((command, place) => launcher?.add({ command, category: CATEGORY, rank: 100 + place }));
@@ -167,7 +169,6 @@
     menu?.fileMenu.addGroup([{ command: 'hub:control-panel' }], 100);
     menu?.helpMenu.addGroup([{ command: 'carme:help' }, { command: 'carme:examples' }], 0);
 
-    const tiles = new Map();
     async function refresh() {
       if (document.hidden) {
         return;
