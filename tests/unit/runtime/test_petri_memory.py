@@ -665,3 +665,16 @@ def test_a_picture_outside_of_a_notebook_is_refused(folder: Path, monkeypatch: p
     with Net("pictured").start(1, folder=folder) as run, pytest.raises(PetriError, match="no notebook"):
         run.show()
     assert set(threading.enumerate()) == before
+
+
+def test_a_range_of_another_node_that_was_moved_to_the_disk_is_not_lost(folder: Path):
+    with Net("moved").start(1, folder=folder) as run:
+        run.memory.allocate("moved", 1, lifetime="kept").close()
+        ranges = run._ranges
+        # As another node of a run had it, and a program there moved it when the run had no program.
+        ranges.store.move_to_disk("moved")
+        ranges.holders.homes["moved"] = ["n2"]
+        ranges.holders.copies.clear()
+        assert ranges.take_message("held", "n2", ("127.0.0.1", 1), {}) == []
+        assert ranges.holders.homes["moved"] == [ranges.store.node]
+        assert "moved" in run.memory

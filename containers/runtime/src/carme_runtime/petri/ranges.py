@@ -320,10 +320,18 @@ class Ranges:
         return lost
 
     def _take_copy(self, name: str) -> bool:
+        """Whether a range that its node has not any more is in the run's folder: it is this node's then.
+
+        Another program may have moved it there that found the run without one, or there is a copy of it.
+        """
         with contextlib.suppress(OSError):
-            if self.known[name].copies > 1 and self.store.take_copy(name):
+            has_copy = self.known[name].copies > 1 and not self._is_on_disk(name)
+            if has_copy and not self.store.take_copy(name):
+                return False
+            found = self.store.find(name)
+            if found is not None and found[0].parent == self.store.disk:
                 self.holders.homes[name] = [self.store.node]
-                self.holders.copies[name] = {self.store.node: 0}
+                self.holders.copies[name] = {self.store.node: found[1].copy}
                 self._note_homes(name)
                 return True
         return False
