@@ -1,6 +1,7 @@
 """`carme onnx plan`, `carme onnx run` and `carme-run --onnx`."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+import carme_runtime
 import onnx_models
 from carme.cli import main as carme
 from carme_runtime.onnx.command import main
@@ -35,7 +37,10 @@ def test_a_model_runs_from_file_to_file(model: Path):
     np.savez("x.npz", x=x)
     command = [sys.executable, "-m", "carme_runtime.launcher.command", "--onnx", str(model)]
     done = subprocess.run(
-        [*command, "--input", "x.npz", "--output", "y.npz", "--workers", "2"], capture_output=True, text=True
+        [*command, "--input", "x.npz", "--output", "y.npz", "--workers", "2"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])},
     )
     assert done.returncode == 0, done.stderr
     assert "4 micro-batches" in done.stdout

@@ -1,7 +1,11 @@
 """Runs a model on several processes: splits what it is given into micro-batches, and joins the results."""
 
+import contextlib
+import json
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -14,8 +18,8 @@ from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.plans import Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
 from carme_runtime.onnx.tracing import as_source, trace
+from carme_runtime.petri import store
 from carme_runtime.petri.ranges import lasting
-from carme_runtime.petri.store import sweep
 
 Inputs = Mapping[str, Any]
 #: With so many micro-batches it is worth while to measure the operators before.
@@ -112,12 +116,12 @@ class Runner:
             folder = Path(self._folder)
             folder.mkdir(parents=True, exist_ok=True)
             return self._run(folder, self.plan, batches)
-        try:
-            with tempfile.TemporaryDirectory(prefix="carme-onnx-") as temporary:
+        with tempfile.TemporaryDirectory(prefix="carme-onnx-") as temporary:
+            try:
                 return self._run(Path(temporary), self.plan, batches)
-        except BaseException:
-            sweep("", lasting)  # nobody can resume what has no folder: its shared memory goes, too
-            raise
+            except BaseException:
+                _free(Path(temporary) / "run")
+                raise
 
     def _run(self, folder: Path, found: Plan, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
         count = sum(found.workers.values())
@@ -143,6 +147,21 @@ class Runner:
                 name: results[number].get(name, batch.get(name)) for name in self.model.outputs
             }
         return results
+
+
+def _free(folder: Path) -> None:
+    """Free shared memory of a run that has failed and that nobody can resume, once its workers have ended."""
+    shutil.rmtree(folder, ignore_errors=True)
+    mark, end = json.dumps(str(folder)), time.monotonic() + store.ENDING_SECONDS
+    while True:
+        store.sweep("", lasting)
+        left = False
+        for each in store.SHARED.glob(f"carme-net-{os.getuid()}-*"):
+            with contextlib.suppress(OSError):
+                left = left or (each / ".run").read_text() == mark
+        if not left or time.monotonic() > end:
+            return
+        time.sleep(0.01)
 
 
 def _put(run: Any, pipeline: Pipeline, number: int, batch: Inputs) -> None:
