@@ -112,10 +112,10 @@ def test_why_the_mirror_is_silent_is_reported_at_once(
 
 
 def test_a_broker_that_hangs_holds_up_one_page(broker: FakeBroker) -> None:
-    asked, answer = threading.Semaphore(0), threading.Event()
+    requested, answer = threading.Semaphore(0), threading.Event()
 
     def ask() -> str:
-        asked.release()
+        requested.release()
         assert answer.wait(HANG)
         return "new"
 
@@ -124,12 +124,12 @@ def test_a_broker_that_hangs_holds_up_one_page(broker: FakeBroker) -> None:
     assert shown._cached("test", lambda: "old") == "old"
     with ThreadPoolExecutor(2) as pages:
         first = pages.submit(shown._cached, "test", ask)
-        assert asked.acquire(timeout=HANG)
+        assert requested.acquire(timeout=HANG)
         try:
             assert pages.submit(shown._cached, "test", ask).result(HANG) == "old"
         finally:
             answer.set()
-        assert first.result(HANG) == "new" and not asked.acquire(blocking=False)
+        assert first.result(HANG) == "new" and not requested.acquire(blocking=False)
 
 
 def test_a_mirror_that_nobody_reads_is_reported(

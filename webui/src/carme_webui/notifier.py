@@ -93,7 +93,7 @@ class Notifier:
         """A booking was made, changed or removed."""
         with self._survived():
             if self._client:
-                self._asked.hincrby(VERSIONS, BOOKINGS, 1)
+                self._reachable.hincrby(VERSIONS, BOOKINGS, 1)
 
     def notify(self, users: Iterable[str]) -> None:
         """Something of these users has changed. Any thread may say so."""
@@ -107,7 +107,7 @@ class Notifier:
         """A session is to be started or stopped."""
         with self._survived():
             if self._client:
-                self._asked.publish(SESSIONS, "")
+                self._reachable.publish(SESSIONS, "")
 
     def session_requests(self) -> "SessionRequests":
         """What `wake_sync` wakes."""
@@ -116,14 +116,14 @@ class Notifier:
     def redis_answers(self) -> bool:
         """Whether Redis is there."""
         with self._survived():
-            return self._client is not None and bool(self._asked.ping())
+            return self._client is not None and bool(self._reachable.ping())
         return False
 
     def _notify(self, names: list[str]) -> None:
         if not names or not self._client:
             return
         with self._survived():
-            self._count(self._asked, names)
+            self._count(self._reachable, names)
 
     def _count(self, client: redis.Redis, names: list[str]) -> None:
         with client.pipeline(transaction=True) as pipeline:
@@ -135,15 +135,15 @@ class Notifier:
     def _version(self, *fields: str) -> str:
         with self._survived():
             if self._client:
-                found = cast(list[str | None], self._asked.hmget(VERSIONS, list(fields)))
+                found = cast(list[str | None], self._reachable.hmget(VERSIONS, list(fields)))
                 if found[0] is None:
-                    self._asked.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))
-                    found = cast(list[str | None], self._asked.hmget(VERSIONS, list(fields)))
+                    self._reachable.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))
+                    found = cast(list[str | None], self._reachable.hmget(VERSIONS, list(fields)))
                 return _joined(found)
         return _version_while_away(fields[-1])
 
     @property
-    def _asked(self) -> redis.Redis:
+    def _reachable(self) -> redis.Redis:
         """The client; raises redis.ConnectionError while Redis is known not to answer."""
         if self._client is None or self._away:
             raise redis.ConnectionError("It did not answer a moment ago.")
