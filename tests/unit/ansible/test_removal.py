@@ -206,7 +206,7 @@ def shell_of(name: str, **known: Any) -> str:
 
 
 def test_of_a_mounted_folder_goes_what_is_carmes(tmp_path: Path) -> None:
-    """Images lie on a share as a rule, a mount point cannot be removed, and the share may hold the site's own."""
+    """Images lie on a share as a rule, which cannot be removed and may hold the site's own."""
     kept = ["mounted-images/own.sif", "mounted-images/notes.json"]
     kept += ["mounted-images/more/x", "mounted-sets/readme"]
     gone = ["mounted-images/base.sif", "mounted-images/base.json", "mounted-sets/mnist.json"]

@@ -54,8 +54,10 @@ def test_what_is_ignored_is_named() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["--nodes=many", "--time=soon", "--mem=lots", "--gpus=a:b", "--name 'x", "-N0", "-n" + "9" * 400]
-    + ["--mem=" + "9" * 4299, "--gpus=a:" + "9" * 4299, "--time=" + "9" * 4299],
+    [
+        *("--nodes=many", "--time=soon", "--mem=lots", "--gpus=a:b", "--name 'x", "-N0", "-n" + "9" * 400),
+        *("--mem=" + "9" * 4299, "--gpus=a:" + "9" * 4299, "--time=" + "9" * 4299),
+    ],
 )
 def test_what_is_wrong_is_named_with_its_line(options: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -162,7 +162,9 @@ def test_a_form_is_read_by_the_clocks_that_it_was_written_by(browser: Browser, b
         assert "Times are in America/New_York." in words(answer)
 
 
-def test_moments_are_by_the_chosen_zone(browser: Browser, alice: User, broker: FakeBroker, berlin: None) -> None:
+def test_moments_are_by_the_chosen_zone(
+    browser: Browser, alice: User, broker: FakeBroker, berlin: None
+) -> None:
     now = timezone.now()
     Job.store([broker.put(make_job(7, started=now - timedelta(minutes=5), submitted=now, kind="batch"))])
     browser.cookies["carme_zone"] = "Asia/Tokyo"
@@ -181,7 +183,9 @@ def test_a_refusal_is_by_the_same_clocks(browser: Browser, booked: Booking) -> N
     fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
     answer = browser.send("/bookings/new/", "/bookings/new/", **fields)
     assert answer.status_code == 422
-    said = re.search(r"The earliest start now is \w+ \d+ \w+, (\d\d):\d\d\. Times are in Asia/Tokyo\.", words(answer))
+    said = re.search(
+        r"The earliest start now is \w+ \d+ \w+, (\d\d):\d\d\. Times are in Asia/Tokyo\.", words(answer)
+    )
     assert said is not None, words(answer)
     hours = (int(said[1]) - timezone.now().astimezone(ZoneInfo("Asia/Tokyo")).hour) % 24
     assert hours <= 2, "soon by the clocks of Tokyo"

@@ -122,7 +122,9 @@ class ExampleHandler(APIHandler):
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             self.set_status(507 if full else 500)
             sentence = f"The example cannot be copied to {COPIES}/ in your home: {error.strerror}."
-            remedy = "Free some space there" if full else f"See whether {COPIES} is a folder that you can write to"
+            remedy = (
+                "Free some space there" if full else f"See whether {COPIES} is a folder that you can write to"
+            )
             self.finish({"message": f"{sentence} {remedy}, and try again."})
         else:
             self.finish({"path": path})

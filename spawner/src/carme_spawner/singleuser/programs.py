@@ -32,7 +32,7 @@ class AppFailed(Exception):
 
 
 def listens(path: Path) -> bool:
-    """Whether something listens at a Unix socket; one that accepts no connections just now does. Never waits."""
+    """Whether something listens at a Unix socket, though it accept no connections just now. Never waits."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:

@@ -52,7 +52,7 @@ def known(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Http
             return get_response(request)
         found = request.COOKIES.get(COOKIE, "")
         if found != user.browser_zone and found in zone_names() and not hasattr(request, "impersonator"):
-            # Of two devices in two zones each has its own on its pages; the account does not change all the time.
+            # Two devices in two zones each have their own on their pages, and do not write all the time.
             if _is_page(request) and noted.add(f"browser-zone-{user.pk}", 1, KEPT_SECONDS):
                 User.objects.filter(pk=user.pk).update(browser_zone=found)
             user.browser_zone = found

@@ -17,7 +17,9 @@ class AdministrationConfig(AppConfig):
 
         mask = "carme_webui.administration.apps.hidden"
         user, factor = apps.get_model("accounts", "User"), apps.get_model("mfa", "Authenticator")
-        auditlog.register(user, mask_fields=["password"], exclude_fields=["last_login", "browser_zone"], mask_callable=mask)
+        auditlog.register(
+            user, mask_fields=["password"], exclude_fields=["last_login", "browser_zone"], mask_callable=mask
+        )
         auditlog.register(factor, mask_fields=["data"], exclude_fields=["last_used_at"], mask_callable=mask)
         auditlog.register(apps.get_model("projects", "Project"), exclude_fields=["kept", "problem", "used"])
         # What the portal itself notes each round is no change of anybody's.

@@ -105,7 +105,12 @@ class BookingForm(forms.Form):
         initial: dict[str, Any] | None = None,
     ) -> None:
         zone = self._zone = _written_in(data)
-        values: dict[str, Any] = {"zone": zone.key, "nodes": 1, "length": "2h", "kind": offered[0].key if offered else ""}
+        values: dict[str, Any] = {
+            "zone": zone.key,
+            "nodes": 1,
+            "length": "2h",
+            "kind": offered[0].key if offered else "",
+        }
         if booking is not None:
             start = booking.start
             values |= {

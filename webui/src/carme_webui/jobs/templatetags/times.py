@@ -1,4 +1,4 @@
-"""Moments on pages, by the clocks of who reads them: `times.js` shows them by the browser's or the chosen zone.
+"""Moments on pages, by the clocks of who reads them: `times.js` takes the browser's zone or the chosen one.
 
 Without JavaScript, and on hover, they have the name of their zone.
 """
