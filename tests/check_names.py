@@ -51,7 +51,7 @@ LEFT: dict[str, int] = {
     "prospect": 3,
     "prospects": 1,
     "said": 31,
-    "strangers": 2,
+    "strangers": 1,
     "tell": 43,
     "told": 52,
     "wishes": 2,
