@@ -70,7 +70,8 @@ def _shared(item: pytest.Item) -> dict[str, Any]:
     module = getattr(item, "module", None)
     for each in _modules_of(module) if isinstance(module, types.ModuleType) else ():
         for name, value in vars(each).items():
-            if (each is module or name.isupper()) and _is_table(name, value):
+            # pytest-django names the tests' database there, from its first test to the last.
+            if name != "DATABASES" and (each is module or name.isupper()) and _is_table(name, value):
                 found[f"{each.__name__}.{name}"] = repr(value)
     return found
 

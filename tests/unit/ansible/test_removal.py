@@ -207,11 +207,11 @@ def shell_of(name: str, **known: Any) -> str:
 
 def test_of_a_mounted_folder_goes_what_is_carmes(tmp_path: Path) -> None:
     """Images lie on a share as a rule, which cannot be removed and may hold the site's own."""
-    kept = ["mounted-images/own.sif", "mounted-images/notes.json"]
-    kept += ["mounted-images/more/x", "mounted-sets/readme"]
+    remaining = ["mounted-images/own.sif", "mounted-images/notes.json"]
+    remaining += ["mounted-images/more/x", "mounted-sets/readme"]
     gone = ["mounted-images/base.sif", "mounted-images/base.json", "mounted-sets/mnist.json"]
     gone += ["mounted-cache/wheels"]
-    for name in (*kept, *gone, "plain/x", "manual/carme-run.1"):
+    for name in (*remaining, *gone, "plain/x", "manual/carme-run.1"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
     (tmp_path / "mounted-link").symlink_to("mounted-images")
@@ -235,12 +235,12 @@ def test_empty_parents_go_and_mounts_stay(tmp_path: Path) -> None:
     for name in ("empty", "full/x", "mounted"):
         (tmp_path / name).mkdir(parents=True)
     command = shell_of("Take their parents away where nothing is left in them")
-    said = {}
+    printed = {}
     for name in ("empty", "full", "mounted", "missing"):
         done = run_with_mounts(tmp_path, command, parent=str(tmp_path / name))
         assert done.returncode == 0, done.stderr
-        said[name] = done.stdout.strip()
-    assert said == {"empty": str(tmp_path / "empty"), "full": "", "mounted": "", "missing": ""}
+        printed[name] = done.stdout.strip()
+    assert printed == {"empty": str(tmp_path / "empty"), "full": "", "mounted": "", "missing": ""}
     assert (tmp_path / "mounted").is_dir() and not (tmp_path / "empty").exists()
 
 

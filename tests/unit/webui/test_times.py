@@ -183,11 +183,11 @@ def test_a_refusal_is_by_the_same_clocks(browser: Browser, booked: Booking) -> N
     fields = {"kind": "gpu:a100:4", "nodes": 1, "length": "1h", "date": day.isoformat(), "time": "09:00"}
     answer = browser.send("/bookings/new/", "/bookings/new/", **fields)
     assert answer.status_code == 422
-    said = re.search(
+    found = re.search(
         r"The earliest start now is \w+ \d+ \w+, (\d\d):\d\d\. Times are in Asia/Tokyo\.", words(answer)
     )
-    assert said is not None, words(answer)
-    hours = (int(said[1]) - timezone.now().astimezone(ZoneInfo("Asia/Tokyo")).hour) % 24
+    assert found is not None, words(answer)
+    hours = (int(found[1]) - timezone.now().astimezone(ZoneInfo("Asia/Tokyo")).hour) % 24
     assert hours <= 2, "soon by the clocks of Tokyo"
 
 

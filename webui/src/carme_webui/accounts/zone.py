@@ -15,7 +15,7 @@ __all__ = ["COOKIE", "known", "zone_names", "zone_of"]
 #: In which `times.js` says the browser's zone.
 COOKIE = "carme_zone"
 #: How long the account keeps what one browser said.
-KEPT_SECONDS = 3600
+STORED_AGAIN_SECONDS = 3600
 
 
 @cache
@@ -53,7 +53,7 @@ def known(get_response: Callable[[HttpRequest], HttpResponse]) -> Callable[[Http
         found = request.COOKIES.get(COOKIE, "")
         if found != user.browser_zone and found in zone_names() and not hasattr(request, "impersonator"):
             # Two devices in two zones each have their own on their pages, and do not write all the time.
-            if _is_page(request) and noted.add(f"browser-zone-{user.pk}", 1, KEPT_SECONDS):
+            if _is_page(request) and noted.add(f"browser-zone-{user.pk}", 1, STORED_AGAIN_SECONDS):
                 User.objects.filter(pk=user.pk).update(browser_zone=found)
             user.browser_zone = found
         with in_zone(zone_of(user)):

@@ -174,9 +174,9 @@ def dropout(node: Node, x: torch.Tensor, ratio: Any = None, training: Any = None
     share = float(ratio) if ratio is not None else node.get("ratio", 0.5)
     if len(node.outputs) < 2:
         return functional.dropout(x, share, node.training)
-    kept = torch.rand_like(x) >= share if node.training else torch.ones_like(x, dtype=torch.bool)
-    made = torch.where(kept, x / (1 - share), 0.0) if node.training and share < 1 else x * kept
-    return made, kept if node.opset >= 10 else kept.to(x.dtype)
+    chosen = torch.rand_like(x) >= share if node.training else torch.ones_like(x, dtype=torch.bool)
+    made = torch.where(chosen, x / (1 - share), 0.0) if node.training and share < 1 else x * kept
+    return made, chosen if node.opset >= 10 else kept.to(x.dtype)
 
 
 @operator("BatchNormalization")
