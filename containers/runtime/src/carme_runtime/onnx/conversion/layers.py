@@ -175,8 +175,8 @@ def dropout(node: Node, x: torch.Tensor, ratio: Any = None, training: Any = None
     if len(node.outputs) < 2:
         return functional.dropout(x, share, node.training)
     chosen = torch.rand_like(x) >= share if node.training else torch.ones_like(x, dtype=torch.bool)
-    made = torch.where(chosen, x / (1 - share), 0.0) if node.training and share < 1 else x * kept
-    return made, chosen if node.opset >= 10 else kept.to(x.dtype)
+    made = torch.where(chosen, x / (1 - share), 0.0) if node.training and share < 1 else x * chosen
+    return made, chosen if node.opset >= 10 else chosen.to(x.dtype)
 
 
 @operator("BatchNormalization")
