@@ -39,7 +39,7 @@ def where(value, attempt):
 
 @net.transition(sizes >> arrays)
 def fill(value, memory):
-    made = memory.allocate(f"array-{value}", 8)
+    made = memory.allocate(f"array-{value}", 8, copies=2)
     made.buffer[0] = value
     return made
 

@@ -89,9 +89,10 @@ def _configure(folder: Path) -> None:
         settings.DATABASES["default"]["OPTIONS"].pop("pool")
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
     django.setup()
-    del os.environ[
-        "DJANGO_SETTINGS_MODULE"
-    ]  # processes that pytest starts would read a site that is not theirs
+    import carme_webui.celery  # noqa: F401  # which sets the variable where it is missing
+
+    # Processes that pytest starts would read a site that is not theirs.
+    del os.environ["DJANGO_SETTINGS_MODULE"]
     if before is None:
         del os.environ["CARME_CONFIG"]
     else:

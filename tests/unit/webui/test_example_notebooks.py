@@ -50,6 +50,7 @@ def test_data_is_found_copied_and_verified(run: Any, tmp_path: Path, monkeypatch
     data.mkdir()
     (data / "imagenet").mkdir()
     monkeypatch.setenv("CARME_DATA", str(data))
+    monkeypatch.delenv("CARME_RESULTS", raising=False)
     printed = run("05-data-staging")
     assert "imagenet" in printed and "results go to your home" in printed
     assert "20 files" in printed
