@@ -167,6 +167,24 @@ async def test_what_cannot_be_read_does_not_end_the_listening(
     assert "the next try follows" in caplog.text
 
 
+@needs_redis
+async def test_the_listening_ends_whenever_it_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of redis-py can swallow a cancellation; a process of the portal would then not end."""
+    monkeypatch.setattr(notifier_module, "PAUSE", 0.01)
+    for milliseconds in range(60):
+        notifier, others = Notifier(REDIS.address), asyncio.all_tasks()
+        waiting = asyncio.create_task(notifier.wait("alice", notifier.version("alice"), LONG))
+        await subscribed()
+        with REDIS.client() as client:
+            client.publish(CHANGES, "no JSON")  # it subscribes anew
+        await waiting
+        await asyncio.sleep(milliseconds / 2000)  # somewhere in that
+        (listening,) = [task for task in asyncio.all_tasks() - others if "_follow" in repr(task)]
+        listening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(listening, LONG)
+
+
 def test_without_a_redis_pages_do_not_all_look_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     notifier, users = Notifier("memory://"), [f"user{number}" for number in range(100)]
     monkeypatch.setattr("time.time", lambda: 1_000_000.0)

@@ -295,6 +295,9 @@ class _Listener:
                 await cast(Any, client.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4)))
                 if self._tried.is_set():
                     await cast(Any, client.hincrby(VERSIONS, ALL, 1))
+            # Waiting with a limit of time, as redis-py does above, can swallow a cancellation (bpo-37658).
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise asyncio.CancelledError
             self.hears = True
             self._tried.set()
             yield [ALL]

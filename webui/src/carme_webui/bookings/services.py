@@ -35,6 +35,7 @@ from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmErr
 from carme.images import ImageCatalogue
 from carme.jobs import Cluster, Job, Reservation, SessionOptions, Stage
 from carme.jobs.access import partition_refusal
+from carme.translation import joined, message
 from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance
@@ -67,8 +68,8 @@ def _readers_clocks() -> Iterator[ZoneInfo]:
     except InvalidRequest as error:
         if error.field != "start" or zone.key == site_zone().key:
             raise
-        named = _("Times are in %(zone)s.") % {"zone": zone.key}
-        raise InvalidRequest(error.message, f"{error.remedy} {named}".strip(), field=error.field) from None
+        named = message("Times are in {zone}.", zone=zone.key)
+        raise InvalidRequest(error.message, joined([error.remedy, named]), field=error.field) from None
 
 
 def claims(

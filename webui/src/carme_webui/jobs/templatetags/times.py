@@ -1,10 +1,11 @@
 """Moments on pages, by the clocks of who reads them: `times.js` takes the browser's zone or the chosen one.
 
-Without JavaScript, and on hover, they have the name of their zone.
+Without JavaScript they have the name of their zone; on hover they are by the site's clocks.
 """
 
 from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from django import template
 from django.contrib.humanize.templatetags.humanize import naturaltime
@@ -12,7 +13,7 @@ from django.utils.formats import date_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from carme_webui.clocks import reader_zone, span_words
+from carme_webui.clocks import reader_zone, site_zone, span_words
 
 __all__ = ["moment", "register", "span"]
 
@@ -32,11 +33,11 @@ STYLES = {
 
 @register.filter
 def moment(value: datetime | None, style: str = "short") -> SafeString | str:
-    """A moment in one of STYLES; empty for none."""
+    """A moment in one of STYLES, with the site's time on hover; empty for none."""
     if value is None or value == "":
         return ""
-    local = value.astimezone(reader_zone())
-    full = f"{date_format(local, STYLES['long'])} {local:%Z}"
+    local, there = value.astimezone(reader_zone()), value.astimezone(site_zone())
+    full = f"{date_format(there, STYLES['long'])} {there:%Z}"
     if style == "ago":
         words = str(naturaltime(value))
     else:
@@ -49,14 +50,17 @@ def moment(value: datetime | None, style: str = "short") -> SafeString | str:
 @register.filter
 def span(value: Any) -> SafeString:
     """From when to when something is that has a start and an end."""
-    zone = reader_zone()
-    words = span_words(value.start, value.end, zone)
-    if not words.endswith(f"({zone.key})"):  # the site's
-        words = f"{words} ({zone.key})"
+    words, full = (_span_in(value, zone) for zone in (reader_zone(), site_zone()))
     return format_html(
         '<time datetime="{}" data-style="span" data-end="{}" title="{}">{}</time>',
-        *(_stamp(value.start), _stamp(value.end), words, words),
+        *(_stamp(value.start), _stamp(value.end), full, words),
     )
+
+
+def _span_in(value: Any, zone: ZoneInfo) -> str:
+    words = span_words(value.start, value.end, zone)
+    named = f"({zone.key})"
+    return words if words.endswith(named) else f"{words} {named}"  # the site's is not named by itself
 
 
 def _stamp(value: datetime) -> str:
