@@ -65,9 +65,8 @@ def set_up(site: SiteHosts) -> None:
 
 
 def _install_packages(site: SiteHosts) -> None:
-    mirror = registries.of_host().mirror or "http://deb.debian.org/debian"
     script = (FILES / "apptainer-deb.sh").read_text()
-    site.run("portal", "sh", "-s", mirror, APPTAINER, data=script, timeout=1800)
+    site.run("portal", "sh", "-s", registries.of_host().mirror, APPTAINER, data=script, timeout=1800)
     package = site.places.cache / "apt/portal" / Path(APPTAINER).name
     for name in NODES:
         target = site.places.cache / "apt" / name / package.name

@@ -1,9 +1,9 @@
 #!/bin/sh
-# Makes a package of Apptainer for Debian 12: apptainer-deb.sh MIRROR FILE.
+# Makes a package of Apptainer for Debian 12: apptainer-deb.sh MIRROR FILE. Without a MIRROR (an empty word) it takes this host's.
 # It stands in for upstream's .deb, which an administrator of Debian 12 installs: the programs are those of Debian's unstable, which
 # need a newer C library than Debian 12 has; they get that library in a folder of their own. No role of Carme does this.
 set -eu
-mirror=$1 file=$2
+mirror=${1:-$(sed -n 's/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) .*/\2/p' /etc/apt/sources.list | head -n 1)} file=$2
 [ ! -s "$file" ] || exit 0
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT

@@ -134,7 +134,7 @@ def test_the_worker_notifies_a_hub_that_was_away(
     assert len(tried) == 1 and hub.called("DELETE")[-1] == ("carme/logins/alice", {"before": 1.0})
 
 
-def test_without_redis_signing_out_tells_the_hub(
+def test_without_redis_signing_out_reaches_the_hub(
     browser: Browser, hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Notifier, "redis_answers", lambda self: False)
