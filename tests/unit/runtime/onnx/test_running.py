@@ -15,6 +15,7 @@ import onnx_models
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.onnx import OnnxError, Runner
 from carme_runtime.petri import store
+from carme_runtime.petri.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,18 @@ def test_inputs_of_different_shapes_follow_each_other():
     found = carme_onnx.run(proto, [*given, *given], workers=2, tasks=2)
     for inputs, outputs in zip([*given, *given], found, strict=True):
         check(outputs, onnx_models.expected(proto, inputs))
+
+
+def test_a_task_may_free_an_input_as_soon_as_its_token_is_there(monkeypatch: pytest.MonkeyPatch):
+    put = Run.put
+
+    def put_and_wait(run: Run, *given: Any) -> None:
+        put(run, *given)
+        run.wait()  # the task has run before the program goes on
+
+    monkeypatch.setattr(Run, "put", put_and_wait)
+    proto, x = onnx_models.chain(2), onnx_models.random(64, 64)
+    check(carme_onnx.run(proto, {"x": x}, workers=1), onnx_models.expected(proto, {"x": x}))
 
 
 def test_a_value_that_several_tasks_use_may_have_another_shape_with_each_input():

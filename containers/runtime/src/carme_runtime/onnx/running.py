@@ -166,14 +166,12 @@ def _free(folder: Path) -> None:
 
 def _put(run: Any, pipeline: Pipeline, number: int, batch: Inputs) -> None:
     made: dict[str, Any] = {}
+    for name in dict.fromkeys(name for names in pipeline.entries.values() for name in names):
+        made[name] = stored(run.memory, label(name, number), batch[name])
+        if hasattr(made[name], "lifetime"):
+            made[name].close()  # before its token is there, whose task may delete it at once
     for place, names in pipeline.entries.items():
-        for name in names:
-            if name not in made:
-                made[name] = stored(run.memory, label(name, number), batch[name])
         run.put(place, (number, tuple(made[name] for name in names)))
-    for value in made.values():
-        if hasattr(value, "lifetime"):
-            value.close()
 
 
 def _taken(value: Any) -> Any:
