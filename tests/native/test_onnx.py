@@ -44,3 +44,54 @@ def test_ranks_train_a_model_together(launcher: Any, tmp_path: Path) -> None:
         assert other == pytest.approx(losses[0], rel=1e-5)
         for name, array in weights[0].items():
             np.testing.assert_allclose(theirs[name], array, rtol=1e-5, atol=1e-6)
+
+
+def fitted(launcher: Any, tmp_path: Path, nodes: list[int], **settings: Any) -> list[dict[str, Any]]:
+    model = tmp_path / "model.onnx"
+    onnx.save(dense(), model)
+    given = json.dumps({"slow": 0, "batches": 40, "mode": "async"} | settings)
+    ranks = launcher.run("onnx_fit_async", nodes, str(model), given)
+    return [json.loads(ranks.outputs[rank].strip().splitlines()[-1]) for rank in range(len(nodes))]
+
+
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1], [0, 0, 1]])
+def test_ranks_that_do_not_wait_for_each_other_end_with_the_same_weights(
+    launcher: Any, tmp_path: Path, nodes: list[int]
+) -> None:
+    ranks = fitted(launcher, tmp_path, nodes)
+    assert sum(each["parts"] for each in ranks) == 40 * len(nodes)
+    assert len(ranks[0]["losses"]) == 40
+    assert np.mean(ranks[0]["losses"][-5:]) < 0.95 * np.mean(ranks[0]["losses"][:5])
+    for each in ranks[1:]:
+        assert each["losses"] == pytest.approx(ranks[0]["losses"])
+        assert each["weights"] == ranks[0]["weights"]
+
+
+def test_training_without_waiting_learns_from_the_same_samples_as_much(launcher: Any, tmp_path: Path) -> None:
+    more = {"momentum": 0.9}
+    waiting = fitted(launcher, tmp_path, [0, 0], mode="sync", batches=150, more=more)[0]["losses"]
+    for other in (more, more | {"compensation": 0.1, "staleness": 1}):
+        losses = fitted(launcher, tmp_path, [0, 0], batches=150, more=other)[0]["losses"]
+        # As low after at most 1.2 times the samples.
+        assert np.mean(losses[-20:]) <= np.mean(waiting[105:125])
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_a_slow_rank_takes_fewer_parts_and_is_not_left_behind_the_bound(
+    launcher: Any, tmp_path: Path, staleness: int
+) -> None:
+    slow, quick = fitted(launcher, tmp_path, [0, 0], slow=0.2, more={"staleness": staleness})
+    assert slow["parts"] + quick["parts"] == 80
+    # While the slow one is at a part, the quick one has room for so many changes and one more to compute.
+    assert quick["parts"] / slow["parts"] <= 2 * staleness + 1
+    assert quick["parts"] > slow["parts"]
+    assert 0 < slow["behind"] <= 2 * staleness
+
+
+def test_a_rank_that_dies_ends_the_training_with_a_sentence(launcher: Any, tmp_path: Path) -> None:
+    model = tmp_path / "model.onnx"
+    onnx.save(dense(), model)
+    given = json.dumps({"slow": 0, "batches": 400, "mode": "async", "dies_at": 3})
+    ranks = launcher.start("onnx_fit_async", [0, 1], str(model), given)
+    assert ranks.finish() == [1, 9]
+    assert "PeerLost: Rank 1 ended while rank 0 waited for a message from rank 1." in ranks.outputs[0]

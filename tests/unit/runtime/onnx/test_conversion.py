@@ -328,7 +328,9 @@ def test_training_takes_the_steps_that_pytorch_takes(tmp_path: Path):
     [
         ({"loss": "none"}, "There is no loss 'none'. Use one of cross_entropy"),
         ({"optimizer": "none"}, "There is no optimizer 'none'"),
-        ({"mode": "async"}, "There is no mode 'async'"),
+        ({"mode": "eager"}, "There is no mode 'eager' of training. Use mode='sync' or mode='async'"),
+        ({"mode": "async", "staleness": 0}, "A staleness of 0 steps cannot be kept. Give 1 or more, or use"),
+        ({"mode": "async", "compensation": -1}, "A compensation of -1 corrects nothing"),
         ({"epochs": 0}, "0 epochs train nothing"),
         ({"data": []}, "There is no data"),
         ({"data": [(np.zeros((2, 1, 8, 8), np.float32), np.zeros(3, np.int64))]}, "have [2, 3] samples"),

@@ -35,12 +35,15 @@ class Box:
         target: The receiver's rank.
         slots: How many messages may be there at once.
         size: Of a message at most, in bytes.
+        like: The name of a box before it of the same sender, slots and size, whose messages go to this
+            target as well: the sender fills a slot once for both.
     """
 
     source: int
     target: int
     slots: int
     size: int
+    like: Any = None
 
     @property
     def room(self) -> int:
@@ -90,9 +93,12 @@ class Mailboxes:
             self._first[name] = notifications
             notifications += box.slots
             for rank in (box.source, box.target):
+                if rank == box.source and box.like is not None:
+                    self._at[name, rank] = self._at[box.like, rank]
+                    continue
                 self._at[name, rank] = ends[rank]
                 ends[rank] += box.slots * box.room
-        self._numbers = self._segments(max(ends[self._me], 1))
+        self._numbers = segments_of(context, group, max(ends[self._me], 1), timeout)
         self._memory = context.segment_array(self._numbers[self._me])
         made = _made.setdefault(context, _Made())
         made.living.add(self)
@@ -101,33 +107,23 @@ class Mailboxes:
         self._put = dict.fromkeys(self._boxes, 0)
         self._taken = dict.fromkeys(self._boxes, 0)
 
-    def _segments(self, size: int) -> dict[int, int]:
-        """Make this rank's segment; the numbers of all."""
-        number = numpy.zeros(1, numpy.int64)
-        number[0] = self._alloc(size)
-        for rank in self._group.ranks:
-            if rank != self._me:
-                self._context.segment_register(int(number[0]), rank, self._timeout)
-        everyone = numpy.zeros(self._group.size, numpy.int64)
-        self._group.allgather(everyone, number, timeout=self._timeout)
-        self._group.barrier(timeout=self._timeout)
-        return dict(zip(self._group.ranks, map(int, everyone), strict=True))
-
-    def _alloc(self, size: int) -> int:
-        last = load().SEGMENTS - 1
-        for number in range(last, 0, -1):
-            try:
-                self._context.segment_alloc(number, size)
-            except InvalidCall:
-                continue  # somebody has it
-            return number
-        raise InvalidCall("All segments are in use.", "Close a pipeline that is no longer needed.")
-
     def close(self) -> None:
         """Give the memory up, when all members have come here."""
         self._group.barrier(timeout=self._timeout)
         self._drop.detach()
         self._context.segment_delete(self._numbers[self._me])
+
+    def is_free(self, name: Any, milliseconds: int = 0) -> bool:
+        """Whether `slot` has not to wait, after waiting so long. Raises PeerLost as `slot`."""
+        box, count = self._boxes[name], self._put[name]
+        return count < box.slots or self._is_set(
+            self._first[name] + count % box.slots, box.target, milliseconds
+        )
+
+    def is_there(self, name: Any, milliseconds: int = 0) -> bool:
+        """Whether `take` has not to wait, after waiting so long. Raises PeerLost as `take`."""
+        box, count = self._boxes[name], self._taken[name]
+        return self._is_set(self._first[name] + count % box.slots, box.source, milliseconds)
 
     def slot(self, name: Any) -> Any:
         """The memory of the next message to be sent, as bytes; waits until it is free."""
@@ -177,24 +173,87 @@ class Mailboxes:
 
     def _wait(self, notification: int, other: int) -> None:
         """Wait for a notification from `other`, and clear it."""
-        number, context = self._numbers[self._me], self._context
         began, started = time.monotonic(), time.perf_counter()
-        while context.notify_waitsome(number, notification, 1, _LOOK_MS) < 0:
-            states = context.state_vector()
-            lost = [rank for rank in self._group.ranks if states[rank]]
-            if lost and context.notify_waitsome(number, notification, 1, 0) < 0:
-                raise PeerLost(
-                    f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {other}"
-                    f"{_activity()}.",
-                    "See the output of that rank.",
-                )
+        while not self._is_set(notification, other, _LOOK_MS):
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
                 raise Timeout(
                     f"No message came from rank {other} in time{_activity()}.", "See what that rank does."
                 )
-        context.notify_reset(number, notification)
+        self._context.notify_reset(self._numbers[self._me], notification)
         if profile.recorder:
             profile.recorder.add(profile.WAITING, f"message from rank {other}", started)
+
+    def _is_set(self, notification: int, other: int, milliseconds: int) -> bool:
+        number, context = self._numbers[self._me], self._context
+        if context.notify_waitsome(number, notification, 1, milliseconds) >= 0:
+            return True
+        states = context.state_vector()
+        lost = [rank for rank in self._group.ranks if states[rank]]
+        if not lost:
+            return False
+        if context.notify_waitsome(number, notification, 1, 0) < 0:
+            raise PeerLost(
+                f"Rank {lost[0]} ended while rank {self._me} waited for a message from rank {other}"
+                f"{_activity()}.",
+                "See the output of that rank.",
+            )
+        return True
+
+
+class Counter:
+    """Draws numbers: 0, 1, 2 and so on, each for one rank of a group alone, by atomic operations.
+
+    All members of the group make it in the same order. The number lies in the memory of the first member.
+
+    Args:
+        context: The transport's.
+        group: Who draws, for no other use meanwhile.
+        timeout: Milliseconds after which waiting is given up; -1: never.
+    """
+
+    def __init__(self, context: Any, group: Group, timeout: int = -1) -> None:
+        self._context, self._group, self._timeout = context, group, timeout
+        self._numbers = segments_of(context, group, _ALIGNMENT, timeout)
+
+    def draw(self) -> int:
+        """The next number. Raises Timeout where the first member does not answer in time."""
+        first = self._group.ranks[0]
+        found = self._context.fetch_add(first, self._numbers[first], 0, 1, self._timeout)
+        if found is None:
+            raise Timeout(f"Rank {first} did not answer in time.", "See what that rank does.")
+        return found
+
+    def close(self) -> None:
+        """Give the memory up, when all members have come here."""
+        self._group.barrier(timeout=self._timeout)
+        self._context.segment_delete(self._numbers[self._group.ranks[self._group.index]])
+
+
+def segments_of(context: Any, group: Group, size: int, timeout: int) -> dict[int, int]:
+    """Make a segment of so many bytes on this rank, known to the group; the numbers of all by rank.
+
+    Raises InvalidCall where all segments are in use.
+    """
+    me = group.ranks[group.index]
+    number = numpy.zeros(1, numpy.int64)
+    number[0] = _alloc(context, size)
+    for rank in group.ranks:
+        if rank != me:
+            context.segment_register(int(number[0]), rank, timeout)
+    everyone = numpy.zeros(group.size, numpy.int64)
+    group.allgather(everyone, number, timeout=timeout)
+    group.barrier(timeout=timeout)
+    return dict(zip(group.ranks, map(int, everyone), strict=True))
+
+
+def _alloc(context: Any, size: int) -> int:
+    for number in range(load().SEGMENTS - 1, 0, -1):
+        try:
+            context.segment_alloc(number, size)
+        except InvalidCall:
+            continue  # somebody has it
+        return number
+    raise InvalidCall("All segments are in use.", "Close a pipeline that is no longer needed.")
 
 
 def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:

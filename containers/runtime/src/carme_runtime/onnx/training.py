@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from carme_runtime.onnx import asynchronous
 from carme_runtime.onnx.conversion import OnnxModule, to_torch
 from carme_runtime.onnx.errors import OnnxError
 
@@ -60,10 +61,16 @@ def fit(
     learning_rate: float = 0.01,
     epochs: int = 1,
     mode: str = "sync",
+    staleness: int = 2,
+    compensation: float = 0.0,
     **settings: Any,
 ) -> Training:
-    """Train a model. In a script that carme-run starts, all ranks train together: each takes its share of
-    every batch, and the losses and weights are those of one process, up to rounding.
+    """Train a model. In a script that carme-run starts, all ranks train together.
+
+    With `mode="sync"` each rank takes its share of every batch, and the losses and weights are those of one
+    process, up to rounding. With `mode="async"` no rank waits for the others' gradients: each takes the next
+    share that nobody has taken, steps on it alone, and sends what that changes to all others. So a slow rank
+    takes fewer shares, and the weights that a gradient is computed with may lack the latest changes.
 
     Args:
         source: What `carme_runtime.onnx.load` takes or gives.
@@ -74,16 +81,20 @@ def fit(
         optimizer: `sgd`, `adam`, `adamw`, or what makes one of parameters and `lr`.
         learning_rate: Of the optimizer.
         epochs: How often the data is gone through; it must be possible to iterate over it so often.
-        mode: `sync`: gradients of all ranks are averaged before each step.
+        mode: `sync`: gradients of all ranks are averaged before each step. `async`: see above; what a model
+            keeps besides its weights, as BatchNorm does, each rank has of its own; the result is the mean.
+        staleness: With `async`: by how many steps of all ranks the weights may be behind, 1 or more (Ho et
+            al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013). A
+            rank holds about `staleness` times the number of ranks changes of the size of the weights.
+        compensation: With `async`: the lambda with which gradients are corrected for what the others have
+            changed meanwhile (Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
+            Compensation", 2017); 0: not at all.
         settings: More arguments of the optimizer, such as momentum.
 
     Raises:
         OnnxError: An operator cannot be trained, a batch does not fit the model, or a name is unknown.
     """
-    if mode != "sync":
-        raise OnnxError(f"There is no mode '{mode}' of training.", "Use mode='sync'.")
-    if epochs < 1:
-        raise OnnxError(f"{epochs} epochs train nothing.", "Give 1 or more.")
+    _check(mode, epochs, staleness, compensation)
     criterion = _named(LOSSES, loss, "loss")
     make = _named(OPTIMIZERS, optimizer, "optimizer")
     module = to_torch(source)
@@ -93,19 +104,36 @@ def fit(
         raise OnnxError("The model has no weights that could be trained.", "Train another model.")
     stepping = make(module.parameters(), lr=learning_rate, **settings)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if ranks > 1:
-        from carme_runtime.torch import parallelize
-
-        parallelize(module, stepping)
     module.train()
     made = Training(module)
-    for _ in range(epochs):
-        for inputs, targets in _batches(module, data):
-            made.losses.append(_step(module, stepping, criterion, inputs, targets, rank, ranks))
+    batches = (batch for _ in range(epochs) for batch in _batches(module, data))
+    if mode == "async" and ranks > 1:
+        made.losses += _train_asynchronously(module, stepping, criterion, batches, staleness, compensation)
+    else:
+        if ranks > 1:
+            from carme_runtime.torch import parallelize
+
+            parallelize(module, stepping)
+        made.losses += [
+            _step(module, stepping, criterion, inputs, targets, rank, ranks) for inputs, targets in batches
+        ]
     if not made.losses:
         raise OnnxError("There is no data to train with.", "Give pairs of inputs and targets.")
     module.eval()
     return made
+
+
+def _check(mode: str, epochs: int, staleness: int, compensation: float) -> None:
+    if mode not in ("sync", "async"):
+        raise OnnxError(f"There is no mode '{mode}' of training.", "Use mode='sync' or mode='async'.")
+    if epochs < 1:
+        raise OnnxError(f"{epochs} epochs train nothing.", "Give 1 or more.")
+    if staleness < 1:
+        raise OnnxError(
+            f"A staleness of {staleness} steps cannot be kept.", "Give 1 or more, or use mode='sync'."
+        )
+    if not compensation >= 0:
+        raise OnnxError(f"A compensation of {compensation} corrects nothing.", "Give 0 or more.")
 
 
 def _named(table: dict[str, Any], given: Any, what: str) -> Any:
@@ -147,17 +175,72 @@ def _step(
     ranks: int,
 ) -> float:
     """One step; the mean loss over the batch."""
-    own = tuple(each.tensor_split(ranks)[rank] for each in inputs)
-    wanted = targets.tensor_split(ranks)[rank]
+    part, share = _part((inputs, targets), rank, ranks)
     optimizer.zero_grad()
-    outputs = module(*own)
-    if isinstance(outputs, torch.Tensor) and outputs.ndim > 2 and targets.ndim < 2:
-        outputs = outputs.flatten(1)  # scores with pixels of which there is one
-    value = criterion(outputs, wanted)
+    value = _loss(module, criterion, *part)
     value.backward()
     optimizer.step()
-    share = value.detach() * (len(wanted) / len(targets))
+    found = value.detach() * share
     if ranks > 1:
-        share = share if len(wanted) else torch.zeros(())
-        torch.distributed.all_reduce(share)
-    return float(share)
+        found = found if share else torch.zeros(())
+        torch.distributed.all_reduce(found)
+    return float(found)
+
+
+def _part(batch: Any, number: int, count: int) -> tuple[Any, float]:
+    """One of the parts of a batch, and its share of the samples."""
+    inputs, targets = batch
+    own = targets.tensor_split(count)[number]
+    return (tuple(each.tensor_split(count)[number] for each in inputs), own), len(own) / len(targets)
+
+
+def _loss(
+    module: OnnxModule,
+    criterion: Callable[..., torch.Tensor],
+    inputs: tuple[torch.Tensor, ...],
+    targets: torch.Tensor,
+) -> torch.Tensor:
+    outputs = module(*inputs)
+    if isinstance(outputs, torch.Tensor) and outputs.ndim > 2 and targets.ndim < 2:
+        outputs = outputs.flatten(1)  # scores with pixels of which there is one
+    return criterion(outputs, targets)
+
+
+def _train_asynchronously(
+    module: OnnxModule,
+    optimizer: torch.optim.Optimizer,
+    criterion: Callable[..., torch.Tensor],
+    batches: Iterator[Any],
+    staleness: int,
+    compensation: float,
+) -> list[float]:
+    """Train until there are no more batches; the mean loss over each."""
+    from carme_runtime.collectives.mailboxes import Counter
+    from carme_runtime.torch.pipeline_run import Run
+
+    run, dist = Run(), torch.distributed
+    assert run.everyone
+    parameters = [each for each in module.parameters() if each.requires_grad]
+    for tensor in (*module.parameters(), *module.buffers()):
+        dist.broadcast(tensor.data, 0)
+    exchange = asynchronous.Exchange(run.context, run.everyone, parameters, staleness, run.timeout)
+    counter = Counter(run.context, run.everyone, run.timeout)
+    asynchronous.train(
+        exchange,
+        counter,
+        asynchronous.numbered(batches, run.size, _part),
+        lambda part: _loss(module, criterion, *part),
+        parameters,
+        optimizer,
+        compensation,
+    )
+    exchange.close()
+    counter.close()
+    for parameter in parameters:  # which differ by rounding, by the order in which changes came
+        dist.broadcast(parameter.data, 0)
+    for buffer in module.buffers():
+        if buffer.is_floating_point():
+            dist.all_reduce(buffer)
+            buffer /= run.size
+    parts = sorted(exchange.losses.items())
+    return [sum(loss for _, loss in parts[at : at + run.size]) for at in range(0, len(parts), run.size)]
