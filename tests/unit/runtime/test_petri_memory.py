@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,22 +22,12 @@ import carme_runtime
 from carme_runtime.petri import Memory, Net, PetriError, Range, store
 from patience import HANG
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
-
-
-@pytest.fixture(autouse=True)
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of shared memory for this test alone, in which nothing stays."""
-    made = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
-    made.mkdir()
-    monkeypatch.setattr(store, "SHARED", made)
-    yield made
-    left = [path.name for path in made.iterdir()]
-    subprocess.run(["rm", "-r", str(made)], check=True)
-    assert left == []
 
 
 def test_an_array_is_handed_over_without_a_copy(folder: Path):
@@ -202,12 +191,13 @@ def test_a_range_that_another_maps_is_not_deleted(folder: Path):
 
     with net.start(1, folder=folder) as run:
         given = run.memory.allocate("shared", 8)
+        held = run.memory["shared"]
+        held.hold()
         run.put(x, given)
-        given.hold()
         assert run.wait(HANG)["y"] == [
             "Range shared cannot be deleted: another task or the program has it mapped."
         ]
-        given.close()
+        held.close()
         run.put(x, given)
         assert run.wait(HANG)["y"][1:] == ["Range shared was deleted by this task."]
         with pytest.raises(PetriError, match="There is no range shared"):
@@ -290,6 +280,9 @@ def kill_in_the_middle(script: Path, shared: Path, folder: Path) -> None:
         process.kill()
         assert came.read() == b""  # its workers have ended, too
     process.communicate()
+    for alive in shared.glob("*/.alive"):  # what a process has open it closes in no order that one may know
+        with alive.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def test_ranges_survive_the_coordinator(folder: Path, shared: Path, tmp_path: Path):
@@ -547,10 +540,11 @@ def test_a_range_whose_deletion_was_refused_is_used_on(folder: Path):
     with net.start(1, folder=folder) as run:
         given = run.memory.allocate("shared", 2)
         given.buffer[0] = 3
+        held = run.memory["shared"]
+        held.hold()
         run.put(x, given)
-        given.hold()
         assert run.wait(HANG)["y"] == [([3, 4], True)]
-        assert given.array().tolist() == [3, 4]
+        assert held.array().tolist() == [3, 4]
 
 
 def test_a_process_that_was_forked_meanwhile_does_not_keep_the_lock(folder: Path, shared: Path):

@@ -12,6 +12,7 @@ import pytest
 from carme_runtime import profile
 from carme_runtime.traces import TraceError, archive, convert
 from carme_runtime.traces.recordings import SUFFIX, Plain, Recording, read, read_all
+from patience import HANG
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_nodes_whose_clocks_were_not_compared_follow_their_systems(
     first, second = read_all(tmp_path)
     event = next(iter(second.events()))
     assert first.corrected(7) == 7
-    assert second.corrected(event.end) - event.end == pytest.approx(-1000 * 10**9, abs=10**9)
+    assert second.corrected(event.end) - event.end == pytest.approx(-1000 * 10**9, abs=10**11)
     assert convert.shortages(tmp_path, 2) == [
         "The clock of rank 1 was not compared with that of rank 0, on another node: times between them are "
         "as exact as the clocks of the nodes."
@@ -96,12 +97,14 @@ def test_nodes_whose_clocks_were_not_compared_follow_their_systems(
 
 
 def test_the_limit_counts_all_processes_of_a_rank(tmp_path: Path):
+    files: list[Path] = []
     for _ in range(2):
         recorder = profile.Recorder(None, 0, tmp_path, limit=800)
         for _ in range(10):
             recorder.add(profile.PHASE, "forward", time.perf_counter())
         recorder.write()
-    first, second = sorted(tmp_path.iterdir(), key=lambda file: file.stat().st_mtime_ns)
+        files += [file for file in tmp_path.iterdir() if file not in files]
+    first, second = files
     assert read(first).written == 10 and read(second).written == 0 and read(second).dropped == 10
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in (first, second))
 
@@ -126,7 +129,7 @@ def test_a_forked_process_waits_for_no_lock_of_the_recorder(tmp_path: Path):
     with recorder._core._lock:
         child = os.fork()
         if not child:
-            signal.alarm(30)
+            signal.alarm(int(HANG))
             recorder.add(profile.PHASE, "in the child", time.perf_counter())
             os._exit(0)
     assert os.waitpid(child, 0)[1] == 0

@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from real_redis import Redis
 
+from patience import HANG
+
 HUB_TOKEN = "token-of-the-portal"
 CLIENT_SECRET = "secret-of-the-hub"
 PASSWORD = "correct horse battery"
@@ -109,11 +111,13 @@ from django.test import Client  # noqa: E402
 from django.utils import timezone, translation  # noqa: E402
 
 from carme.jobs import Cluster, Node, Partition  # noqa: E402
+from carme_webui import notifier as notifier_module  # noqa: E402
 from carme_webui.accounts import directory, login  # noqa: E402
 from carme_webui.accounts.models import User  # noqa: E402
 from carme_webui.api import limits  # noqa: E402
 from carme_webui.api.models import SCOPES, Token  # noqa: E402
 from carme_webui.cluster import picture  # noqa: E402
+from carme_webui.notifier import notifier  # noqa: E402
 from carme_webui.sessions.lifecycle import due_sessions, tend_named  # noqa: E402
 
 from .fake_broker import NOW, FakeBroker  # noqa: E402
@@ -132,7 +136,9 @@ def words(answer: Any) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _redis() -> Iterator[None]:
-    """Redis, where there is one; the portal's pages do without."""
+    """Redis, where there is one; the portal's pages do without. On a busy machine its answers may be late."""
+    notifier_module.PATIENCE = HANG
+    notifier.__init__(REDIS.address)
     if REDIS.is_installed:
         REDIS.start()
     yield

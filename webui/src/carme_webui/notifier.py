@@ -265,6 +265,7 @@ class _Listener:
         if self._client and self.hears:
             with contextlib.suppress(redis.RedisError):
                 found = await cast(Any, self._client.hmget(VERSIONS, [EPOCH, ALL, user]))
+                _heed_cancellation()
                 if found[0] is not None:
                     return _joined(found)
         return _version_while_away(user)
@@ -295,9 +296,7 @@ class _Listener:
                 await cast(Any, client.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4)))
                 if self._tried.is_set():
                     await cast(Any, client.hincrby(VERSIONS, ALL, 1))
-            # Waiting with a limit of time, as redis-py does above, can swallow a cancellation (bpo-37658).
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise asyncio.CancelledError
+            _heed_cancellation()
             self.hears = True
             self._tried.set()
             yield [ALL]
@@ -310,6 +309,12 @@ class _Listener:
         for user in users:
             for event in self._waiting.get(user, ()):
                 event.set()
+
+
+def _heed_cancellation() -> None:
+    """End a task that was cancelled: waiting with a limit, as redis-py does, can swallow that (bpo-37658)."""
+    if (task := asyncio.current_task()) and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _joined(fields: list[str | None]) -> str:

@@ -168,8 +168,6 @@ def _put(run: Any, pipeline: Pipeline, number: int, batch: Inputs) -> None:
     made: dict[str, Any] = {}
     for name in dict.fromkeys(name for names in pipeline.entries.values() for name in names):
         made[name] = stored(run.memory, label(name, number), batch[name])
-        if hasattr(made[name], "lifetime"):
-            made[name].close()  # before its token is there, whose task may delete it at once
     for place, names in pipeline.entries.items():
         run.put(place, (number, tuple(made[name] for name in names)))
 

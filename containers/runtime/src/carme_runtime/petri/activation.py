@@ -14,7 +14,7 @@ from typing import Any
 
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.memory import Range
+from carme_runtime.petri.memory import Range, guarding
 from carme_runtime.petri.model import Arc, Place, Transition, group
 
 _UNSET = object()
@@ -23,7 +23,7 @@ _ANY_NUMBER = 1 << 40
 
 
 class Token:
-    """A value in a place, as bytes; it becomes an object again only for guards and for its user."""
+    """A value in a place, as bytes; it becomes an object again only for guards."""
 
     __slots__ = ("_value", "attempts", "data", "failures", "number")
 
@@ -390,7 +390,8 @@ class Activation:
 
     def _passes(self, rule: Rule, chosen: list[Token]) -> bool:
         try:
-            return bool(rule.transition.guard(*group(rule.arguments, [token.value for token in chosen])))  # type: ignore[misc]
+            with guarding():
+                return bool(rule.transition.guard(*group(rule.arguments, [token.value for token in chosen])))  # type: ignore[misc]
         except Exception as error:
             raise PetriError(
                 f"The guard of transition {rule.transition.name} failed: {type(error).__name__}: {error}.",

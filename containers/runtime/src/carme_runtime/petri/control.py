@@ -19,7 +19,7 @@ from carme_runtime.petri import forks
 from carme_runtime.petri.channel import Reader, encode
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.frames import header_of
-from carme_runtime.petri.memory import Range
+from carme_runtime.petri.memory import Range, handed_over
 from carme_runtime.petri.model import Place
 
 if TYPE_CHECKING:
@@ -161,7 +161,9 @@ class Attached:
     def put(self, place: Place | str, *tokens: Any) -> None:
         """Put tokens into a place of the run, as `run.put` does. Raises PetriError as that does."""
         name = place if isinstance(place, str) else place.name
-        self._ask("put", name, [pickle.dumps(token, 5) for token in tokens])
+        with handed_over():
+            data = [pickle.dumps(token, 5) for token in tokens]
+        self._ask("put", name, data)
 
     def put_text(self, place: str, *texts: str) -> None:
         """Put tokens that are written as text, by the type of the place. Raises PetriError as `put` does."""

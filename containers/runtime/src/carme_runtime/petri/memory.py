@@ -27,7 +27,7 @@ from carme_runtime.petri.asking import ask
 from carme_runtime.petri.elements import describe, kind_of, numpy_module, type_of
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.frames import header_of
-from carme_runtime.petri.store import ON_DISK, Description, Store, is_mapped
+from carme_runtime.petri.store import ON_DISK, Description, Store, is_mapped, unlock
 
 if TYPE_CHECKING:
     import numpy
@@ -42,6 +42,7 @@ Changes = tuple[list[Description], list[str], dict[str, int]]
 
 #: The memory of runs that this process is part of, by their identities.
 _known: dict[str, "Memory"] = {}
+_pickling, _guarding = threading.local(), threading.local()
 
 
 class Range:
@@ -119,8 +120,7 @@ class Range:
     def close(self) -> None:
         """Let others delete it, and the store move it. Arrays of it that somebody still has stay valid."""
         self._release()
-        if self in self._memory.opened:
-            self._memory.opened.remove(self)
+        self._memory.opened = [each for each in self._memory.opened if each is not self]
 
     def _mapped(self) -> mmap.mmap:
         if self._deleted:
@@ -155,9 +155,7 @@ class Range:
         if later is not None and self._map is not None:
             later[_identity(self._file)], self._map = self._map, None
         if self._file >= 0:
-            with contextlib.suppress(OSError):
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-            os.close(self._file)
+            unlock(self._file)
             self._file = -1
         if self._map is not None:
             unmap([self._map])
@@ -208,6 +206,7 @@ class Range:
                 f"Range {self.name} ends with its task, so it cannot be a token.",
                 'Allocate it with lifetime="net".',
             )
+        getattr(_pickling, "ranges", []).append(self)
         return _restore, (
             self._memory.identity,
             str(self._memory.folder),
@@ -355,7 +354,6 @@ class Memory:
         name = which if isinstance(which, str) else which.name
         if name in self._deleted or not self._exists(name):
             self.locate(name)  # which says why not
-        path, _ = self._store.find(name) or (self._store.shared / name, None)
         self._begin()
         own = [each for each in self.opened if each.name == name]
         if isinstance(which, Range) and all(each is not which for each in own):
@@ -365,7 +363,8 @@ class Memory:
             each._release()
         # Nobody else takes it meanwhile, or finds it mapped by this look alone.
         with self._store.locked():
-            refused = is_mapped(path)
+            there = self._store.find(name)  # now, as another task may have moved it to the disk just before
+            refused = there is not None and is_mapped(there[0])
         if refused:
             self.opened = [each for each in self.opened if all(each is not one for one in held)]
             for each in held:
@@ -451,7 +450,10 @@ class Memory:
 
     def remember(self, opened: Range) -> None:
         """A range was mapped: for a task until it ends, for a program as long as that has it."""
-        if self._commit is None:
+        opened_by_guard: list[Range] | None = getattr(_guarding, "ranges", None)
+        if opened_by_guard is not None:
+            opened_by_guard.append(opened)
+        elif self._commit is None:
             self.opened.append(opened)
 
     def register(self) -> None:
@@ -523,6 +525,33 @@ class Memory:
         self._allocated, self._deleted = [], []
         if self._commit:
             self._commit(changes)
+
+
+@contextlib.contextmanager
+def handed_over() -> Iterator[None]:
+    """Close the ranges in what is pickled here, however deep: they are the tasks' from there on.
+
+    A task may delete them as soon as its token is there.
+    """
+    _pickling.ranges = found = list[Range]()
+    try:
+        yield
+        for each in found:
+            each.close()
+    finally:
+        del _pickling.ranges
+
+
+@contextlib.contextmanager
+def guarding() -> Iterator[None]:
+    """Let go of the ranges that a guard maps here as soon as it has ended: its task may delete them."""
+    _guarding.ranges = found = list[Range]()
+    try:
+        yield
+    finally:
+        del _guarding.ranges
+        for each in found:
+            each._release()
 
 
 def _unlock(file: int, process: int) -> None:

@@ -1,6 +1,7 @@
 """What can be seen of a run while it runs: its tokens, its state, its picture."""
 
 import os
+import pickle
 import socket
 import threading
 from collections import Counter
@@ -36,7 +37,10 @@ class Observed:
     def marking(self) -> dict[str, list[Any]]:
         """The tokens by places. Those that a running task has taken are still there."""
         with self._lock:
-            return {name: [t.value for t in tokens] for name, tokens in self._activation.marking().items()}
+            return {
+                name: [pickle.loads(t.data) for t in each]
+                for name, each in self._activation.marking().items()
+            }
 
     def pickled_marking(self) -> dict[str, list[bytes]]:
         """As `marking`, for who has the classes of the tokens."""

@@ -17,7 +17,7 @@ from carme_runtime.petri.control import Door
 from carme_runtime.petri.dask import forwarded, is_client
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
-from carme_runtime.petri.memory import Changes, Memory, Range
+from carme_runtime.petri.memory import Changes, Memory, handed_over
 from carme_runtime.petri.model import Place
 from carme_runtime.petri.observed import Observed
 from carme_runtime.petri.placing import Placing
@@ -148,6 +148,7 @@ class Run(Observed):
         """Put tokens into a place, at any time; waits for room where the place has a capacity.
 
         When it returns, the death of this program cannot undo it; `sync` makes that true of the machine's.
+        Ranges in tokens, however deep, are the tasks' from there on: this program's are closed.
 
         Raises:
             PetriError: A token is of another type or cannot be pickled, there is no room and nothing runs
@@ -157,10 +158,8 @@ class Run(Observed):
         for token in tokens:
             if refusal := found.refusal(token):
                 raise PetriError(refusal, "Put tokens of the place's type.")
-        data = [pickled(found, token) for token in tokens]
-        for token in tokens:
-            if isinstance(token, Range):  # the tasks' from here on
-                token.close()
+        with handed_over():
+            data = [pickled(found, token) for token in tokens]
         with self._changed:
             if found.capacity is None:
                 self._put(found, data)

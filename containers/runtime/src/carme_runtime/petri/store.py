@@ -148,7 +148,7 @@ class Store:
 
     def end(self) -> None:
         """Free shared memory, which nobody has any more."""
-        shutil.rmtree(self.shared, ignore_errors=True)
+        _remove(self.shared)
         for folder in self._own_folders():
             with contextlib.suppress(OSError):  # it has ranges that last
                 folder.rmdir()
@@ -195,7 +195,7 @@ class Store:
 
         Raises:
             PetriError: There is no room.
-            OSError: What `fill` raises, as its bytes do not come.
+            OSError, EOFError: What `fill` raises, as its bytes do not come.
         """
         with self.locked():
             folder, _ = self._room_for(description)
@@ -208,9 +208,9 @@ class Store:
                     fill(mapped)
             finally:
                 os.close(file)
-        except OSError as error:
+        except BaseException as error:
             new.unlink(missing_ok=True)
-            if error.errno in _NO_ROOM:
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
                 raise self._too_large(description, folder, error) from None
             raise
         with self.locked():
@@ -282,8 +282,10 @@ class Store:
     def descriptions(self) -> dict[str, Description]:
         """All ranges of this node by their names."""
         found: dict[str, Description] = {}
-        for folder in reversed(self._own_folders()):
-            found |= {each.name: each for each in _descriptions(folder)}
+        # From memory to the disk: what another process moves there meanwhile is in one of the two.
+        for folder in self._own_folders():
+            for each in _descriptions(folder):
+                found.setdefault(each.name, each)
         return found
 
     def clean(self, names: set[str], task: int | None = None) -> None:
@@ -315,18 +317,18 @@ class Store:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Nobody else changes anything meanwhile. Not to be nested."""
-        if not self.shared.exists():  # a run that has ended: nobody changes it
+        try:
+            file = os.open(self.shared / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # a run that has ended: nobody changes it
             yield
             return
-        file = os.open(self.shared / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._locked = file
             yield
         finally:
-            # To close it is not enough: a process that was forked meanwhile has the lock, too.
-            fcntl.flock(file, fcntl.LOCK_UN)
-            os.close(file)
+            self._locked = -1
+            unlock(file)
 
     def _own_folders(self) -> list[Path]:
         return [each for each in (self.shared, *self.spills) if _is_own(each)]
@@ -421,7 +423,7 @@ def sweep(own: str, lasting: Lasting) -> None:
                 if _take(alive):
                     _evacuate(shared, Path(json.loads((shared / ".run").read_text())), lasting)
             finally:
-                os.close(alive)
+                unlock(alive)
 
 
 def is_mapped(path: Path) -> bool:
@@ -433,7 +435,15 @@ def is_mapped(path: Path) -> bool:
     try:
         return not _take(file)
     finally:
-        os.close(file)
+        unlock(file)
+
+
+def unlock(file: int) -> None:
+    """Close a file that this process has locked."""
+    with contextlib.suppress(OSError):
+        # To close it is not enough: a process that was forked meanwhile has the lock, too.
+        fcntl.flock(file, fcntl.LOCK_UN)
+    os.close(file)
 
 
 def _identity_of(shared: Path) -> str:
@@ -447,6 +457,17 @@ def _evacuate(shared: Path, folder: Path, lasting: Lasting) -> None:
         for description in _descriptions(shared):
             if description.name in names:
                 _move(shared, folder / DISK, description.name)
+    _remove(shared)
+
+
+def _remove(shared: Path) -> None:
+    """Free a folder of shared memory, into which nothing comes any more.
+
+    Under another name, so that who makes files by its path meanwhile finds none, or a new one.
+    """
+    run, _, node = shared.name.partition("@")
+    with contextlib.suppress(OSError):
+        shared = shared.rename(shared.with_name(f"{run}.removed@{node}"))
     shutil.rmtree(shared, ignore_errors=True)
 
 
@@ -467,7 +488,11 @@ def _description(text: str) -> Description:
 
 
 def _describe(folder: Path, description: Description) -> None:
-    (folder / f"{_MARK}{description.name}").write_text(json.dumps(asdict(description)))
+    mark = folder / f"{_MARK}{description.name}"
+    mark.write_text(json.dumps(asdict(description)))
+    # The system's own times may be the same for all that it makes within milliseconds: see `_spill`.
+    now = time.time_ns()
+    os.utime(mark, ns=(now, now))
 
 
 def _made(folder: Path, description: Description) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 from carme_runtime.petri.activation import followers
 from carme_runtime.petri.channel import Reader, encode
 from carme_runtime.petri.definition import Definition
-from carme_runtime.petri.memory import Memory
+from carme_runtime.petri.memory import Memory, guarding
 from carme_runtime.petri.model import Place, Transition, group
 
 #: How a task ended.
@@ -134,7 +134,8 @@ class Worker:
         if takers[0].guard:
             try:
                 value = pickle.loads(token)
-                takers = [each for each in takers if each.guard(value)]  # type: ignore[misc]
+                with guarding():
+                    takers = [each for each in takers if each.guard(value)]  # type: ignore[misc]
             except Exception:  # the coordinator sees the same, and says it
                 return -1
         if len(takers) != 1:
