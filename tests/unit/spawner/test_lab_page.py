@@ -35,6 +35,7 @@ class Front:
         told: What the portal says of the session; None: it does not answer.
         asked: How often each path was asked for.
         status: What the session says of its time instead of its server.
+        sent: The form with which the session was asked to start again.
         held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
     """
 
@@ -44,6 +45,7 @@ class Front:
     told: dict[str, object] | None = None
     status: dict[str, object] | None = None
     asked: Counter[str] = field(default_factory=Counter)
+    sent: dict[str, object] | None = None
     held: str = "nothing is held"
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
@@ -54,6 +56,9 @@ class Front:
             await self.go_on.wait()
         if self.status and request.path == f"{BASE}carme/status":
             return web.json_response(self.status)
+        if (request.method, request.path) == ("POST", "/sessions/s1/again/"):
+            self.sent = dict(await request.post())
+            raise web.HTTPSeeOther(f"/sessions/{self.sent['name']}/")
         if request.path.startswith("/sessions/s1/"):
             return web.json_response(self.told) if self.told else web.Response(status=502)
         if not request.path.startswith(BASE) or BASE not in self.site.routes:
@@ -211,6 +216,38 @@ async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
     await expect(dialog).to_contain_text("You stopped this session.")
     await expect(dialog).to_contain_text("All documents are saved.")
     assert file.read_text() == "first line\nnever saved by hand"
+
+
+async def test_a_session_that_has_ended_starts_again_from_its_dialog(
+    front: Front, page: Page, server: Site
+) -> None:
+    await page.goto(f"{front.url}{BASE}lab")
+    await expect(page.locator("#carme-session-time")).to_be_attached()
+    # Told to end; its server is gone before the portal knows, and nothing of it is needed.
+    front.told = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
+    server.broker.processes[100].terminate()
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    again = dialog.get_by_role("button", name="Start Again")
+    await expect(again).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#carme-session-time")).to_have_text("Starting again")
+    assert front.sent is None, "what it holds may be needed"
+    fields = {"csrfmiddlewaretoken": "a token", "name": "s22222222"}
+    front.told |= {"over": True, "state": "ended", "again": fields}
+    await page.wait_for_url("**/sessions/s22222222/")
+    assert front.sent == fields
+
+
+async def test_starting_again_without_the_portals_answer_leads_to_its_page(
+    front: Front, page: Page, server: Site
+) -> None:
+    await page.goto(f"{front.url}{BASE}lab")
+    await expect(page.locator("#carme-session-time")).to_be_attached()
+    server.broker.processes[100].terminate()
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await dialog.get_by_role("button", name="Start Again").click()
+    await eventually(lambda: front.asked["/sessions/s1/"], "the portal's page of the session is opened")
+    assert front.sent is None
 
 
 async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, page: Page) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.middleware.csrf import get_token
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.utils.html import format_html
@@ -267,10 +268,16 @@ def session_live(request: HttpRequest, name: str) -> HttpResponse:
 
 @require_safe
 def session_state(request: HttpRequest, name: str) -> JsonResponse:
-    """Whether one of my sessions is over, and why: JupyterLab asks when it does not answer."""
+    """Whether one of my sessions is over, and why: JupyterLab asks when it does not answer.
+
+    `again` has the fields with which a form on this site starts it again (`again`), once it is over.
+    """
     found = _mine(request, name)
-    sentence = translated(found.explanation)
-    answer = JsonResponse({"over": found.is_over, "state": found.state, "sentence": sentence})
+    told: dict[str, Any] = {"over": found.is_over, "state": found.state}
+    told["sentence"] = translated(found.explanation)
+    if found.is_over:
+        told["again"] = {"csrfmiddlewaretoken": get_token(request), "name": new_name()}
+    answer = JsonResponse(told)
     answer["Cache-Control"] = "no-store"
     return answer
 

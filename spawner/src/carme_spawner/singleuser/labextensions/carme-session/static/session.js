@@ -10,6 +10,8 @@
   const EXTEND_MINUTES = 60;
   const EVENT = 'https://schema.carme/session';
   const LOOK_MS = 5000;
+  /** How often the portal is asked whether a session that is being stopped has ended, by who wants it again. */
+  const AGAIN_MS = 1000;
   const STOPPED = 424; // the hub's answer for a server that does not run
 
   let shared = {};
@@ -111,6 +113,33 @@
     }
   }
 
+  /** Start the same session again, by the portal alone: the server of this one is gone.
+   *
+   * The page that follows is the new session's, or the start form with what is not possible now. Where the portal
+   * does not answer, or has forgotten who this is, its own page of this session says so.
+   */
+  async function startAgain() {
+    let told = await askPortal();
+    while (told && !told.over) {
+      await sleep(AGAIN_MS); // what it holds is needed for the new one
+      told = await askPortal();
+    }
+    if (!told || !told.again) {
+      window.location.assign(portalPage());
+      return;
+    }
+    const form = document.createElement('form');
+    form.method = 'post';
+    form.action = `${portalPage()}again/`;
+    for (const [name, value] of Object.entries(told.again)) {
+      const field = document.createElement('input');
+      Object.assign(field, { type: 'hidden', name, value });
+      form.append(field);
+    }
+    document.body.append(form);
+    form.submit();
+  }
+
   /** What watches over the session's end.
    *
    * `look()` is to be called when the session did not answer, `end()` when it is over. The latter says so once, and
@@ -191,12 +220,20 @@
       const names = changed().map(context => context.path);
       rest.textContent = names.length
         ? `Not saved: ${names.join(', ')}. Copy what you need before you leave this page.`
-        : 'All documents are saved. The portal can start the session again.';
+        : 'All documents are saved.';
       body.node.append(line, rest);
       Dialog.flush();
-      const buttons = [Dialog.cancelButton({ label: 'Stay Here' }), Dialog.okButton({ label: 'Go to the Portal' })];
-      const answer = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 1 });
-      if (answer.button.accept) {
+      const again = Dialog.okButton({ label: 'Start Again', caption: 'The same image, hardware, time and data' });
+      const buttons = [
+        Dialog.cancelButton({ label: 'Stay Here' }),
+        Dialog.okButton({ label: 'Go to the Portal', className: 'jp-mod-reject' }),
+        again
+      ];
+      const { button } = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 2 });
+      if (button.label === again.label) {
+        show('Starting again');
+        await startAgain();
+      } else if (button.accept) {
         window.location.assign(portalPage());
       }
     }
