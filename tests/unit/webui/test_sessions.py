@@ -498,19 +498,18 @@ def test_jupyterlab_learns_whether_its_session_is_over_and_why(
 ) -> None:
     address = f"/sessions/{NAME}/state/"
     assert browser.get(address).json()["over"] is False
-    assert "again" not in browser.get(address).json()
     broker.tell(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
     rounds()
     answer = browser.get(address)
-    told = answer.json()
-    again = told.pop("again")
-    assert told == {"over": True, "state": "ended", "sentence": "Its time was over."}
+    state = answer.json()
+    token, fresh = state.pop("token"), state.pop("fresh")
+    assert state == {"over": True, "state": "ended", "sentence": "Its time was over."}
     assert answer["Cache-Control"] == "no-store"
     assert other.get(address).status_code == 404 and anonymous.get(address).status_code == 302
-    # The fields with which JupyterLab's page starts it again, by a form of its own.
-    started = browser.send_with(again["csrfmiddlewaretoken"], f"{PAGE}again/", name=again["name"])
-    assert (started.status_code, started["Location"]) == (302, f"/sessions/{again['name']}/")
-    assert Session.objects.get(name=again["name"]).asked_for == ready.asked_for
+    # With these JupyterLab's page starts it again, by a form of its own.
+    started = browser.send_with(token, f"{PAGE}again/", name=fresh)
+    assert (started.status_code, started["Location"]) == (302, f"/sessions/{fresh}/")
+    assert Session.objects.get(name=fresh).asked_for == ready.asked_for
 
 
 def test_a_session_that_nobody_knows_any_more_has_ended(ready: Session, broker: FakeBroker) -> None:

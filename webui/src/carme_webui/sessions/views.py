@@ -270,14 +270,18 @@ def session_live(request: HttpRequest, name: str) -> HttpResponse:
 def session_state(request: HttpRequest, name: str) -> JsonResponse:
     """Whether one of my sessions is over, and why: JupyterLab asks when it does not answer.
 
-    `again` has the fields with which a form on this site starts it again (`again`), once it is over.
+    With `token` its page may send the forms that stop it and start it again, the latter with `fresh` as name.
     """
     found = _mine(request, name)
-    told: dict[str, Any] = {"over": found.is_over, "state": found.state}
-    told["sentence"] = translated(found.explanation)
-    if found.is_over:
-        told["again"] = {"csrfmiddlewaretoken": get_token(request), "name": new_name()}
-    answer = JsonResponse(told)
+    answer = JsonResponse(
+        {
+            "over": found.is_over,
+            "state": found.state,
+            "sentence": translated(found.explanation),
+            "token": get_token(request),
+            "fresh": new_name(),
+        }
+    )
     answer["Cache-Control"] = "no-store"
     return answer
 

@@ -124,20 +124,33 @@
       await sleep(AGAIN_MS); // what it holds is needed for the new one
       told = await askPortal();
     }
-    if (!told || !told.again) {
+    if (!told) {
       window.location.assign(portalPage());
       return;
     }
     const form = document.createElement('form');
     form.method = 'post';
     form.action = `${portalPage()}again/`;
-    for (const [name, value] of Object.entries(told.again)) {
+    for (const [name, value] of Object.entries({ csrfmiddlewaretoken: told.token, name: told.fresh })) {
       const field = document.createElement('input');
       Object.assign(field, { type: 'hidden', name, value });
       form.append(field);
     }
     document.body.append(form);
     form.submit();
+  }
+
+  /** Stop the session, by the portal; throws an Error with the sentence why that is not possible now. */
+  async function stopSession() {
+    const told = await askPortal();
+    if (!told) {
+      throw new Error('The portal does not answer, or does not know who you are any more. Sign in there again.');
+    }
+    const body = new URLSearchParams({ csrfmiddlewaretoken: told.token });
+    const response = await fetch(`${portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
+    if (response.type !== 'opaqueredirect' && !response.ok) {
+      throw new Error('The portal could not stop this session. Try again in a minute.');
+    }
   }
 
   /** What watches over the session's end.
@@ -259,7 +272,7 @@
     button.className = 'jp-mod-styled jp-mod-minimal';
     button.style.cssText = 'height: 24px; line-height: 24px; margin: 0 8px; white-space: nowrap;';
     button.hidden = true;
-    button.title = 'When this session ends. Press for more time.';
+    button.title = 'When this session ends. Press for more time, or to stop it.';
     button.addEventListener('click', () => commands.execute('carme:extend'));
     const panel = new widgets.Widget({ node: document.createElement('div') });
     panel.id = 'carme-session-time';
@@ -329,20 +342,65 @@
       show();
     }
 
+    /** The session's time, more of it, and its end: the minutes that were asked for, or nothing. */
+    async function askForTime() {
+      const content = new widgets.Widget({ node: document.createElement('div') });
+      const ends = status.ends && new Date(status.ends);
+      const line = document.createElement('p');
+      line.textContent = ends ? `It ends at ${clock(ends)}, in ${words(minutesUntil(ends))}.` : 'It has no end yet.';
+      const label = document.createElement('label');
+      const input = Object.assign(document.createElement('input'), {
+        className: 'jp-mod-styled',
+        type: 'number',
+        min: 1,
+        value: EXTEND_MINUTES
+      });
+      label.append('More time for this session, in minutes', input);
+      content.node.append(line, label);
+      content.getValue = () => Math.round(Number(input.value));
+      const { Dialog } = apputils;
+      const stop = Dialog.warnButton({ label: 'Stop This Session…' });
+      const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: 'Extend' })];
+      const asked = await apputils.showDialog({
+        title: 'This session',
+        body: content,
+        buttons,
+        defaultButton: 2,
+        focusNodeSelector: 'input'
+      });
+      if (asked.button.label === stop.label) {
+        await commands.execute('carme:stop');
+        return 0;
+      }
+      return asked.button.accept ? asked.value : 0;
+    }
+
+    commands.addCommand('carme:stop', {
+      label: 'Stop This Session…',
+      caption: 'Save all documents, and end the session and its kernels',
+      execute: async () => {
+        const { Dialog } = apputils;
+        const { button } = await apputils.showDialog({
+          title: 'Stop this session?',
+          body: 'All documents are saved. What is only in the memory of kernels and terminals is lost.',
+          buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Stop' })]
+        });
+        if (!button.accept) {
+          return;
+        }
+        try {
+          await save();
+          await stopSession();
+        } catch (error) {
+          Notification.error(error.message, { autoClose: false });
+        }
+      }
+    });
     commands.addCommand('carme:extend', {
       label: 'Extend This Session…',
       caption: 'Ask for more time',
       execute: async args => {
-        let minutes = args.minutes;
-        if (!minutes) {
-          const asked = await apputils.InputDialog.getNumber({
-            title: 'More time for this session',
-            label: 'Minutes',
-            value: EXTEND_MINUTES,
-            okLabel: 'Extend'
-          });
-          minutes = asked.button.accept ? Math.round(asked.value) : 0;
-        }
+        const minutes = args.minutes || (await askForTime());
         if (!minutes) {
           return;
         }
@@ -358,6 +416,7 @@
     });
     if (palette) {
       palette.addItem({ command: 'carme:extend', category: 'Session' });
+      palette.addItem({ command: 'carme:stop', category: 'Session' });
     }
 
     // The server was told to end, and waits some seconds for its pages to say that all is saved.
