@@ -1,15 +1,21 @@
-"""`%%carme_run`, in IPython itself."""
+"""The magics of notebooks, in IPython itself and in real kernels."""
 
+import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from patience import HANG
 
 from .conftest import MEET, Process, Witness, clean_environment
 
 pytest.importorskip("IPython")
+
+SOURCES = Path(__file__).resolve().parents[3] / "carme/src"
 
 NOTEBOOK = """
 import sys
@@ -125,3 +131,147 @@ def test_a_kernel_that_is_killed_leaves_no_ranks(notebook: Notebook, witness: Wi
     witness.expect(2)
     run.popen.kill()
     assert witness.all_gone()
+
+
+# --- the other magics, in a real kernel -------------------------------------------------------------------
+
+
+class Kernel:
+    """A kernel as JupyterLab starts it, with the magics loaded."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        from jupyter_client.kernelspec import KernelSpec
+        from jupyter_client.manager import KernelManager
+
+        self._manager = KernelManager(transport="ipc", connection_file=str(folder / "kernel.json"))
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self._manager._kernel_spec = KernelSpec(argv=command, language="python", display_name="Python")
+        settings = clean_environment(IPYTHONDIR=str(folder / "ipython"), **environment)
+        self._manager.start_kernel(cwd=str(folder), env=settings)
+        self._client: Any = self._manager.blocking_client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=HANG)
+        self.run("%load_ext carme_runtime.notebook")
+
+    def run(self, code: str) -> tuple[str, list[dict[str, Any]], str]:
+        """A cell's text, what it displays, updates too, and its error."""
+        text: list[str] = []
+        shown: list[dict[str, Any]] = []
+
+        def heard(message: dict[str, Any]) -> None:
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                text.append(content["text"])
+            elif "data" in content:
+                shown.append(content["data"])
+
+        reply = self._client.execute_interactive(code, output_hook=heard, timeout=HANG)["content"]
+        return "".join(text), shown, reply.get("ename", "") + reply.get("evalue", "")
+
+    def complaint(self, code: str) -> str:
+        """What a cell that goes wrong says."""
+        text, _, error = self.run(code)
+        return text + error
+
+    def complete(self, code: str) -> list[str]:
+        """What Tab offers at the end of a cell."""
+        return self._client.complete(code, reply=True, timeout=HANG)["content"]["matches"]
+
+    def help(self, name: str) -> str:
+        """What `NAME?` shows."""
+        content = self._client.inspect(name, reply=True, timeout=HANG)["content"]
+        return content["data"]["text/plain"] if content["found"] else ""
+
+    def stop(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    """A kernel of job 123, with the command `carme`."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    program = f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(SOURCES)!r})\n"
+    (programs / "carme").write_text(f"{program}from carme.cli import program\nprogram()\n")
+    (programs / "carme").chmod(0o755)
+    job = {"SLURM_JOB_ID": "123", "PATH": f"{programs}:{os.environ['PATH']}"}
+    made = Kernel(tmp_path, **job)
+    yield made
+    made.stop()
+
+
+def test_data_is_staged_with_progress_and_the_place_is_the_result(kernel: Kernel, tmp_path: Path) -> None:
+    source = tmp_path / "from here"
+    source.mkdir()
+    for number in range(30):
+        (source / f"{number}.bin").write_bytes(os.urandom(10_000))
+    target = tmp_path / "to"
+    line = f"%carme_stage --workers 1 --verify read '{source}' {target}"
+    text, shown, error = kernel.run(f"data = {line}\nprint(repr(data))")
+    assert (text, error) == (f"{target!r}\n", "")
+    assert len(list(target.iterdir())) == 30
+    last = shown[-1]["text/html"]
+    assert '<progress aria-label="Node 1" value="1.000">' in last
+    assert "30 files, 293.0 KiB" in last and "node 1: 30 files" in shown[-1]["text/plain"]
+    # Again: nothing is copied twice.
+    assert "0 B of it copied" in kernel.run(line)[1][-2]["text/plain"]
+    text, shown, error = kernel.run(f"%carme_stage '{tmp_path / 'nothing'}' {target}")
+    assert error.startswith("RunFailed") and "nothing" in text
+    assert "invalid choice: 'twice'" in kernel.complaint("%carme_stage --verify twice a b")
+    assert "unrecognized arguments: --fast" in kernel.complaint("%carme_stage --fast a b")
+    assert "required: SOURCE" in kernel.complaint("%carme_stage")
+
+
+def test_a_report_is_what_jupyterlab_draws(kernel: Kernel) -> None:
+    assert kernel.run("%carme_report")[1][0]["application/vnd.carme.report+json"] == {"job": 123}
+    (shown,) = kernel.run("%carme_report 77")[1]
+    assert shown["application/vnd.carme.report+json"] == {"job": 77}
+    assert "carme report 77" in shown["text/plain"]
+    assert "'x7' is no number of a job." in kernel.complaint("%carme_report x7")
+    none = "import os; del os.environ['SLURM_JOB_ID']\nget_ipython().run_line_magic('carme_report', '')"
+    assert "outside of a job" in kernel.complaint(none)
+    assert "say where to" in kernel.complaint("%carme_stage /etc/hostname")
+
+
+def test_a_line_runs_a_script_and_lists_what_there_is(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os, sys\nprint(os.environ['WORLD_SIZE'], sys.argv[1:])\n")
+    text, _, error = kernel.run("%carme_run -n 2 train.py --epochs 3")
+    assert sorted(text.splitlines()) == [f"[rank {rank}] 2 ['--epochs', '3']" for rank in (0, 1)]
+    assert error == ""
+    assert "No script is named" in kernel.complaint("%carme_run")
+    overview = kernel.run("%carme")[0]
+    for magic in ("carme_run", "carme_stage", "carme_report", "carme_scale"):
+        assert f"%{magic}" in overview
+        assert f"%{magic}" in kernel.help(f"%{magic}")
+    assert "%carme_run" in kernel.complete("%carme_r")
+
+
+@pytest.mark.parametrize(
+    ("cell", "some", "none"),
+    [
+        ("%%carme_run --dev", ["--devices-per-node", "--devices-per-rank"], "--nodes"),
+        ("%carme_run --no", ["--nodes", "--no-gpu"], "-n"),
+        ("%carme_stage --ver", ["--verify"], "--nodes"),
+        ("%carme_stage --verify ", ["device", "none", "read"], "--nodes"),
+        ("%carme_stage --verify d", ["device"], "read"),
+        ("%carme_scale --", ["--network"], "--nodes"),
+        ("%%carme_run -n 2 -- --no", [], "--nodes"),
+    ],
+)
+def test_options_are_completed(shared_kernel: Kernel, cell: str, some: list[str], none: str) -> None:
+    matches = shared_kernel.complete(cell)
+    assert set(some) <= set(matches) and none not in matches
+
+
+@pytest.fixture(scope="module")
+def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    """A kernel that nobody changes."""
+    made = Kernel(tmp_path_factory.mktemp("kernel"))
+    yield made
+    made.stop()
+
+
+def test_paths_are_completed_as_everywhere(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "training_script.py").write_text("")
+    assert kernel.complete("%carme_run -n 2 training_s") == ["training_script.py"]

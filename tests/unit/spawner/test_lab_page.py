@@ -35,6 +35,8 @@ class Front:
         told: What the portal says of the session; None: it does not answer.
         asked: How often each path was asked for.
         status: What the session says of its time instead of its server.
+        sent: The form with which the session was asked to start again.
+        pages: Parts of the portal, by their paths.
         held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
     """
 
@@ -44,6 +46,8 @@ class Front:
     told: dict[str, object] | None = None
     status: dict[str, object] | None = None
     asked: Counter[str] = field(default_factory=Counter)
+    sent: dict[str, object] | None = None
+    pages: dict[str, str] = field(default_factory=dict)
     held: str = "nothing is held"
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
@@ -54,6 +58,16 @@ class Front:
             await self.go_on.wait()
         if self.status and request.path == f"{BASE}carme/status":
             return web.json_response(self.status)
+        if request.path in self.pages:
+            return web.Response(text=self.pages[request.path], content_type="text/html")
+        if (request.method, request.path) == ("POST", "/sessions/s1/again/"):
+            self.sent = dict(await request.post())
+            raise web.HTTPSeeOther(f"/sessions/{self.sent['name']}/")
+        if (request.method, request.path) == ("POST", "/sessions/s1/stop/") and self.told:
+            self.sent = dict(await request.post())
+            self.told |= {"over": True, "state": "ended", "sentence": "You stopped this session."}
+            self.site.broker.processes[100].terminate()
+            raise web.HTTPSeeOther("/sessions/s1/")
         if request.path.startswith("/sessions/s1/"):
             return web.json_response(self.told) if self.told else web.Response(status=502)
         if not request.path.startswith(BASE) or BASE not in self.site.routes:
@@ -211,6 +225,63 @@ async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
     await expect(dialog).to_contain_text("You stopped this session.")
     await expect(dialog).to_contain_text("All documents are saved.")
     assert file.read_text() == "first line\nnever saved by hand"
+
+
+async def test_a_session_that_has_ended_starts_again_from_its_dialog(
+    front: Front, page: Page, server: Site
+) -> None:
+    await page.goto(f"{front.url}{BASE}lab")
+    await expect(page.locator("#carme-session-time")).to_be_attached()
+    # Told to end; its server is gone before the portal knows, and nothing of it is needed.
+    front.told = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
+    server.broker.processes[100].terminate()
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    again = dialog.get_by_role("button", name="Start Again")
+    await expect(again).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#carme-session-time")).to_have_text("Starting again")
+    assert front.sent is None, "what it holds may be needed"
+    front.told |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
+    await page.wait_for_url("**/sessions/s22222222/")
+    assert front.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222"}
+
+
+async def test_starting_again_without_the_portals_answer_leads_to_its_page(
+    front: Front, page: Page, server: Site
+) -> None:
+    await page.goto(f"{front.url}{BASE}lab")
+    await expect(page.locator("#carme-session-time")).to_be_attached()
+    server.broker.processes[100].terminate()
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await dialog.get_by_role("button", name="Start Again").click()
+    await eventually(lambda: front.asked["/sessions/s1/"], "the portal's page of the session is opened")
+    assert front.sent is None
+
+
+async def test_time_more_of_it_and_the_end_are_in_one_place(front: Front, page: Page, server: Site) -> None:
+    ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
+    front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
+    await page.goto(f"{front.url}{BASE}lab")
+    await page.locator("#carme-session-time button").click()
+    dialog = page.get_by_role("dialog").filter(has_text="More time for this session")
+    await expect(dialog).to_contain_text(re.compile("It ends at .* in 1 h (29|30) min"))
+    await expect(dialog.get_by_label("More time for this session, in minutes")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+
+    # The portal cannot be asked: that is said, and nothing ends.
+    stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
+    ready = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
+    for answer in (None, ready):
+        front.told = answer
+        await page.locator("#carme-session-time button").click()
+        await dialog.get_by_role("button", name="Stop This Session").click()
+        await stop.get_by_role("button", name="Stop", exact=True).click()
+        if answer is None:
+            await expect(page.get_by_text("The portal does not answer").first).to_be_visible()
+    ended = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await expect(ended).to_contain_text("You stopped this session.")
+    assert front.sent == {"csrfmiddlewaretoken": "a token"}
 
 
 async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, page: Page) -> None:

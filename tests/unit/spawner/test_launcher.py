@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
-from carme_spawner.singleuser import home
+from carme_spawner.singleuser import home, kernels
 from carme_spawner.singleuser.programs import listens
 
 from .conftest import Site, eventually
@@ -51,10 +51,13 @@ async def server(site: Site, folder: Path, tmp_path: Path) -> AsyncIterator[Site
     for name in ("tensorboard", "no-program"):
         (programs / name).write_text("#!/bin/sh\n")
     (programs / "tensorboard").chmod(0o755)
+    labels = tmp_path / "labels.json"
+    labels.write_text(json.dumps({"carme.title": "Deep <Learning>"}))
     code = (
         "from pathlib import Path\nfrom carme_spawner import singleuser\n"
-        "from carme_spawner.singleuser import home\n"
-        f"home.PROGRAMS = Path({str(programs)!r})\nsingleuser.main()"
+        "from carme_spawner.singleuser import home, kernels\n"
+        f"home.PROGRAMS = Path({str(programs)!r})\n"
+        f"kernels.image_name.__wrapped__.__defaults__ = (Path({str(labels)!r}),)\nsingleuser.main()"
     )
     names = [f"SLURM_JOB_ID={JOB}", f"CARME_EXAMPLES={folder}"]
     site.broker.command = ["env", *names, sys.executable, "-s", "-c", code, "--allow-root"]
@@ -104,6 +107,28 @@ def test_a_copy_of_ones_own_stays(folder: Path, tmp_path: Path) -> None:
             home.copy_example(name, place, folder)
 
 
+def test_a_kernel_is_named_by_its_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels = tmp_path / "labels.json"
+    name = kernels.image_name.__wrapped__
+    assert name(labels) == ""
+    for text in ("{", "[]", "{}", '{"carme.title": 7}', '"carme.title"'):
+        labels.write_text(text)
+        assert name(labels) == ""
+    labels.write_text('{"carme.title": " PyTorch "}')
+    monkeypatch.setattr(kernels, "version", {"torch": "2.13.0+cpu"}.__getitem__)
+    assert name(labels) == "PyTorch 2.13"
+
+    monkeypatch.setattr(kernels, "image_name", lambda: "PyTorch 2.13")
+    assert kernels.ImageKernels().get_kernel_spec("python3").display_name == "Python 3 · PyTorch 2.13 image"
+    # One that the user has put into the home is the user's.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = tmp_path / ".local/share/jupyter/kernels"
+    (own / "python3").mkdir(parents=True)
+    (own / "python3/kernel.json").write_text('{"argv": ["x"], "display_name": "Mine", "language": "python"}')
+    found = kernels.ImageKernels(kernel_dirs=[str(own)]).get_all_specs()
+    assert found["python3"]["spec"]["display_name"] == "Mine"
+
+
 async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, server: Site) -> None:
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -111,6 +136,10 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     tile = page.locator('.jp-LauncherCard[data-category="Session"]')
     await expect(tile.filter(has_text="Examples")).to_be_visible()
     await expect(tile).to_have_text(["TensorBoard", "Examples", "Portal", "Help"])
+    # The kernel is called as the image, and the home has no kernel of it.
+    kernel = page.locator('.jp-LauncherCard[data-category="Notebook"]')
+    await expect(kernel.first).to_contain_text("Python 3 · Deep <Learning> image")
+    assert not list(server.broker.socket.parent.rglob("kernel.json"))
 
     # The page of this session, and the guides, in tabs of their own.
     app = ("TensorBoard", f"{BASE}tensorboard/")

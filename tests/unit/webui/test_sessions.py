@@ -501,9 +501,15 @@ def test_jupyterlab_learns_whether_its_session_is_over_and_why(
     broker.tell(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
     rounds()
     answer = browser.get(address)
-    assert answer.json() == {"over": True, "state": "ended", "sentence": "Its time was over."}
+    state = answer.json()
+    token, fresh = state.pop("token"), state.pop("fresh")
+    assert state == {"over": True, "state": "ended", "sentence": "Its time was over."}
     assert answer["Cache-Control"] == "no-store"
     assert other.get(address).status_code == 404 and anonymous.get(address).status_code == 302
+    # With these JupyterLab's page starts it again, by a form of its own.
+    started = browser.send_with(token, f"{PAGE}again/", name=fresh)
+    assert (started.status_code, started["Location"]) == (302, f"/sessions/{fresh}/")
+    assert Session.objects.get(name=fresh).asked_for == ready.asked_for
 
 
 def test_a_session_that_nobody_knows_any_more_has_ended(ready: Session, broker: FakeBroker) -> None:

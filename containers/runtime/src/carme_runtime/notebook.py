@@ -1,6 +1,6 @@
-"""In notebooks: `%%carme_run`, a cell that runs on all GPUs of the job; `%carme_scale`, how a script scales.
+"""Magics of notebooks: run on all GPUs of the job, stage data to its nodes, see what it uses, how it scales.
 
-`%load_ext carme_runtime.notebook` brings it; images of Carme have loaded it already.
+`%load_ext carme_runtime.notebook` brings them; images of Carme have loaded it already. `%carme` lists them.
 """
 
 import codecs
@@ -15,10 +15,23 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RunFailed", "carme_run", "carme_scale", "load_ipython_extension"]
+__all__ = [
+    "REPORT",
+    "RunFailed",
+    "carme",
+    "carme_report",
+    "carme_run",
+    "carme_scale",
+    "carme_stage",
+    "load_ipython_extension",
+]
+
+#: What JupyterLab shows as a job's report, by its panel "Use": `{"job": 123}`.
+REPORT = "application/vnd.carme.report+json"
 
 #: As the command does. The folder of the notebook is none of its modules'.
 _LAUNCHER = (
@@ -36,29 +49,49 @@ class RunFailed(Exception):
         return [f"RunFailed: {self}"]
 
 
-def carme_run(line: str, cell: str) -> None:
-    """Run a cell once for each GPU of the job, on all of its nodes, as `carme-run` does a script.
+def carme(line: str = "") -> None:
+    """List the magics of Carme.
 
-    The cell is a program of its own: it sees no variables of the notebook and leaves none there. It may
+        %carme_run [options] script.py [argument ...]   run a script once for each GPU of the job
+        %%carme_run [options] [-- argument ...]         the same; the script is the cell below this line
+        %carme_stage [options] SOURCE [DESTINATION]     copy data to the disk of each node, with progress
+        %carme_report [JOBID]                           what this job uses of what you asked for, and advice
+        %carme_scale [options] script.py [argument ...] predict how a script scales
+
+    Tab completes options, and a question mark explains a magic: `%carme_run?`
+    """
+    import inspect
+
+    print(inspect.cleandoc(carme.__doc__ or ""))
+
+
+def carme_run(line: str, cell: str | None = None) -> None:
+    """Run a script or a cell once for each GPU of the job, on all of its nodes, as `carme-run` does.
+
+    A cell is a program of its own: it sees no variables of the notebook and leaves none there. It may
     import what lies beside the notebook.
 
+        %carme_run [options of carme-run] script.py [argument ...]
         %%carme_run [options of carme-run] [-- arguments of the program]
+
+    `%carme_run --help` lists the options.
 
     Args:
         line: What follows the name of the magic.
-        cell: The program.
+        cell: The program; None: the line names a script.
 
     Raises:
         RunFailed: A rank failed, or the run could not start.
-        UsageError: The line has an open quote, or the cell is empty.
+        UsageError: The line has an open quote or names no script, or the cell is empty.
         OSError: The working folder, which all nodes must see, cannot be written to.
     """
     from IPython.core.error import UsageError
 
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"The line cannot be read: {error}.") from None
+    words = _words(line)
+    if cell is None:
+        if not words:
+            raise UsageError("No script is named. Write: %carme_run train.py")
+        return _run(words)
     place = words.index("--") if "--" in words else len(words)
     options, arguments = words[:place], words[place + 1 :]
     if not cell.strip():
@@ -68,12 +101,77 @@ def carme_run(line: str, cell: str) -> None:
     with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(cell)
     try:
-        code = _follow([sys.executable, "-c", _LAUNCHER, *options, "--", str(script), *arguments])
+        _run([*options, "--", str(script), *arguments])
     finally:
         with contextlib.suppress(FileNotFoundError):
             script.unlink()
-    if code:
-        raise RunFailed(f"the run ended with exit code {code}; its output above says why.")
+
+
+def carme_stage(line: str) -> Path:
+    """Copy a folder or file to the own disk of each node of the job, every byte verified, with its progress.
+
+        data = %carme_stage [options] SOURCE [DESTINATION]
+
+        SOURCE               a folder or file that all nodes see
+        DESTINATION          default: /tmp/NAME, which belongs to the job alone and ends with it
+        --nodes M            the first M nodes only
+        --bandwidth SIZE     at most so much a second on each node, such as 500M
+        --workers N          processes of each node (default: by its processors)
+        --verify HOW         read (default), device or none
+        --contents           find changes by contents, not by size and time
+
+    Run it again to go on after an interrupt, or to copy only what has changed. What the start form's *Data*
+    names is there before your time starts: use this for what you did not know then.
+
+    Returns:
+        The destination, the same path on each node.
+
+    Raises:
+        RunFailed: Something could not be copied; the lines above say what.
+        UsageError: The line cannot be read, or names no destination outside of a job.
+    """
+    import shutil
+
+    from carme_runtime.staging_progress import StagingProgress
+
+    options = _stage_parser().parse_args(_words(line))
+    source = Path(options.source).expanduser().absolute()
+    destination = _stage_destination(options.destination, source)
+    if shutil.which("carme") is None:
+        raise RunFailed("the command carme is missing here. Install it with: pip install 'carme[staging]'")
+    words = ["--devices-per-node", "1", "--no-gpu"]
+    words += ["--nodes", options.nodes] if options.nodes else []
+    words += ["--", "carme", "data", "copy", "--json"]
+    for name in ("bandwidth", "workers", "verify"):
+        if value := getattr(options, name):
+            words.append(f"--{name}={value}")
+    words += ["--contents"] if options.contents else []
+    with StagingProgress() as progress:
+        _run([*words, "--", str(source), str(destination)], progress.feed)
+    return destination
+
+
+def carme_report(line: str = "") -> None:
+    """Show what a job uses of what you asked for, what its ranks wait for, and what to change.
+
+        %carme_report           this session's
+        %carme_report JOBID     another job of yours
+
+    JupyterLab draws it, and brings it up to date while the job runs.
+
+    Raises:
+        UsageError: There is no such number of a job, or none is named outside of a job.
+    """
+    from IPython.core.error import UsageError
+    from IPython.display import display
+
+    job = line.strip() or os.environ.get("SLURM_JOB_ID", "")
+    if not job:
+        raise UsageError("This notebook runs outside of a job. Name one of yours: %carme_report JOBID")
+    if not (job.isascii() and job.isdecimal()):
+        raise UsageError(f"{job!r} is no number of a job. Write: %carme_report JOBID")
+    text = f"JupyterLab shows here what job {job} uses. In a terminal of the login host: carme report {job}"
+    display({REPORT: {"job": int(job)}, "text/plain": text}, raw=True)
 
 
 def carme_scale(line: str) -> Any:
@@ -90,10 +188,7 @@ def carme_scale(line: str) -> Any:
     from carme_runtime.scaling import load
     from carme_runtime.scaling.shown import Advice
 
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"The line cannot be read: {error}.") from None
+    words = _words(line)
     if not words:
         raise UsageError("No script is named. Write: %carme_scale train.py")
     with tempfile.TemporaryDirectory() as folder:
@@ -106,13 +201,63 @@ def carme_scale(line: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Make `%%carme_run` and `%carme_scale` known to a notebook; IPython calls this."""
-    shell.register_magic_function(carme_run, "cell", "carme_run")
-    shell.register_magic_function(carme_scale, "line", "carme_scale")
+    """Make the magics known to a notebook; IPython calls this."""
+    from carme_runtime.notebook_completion import install
+
+    shell.register_magic_function(carme, "line", "carme")
+    shell.register_magic_function(carme_run, "line_cell", "carme_run")
+    for magic in (carme_stage, carme_report, carme_scale):
+        shell.register_magic_function(magic, "line", magic.__name__)
+    install(shell, _stage_parser)
 
 
-def _follow(command: list[str]) -> int:
-    """Run a program and print what it writes, until it ends; its exit code, 128 + number for a signal.
+def _words(line: str) -> list[str]:
+    """The line as a shell would split it. Raises UsageError."""
+    from IPython.core.error import UsageError
+
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"The line cannot be read: {error}.") from None
+
+
+def _stage_parser() -> Any:
+    """What understands the line of `%carme_stage`; wrong ones raise UsageError."""
+    from IPython.core.magic_arguments import MagicArgumentParser
+
+    parser = MagicArgumentParser(prog="%carme_stage")
+    parser.allow_abbrev = False  # an option of later versions shall not change what is typed today
+    parser.add_argument("source", metavar="SOURCE")
+    parser.add_argument("destination", metavar="DESTINATION", nargs="?")
+    for name in ("--nodes", "--bandwidth", "--workers"):
+        parser.add_argument(name)
+    parser.add_argument("--verify", choices=("read", "device", "none"))
+    parser.add_argument("--contents", action="store_true")
+    return parser
+
+
+def _stage_destination(given: str | None, source: Path) -> Path:
+    from IPython.core.error import UsageError
+
+    if given:
+        return Path(given).expanduser().absolute()
+    if not os.environ.get("SLURM_JOB_ID"):
+        raise UsageError("Outside of a job say where to: %carme_stage SOURCE DESTINATION")
+    return Path("/tmp") / source.name
+
+
+def _print(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _run(words: list[str], show: Callable[[str], None] = _print) -> None:
+    """`carme-run` with these words. Raises RunFailed."""
+    if code := _follow([sys.executable, "-c", _LAUNCHER, *words], show):
+        raise RunFailed(f"the run ended with exit code {code}; its output above says why.")
+
+
+def _follow(command: list[str], show: Callable[[str], None] = _print) -> int:
+    """Run a program and show what it writes, until it ends; its exit code, 128 + number for a signal.
 
     An interrupt is passed on to the program, and none is lost, whenever it comes.
 
@@ -132,14 +277,14 @@ def _follow(command: list[str]) -> int:
         ) as process,
     ):
         try:
-            code = _show(process, interrupts)
+            code = _show(process, interrupts, show)
         except BaseException:
             process.terminate()  # nobody follows it any more
             raise
     return code if code >= 0 else 128 - code
 
 
-def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts") -> int:
+def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts", show: Callable[[str], None]) -> int:
     assert process.stdout is not None
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with selectors.DefaultSelector() as waiting:
@@ -152,7 +297,7 @@ def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts") -> int:
                 process.send_signal(signal.SIGINT)
             if process.stdout in ready:
                 data = os.read(process.stdout.fileno(), 65536)
-                print(decoder.decode(data, not data), end="", flush=True)
+                show(decoder.decode(data, not data))
                 if not data:
                     waiting.unregister(process.stdout)
     while True:

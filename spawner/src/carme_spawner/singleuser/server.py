@@ -70,6 +70,10 @@ class SessionServer(JupyterHubSingleUser):
         self.config.KernelManager.transport = "ipc"
         # Images cannot be written to, and the other manager asks PyPI for its list at each start.
         self.config.LabApp.extension_manager = "readonly"
+        if (
+            "kernel_spec_manager_class" not in self.app.config.ServerApp
+        ):  # a user may have one that finds more
+            self.config.ServerApp.kernel_spec_manager_class = "carme_spawner.singleuser.kernels.ImageKernels"
         self.config.LabApp.extra_labextensions_path = [str(LABEXTENSIONS)]
         self.app.update_config(self.config)
 

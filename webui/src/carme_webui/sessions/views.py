@@ -10,6 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
+from django.middleware.csrf import get_token
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.utils.html import format_html
@@ -267,10 +268,20 @@ def session_live(request: HttpRequest, name: str) -> HttpResponse:
 
 @require_safe
 def session_state(request: HttpRequest, name: str) -> JsonResponse:
-    """Whether one of my sessions is over, and why: JupyterLab asks when it does not answer."""
+    """Whether one of my sessions is over, and why: JupyterLab asks when it does not answer.
+
+    With `token` its page may send the forms that stop it and start it again, the latter with `fresh` as name.
+    """
     found = _mine(request, name)
-    sentence = translated(found.explanation)
-    answer = JsonResponse({"over": found.is_over, "state": found.state, "sentence": sentence})
+    answer = JsonResponse(
+        {
+            "over": found.is_over,
+            "state": found.state,
+            "sentence": translated(found.explanation),
+            "token": get_token(request),
+            "fresh": new_name(),
+        }
+    )
     answer["Cache-Control"] = "no-store"
     return answer
 

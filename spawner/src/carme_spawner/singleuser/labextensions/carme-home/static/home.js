@@ -166,7 +166,7 @@
     for (const command of fixed) {
       palette?.addItem({ command, category: CATEGORY });
     }
-    menu?.fileMenu.addGroup([{ command: 'hub:control-panel' }], 100);
+    menu?.fileMenu.addGroup(['carme:extend', 'carme:stop', 'hub:control-panel'].map(command => ({ command })), 100);
     menu?.helpMenu.addGroup([{ command: 'carme:help' }, { command: 'carme:examples' }], 0);
 
     async function refresh() {

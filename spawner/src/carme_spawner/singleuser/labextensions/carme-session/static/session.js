@@ -10,6 +10,8 @@
   const EXTEND_MINUTES = 60;
   const EVENT = 'https://schema.carme/session';
   const LOOK_MS = 5000;
+  /** How often the portal is asked whether a session that is being stopped has ended, by who wants it again. */
+  const AGAIN_MS = 1000;
   const STOPPED = 424; // the hub's answer for a server that does not run
 
   let shared = {};
@@ -111,6 +113,46 @@
     }
   }
 
+  /** Start the same session again, by the portal alone: the server of this one is gone.
+   *
+   * The page that follows is the new session's, or the start form with what is not possible now. Where the portal
+   * does not answer, or has forgotten who this is, its own page of this session says so.
+   */
+  async function startAgain() {
+    let told = await askPortal();
+    while (told && !told.over) {
+      await sleep(AGAIN_MS); // what it holds is needed for the new one
+      told = await askPortal();
+    }
+    if (!told) {
+      window.location.assign(portalPage());
+      return;
+    }
+    const form = document.createElement('form');
+    form.method = 'post';
+    form.action = `${portalPage()}again/`;
+    for (const [name, value] of Object.entries({ csrfmiddlewaretoken: told.token, name: told.fresh })) {
+      const field = document.createElement('input');
+      Object.assign(field, { type: 'hidden', name, value });
+      form.append(field);
+    }
+    document.body.append(form);
+    form.submit();
+  }
+
+  /** Stop the session, by the portal; throws an Error with the sentence why that is not possible now. */
+  async function stopSession() {
+    const told = await askPortal();
+    if (!told) {
+      throw new Error('The portal does not answer, or does not know who you are any more. Sign in there again.');
+    }
+    const body = new URLSearchParams({ csrfmiddlewaretoken: told.token });
+    const response = await fetch(`${portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
+    if (response.type !== 'opaqueredirect' && !response.ok) {
+      throw new Error('The portal could not stop this session. Try again in a minute.');
+    }
+  }
+
   /** What watches over the session's end.
    *
    * `look()` is to be called when the session did not answer, `end()` when it is over. The latter says so once, and
@@ -191,12 +233,20 @@
       const names = changed().map(context => context.path);
       rest.textContent = names.length
         ? `Not saved: ${names.join(', ')}. Copy what you need before you leave this page.`
-        : 'All documents are saved. The portal can start the session again.';
+        : 'All documents are saved.';
       body.node.append(line, rest);
       Dialog.flush();
-      const buttons = [Dialog.cancelButton({ label: 'Stay Here' }), Dialog.okButton({ label: 'Go to the Portal' })];
-      const answer = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 1 });
-      if (answer.button.accept) {
+      const again = Dialog.okButton({ label: 'Start Again', caption: 'The same image, hardware, time and data' });
+      const buttons = [
+        Dialog.cancelButton({ label: 'Stay Here' }),
+        Dialog.okButton({ label: 'Go to the Portal', className: 'jp-mod-reject' }),
+        again
+      ];
+      const { button } = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 2 });
+      if (button.label === again.label) {
+        show('Starting again');
+        await startAgain();
+      } else if (button.accept) {
         window.location.assign(portalPage());
       }
     }
@@ -222,7 +272,7 @@
     button.className = 'jp-mod-styled jp-mod-minimal';
     button.style.cssText = 'height: 24px; line-height: 24px; margin: 0 8px; white-space: nowrap;';
     button.hidden = true;
-    button.title = 'When this session ends. Press for more time.';
+    button.title = 'When this session ends. Press for more time, or to stop it.';
     button.addEventListener('click', () => commands.execute('carme:extend'));
     const panel = new widgets.Widget({ node: document.createElement('div') });
     panel.id = 'carme-session-time';
@@ -292,20 +342,65 @@
       show();
     }
 
+    /** The session's time, more of it, and its end: the minutes that were asked for, or nothing. */
+    async function askForTime() {
+      const content = new widgets.Widget({ node: document.createElement('div') });
+      const ends = status.ends && new Date(status.ends);
+      const line = document.createElement('p');
+      line.textContent = ends ? `It ends at ${clock(ends)}, in ${words(minutesUntil(ends))}.` : 'It has no end yet.';
+      const label = document.createElement('label');
+      const input = Object.assign(document.createElement('input'), {
+        className: 'jp-mod-styled',
+        type: 'number',
+        min: 1,
+        value: EXTEND_MINUTES
+      });
+      label.append('More time for this session, in minutes', input);
+      content.node.append(line, label);
+      content.getValue = () => Math.round(Number(input.value));
+      const { Dialog } = apputils;
+      const stop = Dialog.warnButton({ label: 'Stop This Session…' });
+      const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: 'Extend' })];
+      const asked = await apputils.showDialog({
+        title: 'This session',
+        body: content,
+        buttons,
+        defaultButton: 2,
+        focusNodeSelector: 'input'
+      });
+      if (asked.button.label === stop.label) {
+        await commands.execute('carme:stop');
+        return 0;
+      }
+      return asked.button.accept ? asked.value : 0;
+    }
+
+    commands.addCommand('carme:stop', {
+      label: 'Stop This Session…',
+      caption: 'Save all documents, and end the session and its kernels',
+      execute: async () => {
+        const { Dialog } = apputils;
+        const { button } = await apputils.showDialog({
+          title: 'Stop this session?',
+          body: 'All documents are saved. What is only in the memory of kernels and terminals is lost.',
+          buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Stop' })]
+        });
+        if (!button.accept) {
+          return;
+        }
+        try {
+          await save();
+          await stopSession();
+        } catch (error) {
+          Notification.error(error.message, { autoClose: false });
+        }
+      }
+    });
     commands.addCommand('carme:extend', {
       label: 'Extend This Session…',
       caption: 'Ask for more time',
       execute: async args => {
-        let minutes = args.minutes;
-        if (!minutes) {
-          const asked = await apputils.InputDialog.getNumber({
-            title: 'More time for this session',
-            label: 'Minutes',
-            value: EXTEND_MINUTES,
-            okLabel: 'Extend'
-          });
-          minutes = asked.button.accept ? Math.round(asked.value) : 0;
-        }
+        const minutes = args.minutes || (await askForTime());
         if (!minutes) {
           return;
         }
@@ -321,6 +416,7 @@
     });
     if (palette) {
       palette.addItem({ command: 'carme:extend', category: 'Session' });
+      palette.addItem({ command: 'carme:stop', category: 'Session' });
     }
 
     // The server was told to end, and waits some seconds for its pages to say that all is saved.

@@ -16,7 +16,14 @@
     #carme-use td { white-space: pre-wrap; overflow-wrap: anywhere; }
     #carme-use table { font-size: 0.9em; }
     #carme-use pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }
-    #carme-use ul { padding-left: 16px; }`;
+    #carme-use ul { padding-left: 16px; }
+    .carme-report { padding: 4px 12px; color: var(--jp-ui-font-color1); }
+    .carme-report h2 { font-size: 1.1em; margin: 4px 0 8px; }
+    .carme-report h3 { font-size: 1em; margin: 12px 0 2px; }
+    .carme-report th { text-align: left; vertical-align: top; padding-right: 8px; font-weight: 600; }
+    .carme-report pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }`;
+  /** What `%carme_report` displays: `{"job": 123}`. */
+  const REPORT = 'application/vnd.carme.report+json';
 
   let shared = {};
 
@@ -67,7 +74,58 @@
     return charts.catch(() => (charts = null));
   }
 
-  function activate(app, palette, { services, widgets }) {
+  /** Show a job's report in an element; whether the job goes on. */
+  async function showReport(node, job) {
+    let shown;
+    try {
+      shown = await partOf(job);
+    } catch {
+      shown = 'The portal does not answer just now.';
+    }
+    const active = shown.dataset && shown.hasAttribute('hx-get');
+    if (shown.dataset) {
+      // The panel may show the same part: names that others refer to are there once.
+      shown.setAttribute('aria-label', `Report of job ${job}`);
+      for (const part of [shown, ...shown.querySelectorAll('[id]')]) {
+        part.removeAttribute('id');
+      }
+      shown.removeAttribute('aria-labelledby');
+    }
+    node.replaceChildren(shown);
+    if (shown.dataset && shown.dataset.charts) {
+      await loadCharts(shown);
+    }
+    return active;
+  }
+
+  /** Draw what `%carme_report` displays; it is fetched as who is signed in, so nobody else's job can be seen. */
+  function reportFactory({ widgets }) {
+    class Report extends widgets.Widget {
+      constructor() {
+        super({ node: document.createElement('div') });
+        this.addClass('carme-report');
+      }
+
+      async renderModel(model) {
+        const { job } = model.data[REPORT] || {};
+        clearInterval(this.timer);
+        if (!Number.isSafeInteger(job) || job < 1) {
+          this.node.textContent = 'This output names no job.';
+        } else if ((await showReport(this.node, job)) && !this.isDisposed) {
+          this.timer = setInterval(() => this.isVisible && showReport(this.node, job), ASK_MS);
+        }
+      }
+
+      dispose() {
+        clearInterval(this.timer);
+        super.dispose();
+      }
+    }
+    return { safe: true, mimeTypes: [REPORT], createRenderer: () => new Report() };
+  }
+
+  function activate(app, palette, rendermime, { services, widgets }) {
+    rendermime?.addFactory(reportFactory({ widgets }), 40);
     const panel = new widgets.Widget({ node: document.createElement('div') });
     panel.id = 'carme-use';
     panel.title.caption = 'What this session uses, and advice';
@@ -114,14 +172,14 @@
   }
 
   async function plugin() {
-    const names = ['@jupyterlab/apputils', '@jupyterlab/services', '@lumino/widgets'];
-    const [apputils, services, widgets] = await Promise.all(names.map(load));
+    const names = ['@jupyterlab/apputils', '@jupyterlab/rendermime', '@jupyterlab/services', '@lumino/widgets'];
+    const [apputils, rendermimes, services, widgets] = await Promise.all(names.map(load));
     return {
       id: 'carme-use:panel',
       description: 'What the session uses of what it asked for, and what to change.',
       autoStart: true,
-      optional: [apputils.ICommandPalette],
-      activate: (app, palette) => activate(app, palette, { services, widgets })
+      optional: [apputils.ICommandPalette, rendermimes.IRenderMimeRegistry],
+      activate: (app, palette, rendermime) => activate(app, palette, rendermime, { services, widgets })
     };
   }
 

@@ -1,0 +1,56 @@
+"""Completion of the magics' options, in IPython and, through its kernel, in JupyterLab."""
+
+import argparse
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+__all__ = ["install"]
+
+
+def install(shell: Any, stage_parser: Callable[[], argparse.ArgumentParser]) -> None:
+    """Have a shell complete the options of the magics.
+
+    Args:
+        shell: IPython's.
+        stage_parser: Makes what understands the line of `%carme_stage`.
+    """
+    parsers: dict[str, Callable[[], argparse.ArgumentParser]] = {
+        "%carme_run": _run_parser,
+        "%%carme_run": _run_parser,
+        "%carme_stage": stage_parser,
+        "%carme_scale": _scale_parser,
+    }
+    for name, parser in parsers.items():
+        shell.set_hook("complete_command", _completer(parser), str_key=name)
+
+
+def _completer(parser: Callable[[], argparse.ArgumentParser]) -> Callable[..., list[str]]:
+    def complete(shell: Any, event: SimpleNamespace) -> list[str]:
+        """IPython calls it for a word of the line; an empty answer leaves paths to IPython."""
+        words = event.text_until_cursor.split()
+        typed = event.symbol
+        before = words[-2] if typed and len(words) > 1 else words[-1]
+        if "--" in words[: -1 if typed else None]:
+            return []  # what follows belongs to the program
+        actions = parser()._actions
+        for action in actions:
+            if before in action.option_strings and action.nargs != 0:
+                return [str(choice) for choice in action.choices or ()]
+        if not typed.startswith("-"):
+            return []
+        return sorted(name for action in actions for name in action.option_strings)
+
+    return complete
+
+
+def _run_parser() -> argparse.ArgumentParser:
+    from carme_runtime.launcher.arguments import parser
+
+    return parser()
+
+
+def _scale_parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(add_help=False)
+    made.add_argument("--network")
+    return made

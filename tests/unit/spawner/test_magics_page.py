@@ -1,0 +1,85 @@
+"""The magics of notebooks in JupyterLab's page: what a report looks like, and options that Tab completes."""
+
+import json
+from pathlib import Path
+
+from playwright.async_api import Page, expect
+
+from patience import HANG
+
+from .conftest import Site
+from .test_lab_page import BASE, Front, front, page
+from .test_singleuser import server
+
+__all__ = ["front", "page", "server"]
+
+REPORT = "application/vnd.carme.report+json"
+USE = """<section id="use" class="use" aria-labelledby="use-heading"%s>
+<h2 id="use-heading">Resource usage</h2><p>GPUs %s%% used</p><h3>Advice</h3>
+<ul><li>Ask for fewer GPUs.</li></ul></section>"""
+RUNTIME = Path(__file__).resolve().parents[3] / "containers/runtime/src"
+
+
+def notebook(site: Site, *cells: dict[str, object]) -> None:
+    """Write notebook `a.ipynb` into the home."""
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    whole = {"cells": list(cells), "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    (site.broker.socket.parent / "a.ipynb").write_text(json.dumps(whole))
+
+
+def code(name: str, source: str, *outputs: dict[str, object]) -> dict[str, object]:
+    cell: dict[str, object] = {"cell_type": "code", "id": name, "metadata": {}, "execution_count": None}
+    return cell | {"source": source, "outputs": list(outputs)}
+
+
+def report(job: object) -> dict[str, object]:
+    data = {REPORT: {"job": job}, "text/plain": "In a terminal: carme report"}
+    return {"output_type": "display_data", "metadata": {}, "data": data}
+
+
+async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, server: Site) -> None:
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    front.pages["/jobs/123/use/"] = USE % (' hx-get="/jobs/123/use/"', 12)
+    front.pages["/jobs/7/use/"] = USE % ("", 7)
+    wrong = [report("../../logout"), report(-1), report(None)]
+    notebook(server, code("a", "", report(123)), code("b", "", report(7)), code("c", "", *wrong))
+    await page.clock.install()
+    await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
+    shown = page.locator(".carme-report")
+    await expect(shown.first).to_contain_text("GPUs 12% used")
+    await expect(shown.first).to_contain_text("Ask for fewer GPUs.")
+    await expect(shown.nth(1)).to_contain_text("GPUs 7% used")
+    for number in (2, 3, 4):
+        await expect(shown.nth(number)).to_have_text("This output names no job.")
+    assert await page.locator(".carme-report [id]").count() == 0, "two of them are on one page"
+    assert await shown.first.locator("section").get_attribute("aria-label") == "Report of job 123"
+    # That of a job that runs is brought up to date; the other one stays.
+    front.pages["/jobs/123/use/"] = USE % ("", 90)
+    await page.clock.run_for(20_000)
+    await expect(shown.first).to_contain_text("GPUs 90% used")
+    before = front.asked["/jobs/7/use/"], front.asked["/jobs/123/use/"]
+    assert before[0] == 1
+    assert not complaints
+
+
+async def test_options_of_the_magics_are_completed(front: Front, page: Page, server: Site) -> None:
+    # JupyterLab drops answers that take longer than this, by default a second: the machine may be busy.
+    settings = server.broker.socket.parent / ".jupyter/lab/user-settings/@jupyterlab/completer-extension"
+    settings.mkdir(parents=True)
+    (settings / "manager.jupyterlab-settings").write_text(json.dumps({"providerTimeout": HANG * 1000}))
+    load = f"import sys\nsys.path.insert(0, {str(RUNTIME)!r})\n"
+    load += "%load_ext carme_runtime.notebook\nprint('ready')"
+    notebook(server, code("a", load), code("b", ""))
+    await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
+    cells = page.locator(".jp-Notebook .jp-CodeCell")
+    await cells.first.locator(".cm-content").click()
+    await page.keyboard.press("Shift+Enter")
+    await expect(cells.first.locator(".jp-OutputArea-output")).to_have_text("ready")
+    await cells.nth(1).locator(".cm-content").click()
+    await page.keyboard.type("%%carme_run --dev")
+    await page.keyboard.press("Tab")
+    offered = page.locator(".jp-Completer-item")
+    await expect(offered.filter(has_text="--devices-per-rank")).to_be_visible()
+    await offered.filter(has_text="--devices-per-node").click()
+    await expect(cells.nth(1).locator(".cm-line").first).to_have_text("%%carme_run --devices-per-node")
