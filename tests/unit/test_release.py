@@ -1,9 +1,11 @@
 """A release is what is committed, of one version that the changelog names."""
 
 import hashlib
+import os
 import runpy
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 
 from carme.cli.main import main as carme
+from patience import HANG
 
 ROOT = Path(__file__).resolve().parents[2]
 RELEASE: dict[str, Any] = runpy.run_path(str(ROOT / "release"), run_name="release")
@@ -76,6 +79,48 @@ def test_wheels_of_all_parts_are_built(tree: Path, tmp_path: Path, monkeypatch: 
     assert [word for word in ran[0] if word.startswith(str(tree))] == [
         str(tree / one) for one in RELEASE["PARTS"]
     ]
+
+
+def test_the_collection_has_all_that_its_playbooks_read(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("ANSIBLE_HOME", str(tmp_path / "home"))
+    shutil.copytree(ROOT / "ansible", tree / "ansible", ignore=shutil.ignore_patterns("demo"))
+    for name in ("LICENSE", "README.md"):
+        shutil.copy(ROOT / name, tree / name)
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "b")
+    folder, collections = tmp_path / "out", tmp_path / "collections"
+    assert run(tree, "--collection-only", str(folder)) == 0
+    version = RELEASE["version_of"](ROOT)
+
+    def ansible(program: str, *arguments: str | Path) -> None:
+        environment = os.environ | {"ANSIBLE_COLLECTIONS_PATH": str(collections), "LC_ALL": "C.UTF-8"}
+        command = [sys.executable, "-m", "ansible", program, *map(str, arguments)]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=HANG)
+
+    archive = folder / f"carme-carme-{version}.tar.gz"
+    ansible("galaxy", "collection", "install", "--offline", archive, "-p", collections)
+    installed = collections / "ansible_collections/carme/carme"
+    assert all((installed / part / "pyproject.toml").is_file() for part in RELEASE["PARTS"])
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(installed / "ansible.cfg"))
+    for playbook in ("site", "validate", "remove", "beegfs"):
+        ansible("playbook", f"carme.carme.{playbook}", "--syntax-check")
+    assert not (installed / "ansible").exists()
+
+
+def test_a_collection_needs_ansible_galaxy(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    git_program = shutil.which("git")
+    assert git_program is not None
+    (programs / "git").symlink_to(git_program)
+    monkeypatch.setenv("PATH", str(programs))
+    assert run(tree, "--collection-only", str(tmp_path / "out")) == 1
+    assert "There is no ansible-galaxy" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", ["version", "changelog", "uncommitted", "not empty"])
