@@ -1,4 +1,4 @@
-"""What large messages, large files and silence meet on the whole way from a browser to a session's server.
+"""What large messages, large files, odd addresses and silence meet between a browser and a session's server.
 
 Each limit by itself is tested without a cluster (tests/unit/ansible/test_reverse_proxy.py, with nginx and
 clocks that run fast; tests/unit/spawner/test_singleuser.py). Two tests here take long and run by hand alone:
@@ -22,6 +22,19 @@ UPLOAD_GIB = int(os.environ.get("CARME_UPLOAD_GIB", "0"))
 IDLE_SECONDS = int(os.environ.get("CARME_IDLE_SECONDS", "0"))
 MESSAGE = 50_000_000
 PART = 1 << 20  # of an upload, as JupyterLab sends it
+ECHO = """
+import http.server, os, socketserver, threading
+class Echo(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(self.path.encode("latin-1"))
+    def log_message(self, *_):
+        pass
+socket = f"/tmp/carme-{os.environ['SLURM_JOB_ID']}/apps/echo.sock"
+server = socketserver.ThreadingUnixStreamServer(socket, Echo)
+threading.Thread(target=server.serve_forever, daemon=True).start()
+"""
 
 
 @pytest.fixture
@@ -42,6 +55,16 @@ def test_a_message_of_a_kernel_may_have_50_mb(opened: tuple[Visitor, str]) -> No
     with visitor.kernel(server) as kernel:
         cell = kernel.run(f"'x' * {MESSAGE}", timeout=HANG)
     assert cell.ok and len(cell.output) == MESSAGE + 2
+
+
+def test_an_app_gets_an_address_as_it_was_sent(opened: tuple[Visitor, str]) -> None:
+    visitor, server = opened
+    with visitor.kernel(server) as kernel:
+        begun = kernel.run(ECHO, timeout=HANG)
+        assert begun.ok, begun.error
+        for path in ("/a%20b", "/a%2Fb", "/%C3%BC", "/%FF", "/caf%E9/x?y=%FF"):
+            answer = visitor.fetch(f"{server}app/echo{path}")
+            assert (answer.status_code, answer.text) == (200, path)
 
 
 @pytest.mark.skipif(not UPLOAD_GIB, reason="Takes minutes: set CARME_UPLOAD_GIB=2.")

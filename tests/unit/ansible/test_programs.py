@@ -460,6 +460,15 @@ def test_the_proxy_ends_nothing_that_is_silent(tmp_path: Path) -> None:
     assert channel.endswith("late back")
 
 
+def test_the_proxy_takes_addresses_of_any_bytes(tmp_path: Path) -> None:
+    program = """
+    const sent = ["/a%20%C3%BC", "/caf%E9/%2F", "/%FF%C3%BC", "/100%"];
+    console.log(JSON.stringify(sent.map((text) => decodeURIComponent(text))));
+    """
+    known = ["/a \u00fc", "/caf\u00e9//", "/\u00ff\u00c3\u00bc", "/100%"]
+    assert json.loads(of_the_proxy(program, tmp_path)) == known
+
+
 def test_slurmd_is_started_by_the_oldest_python_that_is_promised() -> None:
     # Newer ones can leave a namespace by themselves; what stops this one is the kernel alone.
     program = ANSIBLE / "roles/slurm_node/files/carme-slurmd"

@@ -49,10 +49,8 @@ def owner_of(address: str, base_path: str) -> str | None:
     text = address.partition("?")[0].partition("#")[0]
     names: set[str] = set()
     for _ in range(_LAYERS):
-        try:
-            decoded = unquote(text, errors="strict")
-        except UnicodeDecodeError:
-            return None
+        # Names of files may be any bytes; those of users are letters that stand for themselves.
+        decoded = unquote(text, errors="surrogateescape")
         names |= {_name(reading, f"{base_path}user/") for reading in _readings(decoded)}
         if decoded == text:
             return names.pop() or None if len(names) == 1 else None
