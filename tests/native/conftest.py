@@ -22,7 +22,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--kills", type=int, help="how often test_kills.py kills or stops a rank")
+    parser.addoption("--kills", type=int, help="how often ranks and processes are killed in tests of it")
 
 
 @dataclass

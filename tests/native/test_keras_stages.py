@@ -13,6 +13,11 @@ def on_torch(monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
 
 
+@pytest.fixture
+def on_tensorflow(monkeypatch, on_torch):
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+
+
 def run(launcher, program, nodes, *arguments):
     ranks = launcher.start(program, nodes, *arguments)
     assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
@@ -44,4 +49,28 @@ def test_strategy_may_be_left_open(launcher):
 
 @pytest.mark.parametrize("what", ["files", "callbacks", "deferred", "mistakes"])
 def test_scripts(launcher, tmp_path, what):
+    run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        ("two_inputs_marked", ["micro_batches=4"]),
+        ("two_inputs", ["schedule=interleaved", "micro_batches=4"]),
+        ("images", ["batch_norm=exact"]),
+        ("words", ["micro_batches=2", "schedule=gpipe"]),
+    ],
+)
+def test_two_stages_on_tensorflow_train_as_keras_alone_does(launcher, on_tensorflow, model, options):
+    ranks = run(launcher, "keras_stages", [0, 1], model, "PIPELINING", *options)
+    assert "2 stages x 1 replicas" in ranks.outputs[0]
+
+
+def test_replicas_on_tensorflow_train_as_keras_alone_does(launcher, on_tensorflow):
+    ranks = run(launcher, "keras_stages", [0, 0, 0, 0], "two_inputs_marked", "ALL", "num_pipeline_stages=2")
+    assert "2 stages x 2 replicas, 2 micro-batches" in ranks.outputs[0]
+
+
+@pytest.mark.parametrize("what", ["files", "callbacks", "mistakes"])
+def test_scripts_on_tensorflow(launcher, on_tensorflow, tmp_path, what):
     run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))

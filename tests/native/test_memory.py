@@ -202,6 +202,20 @@ def test_a_killed_process_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.timeout(0)  # each process has a limit of its own
+def test_kills_at_any_moment_leave_nothing_after_the_next_start(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    times = request.config.getoption("--kills") or 12
+    program = PROGRAM.with_name("killed_spilling.py")
+    command = [sys.executable, str(program), str(tmp_path), str(times), "7"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("now 0\n"), done.stdout
+    begun = int(done.stdout.split(" killed, ")[1].split()[0])
+    assert begun > times // 4, done.stdout
+
+
 def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     image, folder = tmp_path / "image", tmp_path / "mounted"
     folder.mkdir()

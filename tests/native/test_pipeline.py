@@ -4,6 +4,9 @@ import itertools
 import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +109,28 @@ def test_ordinary_loops_evaluation_and_checkpoints_are_those_of_one_process(
     """The second way has another layout, and goes on from the checkpoint of the first one."""
     ranks = launcher.start("pipeline_loops", nodes, model, str(stages), *ways)
     assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+
+
+def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(launcher, tmp_path):
+    """Each start plans anew for the ranks it has: two stages, then three, then the whole model on one."""
+    for began, (size, steps) in enumerate([(2, 2), (3, 4), (1, 6)]):
+        ranks = launcher.start("pipeline_restarted", [0] * size, str(tmp_path), str(steps))
+        assert ranks.finish(SECONDS) == [0] * size, ranks.said()
+        assert f"BEGAN at step {2 * began} with {size} stages" in ranks.outputs[0]
+        assert f"ENDED with {size} ranks as one process does" in ranks.outputs[0]
+
+
+def test_a_run_that_loses_ranks_goes_on_as_a_shorter_pipeline(tmp_path):
+    program = Path(__file__).parent / "programs/pipeline_restarted.py"
+    command = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "3", "--max-restarts", "2"]
+    done = subprocess.run(
+        [*command, str(program), str(tmp_path), "6", "2", "4"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    began = re.findall(r"BEGAN at step (\d) with (\d) stages", done.stdout)
+    assert began == [("0", "3"), ("2", "2"), ("4", "1")], done.stdout
+    assert "ENDED with 1 ranks as one process does" in done.stdout

@@ -9,12 +9,19 @@ import sys
 
 import keras
 import numpy as np
-import torch
 
 import carme_runtime.keras as tnt
 import carme_runtime.keras.layers as tnt_layers
 
-torch.set_num_threads(1)
+TENSORFLOW = keras.backend.backend() == "tensorflow"
+if TENSORFLOW:
+    import tensorflow
+
+    tensorflow.config.threading.set_intra_op_parallelism_threads(1)
+else:
+    import torch
+
+    torch.set_num_threads(1)
 LIMIT = 1e-5
 SAMPLES, BATCH = 44, 12  # the last batch of an epoch has 8
 numbers = np.random.default_rng(5)
@@ -92,7 +99,8 @@ def options():
 def compiled(model):
     optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=["sparse_categorical_crossentropy"])
+    weighted = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=[weighted])
     return model
 
 
@@ -108,7 +116,15 @@ def fitted(model, x, y, **more):
     weights = np.linspace(0.5, 1.5, SAMPLES).astype("float32")
     validation = (keras.tree.map_structure(lambda a: a[:10], x), y[:10])
     return model.fit(
-        x, y, BATCH, epochs=2, verbose=0, sample_weight=weights, validation_data=validation, **more
+        x,
+        y,
+        BATCH,
+        epochs=2,
+        verbose=0,
+        sample_weight=weights,
+        validation_data=validation,
+        shuffle=not TENSORFLOW,  # Keras alone shuffles there by TensorFlow's own numbers
+        **more,
     ).history
 
 
@@ -116,7 +132,8 @@ def main():
     strategy = tnt.ParallelStrategy[sys.argv[2]]
     reference, x, y = make()
     model = keras.models.clone_model(reference)
-    model.set_weights(reference.get_weights())
+    for v, other in zip(model.variables, reference.variables, strict=True):
+        v.assign(other)  # weights, and where Dropout layers without a seed begin to draw
     compiled(reference)
     ours = compiled(tnt.Model(model, parallel_strategy=strategy, **options()))
     expected = fitted(reference, x, y)
@@ -135,4 +152,5 @@ def main():
     alike(ours.train_on_batch(part, y[:9]), expected, "a batch")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -188,6 +188,11 @@ class Group:
         self.index: int = self._group.index
         self.size: int = self._group.size
 
+    @property
+    def context(self) -> Any:
+        """The transport's."""
+        return self._context
+
     def of_some(self, ranks: list[int], timeout: int = -1) -> "Group":
         """A group of some members, named by their numbers here; these make it together."""
         return Group(self._context, [self.ranks[member] for member in ranks], timeout)

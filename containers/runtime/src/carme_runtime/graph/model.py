@@ -185,6 +185,15 @@ class Graph:
             using[name].append(len(self.operators))
         return {name: tuple(places) for name, places in using.items()}
 
+    @cached_property
+    def with_gradients(self) -> frozenset[str]:
+        """Values through which gradients may flow."""
+        reached: set[str] = set()
+        for one in self.operators:
+            if reached.intersection(one.inputs) or any(self.parameter[p].trainable for p in one.parameters):
+                reached.update(one.outputs)
+        return frozenset(reached)
+
     def value_bytes(self, name: str, samples: int) -> float:
         """The size of a value at another number of samples."""
         value = self.value[name]

@@ -6,6 +6,7 @@ from typing import Any
 from carme_runtime import strategies
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.keras.functional import functional_of
 from carme_runtime.keras.graph import steps
 from carme_runtime.keras.layers import has_split_layers
 from carme_runtime.keras.library import keras
@@ -45,11 +46,22 @@ def steps_of(
                 CarmeRuntimeError(obstacle, "Leave --plan and --strategy out."), world.rank
             )
         raise InvalidCall(obstacle, remedy)
-    from carme_runtime.keras.stages import PipelineSteps, Wanted
+    from carme_runtime.keras.stages import Wanted
 
     strategies.follow()
     seen = world.for_stages()
-    return seen, PipelineSteps(model, seen, Wanted(strategy, **options))
+    return seen, _pipeline_steps()(model, seen, Wanted(strategy, **options))
+
+
+def _pipeline_steps() -> Any:
+    """The class for this backend."""
+    if keras.backend.backend() == "torch":
+        from carme_runtime.keras.stages_of_torch import TorchPipelineSteps
+
+        return TorchPipelineSteps
+    from carme_runtime.keras.stages_of_tensorflow import TensorFlowPipelineSteps
+
+    return TensorFlowPipelineSteps
 
 
 def _strategy(data: bool, pipelining: bool) -> str:
@@ -64,11 +76,6 @@ def _strategy(data: bool, pipelining: bool) -> str:
 
 def _obstacle(model: Any) -> str:
     """Why a model cannot be cut into stages; empty: it can."""
-    backend = keras.backend.backend()
-    if backend != "torch":
-        return f"Keras models are cut into stages with Keras' torch backend only, and this is {backend}."
-    from carme_runtime.keras.tracing import functional_of
-
     if functional_of(model) is None:
         return (
             f"The model {model.name} cannot be cut into stages: it is no functional or sequential model, or "

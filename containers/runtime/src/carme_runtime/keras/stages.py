@@ -1,26 +1,24 @@
-"""Keras models in stages: what replaces the steps of a model that is trained as a pipeline."""
+"""Keras models in stages: what replaces the steps of a model that is trained as a pipeline.
 
-# torch need not be installed where this is checked.
-# pyright: reportMissingImports=false, reportPrivateImportUsage=false
+What depends on the backend of Keras is in `stages_of_torch` and `stages_of_tensorflow`.
+"""
 
 import contextlib
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-import torch
 
 from carme_runtime import strategies
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.data import Share, length, same_randomness
 from carme_runtime.keras.library import keras
-from carme_runtime.keras.optimizer import as_they_are, reducing
 from carme_runtime.keras.slots import Slots
 from carme_runtime.keras.steps import Steps, assign_values, flat_values
-from carme_runtime.keras.tracing import KerasGraph
 from carme_runtime.keras.world import MASTER, World
-from carme_runtime.torch.pipelines import Pipeline, pipeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,11 +54,10 @@ class PipelineSteps(Steps):
     def __init__(self, model: Any, world: World, wanted: Wanted) -> None:
         super().__init__(model, world)
         self._wanted = wanted
-        self._graph = KerasGraph(model)
+        self._graph = self._graph_of(model)
         self._check_compute_loss()
-        self._pipe: Pipeline | None = None
+        self._pipe: Any = None
         self._slots: Slots | None = None
-        self._flags: list[bool] = []
         self.shows_weights = False
         self._exposed = False
         self._part = 1.0  # of a micro-batch in the whole batch
@@ -101,7 +98,7 @@ class PipelineSteps(Steps):
         All ranks call it together.
         """
         if self._pipe is None and (self.stages is None or strategies.plans_only()):
-            shapes = [(t.shape, t.dtype) for t in self._graph._of[1].inputs]
+            shapes = [(t.shape, t.dtype) for t in self._graph.symbols]
             if samples is None or any(None in shape[1:] for shape, _ in shapes):
                 raise InvalidCall(
                     "How many samples a batch has, or how long they are, is not known before training.",
@@ -112,53 +109,41 @@ class PipelineSteps(Steps):
                 for shape, dtype in shapes
             ]
             self._make(tuple(example), whole_batch=True)
-            assert self._pipe
-            self.stages = self._pipe.plan().schedule.ranks
+            self.stages = self.pipe.plan().schedule.ranks
         if self.stages == 1 and self._pipe:
             self.leave()
         return self.stages != 1
 
-    def _pipeline(self, inputs: tuple[torch.Tensor, ...], training: bool = False) -> Pipeline:
+    def _pipeline(self, inputs: Any, training: bool = False) -> Any:
         """The pipeline, made again where a batch is larger than those before."""
         if self._pipe and training:
             counts = self._world.table([len(inputs[0])])[:, 0]
             if counts.max() > self._pipe.plan().samples:
                 self.leave()
         if self._pipe is None:
-            self._make(inputs, whole_batch=False)
-        assert self._pipe
+            self._make(tuple(inputs), whole_batch=False)
         return self._pipe
 
-    def _make(self, example: tuple[torch.Tensor, ...], whole_batch: bool) -> None:
-        wanted, model = self._wanted, self._model
-        self._graph = KerasGraph(model)
-        self._graph.train()
-        marked = self._graph.stages > 1
+    def _make(self, example: tuple[Any, ...], whole_batch: bool) -> None:
+        self._graph = self._graph_of(self._model)
         same_randomness(self._world)
-        with torch.enable_grad():  # also where the first batch is for prediction
-            self._pipe, _ = pipeline(
-                self._graph,
-                _placeholder(getattr(model, "optimizer", None), self._graph),
-                example=example,
-                stages=self.stages or wanted.stages,
-                micro_batches=wanted.micro_batches,
-                schedule=wanted.schedule,
-                memory=wanted.memory,
-                strategy=strategies.AUTO if marked else wanted.strategy,
-                batch_norm=wanted.batch_norm,
-                cut_points=self._graph.cut_points,
-                whole_batch=whole_batch,
-            )
+        self._pipe = self._made(example, whole_batch)
         self._world.stages = self._pipe.plan().schedule.ranks
-        self._flags = [v.trainable for v in model.variables]
         known = {id(v) for v in self._graph.variables.values()}
-        for v in model.variables:
+        for v in self._model.variables:
             if id(v) not in known:
-                self._world.broadcast(_bytes_of(v.value), MASTER, "a variable")
+                self._give_out(v)
         self._slots = None
 
+    def _give_out(self, v: Any) -> None:
+        """Rank 0's value of a variable."""
+        content = self._content(v, True)
+        if len(self._bytes_of(content)):
+            self._world.broadcast(self._bytes_of(content), MASTER, "a variable")
+        self._put(v, content)
+
     @property
-    def pipe(self) -> Pipeline | None:
+    def pipe(self) -> Any:
         """The pipeline, where it is made."""
         return self._pipe
 
@@ -206,7 +191,6 @@ class PipelineSteps(Steps):
 
     def _parts(self) -> Iterator[tuple[Any, list[int]]]:
         """Variables of model and optimizer, with the stages that hold them."""
-        assert self._pipe
         owners = {id(v): self._pipe.owners(name) for name, v in self._graph.variables.items()}
         for v in self._graph.variables.values():
             yield v, owners[id(v)]
@@ -215,33 +199,73 @@ class PipelineSteps(Steps):
                 yield slot, owners[id(reference)]
 
     def _gather(self, everywhere: bool) -> None:
-        assert self._pipe
         retains = everywhere or self._world.is_master
         for v, owners in self._parts():
             holds = self._pipe.stage in owners
-            content = v.value.detach() if holds else torch.empty(tuple(v.shape), dtype=v.value.dtype)
-            content = content.contiguous()
-            if content.numel():
-                self._world.broadcast(_bytes_of(content), owners[0], "a variable")
+            content = self._content(v, holds)
+            if len(self._bytes_of(content)):
+                self._world.broadcast(self._bytes_of(content), owners[0], "a variable")
             if retains and not holds:
-                v.value.data = content
+                self._put(v, content)
 
     def _distribute(self) -> None:
-        assert self._pipe
         for v, owners in self._parts():
-            has = tuple(v.value.shape) == tuple(v.shape)
-            content = v.value.detach() if has else torch.empty(tuple(v.shape), dtype=v.value.dtype)
-            content = content.contiguous()
-            if content.numel():
-                self._world.broadcast(_bytes_of(content), MASTER, "a variable")
+            content = self._content(v, self._is_whole(v))
+            if len(self._bytes_of(content)):
+                self._world.broadcast(self._bytes_of(content), MASTER, "a variable")
             if self._pipe.stage in owners:
-                v.value.data.copy_(content)
+                self._put(v, content)
 
     def _release(self) -> None:
-        assert self._pipe
         for v, owners in self._parts():
             if self._pipe.stage not in owners:
-                v.value.data = torch.empty(0, dtype=v.value.dtype)
+                self._free(v)
+
+    # -- what each backend does in its own way
+
+    @abstractmethod
+    def _graph_of(self, model: Any) -> Any:
+        """The model as a graph, with its `variables`, `stages`, `symbols`, `inputs_of` and `outputs_of`."""
+
+    @abstractmethod
+    def _made(self, example: tuple[Any, ...], whole_batch: bool) -> Any:
+        """The pipeline, for batches as large as the example."""
+
+    @abstractmethod
+    def _content(self, v: Any, holds: bool) -> Any:
+        """A variable's value in one piece of memory; where it is not held, such memory."""
+
+    @abstractmethod
+    def _bytes_of(self, content: Any) -> np.ndarray:
+        """The same memory as bytes."""
+
+    @abstractmethod
+    def _put(self, v: Any, content: Any) -> None:
+        """Let a variable have this value."""
+
+    @abstractmethod
+    def _free(self, v: Any) -> None:
+        """Let a variable have no memory."""
+
+    @abstractmethod
+    def _is_whole(self, v: Any) -> bool:
+        """Whether it has memory."""
+
+    @abstractmethod
+    def _unrecorded(self) -> AbstractContextManager[Any]:
+        """Nothing in it gets gradients."""
+
+    @abstractmethod
+    def _detached(self, value: Any) -> Any:
+        """A value that gets no gradients."""
+
+    @abstractmethod
+    def _train_batch(self, data: Any) -> None:
+        """A step of training."""
+
+    @abstractmethod
+    def _outputs(self, pipe: Any, inputs: Any) -> Any:
+        """What the pipeline makes of inputs in evaluation."""
 
     # -- steps
 
@@ -306,36 +330,16 @@ class PipelineSteps(Steps):
         if any(part is not None and not part.built for part in parts):
             self._model._symbolic_build(data_batch=data)
 
-    def _train_batch(self, data: Any) -> None:
-        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
-        inputs = self._graph.inputs_of(x)
-        assert self._pipe
-        pipe = self._pipe.train()
-        self._share_losses()
-        penalty, added = self._penalty()
-
-        def loss(outputs: Any, target: Any) -> torch.Tensor:
-            targets, weighted = target
-            return self._loss(self._graph.outputs_of(outputs), targets, weighted, added)
-
-        y, weights = keras.tree.map_structure(_tensor, (y, weights))
-        for parameter in pipe.parameters():
-            parameter.grad = None
-        counted = None if self._running.samples else 0
-        pipe.step(inputs, (y, weights), loss=loss, counted=counted)
-        if penalty is not None:
-            penalty.backward()
-        self._apply(pipe)
-
-    def _loss(self, y_pred: Any, y: Any, weights: Any, added: float) -> torch.Tensor:
+    def _loss(self, y_pred: Any, y: Any, weights: Any, added: float) -> Any:
         """The loss of a micro-batch, which is counted with its metrics."""
         model = self._model
         samples = length(y_pred)
         self._part = samples / self._running.total
         value = model._compile_loss(y, y_pred, weights)
-        with torch.no_grad():
-            model._loss_tracker.update_state(value.detach() + added, sample_weight=samples)
-            model.compute_metrics(None, y, keras.tree.map_structure(_detached, y_pred), sample_weight=weights)
+        with self._unrecorded():
+            model._loss_tracker.update_state(self._detached(value) + added, sample_weight=samples)
+            y_pred = keras.tree.map_structure(self._detached, y_pred)
+            model.compute_metrics(None, y, y_pred, sample_weight=weights)
         return value
 
     def _test_batch(self, data: Any) -> None:
@@ -343,16 +347,12 @@ class PipelineSteps(Steps):
         y_pred = self._evaluated(x)
         self._share_losses()
         _, added = self._penalty()
-        with torch.no_grad():
+        with self._unrecorded():
             self._loss(y_pred, y, weights, added)
 
     def _evaluated(self, x: Any) -> Any:
         inputs = self._graph.inputs_of(x)
-        pipe = self._pipeline(inputs).eval()
-        with torch.no_grad():
-            outputs = pipe(*inputs)
-        pipe.train()
-        return self._graph.outputs_of(outputs)
+        return self._graph.outputs_of(self._outputs(self._pipeline(inputs), inputs))
 
     def _factor(self, kind: int, weight: Any, value: Any) -> Any:
         """See `GlobalLoss`; micro-batches count by their samples."""
@@ -370,7 +370,6 @@ class PipelineSteps(Steps):
 
     def _penalty(self) -> tuple[Any, float]:
         """What regularizers add for this rank's variables, for their gradients, and for all variables."""
-        assert self._pipe
         if not any(v.regularizer is not None for v in self._model.trainable_variables):
             return None, 0.0
         own, counted = [], 0.0
@@ -379,7 +378,7 @@ class PipelineSteps(Steps):
             if v.trainable and v.regularizer is not None and self._pipe.stage in owners:
                 own.append(v.regularizer(v.value))
                 first = owners[0] == self._pipe.stage and self._pipe.replica == 0
-                counted += float(own[-1].detach()) if first else 0.0
+                counted += float(self._detached(own[-1])) if first else 0.0
         whole = float(self._world.add(np.array([counted]), "regularizers")[0])
         return sum(own) if own else None, whole
 
@@ -398,43 +397,4 @@ class PipelineSteps(Steps):
     def _distribute_slots(self) -> None:
         assert self._slots
         for v in self._slots.optimizer.variables:
-            content = v.value.detach().contiguous()
-            if content.numel():
-                self._world.broadcast(_bytes_of(content), MASTER, "a variable of the optimizer")
-            v.value.data.copy_(content)
-
-    def _apply(self, pipe: Pipeline) -> None:
-        optimizer = self._model.optimizer
-        named = self._graph.variables
-        own = [named[name] for name, p in pipe.named_parameters() if p.requires_grad and p.grad is not None]
-        if optimizer.global_clipnorm:
-            norm = pipe.gradient_norm([v.value.grad for v in own])
-            scale = min(1.0, optimizer.global_clipnorm / max(float(norm), 1e-30))
-            for v in own:
-                v.value.grad.mul_(scale)
-        with torch.no_grad(), reducing(as_they_are):
-            if own:
-                optimizer.apply([v.value.grad for v in own], own)
-            else:
-                optimizer._iterations.assign_add(1)
-
-
-def _tensor(value: Any) -> Any:
-    """What micro-batches can be cut of."""
-    return value if value is None else keras.ops.convert_to_tensor(value)
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def _bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().reshape(-1).view(torch.uint8).numpy()
-
-
-def _placeholder(optimizer: Any, graph: KerasGraph) -> torch.optim.Optimizer:
-    """A PyTorch optimizer that keeps as much for a parameter as Keras' does; it never steps."""
-    parameters = [p for p in graph.parameters() if p.is_floating_point()]
-    if isinstance(optimizer, keras.optimizers.SGD):
-        return torch.optim.SGD(parameters, 0.1, momentum=optimizer.momentum)
-    return torch.optim.Adam(parameters)
+            self._give_out(v)

@@ -17,27 +17,20 @@ from torch import fx, nn
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.deferred import WholeBatch, can_defer
-from carme_runtime.keras.layers import SplitLayer
+from carme_runtime.keras.functional import (
+    draws_random,
+    functional,
+    functional_of,
+    is_mark,
+    is_plain_dropout,
+    refuse,
+    stages_by_marks,
+)
 from carme_runtime.keras.library import keras
 from carme_runtime.torch.traced import SelfTraced, Traced
 from carme_runtime.torch.tracing import graph_of_nodes
 
 _DROPOUT = torch.ops.aten.dropout.default
-_functional: Any = keras.src.models.functional
-_mask_of: Any = keras.src.backend.common.masking.get_keras_mask
-_RATES = ("rate", "dropout", "recurrent_dropout", "stddev")  # attributes of layers that draw random numbers
-
-
-def functional_of(model: Any) -> Any:
-    """The graph of a functional or sequential model; None: it has none.
-
-    A model with a `call` of its own has none, even where it was made of inputs and outputs.
-    """
-    if isinstance(model, keras.Sequential):
-        return model._functional if model.built and type(model).call is keras.Sequential.call else None
-    if isinstance(model, _functional.Functional) and type(model).call is _functional.Functional.call:
-        return model
-    return None
 
 
 class LayerCall(nn.Module):
@@ -101,13 +94,13 @@ class LayerCall(nn.Module):
     @property
     def draws_random(self) -> bool:
         """Whether it draws random numbers of its own in training."""
-        return any(_draws(one) for one in self.layers)
+        return draws_random(self.layers)
 
     def forward(self, *tensors: Any) -> Any:
         """Call the layer."""
         operation, node = self._of
         arguments, keywords = node.arguments.fill_in(dict(zip(self.places, tensors, strict=True)))
-        call = _functional.operation_fn(operation, training=self.training)
+        call = functional.operation_fn(operation, training=self.training)
         if self._measured:
             with keras.StatelessScope():
                 result = call(*arguments, **keywords)
@@ -118,13 +111,6 @@ class LayerCall(nn.Module):
             result = call(*arguments, **keywords)
         flat = keras.tree.flatten(result)
         return flat[0] if len(node.outputs) == 1 else tuple(flat)
-
-
-def _draws(layer: Any) -> bool:
-    if not hasattr(layer, "seed_generator") and not hasattr(layer, "generator"):
-        return False
-    rates = [getattr(layer, name) for name in _RATES if isinstance(getattr(layer, name, None), int | float)]
-    return any(rates) or not rates
 
 
 class KerasGraph(SelfTraced):
@@ -144,7 +130,7 @@ class KerasGraph(SelfTraced):
         self._of = (model, found)  # see LayerCall
         self._variable_of: dict[int, Any] = {}  # by the identity of its parameter
         self.cut_points: list[str] = []
-        _refuse(found)
+        refuse(found)
         self.graph = self._recorded()
         self.stages = self._split()
 
@@ -152,6 +138,11 @@ class KerasGraph(SelfTraced):
     def variables(self) -> dict[str, Any]:
         """The model's variables by the names of their parameters."""
         return {name: self._variable_of[id(p)] for name, p in self.named_parameters()}
+
+    @property
+    def symbols(self) -> Any:
+        """Keras' symbols for the inputs."""
+        return self._of[1].inputs
 
     def inputs_of(self, x: Any) -> tuple[torch.Tensor, ...]:
         """What `fit` and its like get, as the tensors that the graph takes."""
@@ -163,7 +154,7 @@ class KerasGraph(SelfTraced):
     def outputs_of(self, outputs: Any) -> Any:
         """What the graph returned, as the model returns it."""
         flat = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
-        return _functional.unpack_singleton(keras.tree.pack_sequence_as(self._of[1]._outputs_struct, flat))
+        return functional.unpack_singleton(keras.tree.pack_sequence_as(self._of[1]._outputs_struct, flat))
 
     def traced(self) -> Traced:
         """The graph, in training or evaluation as this module is."""
@@ -220,7 +211,7 @@ class KerasGraph(SelfTraced):
         if inner is not None and len(tensors) == len(inner.inputs):
             return self._run(graph, inner, [known[t] for t in tensors])
         name = self._name(operation)
-        if _is_plain_dropout(operation, node):
+        if is_plain_dropout(operation, node):
             made = graph.call_function(_DROPOUT, (known[tensors[0]], float(operation.rate), True))
             # Dimension 0 counts samples; the others are known when it is measured.
             made.meta["val"] = SimpleNamespace(shape=(None, *(0,) * (len(node.outputs[0].shape) - 1)))
@@ -231,7 +222,7 @@ class KerasGraph(SelfTraced):
         else:
             self.add_module(name, LayerCall(operation, node, self._named_variables(operation)))
             made = graph.call_module(name, tuple(known[t] for t in tensors))
-        made.meta["split"] = isinstance(operation, SplitLayer)
+        made.meta["split"] = is_mark(operation, node)
         if len(node.outputs) == 1:
             return [made]
         return [graph.call_function(operator.getitem, (made, place)) for place in range(len(node.outputs))]
@@ -253,36 +244,11 @@ class KerasGraph(SelfTraced):
     def _split(self) -> int:
         """Let the operators of a stage follow each other; how many stages SplitLayers make."""
         nodes = [n for n in self.graph.nodes if n.op in ("call_module", "call_function")]
-        part = {node: node for node in nodes}
-
-        def root(node: fx.Node) -> fx.Node:
-            while part[node] is not node:
-                node = part[node]
-            return node
-
         marks = [node for node in nodes if node.meta.get("split")]
-        for node in nodes:
-            for source in node.all_input_nodes:
-                if source in part and node not in marks:
-                    part[root(node)] = root(source)
-        stages = list(dict.fromkeys(root(node) for node in nodes))
-        before = {stage: set[fx.Node]() for stage in stages}
-        for mark in marks:
-            source = mark.all_input_nodes[0]
-            if source in part and root(source) is root(mark):
-                raise _bypassed(mark.name)
-            if source in part:
-                before[root(mark)].add(root(source))
-        order: list[fx.Node] = []
-        while len(order) < len(stages):
-            ready = [s for s in stages if s not in order and before[s] <= set(order)]
-            if not ready:
-                raise _bypassed(marks[0].name)
-            order.append(ready[0])
-        self._arrange([n for stage in order for n in nodes if root(n) is stage])
-        firsts = [next(n for n in self.graph.nodes if n in part and root(n) is stage) for stage in order]
-        self.cut_points = [_module_of(node) for node in firsts[1:]]
-        return len(order)
+        stages = stages_by_marks(nodes, lambda node: node.all_input_nodes, marks, lambda node: node.name)
+        self._arrange([node for stage in stages for node in stage])
+        self.cut_points = [_module_of(stage[0]) for stage in stages[1:]]
+        return len(stages)
 
     def _arrange(self, nodes: list[fx.Node]) -> None:
         for number, node in enumerate(n for n in self.graph.nodes if n.target is _DROPOUT):
@@ -297,13 +263,6 @@ def _module_of(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_module" else next(iter(node.meta["nn_module_stack"]))
 
 
-def _bypassed(name: str) -> InvalidCall:
-    return InvalidCall(
-        f"The SplitLayer {name} does not end a stage: another connection leads around it.",
-        "Put a SplitLayer into each connection between the two stages.",
-    )
-
-
 class _Seeded:
     """Draws the masks of a Dropout layer that has a seed, as that does itself."""
 
@@ -313,36 +272,3 @@ class _Seeded:
     def __call__(self, shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
         generator = keras.src.backend.torch.random.torch_seed_generator(self._layer.seed_generator)
         return torch.bernoulli(torch.full(shape, keep), generator=generator).to(dtype)
-
-
-def _is_plain_dropout(operation: Any, node: Any) -> bool:
-    """Whether its mask can be drawn for the whole batch, and multiplied with."""
-    return (
-        type(operation) is keras.layers.Dropout
-        and 0 < operation.rate < 1
-        and operation.noise_shape is None
-        and len(node.arguments.keras_tensors) == 1
-        and _mask_of(node.outputs[0]) is None
-        and node.outputs[0].dtype == node.arguments.keras_tensors[0].dtype == operation.compute_dtype
-    )
-
-
-def _refuse(functional: Any) -> None:
-    """Raise InvalidCall for what a pipeline would do otherwise than the model."""
-    for layer in functional._flatten_layers(include_self=False):
-        if getattr(layer, "activity_regularizer", None) is not None:
-            raise InvalidCall(
-                f"The layer {layer.name} has an activity regularizer, which pipelines do not know.",
-                "Use kernel_regularizer, or train with ParallelStrategy.DATA.",
-            )
-        if getattr(layer, "stateful", False):
-            raise InvalidCall(
-                f"The layer {layer.name} keeps its state from batch to batch, and pipelines divide batches.",
-                "Make it with stateful=False, or train with ParallelStrategy.DATA.",
-            )
-    for output in functional.outputs:
-        if _mask_of(output) is not None:
-            raise InvalidCall(
-                "An output of the model has a mask, which pipelines do not carry to the loss.",
-                "Give sample weights instead, or train with ParallelStrategy.DATA.",
-            )

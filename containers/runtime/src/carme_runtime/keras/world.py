@@ -14,9 +14,12 @@ import numpy as np
 from carme_runtime.collectives import Group, Pending, forms
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import TYPES
+from carme_runtime.collectives.mailboxes import Box, Mailboxes, free_dropped
 from carme_runtime.gaspi import launchers
+from carme_runtime.graph import Links
 from carme_runtime.keras.library import keras
 from carme_runtime.logs import KERAS_EVERYWHERE
+from carme_runtime.pipeline.messages import links_of
 
 MASTER = 0
 _LIMIT = 30 * 60 * 1000  # milliseconds, as torch has it
@@ -70,6 +73,23 @@ class World:
         if self.rank not in ranks:
             raise InvalidCall(f"Rank {self.rank} is not in {ranks}.", "Make a group on its members only.")
         return World(self._group.of_some(ranks, self._limit) if self._group else None, self._limit)
+
+    def links(self, copying_us: Callable[[int], float]) -> Links:
+        """What messages between ranks cost. See `links_of`."""
+        return links_of(self._group, self.rank, copying_us)
+
+    def tidy_mailboxes(self) -> None:
+        """Give up the memory of mailboxes that nobody has any more. All ranks call it together."""
+        if self._group:
+            free_dropped(self._group.context, self._group, self._limit)
+
+    def mailboxes(self, boxes: dict[Any, Box]) -> Mailboxes | None:
+        """Boxes between these ranks, which make them together and use the group for nothing else meanwhile.
+
+        None: there is one rank.
+        """
+        group = self._group
+        return Mailboxes(group.context, group, boxes, self._limit) if group else None
 
     def begin(self, array: np.ndarray, op: str) -> Pending | None:
         """Begin to reduce an array in place; None: it is done."""

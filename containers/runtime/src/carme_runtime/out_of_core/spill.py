@@ -4,6 +4,7 @@ It has no name: when the process ends, in whatever way, the kernel frees it. It 
 page cache, which would be memory again.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -23,6 +24,7 @@ _GROWTH = 64 << 20  # bytes
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 _PROBE = 16 << 20  # bytes that the measurement writes and reads, so often:
 _PROBES = 3
+_NAME = ".carme-spill-"
 _MOUNTS = Path("/proc/self/mountinfo")
 
 
@@ -200,14 +202,22 @@ def _open_unnamed(folder: Path) -> int:
         if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
             raise _refused(folder, error) from None
     # A file system without unnamed files: the name is there for a moment only.
-    name = folder / f".carme-spill-{secrets.token_hex(8)}"
+    _remove_names(folder)
+    name = folder / f"{_NAME}{secrets.token_hex(8)}"
     try:
         file = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
         name.unlink(missing_ok=True)
         raise _refused(folder, error) from None
-    name.unlink()
+    name.unlink(missing_ok=True)  # another process may have removed it meanwhile
     return file
+
+
+def _remove_names(folder: Path) -> None:
+    """What processes have left that were killed in that moment; a living one keeps its open file."""
+    for left in folder.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError):  # another user's, or gone
+            left.unlink()
 
 
 def _refused(folder: Path, error: OSError) -> CarmeRuntimeError:

@@ -71,7 +71,7 @@ class _Measurement:
     def __init__(self, traced: Traced, example: tuple[torch.Tensor, ...]) -> None:
         self._traced, self._example = traced, example
         self._operators = {one.name: one for one in traced.graph.operators}
-        self._gradient = _gradients(traced.graph)
+        self._gradient = traced.graph.with_gradients
         self.described: dict[str, Value] = {}
         self.held: dict[str, int] = {}
         self.workspace: dict[str, int] = {}
@@ -190,15 +190,6 @@ class _Measurement:
         torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
         _synchronize(self._example[0])
         return (time.perf_counter() - began) * 1000
-
-
-def _gradients(graph: Graph) -> set[str]:
-    """Values through which gradients may flow."""
-    reached: set[str] = set()
-    for one in graph.operators:
-        if reached.intersection(one.inputs) or any(graph.parameter[p].trainable for p in one.parameters):
-            reached.update(one.outputs)
-    return reached
 
 
 def _fresh(run: Callable[[], Any]) -> Any:

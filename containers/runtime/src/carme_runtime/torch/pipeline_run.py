@@ -4,23 +4,23 @@
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import dataclasses
-import os
 import time
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy
 import torch
 import torch.distributed as dist
 
-from carme_runtime.collectives import Group, links
+from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import free_dropped
-from carme_runtime.graph import Graph, Links
+from carme_runtime.graph import Graph
 from carme_runtime.graph.files import from_json, to_json
 from carme_runtime.pipeline import Plan
+from carme_runtime.pipeline.messages import links_of
 from carme_runtime.torch import backend
 from carme_runtime.torch.measuring import measured
 from carme_runtime.torch.parallel import join_run
@@ -64,7 +64,7 @@ class Run:
 
         Raises Mismatch where a rank has another model.
         """
-        found = _links(self.everyone, self.rank, example[0].device)
+        found = links_of(self.everyone, self.rank, partial(_copying_us, device=example[0].device))
         text = b""
         failure: BaseException | None = None
         if self.rank == 0:
@@ -122,22 +122,6 @@ class Run:
         if self.everyone:
             self.everyone.allreduce(numbers, "min", timeout=self.timeout)
         return int(numbers[0])
-
-
-def _links(everyone: Group | None, rank: int, device: torch.device) -> Links:
-    """What messages cost: by the runtime's file, by its measurement between nodes, or by copying here."""
-    file = os.environ.get(links.LINKS, "")
-    if file and not links.to_be_measured():
-        return Links(tuple(links.read(Path(file))), f"from {file}")
-    times = everyone.measure_links() if everyone else []
-    if times:
-        return Links(tuple(times), "measured between nodes")
-    if rank:
-        return Links()  # rank 0's counts
-    return Links(
-        tuple((size, _copying_us(size, device)) for size in (1 << 10, 1 << 16, 1 << 20, 1 << 23)),
-        "copies in memory",
-    )
 
 
 def _copying_us(size: int, device: torch.device) -> float:

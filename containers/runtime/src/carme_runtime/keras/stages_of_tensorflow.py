@@ -1,0 +1,150 @@
+"""Keras models in stages on the TensorFlow backend.
+
+Keras' trainer runs these steps as they are, without a graph around them; each piece of the model is a graph
+of its own.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from carme_runtime import strategies
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.keras.calls import Calls
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.optimizer import as_they_are, reducing
+from carme_runtime.keras.stages import PipelineSteps, Wanted
+from carme_runtime.keras.tensorflow_passes import sum_of_gradients
+from carme_runtime.keras.tensorflow_pipeline import TensorFlowPipeline, made_plan, request_of
+from carme_runtime.keras.world import World
+
+
+class TensorFlowPipelineSteps(PipelineSteps):
+    """See `PipelineSteps`."""
+
+    def __init__(self, model: Any, world: World, wanted: Wanted) -> None:
+        self._tf: Any = import_module("tensorflow")
+        super().__init__(model, world, wanted)
+        self._run_eagerly()
+
+    def recompiled(self) -> None:
+        """The model was compiled, which sets how it runs."""
+        super().recompiled()
+        self._run_eagerly()
+
+    def build(self, data: Any) -> None:
+        """The model is built; it may have been given to another object of this kind meanwhile."""
+        self._run_eagerly()
+
+    def _run_eagerly(self) -> None:
+        model = self._model
+        model.run_eagerly, model.jit_compile = True, False
+        model.train_function = model.test_function = model.predict_function = None
+
+    def leave(self) -> None:
+        """Let all ranks have the whole model again, and its steps run in a graph."""
+        super().leave()
+        self._model.run_eagerly = False
+        self._model.train_function = self._model.test_function = self._model.predict_function = None
+
+    def _graph_of(self, model: Any) -> Calls:
+        return Calls(model)
+
+    def _made(self, example: tuple[Any, ...], whole_batch: bool) -> TensorFlowPipeline:
+        wanted, world = self._wanted, self._world
+        state = _state_factor(getattr(self._model, "optimizer", None))
+        stages = self.stages or wanted.stages
+        request = request_of(wanted, self._graph, len(example[0]), world, whole_batch, stages, state)
+        try:
+            made = made_plan(self._graph, example, request, wanted.memory, world)
+        except CarmeRuntimeError as error:
+            if strategies.plans_only():
+                strategies.refuse_plan(error, world.rank)
+            raise
+        if strategies.plans_only():
+            strategies.show_plan(str(made), world.rank)
+        pipe = TensorFlowPipeline(self._graph, made, world)
+        for name, v in self._graph.variables.items():
+            self._give_out(v)
+            if pipe.stage not in pipe.owners(name):
+                self._free(v)
+        return pipe
+
+    def _content(self, v: Any, holds: bool) -> np.ndarray:
+        if holds:
+            return np.array(v.value.numpy(), order="C")
+        return np.empty(tuple(v.shape), v.value.dtype.as_numpy_dtype)
+
+    def _bytes_of(self, content: np.ndarray) -> np.ndarray:
+        return content.reshape(-1).view(np.uint8)
+
+    def _put(self, v: Any, content: np.ndarray) -> None:
+        # The variable may have no memory now, so its shape is not compared.
+        value = self._tf.convert_to_tensor(content)
+        self._tf.raw_ops.AssignVariableOp(resource=v.value.handle, value=value)
+
+    def _free(self, v: Any) -> None:
+        self._put(v, np.empty((0,), v.value.dtype.as_numpy_dtype))
+
+    def _is_whole(self, v: Any) -> bool:
+        shape = self._tf.raw_ops.VariableShape(input=v.value.handle)
+        return tuple(shape.numpy().tolist()) == tuple(v.shape)
+
+    def _unrecorded(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def _detached(self, value: Any) -> Any:
+        return self._tf.stop_gradient(value)
+
+    def _outputs(self, pipe: TensorFlowPipeline, inputs: Any) -> Any:
+        return pipe.outputs(inputs)
+
+    def _train_batch(self, data: Any) -> None:
+        x, y, weights = keras.utils.unpack_x_y_sample_weight(data)
+        self._share_losses()
+        with self._tf.GradientTape() as tape:
+            penalty, added = self._penalty()
+
+        def loss(outputs: Any, target: Any) -> Any:
+            targets, weighted = target
+            return self._loss(self._graph.outputs_of(outputs), targets, weighted, added)
+
+        y, weights = keras.tree.map_structure(_tensor, (y, weights))
+        share = self._running
+        parts = (share.begin, share.samples, share.total)
+        gradients = self._pipe.step(self._graph.inputs_of(x), (y, weights), loss, parts)
+        if penalty is not None:
+            own = [name for name, v in self._graph.variables.items() if v.trainable and v.regularizer]
+            own = [name for name in own if self._pipe.stage in self._pipe.owners(name)]
+            added_to = tape.gradient(penalty, [self._graph.variables[name] for name in own])
+            for name, more in zip(own, added_to, strict=True):
+                if more is not None:
+                    gradients[name] = sum_of_gradients(gradients.get(name), more)
+        self._apply(gradients)
+
+    def _apply(self, gradients: dict[str, Any]) -> None:
+        optimizer = self._model.optimizer
+        if optimizer.global_clipnorm:
+            norm = self._pipe.norm(gradients)
+            scale = min(1.0, optimizer.global_clipnorm / max(norm, 1e-30))
+            # An embedding's rows become a tensor by that, in Keras too.
+            tensors = {name: self._tf.convert_to_tensor(g) for name, g in gradients.items()}
+            gradients = {name: t * self._tf.cast(scale, t.dtype) for name, t in tensors.items()}
+        own = [self._graph.variables[name] for name in gradients]
+        with reducing(as_they_are):
+            if own:
+                optimizer.apply(list(gradients.values()), own)
+            else:
+                optimizer._iterations.assign_add(1)
+
+
+def _tensor(value: Any) -> Any:
+    """What micro-batches can be cut of."""
+    return value if value is None else keras.ops.convert_to_tensor(value)
+
+
+def _state_factor(optimizer: Any) -> float:
+    """Bytes that an optimizer keeps for each byte of a parameter."""
+    return float(bool(optimizer.momentum)) if isinstance(optimizer, keras.optimizers.SGD) else 2.0

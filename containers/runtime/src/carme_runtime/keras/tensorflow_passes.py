@@ -1,0 +1,315 @@
+"""Runs the passes of a Keras model's stage on the TensorFlow backend, in the order of the schedule."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from carme_runtime import profile
+from carme_runtime.activity import doing
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.collectives.mailboxes import Box
+from carme_runtime.keras.calls import Call, Calls
+from carme_runtime.keras.library import keras
+from carme_runtime.keras.world import World
+from carme_runtime.pipeline import KINDS, Plan, Schedule, make, messages, simulate
+from carme_runtime.pipeline.schedules import FORWARD, Action
+from carme_runtime.pipeline.simulation import Channel
+
+Loss = Callable[[list[Any], Any], Any]
+
+
+@dataclasses.dataclass
+class _Held:
+    """What a micro-batch leaves in a piece until its backward pass: what the tape knows."""
+
+    tape: Any
+    leaves: dict[str, Any]
+    results: dict[str, Any]
+    loss: Any = None
+
+
+@dataclasses.dataclass
+class Batch:
+    """The batch of a step; all but `loss` by micro-batch.
+
+    Args:
+        inputs: What the model is called with.
+        targets: What the loss is called with besides the outputs.
+        shares: Its part of the samples of all replicas.
+        masks: Dropout's, by name of the call.
+        loss: The mean over a micro-batch's samples. None: the model is evaluated.
+    """
+
+    inputs: list[list[Any]]
+    targets: list[Any]
+    shares: list[float]
+    masks: list[dict[str, Any]]
+    loss: Loss | None
+
+
+class Passes:
+    """This rank's passes.
+
+    Args:
+        calls: The model.
+        made: The plan.
+        line: The ranks of this pipeline, by stage, for no other use.
+        ranks: Their numbers in the run.
+    """
+
+    def __init__(self, calls: Calls, made: Plan, line: World, ranks: list[int]) -> None:
+        self._tf: Any = import_module("tensorflow")
+        self._calls, self._plan, self._line = calls, made, line
+        self.stage = line.rank
+        self._pieces = [p for p, holder in enumerate(made.schedule.holders) if holder == self.stage]
+        by_name = {call.name: call for call in calls.calls}
+        operators = made.graph.operators
+        self._own = {p: [by_name[operators[at].name] for at in made.pieces.span(p)] for p in self._pieces}
+        self._functions: dict[tuple[int, bool], Any] = {}
+        self._remote = set(made.remote(made.pieces.channels))
+        self._boxes = line.mailboxes(self._described(ranks))
+        self._schedules: dict[int, Schedule] = {}
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._local: dict[tuple[Channel, bool, int], list[Any]] = {}
+        self._outputs: list[list[Any]] = []
+        self._gradients: dict[str, Any] = {}
+
+    @property
+    def variables(self) -> list[str]:
+        """Names of the variables that this rank's pieces use."""
+        return list(dict.fromkeys(n for own in self._own.values() for call in own for n in call.variables))
+
+    @property
+    def calls(self) -> set[str]:
+        """Names of the calls that this rank makes."""
+        return {call.name for own in self._own.values() for call in own}
+
+    def close(self) -> None:
+        """Give up the memory of messages. All ranks of the pipeline call it together."""
+        if self._boxes:
+            self._boxes.close()
+            self._boxes = None
+
+    def train(self, batch: Batch) -> dict[str, Any]:
+        """All passes of a step; gradients of this rank's variables, by name."""
+        self._gradients, self._held = {}, {}
+        schedule = self._schedule(len(batch.shares))
+        with profile.pipeline_step(self.stage, schedule.bubble):
+            for action in schedule.actions[self.stage]:
+                self._do(action, batch)
+        self._flush()
+        return self._gradients
+
+    def evaluate(self, batch: Batch) -> list[Any]:
+        """The outputs of a batch in evaluation, on the last piece's rank; else nothing."""
+        self._outputs = []
+        # In this order a rank waits only for what comes before in it: no number of slots is too small.
+        for micro in range(len(batch.inputs)):
+            for piece in self._pieces:
+                with doing(self.stage, "forward pass", micro):
+                    self._forward(piece, micro, batch)
+        self._flush()
+        tf = self._tf
+        return [tf.concat(parts, 0) for parts in zip(*self._outputs, strict=True)]
+
+    def _flush(self) -> None:
+        if self._boxes:
+            self._boxes.flush()
+
+    def _described(self, ranks: list[int]) -> dict[Any, Box]:
+        """The mailboxes between ranks of this pipeline."""
+        made, boxes = self._plan, {}
+        for channel, slots in made.slots.items():
+            source, target = (ranks[made.schedule.holders[piece]] for piece in channel)
+            for back in (False, True):
+                names = made.pieces.gradients(channel) if back else made.pieces.channels[channel]
+                sizes = [made.graph.value_bytes(name, made.micro_samples) for name in names]
+                ends = (target, source) if back else (source, target)
+                if names:
+                    boxes[channel, back] = Box(*ends, slots, messages.room(sizes))
+        return boxes
+
+    def _schedule(self, micro_batches: int) -> Schedule:
+        """The plan's, or for the last, smaller batch one with fewer micro-batches."""
+        planned = self._plan.schedule
+        if micro_batches not in self._schedules:
+            made = make(planned.name, planned.ranks, micro_batches)
+            simulate(made, self._plan.pieces.channels, slots=self._plan.slots)  # that it ends
+            self._schedules[micro_batches] = made
+        return self._schedules[micro_batches]
+
+    def sizes(self, samples: int) -> list[int]:
+        """Of the micro-batches of a batch."""
+        planned = self._plan.schedule
+        count = -(-samples // self._plan.micro_samples)
+        if KINDS[planned.name].multiple_of_ranks:
+            count = -(-count // planned.ranks) * planned.ranks
+            if samples < count:
+                raise InvalidCall(
+                    f"The schedule {planned.name} needs at least {count} samples; the batch has {samples}.",
+                    "Leave such a batch out, or use schedule='1f1b'.",
+                )
+        few, more = divmod(samples, count)
+        return [few + (micro < more) for micro in range(count)]
+
+    # -- passes
+
+    def _do(self, action: Action, batch: Batch) -> None:
+        forward = action.kind == FORWARD
+        with doing(self.stage, "forward pass" if forward else "backward pass", action.micro):
+            if forward:
+                self._forward(action.piece, action.micro, batch)
+            else:
+                self._backward(action.piece, action.micro)
+
+    def _forward(self, piece: int, micro: int, batch: Batch) -> None:
+        tf, pieces, trains = self._tf, self._plan.pieces, batch.loss is not None
+        values = dict(zip(self._calls.inputs, batch.inputs[micro], strict=True))
+        leaves: dict[str, Any] = {}
+        for channel, names in pieces.channels.items():
+            if channel[1] == piece:
+                values |= zip(names, self._receive(channel, False, micro, names), strict=True)
+                leaves |= {name: values[name] for name in pieces.gradients(channel)}
+        results: dict[str, Any] = {}
+        tape = tf.GradientTape() if trains else None
+        loss = None
+        with tape or _nothing():
+            if tape:
+                tape.watch(list(leaves.values()))
+            names, made = self._run(piece, values, batch.masks[micro], trains)
+            results = dict(zip(names, made, strict=True))
+            if piece == pieces.count - 1:
+                outputs = [{**values, **results}[name] for name in self._plan.graph.results]
+                if batch.loss is None:
+                    self._outputs.append(outputs)
+                else:
+                    loss = batch.loss(outputs, batch.targets[micro])
+                    loss = loss * tf.cast(batch.shares[micro], loss.dtype)
+        for channel, sent in pieces.channels.items():
+            if channel[0] == piece:
+                self._send(channel, False, micro, [results[name] for name in sent])
+        if tape:
+            self._held[piece, micro] = _Held(tape, leaves, results, loss)
+
+    def _run(self, piece: int, values: dict[str, Any], masks: dict[str, Any], training: bool) -> Any:
+        """Run a piece's calls; the names of the values that others need, and these."""
+        if (piece, training) not in self._functions:
+            self._functions[piece, training] = self._function(piece, training)
+        taken, results, function = self._functions[piece, training]
+        return results, function([values[name] for name in taken], masks)
+
+    def _function(self, piece: int, training: bool) -> tuple[list[str], list[str], Any]:
+        calls, pieces, graph = self._own[piece], self._plan.pieces, self._plan.graph
+        made = {name for call in calls for name in call.outputs}
+        used = [name for call in calls for name in call.given.values()]
+        taken = [name for name in dict.fromkeys(used) if name not in made]
+        sent = [n for channel, names in pieces.channels.items() if channel[0] == piece for n in names]
+        sent += [n for n in graph.results if n in made and piece == pieces.count - 1]
+        results = list(dict.fromkeys(sent))
+
+        def run(values: list[Any], masks: dict[str, Any]) -> list[Any]:
+            known = dict(zip(taken, values, strict=True))
+            for call in calls:
+                known |= zip(call.outputs, _called(call, known, masks, training), strict=True)
+            return [known[name] for name in results]
+
+        plain = self._tf.autograph.experimental.do_not_convert(run)
+        return taken, results, self._tf.function(plain, reduce_retracing=True)
+
+    def _backward(self, piece: int, micro: int) -> None:
+        held, pieces = self._held.pop((piece, micro)), self._plan.pieces
+        targets, given = [], []
+        if held.loss is not None:
+            targets.append(held.loss)
+            given.append(self._tf.ones_like(held.loss))
+        for channel in pieces.channels:
+            names = pieces.gradients(channel) if channel[0] == piece else ()
+            if names:
+                for name, gradient in zip(names, self._receive(channel, True, micro, names), strict=True):
+                    if gradient is not None:
+                        targets.append(held.results[name])
+                        given.append(gradient)
+        own = dict.fromkeys(n for call in self._own[piece] for n in call.variables)
+        trained = [name for name in own if self._calls.variables[name].trainable]
+        leaves = list(held.leaves)
+        sources = [held.leaves[name] for name in leaves] + [self._calls.variables[n] for n in trained]
+        found = held.tape.gradient(targets, sources, given) if targets and sources else [None] * len(sources)
+        back = dict(zip(leaves, found[: len(leaves)], strict=True))
+        for channel in pieces.channels:
+            names = pieces.gradients(channel) if channel[1] == piece else ()
+            if names:
+                self._send(channel, True, micro, [back[name] for name in names])
+        for name, gradient in zip(trained, found[len(leaves) :], strict=True):
+            if gradient is not None:
+                self._gradients[name] = sum_of_gradients(self._gradients.get(name), gradient)
+
+    # -- messages
+
+    def _send(self, channel: Channel, back: bool, micro: int, parts: list[Any]) -> None:
+        if channel not in self._remote:
+            self._local[channel, back, micro] = parts
+            return
+        assert self._boxes
+        name = (channel, back)
+        what = f"the message from stage {channel[back]} to stage {channel[not back]}"
+        arrays = [None if part is None else self._tf.convert_to_tensor(part).numpy() for part in parts]
+        self._boxes.put(name, messages.pack(self._boxes.slot(name), arrays, what))
+
+    def _receive(self, channel: Channel, back: bool, micro: int, names: Sequence[str]) -> list[Any]:
+        if channel not in self._remote:
+            return self._local.pop((channel, back, micro))
+        assert self._boxes
+        types = [np.dtype(self._plan.graph.value[name].dtype) for name in names]
+        memory, number = self._boxes.take((channel, back))
+        parts = messages.unpack(memory, types)
+        self._boxes.give_up((channel, back), number)
+        return [None if part is None else self._tf.convert_to_tensor(part) for part in parts]
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def _called(call: Call, values: dict[str, Any], masks: dict[str, Any], training: bool) -> Iterator[Any]:
+    """What a call makes; Dropout takes a mask that was drawn for the whole batch."""
+    if call.name in masks:
+        return iter([values[next(iter(call.given.values()))] * masks[call.name]])
+    return iter(call.run(values, training))
+
+
+def sum_of_gradients(gradient: Any, other: Any) -> Any:
+    """The sum of two gradients, of which the first may be None.
+
+    Those of an embedding stay rows with their numbers, as many optimizers treat them otherwise than tensors.
+    """
+    tf = import_module("tensorflow")
+    if gradient is None:
+        return other
+    if isinstance(gradient, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
+        both = (gradient, other)
+        values, indices = (tf.concat([getattr(g, name) for g in both], 0) for name in ("values", "indices"))
+        return tf.IndexedSlices(values, indices, gradient.dense_shape)
+    return tf.convert_to_tensor(gradient) + tf.convert_to_tensor(other)
+
+
+def mask_of_batch(call: Call, total: int, begin: int, sizes: Sequence[int]) -> Iterator[Any]:
+    """Draws a Dropout layer's mask for a batch, as one process does; gives those of micro-batches.
+
+    Args:
+        call: Of the layer, whose seed moves on.
+        total: Samples of the batch.
+        begin: The first one of this rank's replica.
+        sizes: Of its micro-batches.
+    """
+    tf = import_module("tensorflow")
+    layer, symbol = call.operation, call.node.outputs[0]
+    ones = tf.ones([total, *symbol.shape[1:]], symbol.dtype)
+    mask = keras.random.dropout(ones, layer.rate, seed=layer.seed_generator)
+    for size in sizes:
+        yield mask[begin : begin + size]
+        begin += size
