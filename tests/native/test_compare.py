@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,17 @@ def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
     assert "Over all networks on 2 ranks," in out
     # What it needed while it ran is gone.
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
+
+
+def test_jax_reduces_all_gradients_of_a_step_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what XLA has made of the step: of several arrays, ranks on processors reduce one after the other."""
+    pytest.importorskip("jax")
+    monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path / 'xla'} --xla_dump_hlo_as_text")
+    compare(tmp_path / "out", "jax", "--networks", "tiny", "--ranks", "2", "--rounds", "1")
+    programs = [path.read_text() for path in (tmp_path / "xla").glob("*train*after_optimizations.txt")]
+    reduced = [re.findall(r" all-reduce\(([^)]*)\)", text) for text in programs]
+    assert programs and all(len(found) == 1 and "," not in found[0] for found in reduced), reduced
+    assert not load(tmp_path / "out/compare.json").rows[0].void
 
 
 def test_all_compute_in_bf16_on_request(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def of_benchmarks(name: str) -> ModuleType:
     return module
 
 
+# Of a job in an image, where there is no command `singularity`.
+IN_IMAGE = {"SINGULARITY_CONTAINER": "/image.sif"}
+
+
 class Job:
     """Agents of nodes n1 and n2, and what runs in their job's session on n1."""
 
@@ -66,10 +70,11 @@ class Job:
         common = ["-m", "carme_runtime.fabric.command", "--key-file", str(key), "--unencrypted"]
         first = [*common, "--nodes", "2", "--listen", "127.0.0.1", "--announce", str(announce)]
         session = ["sh", "-c", f"env >{folder}/session; exec sleep 600"]
-        self.start("n1", sys.executable, *first, "--socket", str(self.socket("n1")), "--", *session)
+        socket = ["--socket", str(self.socket("n1"))]
+        self.start("n1", sys.executable, *first, *socket, "--", *session, **IN_IMAGE)
         wait_until(lambda: announce.exists() and (folder / "session").exists())
         join = ["--join", f"127.0.0.1:{json.loads(announce.read_text())['port']}"]
-        self.start("n2", sys.executable, *common, *join, "--socket", str(self.socket("n2")))
+        self.start("n2", sys.executable, *common, *join, "--socket", str(self.socket("n2")), **IN_IMAGE)
         wait_until(lambda: "n2" in self.hosts())
 
     def socket(self, host: str) -> Path:
@@ -155,7 +160,7 @@ RUN = (sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "mpi
 
 
 def test_a_program_for_mpi_runs_on_all_nodes(job, mpi):
-    code, message = job.run(*RUN, "-n", "4", "--", *mpi[1])
+    code, message = job.run(*RUN, "-n", "4", "--", *mpi[1], **IN_IMAGE)
     has_mpi = "MPI" if mpi[0] != Path("/usr") else "NO-MPI"
     assert f"RANKS 4 HOSTS 1 1 2 2 {has_mpi}" in message, message
     assert code == 0, message

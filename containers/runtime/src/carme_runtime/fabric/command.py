@@ -112,7 +112,7 @@ def _join(options: argparse.Namespace) -> int:
 
 
 def _serve_first(options: argparse.Namespace) -> int:
-    environment = dict(os.environ)
+    environment = mpi.without_container(os.environ)
     if options.environment_file:
         environment |= _read_environment(options.environment_file)
     made: list[Path] = []

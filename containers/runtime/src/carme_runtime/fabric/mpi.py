@@ -12,6 +12,7 @@ from pathlib import Path
 from carme_runtime.addresses import interface_of, is_loopback
 
 REMOTE = "carme-remote"
+CONTAINER = "SINGULARITY_CONTAINER"
 OPEN_MPI_HOSTS, HYDRA_HOSTS = "hosts.openmpi", "hosts.hydra"
 
 
@@ -53,6 +54,15 @@ def variables(remote: str, address: str) -> dict[str, str]:
         "I_MPI_HYDRA_BOOTSTRAP_EXEC": remote,
         "I_MPI_HYDRA_RMK": "user",
     }
+
+
+def without_container(environment: Mapping[str, str]) -> dict[str, str]:
+    """The same without the variable by which Intel MPI knows that it is in a container.
+
+    It would start its daemons by `singularity exec`, a command of the host that no image has. `carme-remote`
+    starts them in the image anyway.
+    """
+    return {name: value for name, value in environment.items() if name != CONTAINER}
 
 
 def host_variables(folder: Path) -> dict[str, str]:

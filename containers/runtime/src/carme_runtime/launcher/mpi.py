@@ -75,7 +75,7 @@ def command(
         # Where all runs here, launchers need no name of this host: it may be one that nobody can look up.
         host = place.member.host if spread or place.member.host != _here(environment) else "localhost"
         counts[host] = place.local_size
-    own = dict(without_secrets(environment)) | mpi.variables(remote, first.address) | passed
+    own = mpi.without_container(without_secrets(environment)) | mpi.variables(remote, first.address) | passed
     for name in mpi.host_variables(Path()):  # the hosts are those of the places
         own.pop(name, None)
     hosts = ",".join(f"{host}:{count}" for host, count in counts.items())

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 
 from carme_runtime.compare.networks import EPSILON, Layer
@@ -40,7 +41,9 @@ def prepare(work: Work) -> Step:
         return -chosen.mean()
 
     def train(weights: Any, velocities: Any, x: Any, y: Any) -> Any:
-        loss, gradients = jax.lax.pmean(jax.value_and_grad(loss_of)(weights, x, y), "ranks")
+        # On processors JAX reduces each array by itself, and ranks wait for each other every time.
+        own, unflatten = ravel_pytree(jax.value_and_grad(loss_of)(weights, x, y))
+        loss, gradients = unflatten(jax.lax.pmean(own, "ranks"))
         velocities = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocities, gradients)
         weights = jax.tree.map(lambda w, v: w - rate * v, weights, velocities)
         return weights, velocities, loss
