@@ -15,6 +15,59 @@ def show(ranks, weight):
     sys.stdout.flush()
 
 
+def with_torch():
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    share = len(SAMPLES) // dist.get_world_size()
+    x = torch.tensor(SAMPLES)[dist.get_rank() * share :][:share, None]
+    ((parallel(x) - 3 * x) ** 2).mean().backward()
+    torch.optim.SGD(model.parameters(), lr=RATE).step()
+    show(dist.get_world_size(), model.weight.detach())
+    dist.destroy_process_group()
+
+
+def with_tensorflow():
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = tf.keras.Sequential([tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+        model.compile(tf.keras.optimizers.SGD(RATE), "mse")
+    x = tf.constant(SAMPLES)[:, None]
+    model.fit(tf.data.Dataset.from_tensor_slices((x, 3 * x)).batch(len(SAMPLES)), verbose=0)
+    show(strategy.num_replicas_in_sync, model.get_weights()[0].item())
+
+
+def with_horovod():
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+    share = len(SAMPLES) // hvd.size()
+    x = torch.tensor(SAMPLES)[hvd.rank() * share :][:share, None]
+    ((model(x) - 3 * x) ** 2).mean().backward()
+    optimizer.step()
+    show(hvd.size(), model.weight.detach())
+
+
+def with_mpi():
+    from mpi4py import MPI
+
+    ranks, rank = MPI.COMM_WORLD.Get_size(), MPI.COMM_WORLD.Get_rank()
+    share = len(SAMPLES) // ranks
+    summed = MPI.COMM_WORLD.allreduce(gradient(0.0, SAMPLES[rank * share :][:share]))
+    show(ranks, -RATE * summed / ranks)
+
+
 def with_jax():
     import jax
     import jax.numpy as jnp
@@ -86,7 +139,7 @@ def with_deepspeed():
     torch.nn.init.zeros_(model.weight)
     deepspeed.init_distributed()
     ranks = torch.distributed.get_world_size()
-    settings = {"train_micro_batch_size_per_gpu": len(SAMPLES) // ranks}
+    settings = {"train_micro_batch_size_per_gpu": len(SAMPLES) // ranks, "gradient_clipping": 0.0}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     share = len(SAMPLES) // ranks
