@@ -254,6 +254,8 @@ async def test_a_choice_that_slurm_refuses_does_not_hide_the_others(
     found = json.loads(capsys.readouterr().out)
     starts = {(one["nodes"], one["gpus_per_node"]): one["expected_start"] for one in found}
     assert starts[2, 2] == "not possible" != starts[1, 2]
+    marked = [one["expected_start"] for one in found if one["cheapest"] or one["fastest"]]
+    assert marked and "not possible" not in marked, "nobody is sent to what cannot start"
     # Slurm is asked for the processors and the memory that the job would have.
     calls = site.slurm.calls("sbatch")
     assert calls and all({"--cpus-per-task=3", "--mem=100M"} <= set(call["arguments"]) for call in calls)

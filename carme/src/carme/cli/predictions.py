@@ -14,8 +14,10 @@ from carme.scaling import Choice, Curve, Prediction, choices, marks, read_file
 from carme.translation import message as _
 from carme.wording import number
 
-__all__ = ["add", "choice_words", "of", "show", "size_words"]
+__all__ = ["NOT_POSSIBLE", "add", "choice_words", "of", "show", "size_words"]
 
+#: When a choice starts that this site cannot start.
+NOT_POSSIBLE = "not possible"
 _MOST_NODES, _MOST_GPUS = 1024, 16  # that a result may have rows for
 
 
@@ -54,7 +56,8 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
     """Print a table of what could be chosen. Raises CarmeError.
 
     Args:
-        start: Says when a job with so many nodes and GPUs of each would start; None: nobody can say.
+        start: Says when a job with so many nodes and GPUs of each would start, or NOT_POSSIBLE; None: nobody
+            can say.
     """
     curve = _curve(options)
     if curve is None:
@@ -67,12 +70,16 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
         raise InvalidRequest(
             _("The probe's result has no prediction for any of these."), _("Measure again."), field="scaling"
         )
-    cheapest, fastest = marks(found)
+    starts = [start(one.nodes, one.gpus_per_node) if start else "" for one in found]
+    # What this site cannot start is shown, but recommended to nobody.
+    possible = [one for one, when in zip(found, starts, strict=True) if when != NOT_POSSIBLE]
+    cheapest, fastest = marks(possible or found)
     if options.json:
-        print_json([_for_programs(one, cheapest, fastest, start) for one in found])
+        each = zip(found, starts, strict=True)
+        print_json([_for_programs(one, cheapest, fastest, when) for one, when in each])
         return 0
     rows = []
-    for one in found:
+    for one, when in zip(found, starts, strict=True):
         which = [name for name, best in (("cheapest", cheapest), ("fastest", fastest)) if best is one]
         if (one.nodes, one.gpus_per_node) == (options.nodes, options.gpus):
             which.append("chosen")
@@ -85,7 +92,7 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
                 hours_words(one.hours) if one.hours is not None else f"{row.step_ms:.3g} ms a step",
                 f"{one.cost:.3g}" if one.hours is not None else f"{one.cost:.2f} times",
                 row.limit,
-                *([start(one.nodes, one.gpus_per_node)] if start else []),
+                *([when] if start else []),
                 ", ".join(which),
             ]
         )
@@ -94,11 +101,9 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
     return 0
 
 
-def _for_programs(
-    choice: Choice, cheapest: Choice, fastest: Choice, start: Callable[[int, int], str] | None
-) -> dict[str, Any]:
+def _for_programs(choice: Choice, cheapest: Choice, fastest: Choice, start: str) -> dict[str, Any]:
     """A choice as JSON."""
-    more = {"expected_start": start(choice.nodes, choice.gpus_per_node)} if start else {}
+    more = {"expected_start": start} if start else {}
     return {
         "nodes": choice.nodes,
         "gpus_per_node": choice.gpus_per_node,

@@ -187,7 +187,7 @@ def _expected_start(options: argparse.Namespace) -> Callable[[int, int], str]:
         except (InvalidRequest, SlurmError) as error:
             if error.code == "slurm-away":
                 raise
-            return "not possible"  # such as a limit of the account, which smaller choices keep
+            return predictions.NOT_POSSIBLE  # such as a limit of the account, which smaller choices keep
 
     return start
 
