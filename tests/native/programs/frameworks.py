@@ -139,7 +139,7 @@ def with_deepspeed():
     torch.nn.init.zeros_(model.weight)
     deepspeed.init_distributed()
     ranks = torch.distributed.get_world_size()
-    settings = {"train_micro_batch_size_per_gpu": len(SAMPLES) // ranks}
+    settings = {"train_micro_batch_size_per_gpu": len(SAMPLES) // ranks, "gradient_clipping": 0.0}
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
     share = len(SAMPLES) // ranks
