@@ -243,7 +243,7 @@ async def test_a_session_that_has_ended_starts_again_from_its_dialog(
     assert front.sent is None, "what it holds may be needed"
     front.told |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
     await page.wait_for_url("**/sessions/s22222222/")
-    assert front.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222"}
+    assert front.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222", "then": "open"}
 
 
 async def test_starting_again_without_the_portals_answer_leads_to_its_page(

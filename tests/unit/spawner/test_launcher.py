@@ -28,7 +28,9 @@ TEXT = "# First <steps>\n\nWhat this\nsession has.\n\nMore."
 def notebook(path: Path, source: list[str] | str = TEXT) -> None:
     cell = {"cell_type": "markdown", "id": "a", "metadata": {}, "source": source}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    whole = {"cells": [cell], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+    code = {"cell_type": "code", "id": "b", "metadata": {}, "source": "print('has run')", "outputs": []}
+    cells = [cell, code | {"execution_count": None}]
+    whole = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     path.write_text(json.dumps(whole))
 
 
@@ -159,7 +161,14 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     await page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
     await expect(tile.filter(has_text="mine")).to_have_count(0)
 
-    # An example opens as a copy of one's own.
+    # An example opens as a copy of one's own, from its tile or from the gallery, and runs with one click.
+    example = page.locator('.jp-LauncherCard[data-category="Examples"]')
+    await expect(example).to_have_text(["First <steps>"])
+    await example.click()
+    await expect(page.locator(".jp-Notebook .jp-RenderedMarkdown h1").first).to_contain_text("First")
+    await page.get_by_role("button", name="Run All", exact=True).click()
+    await expect(page.locator(".jp-Notebook .jp-CodeCell .jp-OutputArea-output")).to_have_text("has run")
+    await page.get_by_role("tab", name="Launcher").click()
     await tile.filter(has_text="Examples").click()
     await page.get_by_role("button", name="First <steps> What this session has.").click()
     await expect(page.locator(".jp-Notebook .jp-RenderedMarkdown h1").first).to_contain_text("First")

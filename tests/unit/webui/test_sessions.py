@@ -101,6 +101,15 @@ def test_data_and_results_go_to_the_hub_and_wrong_words_are_refused(
     assert options["results"] == "/home/alice/out"
 
 
+def test_a_session_that_is_to_be_opened_says_so_on_its_page(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    answer = start(browser, then="open")
+    assert answer["Location"] == f"{PAGE}?open=1"
+    assert "It opens here as soon as it is ready." in shown(browser, answer["Location"])
+    assert "It opens here" not in shown(browser)
+
+
 def test_a_form_sent_twice_starts_one_session(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
     first, second = start(browser), start(browser)
     assert first["Location"] == second["Location"]

@@ -18,9 +18,10 @@ from scaling_results import write_result
 from carme.jobs import JobState, Node, Partition
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
+from carme_webui.sessions.models import Session
 
 from ..conftest import PASSWORD
-from ..fake_broker import NOW, FakeBroker, make_job
+from ..fake_broker import NOW, FakeBroker, make_job, make_session
 from .conftest import DESKTOP, PHONE, fits, folder_of_screenshots, keep, log_in, log_out
 from .test_accessibility import EVERY, violations
 
@@ -235,6 +236,39 @@ def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, brok
     page.get_by_label("Title").fill("Mine")
     assert fits(page)
     keep(page, "start-estimate")
+
+
+def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: None) -> None:
+    log_in(page)
+    page.goto("/")
+    page.get_by_role("button", name="Start and open").click()
+    expect(page.locator("#opens")).to_have_text("It opens here as soon as it is ready.")
+    assert violations(page, EVERY) == []
+    keep(page, "start-and-open")
+    address = page.url.partition("?")[0]
+    name = address.rstrip("/").rpartition("/")[2]
+    Session.objects.filter(name=name).update(
+        state="ready", job_id=9, told=make_session(name, steps=8, node_list="n1").model_dump(mode="json")
+    )
+    page.evaluate("document.body.dispatchEvent(new Event('news'))")
+    page.wait_for_url(f"**/jupyter/user/alice/{name}/**")
+    page.go_back()
+    expect(page.get_by_role("link", name="Open JupyterLab")).to_be_visible()
+    assert page.url == address, "who comes back stays"
+
+
+def test_more_images_than_are_in_view_are_counted_and_fade_out(page: Page, a_life: None) -> None:
+    log_in(page)
+    page.goto("/")
+    group = page.get_by_role("group", name="Image")
+    expect(group.get_by_role("radio")).to_have_count(3)
+    expect(group.get_by_text("3, scroll for all")).to_be_visible()
+    assert page.locator(".images .many").evaluate("one => one.scrollHeight > one.clientHeight")
+    keep(page, "start-form-many-images")
+    group.get_by_role("radio").last.check()
+    keep(page, "start-form-last-image")
+    assert fits(page)
+    assert violations(page, EVERY) == []
 
 
 def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_life: None) -> None:

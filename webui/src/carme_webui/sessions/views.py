@@ -159,7 +159,7 @@ def start(request: HttpRequest) -> HttpResponse:
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner)}
         return render(request, "sessions/dashboard.html", context, status=422)
-    return _start(signed_in(request), form.options, form.cleaned_data["name"])
+    return _start(request, form.options, form.cleaned_data["name"])
 
 
 @require_POST
@@ -250,7 +250,7 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner)}
         return render(request, "sessions/dashboard.html", context, status=422)
-    return _start(signed_in(request), form.options, form.cleaned_data["name"])
+    return _start(request, form.options, form.cleaned_data["name"])
 
 
 @require_safe
@@ -339,10 +339,14 @@ def _mine(request: HttpRequest, name: str) -> Session:
     return get_object_or_404(own_sessions(signed_in(request)), name=name)
 
 
-def _start(owner: User, options: SessionOptions, name: str) -> HttpResponse:
-    """Make the session and ask the hub for it, without waiting for the answer."""
-    found, _created = actions.start(owner, options, name)
-    return redirect(found)
+def _start(request: HttpRequest, options: SessionOptions, name: str) -> HttpResponse:
+    """Make the session and ask the hub for it, without waiting for the answer.
+
+    Its page follows; with `then=open` that page gives way to the session itself as soon as it is ready.
+    """
+    found, _created = actions.start(signed_in(request), options, name)
+    opens = "?open=1" if request.POST.get("then") == "open" else ""
+    return redirect(f"{found.get_absolute_url()}{opens}")
 
 
 def _look() -> tuple[Cluster | None, str]:

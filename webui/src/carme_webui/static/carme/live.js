@@ -28,12 +28,26 @@ function rest() {
 const state = () => document.getElementById("live")?.dataset.state;
 const stateAtFirst = state();
 
+// "Start and open": the page gives way to the session as soon as that is ready, once. Who comes back stays.
+let opens = new URLSearchParams(location.search).has("open");
+
+function openWhenReady() {
+  const link = document.getElementById("open");
+  if (opens && link) {
+    opens = false;
+    history.replaceState(null, "", location.pathname);
+    location.assign(link.href);
+  }
+}
+
 if (page) {
   let known = stateAtFirst;
+  openWhenReady();
   document.body.addEventListener("htmx:after:swap", () => {
     // Other parts of the page are of the state that is shown, too.
     if (state() !== known) document.body.dispatchEvent(new Event("state"));
     known = state();
+    openWhenReady();
     if (state() !== stateAtFirst) for (const message of document.querySelectorAll(".notice.passing:not(.bad)")) message.remove();
   });
   document.addEventListener("visibilitychange", () => (document.hidden ? rest() : listen()));

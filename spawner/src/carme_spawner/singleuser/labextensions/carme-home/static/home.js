@@ -7,6 +7,7 @@
   'use strict';
 
   const CATEGORY = 'Session';
+  const EXAMPLES = 'Examples';
   const HELP = '/help/';
   /** How often apps of the user's own are looked for while somebody sees the page. */
   const ASK_MS = 60000;
@@ -132,7 +133,9 @@
       }
     });
     commands.addCommand('carme:open-example', {
-      label: 'Open an Example',
+      label: args => args.title || 'Open an Example',
+      caption: args => args.description || 'A notebook to begin with',
+      icon: icon('examples'),
       execute: async ({ name }) => {
         try {
           const { path } = await ask(services, 'carme/examples', { method: 'POST', body: JSON.stringify({ name }) });
@@ -140,6 +143,21 @@
         } catch (error) {
           apputils.Notification.error(error.message, { autoClose: false });
         }
+      }
+    });
+  }
+
+  /** A button in each notebook that runs all of it. JupyterLab's own one restarts the kernel, and asks first. */
+  function addRunAll(app, { apputils }) {
+    app.docRegistry.addWidgetExtension('Notebook', {
+      createNew: panel => {
+        const button = new apputils.ToolbarButton({
+          label: 'Run All',
+          tooltip: 'Run all cells',
+          onClick: () => app.commands.execute('notebook:run-all-cells')
+        });
+        panel.toolbar.insertBefore('cellType', 'carme-run-all', button);
+        return button;
       }
     });
   }
@@ -160,6 +178,7 @@
     const home = { apps: [], examples: [] };
     const tiles = new Map();
     addCommands(app, home, refresh, icon, modules);
+    addRunAll(app, modules);
 
     const fixed = ['carme:examples', 'carme:portal', 'carme:help'];
     fixed.forEach((command, place) => launcher?.add({ command, category: CATEGORY, rank: 100 + place }));
@@ -168,6 +187,16 @@
     }
     menu?.fileMenu.addGroup(['carme:extend', 'carme:stop', 'hub:control-panel'].map(command => ({ command })), 100);
     menu?.helpMenu.addGroup([{ command: 'carme:help' }, { command: 'carme:examples' }], 0);
+
+    /** A tile for each example, which is one click less than the gallery. */
+    function addExamples() {
+      home.examples.forEach((args, rank) => {
+        if (launcher && !tiles.has(`example ${args.name}`)) {
+          const item = { command: 'carme:open-example', args, category: EXAMPLES, rank };
+          tiles.set(`example ${args.name}`, launcher.add(item));
+        }
+      });
+    }
 
     async function refresh() {
       if (document.hidden) {
@@ -180,7 +209,7 @@
       }
       const now = new Set(home.apps.map(({ name }) => name));
       for (const [name, tile] of tiles) {
-        if (!now.has(name)) {
+        if (!now.has(name) && !name.startsWith('example ')) {
           tile.dispose();
           tiles.delete(name);
         }
@@ -190,6 +219,7 @@
           tiles.set(args.name, launcher.add({ command: 'carme:app', args, category: CATEGORY, rank }));
         }
       });
+      addExamples();
     }
     await refresh();
     setInterval(refresh, ASK_MS);

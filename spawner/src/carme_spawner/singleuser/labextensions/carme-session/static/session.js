@@ -131,7 +131,8 @@
     const form = document.createElement('form');
     form.method = 'post';
     form.action = `${portalPage()}again/`;
-    for (const [name, value] of Object.entries({ csrfmiddlewaretoken: told.token, name: told.fresh })) {
+    const fields = { csrfmiddlewaretoken: told.token, name: told.fresh, then: 'open' };
+    for (const [name, value] of Object.entries(fields)) {
       const field = document.createElement('input');
       Object.assign(field, { type: 'hidden', name, value });
       form.append(field);
