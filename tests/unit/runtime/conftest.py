@@ -300,3 +300,23 @@ def local(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         if process.popen.poll() is None:
             process.popen.send_signal(signal.SIGKILL)
         process.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a run of a net, which is not there yet."""
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of shared memory for this test alone, in which nothing stays."""
+    from carme_runtime.petri import store
+
+    made = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
+    made.mkdir()
+    monkeypatch.setattr(store, "SHARED", made)
+    yield made
+    left = [path.name for path in made.iterdir()]
+    subprocess.run(["rm", "-r", str(made)], check=True)
+    assert left == []
