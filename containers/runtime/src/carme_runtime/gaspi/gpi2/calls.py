@@ -19,8 +19,8 @@ WIRE_NAMES = ("", " as bf16", " as int8")
 class Call:
     """What one member has called.
 
-    `told` is what its messages say of it. Members agree if that is the same but for the last part, which says
-    in words what is being done where that is no collective of a user's.
+    `summary` is what its messages say of it. Members agree if that is the same but for the last part, which
+    says in words what is being done where that is no collective of a user's.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class Call:
         shape: list[Any] = [] if kind == BARRIER else [count, element, reduction, root, wire]
         if kind == ALLGATHER:
             shape.append(self.receive_sizes)
-        self.told = json.dumps([kind, *shape, label, doing]).encode()
-        self.doing = self.described(self.told)
+        self.summary = json.dumps([kind, *shape, label, doing]).encode()
+        self.doing = self.described(self.summary)
 
     @classmethod
     def of(
@@ -87,18 +87,18 @@ class Call:
         """Its time begins."""
         self.deadline = None if self.timeout < 0 else time.monotonic() + self.timeout / 1000
 
-    def agrees(self, told: bytes) -> bool:
+    def agrees(self, summary: bytes) -> bool:
         """Whether another member called the same."""
-        if told == self.told:
+        if summary == self.summary:
             return True
-        *theirs, _ = json.loads(told)
-        *mine, _ = json.loads(self.told)
+        *theirs, _ = json.loads(summary)
+        *mine, _ = json.loads(self.summary)
         return theirs == mine
 
     @staticmethod
-    def described(told: bytes) -> str:
+    def described(summary: bytes) -> str:
         """For people."""
-        kind, *shape, label, doing = json.loads(told)
+        kind, *shape, label, doing = json.loads(summary)
         if doing:
             return doing
         if kind == BARRIER:

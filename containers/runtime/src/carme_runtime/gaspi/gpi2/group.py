@@ -271,7 +271,7 @@ class Gpi2Group:
 
     def _send(self, member: int, call: Call, content: Any) -> None:
         self._context.mail.post(
-            self.ranks[member], self._key, [_LENGTH.pack(len(call.told)), call.told, content]
+            self.ranks[member], self._key, [_LENGTH.pack(len(call.summary)), call.summary, content]
         )
 
     def _take(self, member: int, call: Call, expected: int) -> memoryview:
