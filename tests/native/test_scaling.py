@@ -140,7 +140,7 @@ def test_a_step_is_made_again_with_part_of_its_samples() -> None:
 def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(12)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    made = parallel.Parallel(model, optimizer, 1, None, None, False, True, "", 0)
+    made = parallel.Parallel(model, optimizer)
     sizes = [4 * p.numel() for p in reversed(list(model.parameters()))]
     limit = fusion.BUCKET_BYTES
     expected = fusion.fill(sizes, [""] * len(sizes), limit, limit)
