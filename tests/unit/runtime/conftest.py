@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 import carme_runtime
 from carme.jobs.certificate import make_certificate
+from carme_runtime.petri import store
 from patience import HANG
 
 AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
@@ -247,6 +249,18 @@ witness = socket.create_connection(("127.0.0.1", int(os.environ["WITNESS"])))
 
 
 @pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder of shared memory for this test alone, in which nets leave nothing."""
+    made = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
+    made.mkdir()
+    monkeypatch.setattr(store, "SHARED", made)
+    yield made
+    left = [path.name for path in made.iterdir()]
+    shutil.rmtree(made)
+    assert left == []
+
+
+@pytest.fixture
 def script(tmp_path: Path) -> Callable[[str], str]:
     """Write a script for ranks, and give its path."""
 
@@ -306,17 +320,3 @@ def local(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 def folder(tmp_path: Path) -> Path:
     """Of a run of a net, which is not there yet."""
     return tmp_path / "run"
-
-
-@pytest.fixture
-def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of shared memory for this test alone, in which nothing stays."""
-    from carme_runtime.petri import store
-
-    made = Path("/dev/shm") / f"carme-test-{os.getpid()}-{tmp_path.name}"
-    made.mkdir()
-    monkeypatch.setattr(store, "SHARED", made)
-    yield made
-    left = [path.name for path in made.iterdir()]
-    subprocess.run(["rm", "-r", str(made)], check=True)
-    assert left == []
