@@ -52,8 +52,8 @@ LEFT: dict[str, int] = {
     "prospects": 1,
     "said": 31,
     "strangers": 1,
-    "tell": 43,
-    "told": 52,
+    "tell": 42,
+    "told": 51,
     "wishes": 2,
 }
 

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from allreduce import free_port, pin
+from allreduce import free_port
+from allreduce_ranks import pin
 from report import print_table, row, tidy_up_when_ended, write_json
 from training import build
 from two_nodes import TwoNodes, can_be_made

@@ -89,21 +89,55 @@ def contest(
     return times
 
 
-def judge(times: dict[str, list[Times]]) -> list[dict[str, Any]]:
-    """The rows of the report."""
+@dataclass(frozen=True)
+class Figures:
+    """A duration of all contestants, by their names: medians and 95th percentiles, in seconds."""
 
-    def figures(of: Callable[[Times], float]) -> tuple[dict[str, float], dict[str, float]]:
-        all_of = {name: [of(each) for each in taken] for name, taken in times.items()}
-        return (
-            {name: statistics.median(values) for name, values in all_of.items()},
-            {name: round(percentile(values, 95), 3) for name, values in all_of.items()},
+    median: dict[str, float]
+    p95: dict[str, float]
+
+    @classmethod
+    def of(cls, times: dict[str, list[Times]], duration: Callable[[Times], float]) -> "Figures":
+        """Those of one duration of each start."""
+        everyone = {name: [duration(each) for each in taken] for name, taken in times.items()}
+        return cls(
+            {name: statistics.median(values) for name, values in everyone.items()},
+            {name: round(percentile(values, 95), 3) for name, values in everyone.items()},
         )
 
-    ready, ready_p95 = figures(lambda each: each.ready)
-    kernel, kernel_p95 = figures(lambda each: each.kernel)
+    def row_of_p95(self, name: str) -> dict[str, Any]:
+        """The row of the 95th percentiles."""
+        peers = {"batchspawner": self.p95["batchspawner"], "naive": self.p95["naive"]}
+        return row(f"{name}_p95_s", "s", self.p95["ours"], peers=peers, floor=self.p95["bare"])
+
+
+def judge(times: dict[str, list[Times]]) -> list[dict[str, Any]]:
+    """The rows of the report."""
+    ready = Figures.of(times, lambda each: each.ready)
+    kernel = Figures.of(times, lambda each: each.kernel)
+    rows = rows_of_ready(ready.median)
+    rows.append(
+        row(
+            "start_to_kernel_s",
+            "s",
+            kernel.median["ours"],
+            peers={name: kernel.median[name] for name in ("batchspawner", "naive")},
+            floor=kernel.median["bare"],
+            ratio=round(kernel.median["ours"] / kernel.median["batchspawner"], 3),
+        )
+    )
+    rows += [ready.row_of_p95("start_to_ready"), kernel.row_of_p95("start_to_kernel")]
+    if "portal" in times:
+        rows.append(row("form_to_ready_s", "s", ready.median["portal"]))
+        rows.append(row("form_to_kernel_s", "s", kernel.median["portal"]))
+    return rows
+
+
+def rows_of_ready(ready: dict[str, float]) -> list[dict[str, Any]]:
+    """How long until a server can be used, and how much of it is our part."""
     ours, peer, floor = (ready[name] for name in ("ours", "batchspawner", "bare"))
     over, peer_over = ours - floor, peer - floor
-    rows = [
+    return [
         row(
             "start_to_ready_s",
             "s",
@@ -132,29 +166,7 @@ def judge(times: dict[str, list[Times]]) -> list[dict[str, Any]]:
             holds=floor < 2.0,
             ratio=round(floor / ready["naive"], 3),
         ),
-        row(
-            "start_to_kernel_s",
-            "s",
-            kernel["ours"],
-            peers={"batchspawner": kernel["batchspawner"], "naive": kernel["naive"]},
-            floor=kernel["bare"],
-            ratio=round(kernel["ours"] / kernel["batchspawner"], 3),
-        ),
     ]
-    rows += [
-        row(
-            f"{name}_p95_s",
-            "s",
-            p95["ours"],
-            peers={"batchspawner": p95["batchspawner"], "naive": p95["naive"]},
-            floor=p95["bare"],
-        )
-        for name, p95 in (("start_to_ready", ready_p95), ("start_to_kernel", kernel_p95))
-    ]
-    if "portal" in times:
-        rows.append(row("form_to_ready_s", "s", ready["portal"]))
-        rows.append(row("form_to_kernel_s", "s", kernel["portal"]))
-    return rows
 
 
 def percentile(values: list[float], percent: int) -> float:

@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,8 +113,74 @@ TOOLS: dict[str, Callable[[Path, Path], list[list[str]]]] = {
 }
 
 
+@dataclass(frozen=True)
+class Amount:
+    """How much is copied.
+
+    Args:
+        small: Number of small files.
+        large: Number of large files.
+        size: Bytes of a large file.
+    """
+
+    small: int
+    large: int
+    size: int
+
+    def needs(self, only: str | None, tools: int) -> int:
+        """Bytes of a file system that holds it.
+
+        Args:
+            only: The one tree that is copied; None: all of them.
+            tools: How many copy it.
+        """
+        # Twice the largest tree, or a copy of the small files for each tool.
+        need = 1 << 30
+        need += 2 * self.large * self.size if only not in ("small", "packed") else 0
+        need += self.small * 8_000 * (tools + 2) if only != "large" else 0
+        return need + need // 10  # for the file system's own tables
+
+
 def main() -> int:
     """Measure, print the table, write the JSON."""
+    options = parsed()
+    tidy_up_when_ended()
+    tools = {
+        name: make
+        for name, make in TOOLS.items()
+        if name == "ours"
+        or (name in options.tools and (name in ("unverified", "cp", "tar") or shutil.which(name)))
+    }
+    if missing := set(options.tools) - tools.keys():
+        print(f"staging: not installed, so left out: {', '.join(sorted(missing))}", file=sys.stderr)
+    small, large, size = (10_000, 4, 64 << 20) if options.quick else (200_000, 20, 1 << 30)
+    amount = Amount(options.files or small, options.large or large, size)
+    need, free = amount.needs(options.only, len(tools)), shutil.disk_usage(options.where).free
+    if free < need:
+        print(
+            f"staging: {options.where} has {free >> 30} GiB free; {need >> 30} are needed. "
+            "Name another place with --where, or use --quick.",
+            file=sys.stderr,
+        )
+        return 2
+    with compiled(), place(options.where, need, options.plain) as folder:
+        rows = measure(Bench(folder, tools, options.rounds, options.cold), folder, amount, options.only)
+    print_table(rows)
+    print("\nProcessor seconds, which say more where others use the machine as well:")
+    print_table(
+        [
+            row(each["name"], "s", each["processor"].pop("ours"), peers=each["processor"])
+            for each in [{**each, "processor": dict(each["processor"])} for each in rows]
+        ]
+    )
+    if options.json:
+        large_bytes = amount.large * size
+        write_json(options.json, rows, files=amount.small, large_bytes=large_bytes, cold=options.cold)
+    return 0
+
+
+def parsed() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -127,57 +194,26 @@ def main() -> int:
     parser.add_argument("--tools", nargs="+", choices=tuple(TOOLS), default=tuple(TOOLS), metavar="TOOL")
     parser.add_argument("--cold", action="store_true", help="drop the host's caches before each command")
     parser.add_argument("--plain", action="store_true", help="a plain folder, no file system of its own")
-    options = parser.parse_args()
-    tidy_up_when_ended()
-    tools = {
-        name: make
-        for name, make in TOOLS.items()
-        if name == "ours"
-        or (name in options.tools and (name in ("unverified", "cp", "tar") or shutil.which(name)))
-    }
-    if missing := set(options.tools) - tools.keys():
-        print(f"staging: not installed, so left out: {', '.join(sorted(missing))}", file=sys.stderr)
-    small, large, size = (10_000, 4, 64 << 20) if options.quick else (200_000, 20, 1 << 30)
-    small, large = options.files or small, options.large or large
-    # Twice the largest tree, or a copy of the small files for each tool.
-    need = 1 << 30
-    need += 2 * large * size if options.only not in ("small", "packed") else 0
-    need += small * 8_000 * (len(tools) + 2) if options.only != "large" else 0
-    need += need // 10  # for the file system's own tables
-    free = shutil.disk_usage(options.where).free
-    if free < need:
-        print(
-            f"staging: {options.where} has {free >> 30} GiB free; {need >> 30} are needed. "
-            "Name another place with --where, or use --quick.",
-            file=sys.stderr,
-        )
-        return 2
-    with compiled(), place(options.where, need, options.plain) as folder:
-        bench = Bench(folder, tools, options.rounds, options.cold)
-        rows: list[dict[str, Any]] = []
-        if options.only in (None, "small"):
-            with tree(folder, small, 0, size) as source:
-                rows += bench.small(source)
-        if options.only in (None, "large"):
-            with tree(folder, 0, large, size) as source:
-                rows += bench.large(source, large * size)
-        if options.only in (None, "mixed"):
-            with tree(folder, small // 2, large // 2, size) as source:
-                rows += bench.mixed(source)
-        if options.only in (None, "packed"):
-            with tree(folder, small, 0, size) as source:
-                rows += bench.packed(source)
-    print_table(rows)
-    print("\nProcessor seconds, which say more where others use the machine as well:")
-    print_table(
-        [
-            row(each["name"], "s", each["processor"].pop("ours"), peers=each["processor"])
-            for each in [{**each, "processor": dict(each["processor"])} for each in rows]
-        ]
-    )
-    if options.json:
-        write_json(options.json, rows, files=small, large_bytes=large * size, cold=options.cold)
-    return 0
+    return parser.parse_args()
+
+
+def measure(bench: Bench, folder: Path, amount: Amount, only: str | None) -> list[dict[str, Any]]:
+    """The rows of all trees, or of the one that is named; each is made in the folder, and goes again."""
+    small, large, size = amount.small, amount.large, amount.size
+    rows: list[dict[str, Any]] = []
+    if only in (None, "small"):
+        with tree(folder, small, 0, size) as source:
+            rows += bench.small(source)
+    if only in (None, "large"):
+        with tree(folder, 0, large, size) as source:
+            rows += bench.large(source, large * size)
+    if only in (None, "mixed"):
+        with tree(folder, small // 2, large // 2, size) as source:
+            rows += bench.mixed(source)
+    if only in (None, "packed"):
+        with tree(folder, small, 0, size) as source:
+            rows += bench.packed(source)
+    return rows
 
 
 @contextlib.contextmanager

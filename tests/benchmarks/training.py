@@ -34,7 +34,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allreduce import Contestant, Scene, admit, come_in, has_horovod, pin, read_line, start, start_horovod
+from allreduce import Contestant, Scene, admit, has_horovod, start, start_horovod
+from allreduce_ranks import come_in, pin, read_line
 from report import print_table, row, tidy_up_when_ended, write_json
 from two_nodes import TwoNodes, can_be_made
 

@@ -14,6 +14,7 @@ from carme_runtime import fusion, scaling
 from carme_runtime.scaling import Machine
 from carme_runtime.scaling.replay import Call, Repeated, Result
 from carme_runtime.torch import parallel
+from carme_runtime.torch.options import Options
 from patience import HANG
 
 PROGRAM = Path(__file__).parent / "programs/scaled.py"
@@ -141,7 +142,7 @@ def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(12)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     # A single rank reduces in buckets where it accumulates.
-    made = parallel.Parallel(model, optimizer, accumulate=2)
+    made = parallel.Parallel(model, optimizer, Options(accumulate=2))
     sizes = [4 * p.numel() for p in reversed(list(model.parameters()))]
     limit = fusion.BUCKET_BYTES
     expected = fusion.fill(sizes, [""] * len(sizes), limit, limit)

@@ -24,7 +24,8 @@ from carme_spawner.certificates import exclusively, renew, signer
 from carme_spawner.hub_config import hub_config
 from carme_spawner.names import ServerResolver
 from carme_spawner.orphan_cleanup import OrphanCleanup
-from carme_spawner.spawner import CarmeSpawner, refusal
+from carme_spawner.shown import refusal
+from carme_spawner.spawner import CarmeSpawner
 from carme_spawner.watcher import JobWatcher
 
 #: Seconds that a hub which is being ended has for its last answers, beyond those after which it answers a

@@ -2,13 +2,27 @@
 
 import asyncio
 import logging
+from datetime import UTC, datetime
+from time import time
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.sessions import SessionNote
+from carme.sessions import Mark, SessionNote, Step
 
 #: Seconds between two attempts while the broker is away or has too much to do, at first and at most.
 FIRST_DELAY, LONGEST_DELAY = 0.1, 1.0
+#: In a note: not idle, nothing threatens.
+NEVER = datetime.fromtimestamp(0, UTC)
+
+
+def mark(step: Step, at: float) -> Mark:
+    """A step that a server has reported; its clock may be ahead of ours."""
+    return Mark(step=step, at=datetime.fromtimestamp(min(at, time()), UTC))
+
+
+def moment(seconds: float | None) -> datetime:
+    """A time in a note."""
+    return NEVER if seconds is None else datetime.fromtimestamp(seconds, UTC)
 
 
 class Notes:

@@ -9,57 +9,29 @@ from time import monotonic, time
 from typing import Any
 
 from batchspawner import SlurmSpawner
-from batchspawner.api import BatchSpawnerAPIHandler
 from jupyterhub import orm
-from jupyterhub.apihandlers import default_handlers
 from jupyterhub.httpclient import fetch
-from jupyterhub.spawner import SpawnException
 from sqlalchemy.orm import Session as Database
 from sqlalchemy.orm import object_session
 from traitlets import Float, Instance, Integer, List, Unicode, default
 
 from carme.broker import AsyncBrokerClient
 from carme.config import SessionSettings, Settings
-from carme.errors import (
-    BrokerTimeout,
-    BrokerUnavailable,
-    CarmeError,
-    Denied,
-    InvalidRequest,
-    NotFound,
-    SlurmError,
-)
+from carme.errors import BrokerTimeout, BrokerUnavailable, CarmeError, NotFound, SlurmError
 from carme.jobs import Job, JobRequest, JobState, SessionOptions
-from carme.sessions import (
-    STATES,
-    Ending,
-    Mark,
-    ServerStatus,
-    Session,
-    SessionNote,
-    SessionState,
-    Step,
-)
+from carme.sessions import Ending, Mark, ServerStatus, Session, SessionNote, SessionState, Step
 from carme.translation import joined
 from carme.translation import message as _
-from carme.translation.markup import with_message
-from carme_spawner.activity import Activity, ActivityHandler, ExtendHandler
+from carme_spawner import handlers
+from carme_spawner.activity import Activity
 from carme_spawner.certificates import issue
 from carme_spawner.idle import IdleWatch
-from carme_spawner.logins import LoginsHandler
 from carme_spawner.names import server_name
-from carme_spawner.ready import ReadyHandler
+from carme_spawner.notes import mark, moment
+from carme_spawner.shown import refusal, situation
 from carme_spawner.watcher import JobWatcher, has_ended, job_name, serves
 
-# Importing batchspawner installs an API with which a server's own token sets any attribute of its spawner,
-# commands that the hub executes among them. It must not exist; ours take what they name, nothing else.
-default_handlers[:] = [entry for entry in default_handlers if entry[1] is not BatchSpawnerAPIHandler]
-default_handlers += [
-    (r"/api/carme/ready", ReadyHandler),
-    (r"/api/carme/activity", ActivityHandler),
-    (r"/api/carme/extend", ExtendHandler),
-    (r"/api/carme/logins/([^/]+)", LoginsHandler),
-]
+handlers.install()
 
 #: Seconds between two looks at a job about which no event came.
 LONGEST_SILENCE = 2.0
@@ -77,18 +49,6 @@ PUT_BACK = _(
     "Slurm was restarted just after the session had started, and put it back into the queue without its "
     "server; start it again."
 )
-#: In a note: not idle, nothing threatens.
-NEVER = datetime.fromtimestamp(0, UTC)
-
-#: How far each state is on JupyterHub's bar, in percent.
-PROGRESS = {
-    SessionState.REQUESTED: 5,
-    SessionState.QUEUED: 20,
-    SessionState.STARTING: 60,
-    SessionState.READY: 95,
-}
-
-STATUS = {InvalidRequest: 400, Denied: 403, NotFound: 404, BrokerUnavailable: 503}
 
 #: Cancellations that outlive the request that asked for them.
 _background: set[asyncio.Task[None]] = set()
@@ -98,30 +58,6 @@ def in_background(task: asyncio.Task[None]) -> None:
     """Let a task end by itself."""
     _background.add(task)
     task.add_done_callback(_background.discard)
-
-
-def mark(step: Step, at: float) -> Mark:
-    """A step that a server has reported; its clock may be ahead of ours."""
-    return Mark(step=step, at=datetime.fromtimestamp(min(at, time()), UTC))
-
-
-def moment(seconds: float | None) -> datetime:
-    """A time in a note."""
-    return NEVER if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def refusal(error: CarmeError) -> SpawnException:
-    """The error as JupyterHub's API and pages show it: the same words."""
-    refused = SpawnException(
-        str(error),
-        reason=error.code,
-        status_code=next((s for k, s in STATUS.items() if isinstance(error, k)), 502),
-    )
-    # Without it JupyterHub shows whoever asks later the exception's own text: its status, class and reason.
-    refused.jupyterhub_message = str(error)  # pyright: ignore[reportAttributeAccessIssue]
-    # From there the portal has it in its reader's language.
-    refused.jupyterhub_html_message = with_message(error.text)  # pyright: ignore[reportAttributeAccessIssue]
-    return refused
 
 
 class CarmeSpawner(SlurmSpawner):
@@ -504,24 +440,11 @@ class CarmeSpawner(SlurmSpawner):
         last = None
         while True:
             news = self.news if self.job_id else asyncio.Event()
-            step = self.situation()
+            step = situation(self.known_session())
             if step != last:
                 yield step
                 last = step
             await self.silence(news)
-
-    def situation(self) -> dict[str, Any]:
-        """One event of `progress`."""
-        session = self.known_session()
-        if session is None:
-            return {"progress": PROGRESS[SessionState.REQUESTED], "message": STATES[SessionState.REQUESTED]}
-        message = session.label
-        if session.outlook:
-            message += f", place {session.outlook.place} of {session.outlook.waiting}"
-        return {
-            "progress": PROGRESS.get(session.state, 90),
-            "message": f"{message}. {session.sentence}".strip(),
-        }
 
     # -- what the server reports
 

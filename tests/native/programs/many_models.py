@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import carme_runtime.torch as carme
+from carme_runtime.torch.options import Options
 from carme_runtime.torch.parallel import Parallel, join_run
 
 how = sys.argv[1]
@@ -42,7 +43,7 @@ def train(number):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parallel = None
     if how == "detach":
-        parallel = Parallel(model, optimizer, overlap_step=number % 2 == 1)
+        parallel = Parallel(model, optimizer, Options(overlap_step=number % 2 == 1))
     else:
         carme.parallelize(model, optimizer, overlap_step=number % 2 == 1)
     for _ in range(2):

@@ -314,3 +314,9 @@ def local(tmp_path: Path) -> Iterator[Callable[..., Process]]:
         if process.popen.poll() is None:
             process.popen.send_signal(signal.SIGKILL)
         process.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of a run of a net, which is not there yet."""
+    return tmp_path / "run"

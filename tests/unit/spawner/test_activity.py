@@ -11,7 +11,7 @@ import pytest
 from carme.errors import InvalidRequest
 from carme.jobs import JobState
 from carme.sessions import Ending, Mark, ServerStatus, SessionState, Step
-from carme_spawner import orphan_cleanup, spawner
+from carme_spawner import notes, orphan_cleanup, spawner
 from carme_spawner.spawner import CarmeSpawner
 from patience import HANG
 
@@ -309,15 +309,15 @@ async def test_notes_wait_for_a_broker_that_is_away_and_keep_their_order(site: S
     await site.broker.close()
     started = await site.report(100, "ready", json={"port": 40123, "host": "127.0.0.1", "pid": 7})
     assert started.status_code == 204
-    own(site).note(idle_since=spawner.moment(5.0))
-    own(site).note(idle_since=spawner.moment(6.0))
+    own(site).note(idle_since=notes.moment(5.0))
+    own(site).note(idle_since=notes.moment(6.0))
     await asyncio.sleep(0.3)
     assert site.broker.notes == [] or site.broker.notes[-1][1].idle_since is None
     await site.broker.open()
     await eventually(
         lambda: (
             [note.idle_since for _, note in site.broker.notes if note.idle_since]
-            == [spawner.moment(5.0), spawner.moment(6.0)]
+            == [notes.moment(5.0), notes.moment(6.0)]
         ),
         "the broker has heard of it",
     )

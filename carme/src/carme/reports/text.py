@@ -1,10 +1,11 @@
 """A report as people read it: plain text for a terminal, or one page of HTML that needs nothing else."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
 
 from carme.jobs import minutes_text
-from carme.reports.models import Curve, RankUse, Report, TrainingUse
+from carme.reports.models import Curve, RankUse, Report, TrainingUse, Usage
 from carme.scaling import outcome_text
 from carme.scaling.outcomes import prediction_text
 from carme.translation import translated
@@ -40,31 +41,53 @@ def identity(report: Report) -> list[tuple[str, str]]:
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """What is told of it in words: titles and values."""
-    job, usage = report.job, report.usage
-    found = [
-        (
-            "Asked for",
-            f"{number(job.nodes, 'node')}, {number(job.gpus, 'GPU')}"
-            f"{f' ({job.gpu_type})' if job.gpu_type else ''}, {number(job.cpus, 'processor')}, "
-            f"{job.memory_mb / 1024:.1f} GiB, "
-            f"{minutes_text(job.minutes_limit) if job.minutes_limit else 'no time limit'}",
-        ),
-    ]
-    if report.waited_seconds is not None:
-        found.append(("Waited", span(report.waited_seconds)))
-    if report.ran_seconds is not None:
-        found.append(("Ran", span(report.ran_seconds)))
-    if prediction := job.prediction:
-        training = usage.training if usage else None
-        found.append(("Predicted", prediction_text(prediction)))
-        if prediction.reason:
-            found.append(("Reason", prediction.reason))
-        if job.started is not None:
-            found.append(("Measured", outcome_text(prediction, training.step_seconds if training else None)))
+    usage = report.usage
+    found = [*_course(report), *_prediction(report)]
     if usage is None:
         return [*found, ("Used", _why_unknown(report))]
     if report.trouble:
         found.append(("Used", f"as the accounting has it, without curves. {report.trouble}"))
+    found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
+    if usage.training:
+        found += _training(usage.training)
+    if usage.nodes_left_out:
+        found.append(("", f"and {usage.nodes_left_out} more nodes"))
+    if report.energy_joules is not None:
+        found.append(("Energy of GPUs", f"{report.energy_joules / 3.6e6:.3f} kWh"))
+    return found
+
+
+def _course(report: Report) -> Iterator[tuple[str, str]]:
+    """What the job was to have, and how long it waited and ran."""
+    job = report.job
+    yield (
+        "Asked for",
+        f"{number(job.nodes, 'node')}, {number(job.gpus, 'GPU')}"
+        f"{f' ({job.gpu_type})' if job.gpu_type else ''}, {number(job.cpus, 'processor')}, "
+        f"{job.memory_mb / 1024:.1f} GiB, "
+        f"{minutes_text(job.minutes_limit) if job.minutes_limit else 'no time limit'}",
+    )
+    if report.waited_seconds is not None:
+        yield "Waited", span(report.waited_seconds)
+    if report.ran_seconds is not None:
+        yield "Ran", span(report.ran_seconds)
+
+
+def _prediction(report: Report) -> Iterator[tuple[str, str]]:
+    """What was predicted of a step of training, and what came of it."""
+    prediction = report.job.prediction
+    if not prediction:
+        return
+    training = report.usage.training if report.usage else None
+    yield "Predicted", prediction_text(prediction)
+    if prediction.reason:
+        yield "Reason", prediction.reason
+    if report.job.started is not None:
+        yield "Measured", outcome_text(prediction, training.step_seconds if training else None)
+
+
+def _efficiency(report: Report) -> Iterator[tuple[str, str]]:
+    """Shares of what the job had that it used, compared with the user's other jobs like it."""
     peers = report.peers
     for name, title, other in (
         ("gpu", "GPUs", peers.gpu_busy),
@@ -73,16 +96,22 @@ def facts(report: Report) -> list[tuple[str, str]]:
     ):
         if name in report.efficiency:
             compared = f"   (your {peers.jobs} like it: {other:.0%})" if other is not None else ""
-            found.append(
-                (title, f"{bar(report.efficiency[name])} {report.efficiency[name]:.0%} used{compared}")
-            )
+            yield title, f"{bar(report.efficiency[name])} {report.efficiency[name]:.0%} used{compared}"
+
+
+def _gpus(usage: Usage) -> Iterator[tuple[str, str]]:
+    """Each GPU's load and memory."""
     for gpu in usage.gpus:
         memory = (
             f", {gpu.memory_bytes / GIB:.1f} of {gpu.memory_total_bytes / GIB:.1f} GiB"
             if gpu.memory_bytes is not None and gpu.memory_total_bytes
             else ""
         )
-        found.append((f"  {gpu.node} GPU {gpu.gpu}", f"{bar(gpu.busy)} {gpu.busy:.0%}{memory}"))
+        yield f"  {gpu.node} GPU {gpu.gpu}", f"{bar(gpu.busy)} {gpu.busy:.0%}{memory}"
+
+
+def _nodes(usage: Usage) -> Iterator[tuple[str, str]]:
+    """Each node's processors, memory and disks, as far as they are known."""
     for node in usage.nodes:
         cpu = (
             f"{node.cpus_used:.1f} of {node.cpus:g} processors"
@@ -100,20 +129,16 @@ def facts(report: Report) -> list[tuple[str, str]]:
             else ""
         )
         if cpu or memory or moved:
-            found.append((f"  {node.node}", ", ".join(filter(None, (cpu, memory, moved)))))
-    if usage.training:
-        each = usage.training.each
-        found.append(("Training", training_text(usage.training)))
-        found += [(f"  {one.node} rank {one.rank}", _parts(one)) for one in each[:_MOST_RANKS]]
-        if len(each) > _MOST_RANKS:
-            found.append(
-                ("", f"and {number(usage.training.ranks - _MOST_RANKS, 'more rank')}; --json has them")
-            )
-    if usage.nodes_left_out:
-        found.append(("", f"and {usage.nodes_left_out} more nodes"))
-    if report.energy_joules is not None:
-        found.append(("Energy of GPUs", f"{report.energy_joules / 3.6e6:.3f} kWh"))
-    return found
+            yield f"  {node.node}", ", ".join(filter(None, (cpu, memory, moved)))
+
+
+def _training(training: TrainingUse) -> Iterator[tuple[str, str]]:
+    """How training went, over all ranks and on the first of them."""
+    yield "Training", training_text(training)
+    for rank in training.each[:_MOST_RANKS]:
+        yield f"  {rank.node} rank {rank.rank}", _parts(rank)
+    if len(training.each) > _MOST_RANKS:
+        yield "", f"and {number(training.ranks - _MOST_RANKS, 'more rank')}; --json has them"
 
 
 def _why_unknown(report: Report) -> str:

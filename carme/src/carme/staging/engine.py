@@ -296,7 +296,7 @@ class _Run:
             if single or names or not self._look(one, other, destination, replace, dry):
                 self._copy(source, destination, one, other, replace, dry, single)
             if options.durable and not dry:
-                _write_out(other)
+                tree.write_out(other)
         self.result.warnings = sorted(self.result.warnings)
         self.result.seconds = time.monotonic() - self.begun
         if tell:
@@ -387,56 +387,36 @@ class _Run:
     ) -> None:
         """Have what waits in the queue done, and what is found on the way."""
         # What is not needed where nothing has changed is not waited for.
-        from carme.staging.journal import Journal, told
+        from carme.staging.journal import told
         from carme.staging.limits import Pace
         from carme.staging.work import Copier
         from carme.staging.worker_pool import CONTEXT, Total, WorkerPool
 
-        options = self.options
         digest = self._choose_digest()
-        journal = None
-        first = ""
-        if not dry:
-            # Beside those of other runs that copy other entries into the same folder.
-            first = single[1] if single else self.names[0] if self.names else ""
-            state = tree.STATE + ("-" + tree.partial_name(first)[len(tree.PARTIAL) :] if first else "")
-            about = f"{source} -> {destination}".encode(errors="backslashreplace").decode()
-            journal = Journal(os.path.join(destination, state), about, self.result.hash)
-            self.result.resumed = journal.resumed
-            if journal.resumed and not first:
-                # Somebody has begun another run meanwhile, and it was interrupted.
-                self.queue, self.result.counts = Queue(), Counts()
-                self.queue.folders([("", False)])
-            if journal.doubtful:
-                options = Options(**{**vars(options), "contents": True})
-        self.journal = journal
+        first = single[1] if single else self.names[0] if self.names else ""
+        journal = self.journal = None if dry else self._open_journal(source, destination, first)
+        options = self.options
+        if journal is not None and journal.doubtful:
+            options = Options(**{**vars(options), "contents": True})
         paces = Pace(CONTEXT, options.bandwidth), Pace(CONTEXT, options.operations)
         finished = False
         try:
             seconds = journal is not None and journal.whole_seconds()
             # Over a network the server's memory is not this host's, and its ways are its own.
             direct = 0 if tree.is_network(destination) else min(16, max(2, IN_FLIGHT // self.result.workers))
+            leftovers = replace or (journal is not None and journal.resumed)
 
             def make(share: Callable[[], bool]) -> Copier:
                 return Copier(
-                    one,
-                    other,
-                    options,
-                    digest,
-                    share,
-                    paces,
-                    replace=replace,
-                    dry=dry,
-                    seconds=seconds,
-                    leftovers=replace or (journal is not None and journal.resumed),
-                    rename=single,
+                    one, other, options, digest, share, paces,
+                    replace=replace, dry=dry, seconds=seconds, leftovers=leftovers, rename=single,
                     direct=direct,
-                )
+                )  # fmt: skip
 
             with contextlib.ExitStack() as working:
                 pool = WorkerPool(self.result.workers, make)
                 working.callback(pool.close)
-                if options.estimate and not first:
+                if options.estimate and (dry or not first):
                     self.total = Total(one)
                     working.callback(self.total.close)
                 with told(journal.folder) if journal else contextlib.nullcontext():
@@ -448,6 +428,27 @@ class _Run:
         if not single and not self.names and not dry:
             unit = 10**9 if seconds else 1
             self._settle_top(Keeper(options.attributes), one, other, unit)
+
+    def _open_journal(self, source: str, destination: str, first: str) -> Journal:
+        """This run's record in the destination, or that of the same run before, which was interrupted.
+
+        Args:
+            source: Copied from there,
+            destination: to there.
+            first: The first of the entries that are copied, which names the record beside those of other runs
+                that copy other entries into the same folder; empty: all are copied.
+        """
+        from carme.staging.journal import Journal
+
+        state = tree.STATE + ("-" + tree.partial_name(first)[len(tree.PARTIAL) :] if first else "")
+        about = f"{source} -> {destination}".encode(errors="backslashreplace").decode()
+        journal = Journal(os.path.join(destination, state), about, self.result.hash)
+        self.result.resumed = journal.resumed
+        if journal.resumed and not first:
+            # Somebody has begun another run meanwhile, and it was interrupted.
+            self.queue, self.result.counts = Queue(), Counts()
+            self.queue.folders([("", False)])
+        return journal
 
     def _work(self, pool: WorkerPool, single: tuple[str, str] | None) -> None:
         if single:
@@ -586,15 +587,3 @@ class _Run:
         except OSError as error:
             self._problem(Problem(".", tree.reason(error)))
         self.result.warnings = list({*self.result.warnings, *keeper.lost})
-
-
-def _write_out(descriptor: int) -> None:
-    """Have a whole file system written to its device."""
-    import ctypes
-
-    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
-        error = OSError(ctypes.get_errno(), "")
-        raise CarmeError(
-            _("The destination could not be written to its device: {why}.", why=tree.reason(error)),
-            _("Look at the device, then copy again with the contents compared."),
-        )

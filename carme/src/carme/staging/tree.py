@@ -8,11 +8,21 @@ import os
 import stat
 from collections.abc import Iterator
 
-from carme.errors import InvalidRequest, NotFound
+from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.staging.options import shown
 from carme.translation import message as _
 
-__all__ = ["PARTIAL", "STATE", "check", "folder", "is_network", "partial_name", "reason", "remove"]
+__all__ = [
+    "PARTIAL",
+    "STATE",
+    "check",
+    "folder",
+    "is_network",
+    "partial_name",
+    "reason",
+    "remove",
+    "write_out",
+]
 
 #: The folder at the destination's top that holds what an unfinished run needs to be resumed.
 STATE = ".carme-staging"
@@ -210,3 +220,19 @@ def reason(error: OSError) -> str:
     """Why a call failed, in words."""
     number = error.errno or 0
     return _REASONS.get(number) or os.strerror(number)
+
+
+def write_out(descriptor: int) -> None:
+    """Have a whole file system written to its device.
+
+    Raises:
+        CarmeError: The device does not take it.
+    """
+    import ctypes
+
+    if ctypes.CDLL(None, use_errno=True).syncfs(descriptor):
+        error = OSError(ctypes.get_errno(), "")
+        raise CarmeError(
+            _("The destination could not be written to its device: {why}.", why=reason(error)),
+            _("Look at the device, then copy again with the contents compared."),
+        )

@@ -125,36 +125,7 @@ class NodeCollector(Collector):
             minors = known.gpus if known and known.gpus is not None else usage.devices
             allotted |= dict.fromkeys(minors or (), usage.job_id)
             named |= dict.fromkeys(known.uuids if known else (), usage.job_id)
-        labels = (*_JOB, *_GPU)
-        busy = GaugeMetricFamily(
-            "carme_job_gpu_utilization_ratio",
-            "Share of time in which the job's GPU ran a kernel.",
-            labels=labels,
-        )
-        activity = GaugeMetricFamily(
-            "carme_job_gpu_activity_ratio",
-            "Share of the job's GPU in use, by unit, where the GPU measures itself.",
-            labels=(*labels, "unit"),
-        )
-        memory = GaugeMetricFamily(
-            "carme_job_gpu_memory_used_bytes", "Memory in use on the job's GPU.", labels=labels
-        )
-        size = GaugeMetricFamily(
-            "carme_job_gpu_memory_total_bytes", "Memory of the job's GPU.", labels=labels
-        )
-        power = GaugeMetricFamily(
-            "carme_job_gpu_power_watts", "Power that the job's GPU draws.", labels=labels
-        )
-        each = GaugeMetricFamily(
-            "carme_job_gpu_process_memory_used_bytes",
-            "Memory that one of the job's processes holds on a GPU: the largest few of each.",
-            labels=(*labels, "pid"),
-        )
-        foreign = GaugeMetricFamily(
-            "carme_gpu_foreign_processes",
-            "Processes on a GPU that belong to no job to which Slurm gave it.",
-            labels=_GPU,
-        )
+        families = _JobGpuFamilies()
         for reading in readings:
             gpu = reading.gpu
             jobs = {process.pid: self._cgroups.job_of(process.pid) for process in reading.processes}
@@ -170,25 +141,67 @@ class NodeCollector(Collector):
                 # What has ended since the library listed it is nobody's any more.
                 nobody = [pid for pid, number in jobs.items() if number is None]
                 others = sum(number is not None and number != job_id for number in jobs.values())
-                foreign.add_metric(place, others + sum(map(self._cgroups.is_there, nobody)))
+                families.foreign.add_metric(place, others + sum(map(self._cgroups.is_there, nobody)))
             for process in _largest(reading.processes):
                 if (owner := jobs[process.pid]) is not None:
-                    named_so = (*_whose(owner, users, allocations), *place, str(process.pid))
-                    each.add_metric(named_so, process.memory_bytes or 0)
-            if job_id is None:
-                continue
-            whose = (*_whose(job_id, users, allocations), *place)
-            if reading.utilization is not None:
-                busy.add_metric(whose, reading.utilization)
-            for unit, value in reading.activity.items():
-                activity.add_metric((*whose, unit), value)
-            if reading.memory_used_bytes is not None:
-                memory.add_metric(whose, reading.memory_used_bytes)
-            if reading.memory_total_bytes is not None:
-                size.add_metric(whose, reading.memory_total_bytes)
-            if reading.power_watts is not None:
-                power.add_metric(whose, reading.power_watts)
-        yield from (busy, activity, memory, size, power, each, foreign)
+                    labels = (*_whose(owner, users, allocations), *place, str(process.pid))
+                    families.each.add_metric(labels, process.memory_bytes or 0)
+            if job_id is not None:
+                families.add((*_whose(job_id, users, allocations), *place), reading)
+        yield from families.all()
+
+
+class _JobGpuFamilies:
+    """Metrics of GPUs with the names of those who use them."""
+
+    def __init__(self) -> None:
+        labels = (*_JOB, *_GPU)
+        self.busy = GaugeMetricFamily(
+            "carme_job_gpu_utilization_ratio",
+            "Share of time in which the job's GPU ran a kernel.",
+            labels=labels,
+        )
+        self.activity = GaugeMetricFamily(
+            "carme_job_gpu_activity_ratio",
+            "Share of the job's GPU in use, by unit, where the GPU measures itself.",
+            labels=(*labels, "unit"),
+        )
+        self.memory = GaugeMetricFamily(
+            "carme_job_gpu_memory_used_bytes", "Memory in use on the job's GPU.", labels=labels
+        )
+        self.size = GaugeMetricFamily(
+            "carme_job_gpu_memory_total_bytes", "Memory of the job's GPU.", labels=labels
+        )
+        self.power = GaugeMetricFamily(
+            "carme_job_gpu_power_watts", "Power that the job's GPU draws.", labels=labels
+        )
+        self.each = GaugeMetricFamily(
+            "carme_job_gpu_process_memory_used_bytes",
+            "Memory that one of the job's processes holds on a GPU: the largest few of each.",
+            labels=(*labels, "pid"),
+        )
+        self.foreign = GaugeMetricFamily(
+            "carme_gpu_foreign_processes",
+            "Processes on a GPU that belong to no job to which Slurm gave it.",
+            labels=_GPU,
+        )
+
+    def add(self, whose: tuple[str, ...], reading: GpuReading) -> None:
+        """What the GPU of a job does, as far as its library tells."""
+        for family, value in (
+            (self.busy, reading.utilization),
+            (self.memory, reading.memory_used_bytes),
+            (self.size, reading.memory_total_bytes),
+            (self.power, reading.power_watts),
+        ):
+            if value is not None:
+                family.add_metric(whose, value)
+        for unit, value in reading.activity.items():
+            self.activity.add_metric((*whose, unit), value)
+
+    def all(self) -> tuple[Metric, ...]:
+        """All of them, in the order of the page."""
+        return (self.busy, self.activity, self.memory, self.size, self.power, self.each, self.foreign)
 
 
 def _largest(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:

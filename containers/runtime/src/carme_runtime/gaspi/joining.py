@@ -178,42 +178,9 @@ def _connect_all(
     deadline: float,
 ) -> dict[int, list[int]]:
     """Sockets to each rank, as many as `counts` says. The higher rank connects."""
-    found: dict[tuple[int, int], socket.socket] = {}
     expected = {(peer, stream) for peer in counts if peer > rank for stream in range(counts[peer])}
-    lock, changed = threading.Lock(), threading.Event()
-    refusals = handshake.Refusals()
-
-    def admit(connection: socket.socket, peer_address: Any) -> None:
-        try:
-            by = min(deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
-            who = handshake.admit(connection, key, by)
-        except (OSError, handshake.NotAPeer, WrongKey) as error:
-            refusals.tell(peer_address[0], error)
-            connection.close()
-            return
-        with lock:
-            if who in expected and who not in found:
-                found[who] = connection
-                connection = None  # pyright: ignore[reportAssignmentType]
-        if connection:
-            refusals.tell(
-                peer_address[0], handshake.NotAPeer(f"says it is rank {who[0]}, which is not awaited")
-            )
-            connection.close()
-        changed.set()
-
-    def accept() -> None:
-        listener.settimeout(0.05)
-        while not expected <= found.keys() and time.monotonic() < deadline and not stopped.is_set():
-            with contextlib.suppress(TimeoutError):
-                connection, where = listener.accept()
-                threading.Thread(target=admit, args=(connection, where), daemon=True).start()
-        changed.set()
-
-    stopped = threading.Event()
-    acceptor = threading.Thread(target=accept, daemon=True)
-    if expected:
-        acceptor.start()
+    acceptor = _Acceptor(listener, expected, key, deadline)
+    found = acceptor.found
     try:
         for peer in counts:
             if peer > rank:
@@ -221,29 +188,92 @@ def _connect_all(
             for stream in range(counts[peer]):
                 reach = functools.partial(_reach, entries[peer], peer, deadline)
                 found[peer, stream] = handshake.enter(reach, key, rank, stream, deadline)
-        while not expected <= found.keys():
-            if time.monotonic() >= deadline:
-                missing = sorted({peer for peer, _ in expected - found.keys()})
-                raise Timeout(
-                    f"Rank {rank} was not reached in time by these ranks: {', '.join(map(str, missing))}.",
-                    "See what they say, and whether a firewall lies between the nodes.",
-                )
-            changed.wait(0.05)
-            changed.clear()
+        acceptor.wait(rank)
         for connection in found.values():
             _choose_congestion_control(connection)
     except BaseException:
-        stopped.set()
+        acceptor.stop()
         for connection in found.values():
             connection.close()
         raise
     finally:
-        refusals.over = True
-        if acceptor.is_alive():
-            acceptor.join(1)
+        acceptor.end()
     for connection in found.values():
         connection.settimeout(None)
     return {peer: [found[peer, stream].detach() for stream in range(counts[peer])] for peer in counts}
+
+
+class _Acceptor:
+    """Lets in the ranks that connect to this one, each in a thread of its own, while this one connects.
+
+    Args:
+        listener: Where they come.
+        expected: Which are awaited: rank and stream.
+        key: The job's.
+        deadline: When nobody is let in any more, by `time.monotonic`.
+    """
+
+    def __init__(
+        self, listener: socket.socket, expected: set[tuple[int, int]], key: bytes, deadline: float
+    ) -> None:
+        self._listener, self._expected = listener, expected
+        self._key, self._deadline = key, deadline
+        self.found: dict[tuple[int, int], socket.socket] = {}  # the caller's, too
+        self._lock, self._changed, self._stopped = threading.Lock(), threading.Event(), threading.Event()
+        self._refusals = handshake.Refusals()
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+        if expected:
+            self._thread.start()
+
+    def _accept(self) -> None:
+        self._listener.settimeout(0.05)
+        while not (self._complete() or time.monotonic() >= self._deadline or self._stopped.is_set()):
+            with contextlib.suppress(TimeoutError):
+                connection, where = self._listener.accept()
+                threading.Thread(target=self._admit, args=(connection, where[0]), daemon=True).start()
+        self._changed.set()
+
+    def _complete(self) -> bool:
+        return self._expected <= self.found.keys()
+
+    def _admit(self, connection: socket.socket, where: str) -> None:
+        try:
+            by = min(self._deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
+            who = handshake.admit(connection, self._key, by)
+            with self._lock:
+                if who not in self._expected or who in self.found:
+                    raise handshake.NotAPeer(f"says it is rank {who[0]}, which is not awaited")
+                self.found[who] = connection
+        except (OSError, handshake.NotAPeer, WrongKey) as error:
+            self._refusals.tell(where, error)
+            connection.close()
+        self._changed.set()
+
+    def wait(self, rank: int) -> None:
+        """Wait until all that are awaited by this `rank` have come.
+
+        Raises:
+            Timeout: Some did not until the deadline.
+        """
+        while not self._complete():
+            if time.monotonic() >= self._deadline:
+                missing = sorted({peer for peer, _ in self._expected - self.found.keys()})
+                raise Timeout(
+                    f"Rank {rank} was not reached in time by these ranks: {', '.join(map(str, missing))}.",
+                    "See what they say, and whether a firewall lies between the nodes.",
+                )
+            self._changed.wait(0.05)
+            self._changed.clear()
+
+    def stop(self) -> None:
+        """Let nobody in any more."""
+        self._stopped.set()
+
+    def end(self) -> None:
+        """Report no more refusals, and wait for the thread that accepts."""
+        self._refusals.over = True
+        if self._thread.is_alive():
+            self._thread.join(1)
 
 
 def _reach(entry: Entry, peer: int, deadline: float) -> socket.socket:

@@ -94,76 +94,110 @@ def exchange(place: Place, key: bytes | None, entry: Entry, timeout: float) -> l
 
 
 def _collect(place: Place, key: bytes | None, entry: Entry, deadline: float) -> list[Entry]:
-    entries: dict[int, Entry] = {0: entry}
-    peers: dict[int, socket.socket] = {}
-    lock = threading.Lock()
-    unknown = threading.Semaphore(UNKNOWN_PEERS)
-    refusals = handshake.Refusals()
-    news, report = socket.socketpair()  # whoever was let in wakes the one who accepts
-
-    def admit(connection: socket.socket, where: str) -> None:
-        try:
-            if key is None:
-                rank = _admit_local(connection, deadline)
-            else:
-                by = min(deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
-                rank = handshake.admit(connection, key, by)[0]
-            reported = _receive(connection, deadline)  # it is no stranger: it may be slow
-            with lock:
-                if not 0 < rank < place.size or rank in entries:
-                    raise handshake.NotAPeer(f"says it is rank {rank}, which is not awaited")
-                if not isinstance(reported, dict):
-                    raise handshake.NotAPeer(f"says it is rank {rank}, but not what ranks say")
-                peers[rank] = connection
-                entries[rank] = reported
-        except (OSError, handshake.NotAPeer, WrongKey, ValueError) as error:
-            refusals.tell(where, error)
-            connection.close()  # a port scan, or a rank of another job
-        finally:
-            unknown.release()
-            with contextlib.suppress(OSError):
-                report.send(b".")
-
-    listener = _listen(place, key, deadline)
-    waiting = selectors.DefaultSelector()
+    meeting = _Meeting(place, key, entry, deadline)
     try:
-        listener.setblocking(False)
-        for each in (listener, news):
-            waiting.register(each, selectors.EVENT_READ)
-        while len(entries) < place.size:
-            left = deadline - time.monotonic()
+        meeting.wait()
+        return meeting.publish()
+    finally:
+        meeting.close()
+
+
+class _Meeting:
+    """Where rank 0 lets the other ranks in, and collects what each says about itself.
+
+    Args:
+        place: Rank 0's.
+        key: The job's; None: only processes of this user on this host come in.
+        entry: What rank 0 says about itself.
+        deadline: When all have to be there, by `time.monotonic`.
+    """
+
+    def __init__(self, place: Place, key: bytes | None, entry: Entry, deadline: float) -> None:
+        self._place, self._key, self._deadline = place, key, deadline
+        self._entries: dict[int, Entry] = {0: entry}
+        self._peers: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+        self._unknown = threading.Semaphore(UNKNOWN_PEERS)
+        self._refusals = handshake.Refusals()
+        self._listener = _listen(place, key, deadline)
+        self._listener.setblocking(False)
+        self._admitted, self._wake = socket.socketpair()  # whoever was let in wakes the one who accepts
+        self._selector = selectors.DefaultSelector()
+        for each in (self._listener, self._admitted):
+            self._selector.register(each, selectors.EVENT_READ)
+
+    def wait(self) -> None:
+        """Let ranks in until all are there.
+
+        Raises:
+            Timeout: Some were not until the deadline.
+        """
+        while len(self._entries) < self._place.size:
+            left = self._deadline - time.monotonic()
             if left <= 0:
-                missing = ", ".join(str(r) for r in range(place.size) if r not in entries)
+                missing = ", ".join(str(r) for r in range(self._place.size) if r not in self._entries)
                 raise Timeout(
                     f"These ranks did not join in time: {missing}.", "See what they say, or allow more time."
                 )
-            ready = {found.fileobj for found, _ in waiting.select(left)}
-            if news in ready:
-                news.recv(4096)
-            if listener not in ready or not unknown.acquire(timeout=left):
+            ready = {found.fileobj for found, _ in self._selector.select(left)}
+            if self._admitted in ready:
+                self._admitted.recv(4096)
+            if self._listener not in ready or not self._unknown.acquire(timeout=left):
                 continue
             try:
-                connection, address = listener.accept()
+                connection, address = self._listener.accept()
             except BlockingIOError:  # gone again
-                unknown.release()
+                self._unknown.release()
                 continue
             # One who says nothing must not keep others waiting.
             where = str(address[0]) if address else "a process on this host"
-            threading.Thread(target=admit, args=(connection, where), daemon=True).start()
-        everything = [entries[r] for r in range(place.size)]
-        for rank, connection in peers.items():
+            threading.Thread(target=self._admit, args=(connection, where), daemon=True).start()
+
+    def _admit(self, connection: socket.socket, where: str) -> None:
+        try:
+            if self._key is None:
+                rank = _admit_local(connection, self._deadline)
+            else:
+                by = min(self._deadline, time.monotonic() + handshake.ONE_PEER_SECONDS)
+                rank = handshake.admit(connection, self._key, by)[0]
+            reported = _receive(connection, self._deadline)  # it is no stranger: it may be slow
+            with self._lock:
+                if not 0 < rank < self._place.size or rank in self._entries:
+                    raise handshake.NotAPeer(f"says it is rank {rank}, which is not awaited")
+                if not isinstance(reported, dict):
+                    raise handshake.NotAPeer(f"says it is rank {rank}, but not what ranks say")
+                self._peers[rank] = connection
+                self._entries[rank] = reported
+        except (OSError, handshake.NotAPeer, WrongKey, ValueError) as error:
+            self._refusals.tell(where, error)
+            connection.close()  # a port scan, or a rank of another job
+        finally:
+            self._unknown.release()
+            with contextlib.suppress(OSError):
+                self._wake.send(b".")
+
+    def publish(self) -> list[Entry]:
+        """Send all ranks what each said; that, by rank.
+
+        Raises:
+            PeerLost: One has ended meanwhile.
+        """
+        everything = [self._entries[r] for r in range(self._place.size)]
+        for rank, connection in self._peers.items():
             try:
-                connection.settimeout(max(deadline - time.monotonic(), 0.001))
+                connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
                 _send(connection, everything)
             except OSError:
                 raise PeerLost(
                     f"Rank {rank} ended while the ranks joined.", "See what it says, and start the run again."
                 ) from None
         return everything
-    finally:
-        refusals.over = True
-        with lock:
-            for each in (waiting, listener, news, report, *peers.values()):
+
+    def close(self) -> None:
+        """Let nobody in any more, and let go of those who came."""
+        self._refusals.over = True
+        with self._lock:
+            for each in (self._selector, self._listener, self._admitted, self._wake, *self._peers.values()):
                 each.close()
 
 

@@ -17,6 +17,7 @@ from carme_runtime.horovod.compression import Compression
 from carme_runtime.horovod.notes import BUCKET, note
 from carme_runtime.horovod.reductions import TORCH_OPS, Average, ReduceOp, Sum, offered
 from carme_runtime.horovod.world import world
+from carme_runtime.torch.options import Options
 from carme_runtime.torch.parallel import Parallel
 
 # They treat each parameter by itself: some can be updated while the gradients of others are under way.
@@ -195,9 +196,9 @@ class _Gradients(Parallel):
         self.begin_step()
         here = world()
         self._number, here.made_optimizers = here.made_optimizers, here.made_optimizers + 1
-        super().__init__(
-            _Holder(optimizer), optimizer, passes, None, None, type(optimizer) in _ELEMENTWISE, False
-        )
+        overlaps = type(optimizer) in _ELEMENTWISE
+        options = Options(accumulate=passes, overlap_step=overlaps, broadcast_buffers=False)
+        super().__init__(_Holder(optimizer), optimizer, options)
         here.optimizers[self._number] = self
 
     def begin_step(self) -> None:

@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -196,65 +196,69 @@ class Model:
         Raises:
             InvalidCall: Ranks that do not do the same, batches that are too small, data of an unknown kind.
         """
-        shares: list[Shares | None] = []
-
-        def prepare() -> None:
-            data, check = (x, y, sample_weight), validation_data
-            if validation_split and check is None:
-                data, check = split_for_validation(data, validation_split)
-            shares.append(
-                self._shares(
-                    *data,
-                    batch_size=batch_size,
-                    micro=tnt_micro_batch_size,
-                    steps=steps_per_epoch,
-                    shuffle=shuffle,
-                    class_weight=class_weight,
-                    distribute=tnt_distribute_dataset,
-                    training=True,
-                )
-            )
-            given = batch_size if tnt_validation_micro_batch_size is None else None
-            shares.append(
-                None
-                if check is None
-                else self._shares(
-                    *keras.utils.unpack_x_y_sample_weight(check),
-                    batch_size=validation_batch_size or (given if _takes_batch_size(check) else None),
-                    micro=tnt_validation_micro_batch_size,
-                    steps=validation_steps,
-                    distribute=tnt_distribute_validation_dataset,
-                )
-            )
-
+        training = {
+            "batch_size": batch_size, "micro": tnt_micro_batch_size, "steps": steps_per_epoch,
+            "shuffle": shuffle, "class_weight": class_weight, "distribute": tnt_distribute_dataset,
+        }  # fmt: skip
+        validation = _Validation(
+            validation_data, validation_split, validation_batch_size, tnt_validation_micro_batch_size,
+            validation_steps, tnt_distribute_validation_dataset,
+        )  # fmt: skip
+        schedule = {
+            "epochs": epochs, "initial_epoch": initial_epoch, "steps_per_epoch": steps_per_epoch,
+            "validation_steps": validation_steps, "validation_freq": validation_freq,
+        }  # fmt: skip
+        found: list[Any] = []
         self._world.together(
-            prepare,
+            lambda: found.extend(self._shares_of_fit((x, y, sample_weight), training, validation)),
             call="fit",
             batch_size=batch_size if tnt_distribute_dataset else None,
             tnt_micro_batch_size=tnt_micro_batch_size if tnt_distribute_dataset else None,
-            epochs=epochs,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
-            validation_freq=validation_freq,
             optimizer=type(self._model.optimizer).__name__,
+            **schedule,
         )
-        self._decide(shares[0].batch_size if shares[0] else None)
+        return self._fit(*found, verbose, callbacks, schedule)
+
+    def _shares_of_fit(
+        self, data: tuple[Any, Any, Any], training: dict[str, Any], validation: "_Validation"
+    ) -> tuple[Shares, Shares | None]:
+        """This rank's shares of the data to train with, and of those to validate with, if there are any."""
+        check = validation.data
+        if validation.split and check is None:
+            data, check = split_for_validation(data, validation.split)
+        shares = self._shares(*data, **training, training=True)
+        if check is None:
+            return shares, None
+        given = training["batch_size"] if validation.micro is None and _takes_batch_size(check) else None
+        return shares, self._shares(
+            *keras.utils.unpack_x_y_sample_weight(check),
+            batch_size=validation.batch_size or given,
+            micro=validation.micro,
+            steps=validation.steps,
+            distribute=validation.distribute,
+        )
+
+    def _fit(
+        self,
+        shares: Shares,
+        check: Shares | None,
+        verbose: Any,
+        callbacks: Any,
+        schedule: dict[str, Any],
+    ) -> Any:
+        """Train with the shares that all ranks have agreed on; the history."""
+        self._decide(shares.batch_size)
         running = self._callbacks(callbacks)
         self._steps.restart()
-        self._steps.build(shares[0])
+        self._steps.build(shares)
         history = self._model.fit(
-            shares[0],
-            epochs=epochs,
+            shares,
             verbose=self._verbose(verbose),
             callbacks=running,
-            validation_data=shares[1],
+            validation_data=check,
             shuffle=False,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_freq=validation_freq,
+            **schedule,
         )
         self._world.barrier()  # what the master rank's callbacks write is complete
         return history
@@ -500,6 +504,17 @@ class Model:
                 pieces.append(everyone[rank][begins[rank] : begins[rank] + count])
                 begins[rank] += count
         return np.concatenate(pieces)
+
+
+class _Validation(NamedTuple):
+    """What `fit` validates with: data of its own, or a part of the training data; the rest as there."""
+
+    data: Any
+    split: float
+    batch_size: int | None
+    micro: int | None
+    steps: int | None
+    distribute: bool
 
 
 class Sequential(Model):

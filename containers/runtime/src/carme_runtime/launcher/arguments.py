@@ -51,6 +51,18 @@ def parser() -> argparse.ArgumentParser:
         "       carme-run [options] -m module [argument ...]\n"
         "       carme-run [options] -- program [argument ...]",
     )
+    _add_place_options(parser)
+    _add_output_options(parser)
+    _add_restart_options(parser)
+    _add_library_options(parser)
+    _add_observation_options(parser)
+    _add_training_options(parser)
+    _add_action_options(parser)
+    return parser
+
+
+def _add_place_options(parser: argparse.ArgumentParser) -> None:
+    """Where ranks run, and what each of them has there."""
     parser.add_argument("-n", type=_count, metavar="N", help="ranks in all (default: as many as fit)")
     parser.add_argument("--nodes", type=_count, metavar="M", help="use the first M nodes (default: all)")
     parser.add_argument(
@@ -90,6 +102,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="set a variable for all ranks",
     )
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    """What becomes of the ranks' output, and of calls that hang."""
     parser.add_argument(
         "--output", choices=("all", "master"), default="all", help="whose output is shown (default: all)"
     )
@@ -108,6 +124,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="say where the ranks are when a call has waited for S seconds (default: 300; 0: never)",
     )
+
+
+def _add_restart_options(parser: argparse.ArgumentParser) -> None:
+    """What happens when ranks or nodes are lost."""
     parser.add_argument(
         "--max-restarts",
         type=_number,
@@ -125,6 +145,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="nodes that come, or come back, are used for up to so many ranks (default: as many as at first)",
     )
+
+
+def _add_library_options(parser: argparse.ArgumentParser) -> None:
+    """The framework, and what carries its data."""
     parser.add_argument(
         "--backend",
         choices=tuple(backends.BACKENDS),
@@ -141,6 +165,10 @@ def parser() -> argparse.ArgumentParser:
         choices=TRANSPORTS,
         help="what carries the data of carme_runtime: its own core, or the GPI-2 that is installed",
     )
+
+
+def _add_observation_options(parser: argparse.ArgumentParser) -> None:
+    """What is recorded and said of a run."""
     parser.add_argument(
         "--profile",
         type=Path,
@@ -154,6 +182,10 @@ def parser() -> argparse.ArgumentParser:
         help="how much the library says, each rank on its standard error output (default: WARNING); with "
         "INFO or DEBUG it is also said where ranks run",
     )
+
+
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
+    """How PyTorch and Keras train."""
     parser.add_argument(
         "--fusion-threshold",
         type=_number,
@@ -182,6 +214,10 @@ def parser() -> argparse.ArgumentParser:
         help="print the plan of a script that calls pipeline(), or of a Keras script; train nothing",
     )
     scaling.add_options(parser)
+
+
+def _add_action_options(parser: argparse.ArgumentParser) -> None:
+    """What is run, or done instead."""
     parser.add_argument(
         "--python-interpreter",
         type=_words,
@@ -206,7 +242,6 @@ def parser() -> argparse.ArgumentParser:
         "--json", action="store_true", help="with --dry-run: in JSON, with each rank's environment"
     )
     parser.add_argument("--version", action="version", version=__version__)
-    return parser
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -25,25 +25,25 @@ from torch.distributed.constants import default_pg_timeout
 
 from carme_runtime import fusion
 from carme_runtime.collectives.errors import InvalidCall
-from carme_runtime.collectives.group import wire_type
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
 from carme_runtime.torch.arrivals import Arrivals
-from carme_runtime.torch.buckets import EXTRA, Bucket, elements, padded
-from carme_runtime.torch.core_group import core_group
-from carme_runtime.torch.device_group import DeviceGroup
-from carme_runtime.torch.flat import REDUCIBLE, tensors_in
+from carme_runtime.torch.buckets import Bucket
+from carme_runtime.torch.core_group import CoreGroup, core_group
+from carme_runtime.torch.filling import Filling, check_divisible
+from carme_runtime.torch.flat import tensors_in
 from carme_runtime.torch.fused import fuse
 from carme_runtime.torch.memory import keep_freed_memory
-from carme_runtime.torch.sharding import ShardBucket, Shards, check_optimizer, shard_elements
+from carme_runtime.torch.options import Options
+from carme_runtime.torch.sharding import ShardBucket, Shards, check_optimizer
 from carme_runtime.torch.stepping import step_in_parts
 from carme_runtime.torch.streaming import check_streamable, stream
+from carme_runtime.torch.weighting import Weighting
 
 __all__ = ["Parallel", "join_run", "parallelize", "trained"]
 
 _JOIN = timedelta(seconds=600)
-_MIB = 1 << 20
-_BROADCAST_BYTES = 250 * _MIB
+_BROADCAST_BYTES = 250 << 20
 Model = TypeVar("Model", bound=nn.Module)
 
 
@@ -63,79 +63,41 @@ def parallelize(
 ) -> tuple[Model, torch.optim.Optimizer]:
     """Train `model` over all ranks of the run; both objects stay what they are and are used as before.
 
-    The optimizer steps with PyTorch's fused kernel where it has one for parameters on the host (SGD, Adam,
-    AdamW) and was told neither `fused` nor `foreach`: a step then reads and writes its memory once.
-
-    Every rank gives its own share of the global batch to the model; the gradients that the optimizer sees are
-    those of the mean loss over the global batch, also where shares differ in length (that of the first tensor
-    that the model is called with counts, see `batch_dim`) and where a rank's share is empty.
+    Every rank gives its own share of the global batch to the model, and the optimizer sees the gradients of
+    the mean loss over the global batch, also where shares differ in length or are empty. On the host SGD,
+    Adam and AdamW step with PyTorch's fused kernel, unless they were told `fused` or `foreach`.
 
     Args:
-        model: Its parameters on the host or on one GPU. Rank 0's parameters and buffers are given to all.
+        model: Its parameters on the host or on one GPU. All ranks get rank 0's parameters and buffers.
         optimizer: Over parameters of this model.
-        accumulate: Backward passes to each step of the optimizer; gradients are reduced in the last of them,
-            and are those of the loss divided by this number. A step before that, at the end of the data say,
-            reduces what there is: with fewer passes the sum of their losses is divided by the same number.
+        accumulate: Backward passes to each step. Gradients are those of the sum of the passes' losses,
+            divided by this number. They are reduced in the last pass, or by a step that comes before it.
         clip_norm: Clip the norm of all gradients to this before each step.
         bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: what
             CARME_FUSION_THRESHOLD_KB says, else 8 on one node, 1 between nodes.
-        overlap_step: Let `backward` return while gradients still travel, and `optimizer.step()` update each
-            bucket's parameters as soon as that one is reduced. Who looks at a parameter's `grad` between the
-            two waits for all; what was taken from it in an earlier step must not be used there. Not with
-            `clip_norm`, and only for optimizers that treat each parameter by itself.
+        overlap_step: Let `backward` return while gradients still travel, and the step update each bucket's
+            parameters as soon as it is reduced. Reading a parameter's `grad` before the step waits for all.
+            Not with `clip_norm`, and only for optimizers that treat each parameter by itself.
         broadcast_buffers: Give rank 0's buffers (running means and such) to all before each training pass.
         wire: How 32-bit gradients on the host travel between nodes: `bf16` takes half the time of the wire,
-            `int8` a quarter. What a step loses by that is added in the next one. Default: as they are.
-        batch_dim: Which dimension of the model's inputs counts the samples: 1 for (sequence, batch).
-        shard_optimizer: Divide the optimizer's state and step equally among the ranks: each gets the mean
-            gradients of its part, steps it, and all gather the parameters. With `overlap_step` the step
-            returns while parameters still travel, and the next forward pass waits for each where it needs
-            it: until then use them by the model's calls and `state_dict` only. Nobody sees gradients.
-            All ranks call `optimizer.state_dict()` together; it is that of one process.
-        start: `streamed`: return while rank 0's parameters still travel, in the order in which the model has
-            them; the first forward pass waits for each where it needs it. Until then use them by the model's
-            calls, `state_dict` and `load_state_dict` only. Default: wait for all of them.
+            `int8` a quarter. The next step adds what a step loses by that. Default: as they are.
+        batch_dim: Which dimension of the model's first tensor counts the samples: 1 for (sequence, batch).
+        shard_optimizer: Divide the optimizer's state and step equally among the ranks. Nobody sees gradients.
+            With `overlap_step` parameters still travel when the step returns: until the next forward pass
+            use them by the model's calls and `state_dict` only. All ranks call `optimizer.state_dict()`
+            together; it is that of one process.
+        start: `streamed`: return while rank 0's parameters still travel, and wait for each in the first
+            forward pass. Until then use them by the model's calls, `state_dict` and `load_state_dict` only.
 
     Raises:
         InvalidCall: An argument that cannot be, or ranks with different models.
     """
-    if accumulate < 1 or (bucket_mb is not None and bucket_mb <= 0):
-        raise InvalidCall(
-            f"parallelize got accumulate={accumulate} and bucket_mb={bucket_mb}.",
-            "Give at least 1 and more than 0.",
-        )
-    if clip_norm is not None and not clip_norm > 0:
-        raise InvalidCall(f"parallelize got clip_norm={clip_norm}.", "Give more than 0.")
-    if batch_dim < 0:
-        raise InvalidCall(f"parallelize got batch_dim={batch_dim}.", "Count dimensions from 0.")
-    if overlap_step and clip_norm is not None:
-        raise InvalidCall(
-            "overlap_step and clip_norm exclude each other: the norm is known when all gradients are.",
-            "Give one of the two.",
-        )
-    wire_type(wire)
-    if start not in ("", "streamed"):
-        raise InvalidCall(f"There is no start '{start}'.", "Give 'streamed', or leave it out.")
-    if shard_optimizer and wire:
-        raise InvalidCall(
-            "wire and shard_optimizer exclude each other: divided gradients travel as they are.",
-            "Give one of the two.",
-        )
+    options = Options(
+        accumulate, clip_norm, bucket_mb, overlap_step, broadcast_buffers, wire, batch_dim,
+        shard_optimizer, start,
+    )  # fmt: skip
     join_run()
-    bucket_bytes = None if bucket_mb is None else int(bucket_mb * _MIB)
-    Parallel(
-        model,
-        optimizer,
-        accumulate,
-        clip_norm,
-        bucket_bytes,
-        overlap_step,
-        broadcast_buffers,
-        wire,
-        batch_dim,
-        shard_optimizer,
-        start == "streamed",
-    )
+    Parallel(model, optimizer, options)
     return model, optimizer
 
 
@@ -157,97 +119,78 @@ class Parallel:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None,
-        accumulate: int = 1,
-        clip_norm: float | None = None,
-        bucket_bytes: int | None = None,
-        overlap_step: bool = False,
-        broadcast_buffers: bool = True,
-        wire: str = "",
-        batch_dim: int = 0,
-        shard: bool = False,
-        streamed: bool = False,
+        options: Options | None = None,
     ) -> None:
-        self._model = model
-        self._optimizer, self._batch_dim = optimizer, batch_dim
+        options = options or Options()
+        self._model, self._optimizer = model, optimizer
+        self._batch_dim, self._accumulate, self._clip_norm = (
+            options.batch_dim, options.accumulate, options.clip_norm,
+        )  # fmt: skip
         for former in _attached(model):
             if optimizer and former._optimizer and _share(optimizer, former._optimizer):
                 former.detach()  # this one takes its place
-        self._accumulate, self._clip_norm = accumulate, clip_norm
         self._size = dist.get_world_size() if dist.is_initialized() else 1
+        several = self._size > 1
         self._group = core_group()
         self._parameters = trained(model)
-        self._buffers = list(model.buffers()) if broadcast_buffers and self._size > 1 else []
-        known = {id(parameter) for parameter in self._parameters}
-        groups = optimizer.param_groups if optimizer else []
-        if any(id(p) not in known for group in groups for p in group["params"] if p.requires_grad):
-            raise InvalidCall(
-                "The optimizer has parameters that the model does not have.",
-                "Make the optimizer with model.parameters(), and give both to parallelize.",
-            )
-        shard = shard and self._size > 1
-        if shard and optimizer:
-            check_optimizer(optimizer, self._parameters)
-            self._check_shardable()
-        self._shard, self._shards = shard, None
-        streamed = streamed and self._size > 1
-        stream_group = check_streamable(model, self._group) if streamed else None
-        self._agree(with_parameters=not streamed)
+        self._buffers = list(model.buffers()) if options.broadcast_buffers and several else []
+        shard, self._shards = options.shard_optimizer and several, None
+        if optimizer:
+            self._check(optimizer, shard)
+        stream_group = check_streamable(model, self._group) if options.streamed and several else None
+        self._agree(with_parameters=stream_group is None)
         keep_freed_memory(self._parameters)
         if optimizer and not shard:
             fuse(optimizer)
         # Where computing takes all cores of the only node, a thread that reduces beside it would only be in
         # its way.
         # Nor may who looks at a gradient have to reduce it, as others may not look.
-        self._inline = not overlap_step and self._group is not None and self._group.no_core_idles()
-        self._wire = wire
+        overlaps = options.overlap_step
+        self._inline = not overlaps and self._group is not None and self._group.no_core_idles()
+        self._filling = Filling(self._group, self._size, options.wire, shard, self._inline)
         near = self._group is None or self._group.on_one_node()
-        if bucket_bytes is None:
-            bucket_bytes = fusion.threshold(fusion.BUCKET_BYTES if near else fusion.SMALL_BUCKET_BYTES)
-        least = bucket_bytes if near else fusion.LEAST_BUCKET_BYTES
         # Then gradients are what the optimizer needs as they are.
-        self._alone = self._size == 1 and accumulate == 1 and optimizer is not None
-        self._buckets = [] if self._alone else self._fill(bucket_bytes, least)
+        self._alone = not several and self._accumulate == 1 and optimizer is not None
+        self._buckets = [] if self._alone else self._fill(*_limits(options.bucket_bytes, near))
         log.debug("Gradients are reduced in %d parts.", len(self._buckets))
         self._place = {
             id(parameter): (number, index)
             for number, bucket in enumerate(self._buckets)
             for index, parameter in enumerate(bucket.parameters)
         }
-        self._overlap_step = overlap_step and bool(self._buckets)
+        self._overlap_step = overlaps and bool(self._buckets)
         self._finishing = threading.RLock()  # a thread may look at gradients while another one steps
         self._passes = 0
-        self._window = 0  # samples of the passes since the last step,
-        self._batch = 0  # and of the one that comes
-        self._told = True
-        self._counts: torch.Tensor | None = None
-        self._counting: Any = None
-        # Samples of the global batch before this one. Batches seldom change their size: gradients are
-        # weighted for it, the true one travels in the first bucket, and a difference is put right afterwards.
-        # Not with fewer bits: what the last step lost travels with the gradients, in the units of the mean
-        # over samples. It would be multiplied too, and what this step loses would not.
-        self._expected = 0
-        exact = not wire or near
-        self._counts_in_bucket = exact and bool(self._buckets) and _counts_exactly(self._buckets[0].memory)
-        self._correction = 1.0
-        self._stated: tuple[int, int] | None = None
+        exact = not options.wire or near
+        counts = exact and bool(self._buckets) and _counts_exactly(self._buckets[0].memory)
+        self._weighting = Weighting(self._size, counts)
         self._rests = False
         self._begin_pass()
+        self._attach(shard and overlaps, stream_group)
+        if optimizer and shard and self._buckets:
+            self._divide(optimizer)
+        elif optimizer and self._overlap_step:
+            self._overlap(optimizer)
+
+    def _attach(self, travels: bool, stream_group: CoreGroup | None) -> None:
+        """Have PyTorch call this at each gradient, forward pass and step.
+
+        Args:
+            travels: Whether parameters still travel when a step returns.
+            stream_group: What carries rank 0's parameters while the model is used; None: all have them.
+        """
+        model, optimizer = self._model, self._optimizer
         ready, reduced = _weakly(self._ready), [] if self._alone else self._parameters
         self._hooks: list[Any] = [p.register_post_accumulate_grad_hook(ready) for p in reduced]
         self._hooks.append(model.register_forward_pre_hook(_BeforeForward(self), with_kwargs=True))
         if optimizer:
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
-        if optimizer and clip_norm is not None:
+        if optimizer and self._clip_norm is not None:
             self._hooks.append(optimizer.register_step_pre_hook(self._clip))
-        travels = shard and overlap_step
-        self._arrivals = Arrivals(model, once=not travels) if travels or streamed else None
+        self._arrivals = Arrivals(model, once=not travels) if travels or stream_group else None
         if stream_group and self._arrivals:
             stream(model, stream_group, self._arrivals)
             _underway.add(self)
-        if optimizer and shard and self._buckets:
-            self._divide(optimizer)
-        elif optimizer and self._overlap_step:
-            self._overlap(optimizer)
 
     # -- for trainers with a loop of their own
 
@@ -260,7 +203,8 @@ class Parallel:
 
     def state_share(self, samples: int, total: int) -> None:
         """From now on a pass is over `samples` of a global batch of `total`; nothing is counted."""
-        self._stated, self._rests = (samples, total), False
+        self._weighting.state(samples, total)
+        self._rests = False
 
     def rest(self) -> None:
         """Until the next share is stated, gradients are this rank's own."""
@@ -284,18 +228,17 @@ class Parallel:
 
     # -- the beginning
 
-    def _check_shardable(self) -> None:
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad and not self._can_divide(parameter):
-                on_known = parameter.device.type in ("cpu", "cuda")
-                where = f"has {parameter.dtype}" if on_known else f"is on {parameter.device}"
-                if self._group is None:
-                    where = "would be reduced by another backend than carme"
-                raise InvalidCall(
-                    f"The optimizer cannot be divided among the ranks: {name} {where}.",
-                    "Divide models of floating-point numbers on the host or on NVIDIA GPUs, over the backend "
-                    "carme, or leave shard_optimizer out.",
-                )
+    def _check(self, optimizer: torch.optim.Optimizer, shard: bool) -> None:
+        """Raise InvalidCall for an optimizer of other parameters, or one that `shard` cannot divide."""
+        known = {id(parameter) for parameter in self._parameters}
+        if any(id(p) not in known for g in optimizer.param_groups for p in g["params"] if p.requires_grad):
+            raise InvalidCall(
+                "The optimizer has parameters that the model does not have.",
+                "Make the optimizer with model.parameters(), and give both to parallelize.",
+            )
+        if shard:
+            check_optimizer(optimizer, self._parameters)
+            check_divisible(self._model, self._group)
 
     def _divide(self, optimizer: torch.optim.Optimizer) -> None:
         """Let each rank step its part of the parameters."""
@@ -341,55 +284,7 @@ class Parallel:
                 tensor.copy_(whole)
 
     def _fill(self, limit: int, least: int) -> list[Bucket]:
-        """Buckets in the order of backpropagation, which is about the reverse of that of the parameters.
-
-        Args:
-            limit: Bytes with which a bucket is full,
-            least: and with which one is, if as many or fewer follow it.
-        """
-        order = self._parameters[::-1]
-        kinds = [(parameter.device, parameter.dtype) for parameter in order]
-        numbers = fusion.fill([_bytes(p) for p in order], kinds, limit, least)
-        filled = [[order[number] for number in bucket] for bucket in numbers]
-        shared = [self._can_share(parameters) for parameters in filled]
-        sizes = [
-            padded(self._elements(parameters) * parameters[0].element_size()) if share else 0
-            for parameters, share in zip(filled, shared, strict=True)
-        ]
-        memory = self._group.shared_bytes(sum(sizes)) if self._group and any(shared) else torch.empty(0)
-        buckets = []
-        for parameters, share, part in zip(filled, shared, memory.split(sizes), strict=True):
-            count, dtype = self._elements(parameters), parameters[0].dtype
-            if share and self._group and self._shard:
-                lane, limit = self._group.lane(), self._group.limit
-                buckets.append(ShardBucket(parameters, part.view(dtype)[:count], lane, limit, self._inline))
-            elif share and self._group:
-                flat = part.view(dtype)[:count]
-                gradients = count - len(parameters) - EXTRA
-                plan = self._group.plan(flat, gradients, self._wire)
-                buckets.append(Bucket(parameters, flat, plan, self._inline))
-            else:
-                flat = torch.zeros(count, dtype=dtype, device=parameters[0].device)
-                if self._shard and self._group:
-                    devices = DeviceGroup(self._group.lane())
-                    buckets.append(ShardBucket(parameters, flat, devices, self._group.limit, False))
-                else:
-                    buckets.append(Bucket(parameters, flat, None, False))
-        return buckets
-
-    def _elements(self, parameters: list[nn.Parameter]) -> int:
-        return shard_elements(parameters, self._size)[1] if self._shard else elements(parameters)
-
-    def _can_divide(self, parameter: nn.Parameter) -> bool:
-        on_gpu = self._group is not None and parameter.is_cuda and parameter.dtype in REDUCIBLE
-        return on_gpu or self._can_share([parameter])
-
-    def _can_share(self, parameters: list[nn.Parameter]) -> bool:
-        return (
-            self._group is not None
-            and parameters[0].device.type == "cpu"
-            and parameters[0].dtype in REDUCIBLE
-        )
+        return self._filling.buckets(self._parameters, limit, least)
 
     # -- a pass
 
@@ -412,15 +307,15 @@ class Parallel:
                 parameter.grad = None  # of no use to anybody
         self.finish()  # nobody has made a step
         dim = self._batch_dim
-        self._batch = next((t.shape[dim] for t in tensors_in((arguments, keywords)) if t.dim() > dim), 1)
-        self._told = False
+        inputs = tensors_in((arguments, keywords))
+        self._weighting.begin_pass(next((t.shape[dim] for t in inputs if t.dim() > dim), 1))
         if not module.training:  # a rank may do that alone, unless backpropagation follows
             return
         if self._buffers:
             # As DistributedDataParallel does it: few messages, however many buffers.
             dist._broadcast_coalesced(dist.group.WORLD, self._buffers, _BROADCAST_BYTES, 0)  # pyright: ignore
         if self._reduces():
-            self._tell()
+            self._weighting.count()
 
     def _look_for_new_ones(self) -> None:
         """Refuse to train a parameter that is not reduced: ranks would drift apart without a word."""
@@ -435,18 +330,6 @@ class Parallel:
                 "Call parallelize again after parameters were added or unfrozen.",
             )
 
-    def _tell(self) -> None:
-        """Begin to count the samples of all ranks, where the first bucket does not."""
-        self._told = True
-        if self._size > 1 and not self._stated and not (self._counts_in_bucket and self._expected):
-            # Told now, needed when the first bucket is full.
-            self._counts = torch.tensor([self._samples], dtype=torch.int64)
-            self._counting = dist.all_reduce(self._counts, async_op=True)
-
-    @property
-    def _samples(self) -> int:
-        return self._window + self._batch
-
     def _reduces(self) -> bool:
         """Whether the pass that comes or runs is the last before a step."""
         return (self._passes + 1) % self._accumulate == 0
@@ -459,8 +342,8 @@ class Parallel:
         self.end_failed_pass()
         if not self._in_backward:
             self.finish()
-            if not self._told and self._reduces():
-                self._tell()
+            if not self._weighting.counted and self._reduces():
+                self._weighting.count()
             self._in_backward = True
             ending = functools.partial(self._after_backward)
             self._ending = weakref.ref(ending)
@@ -488,27 +371,12 @@ class Parallel:
     def _start_full_ones(self) -> None:
         # In one order on all ranks, whatever order their gradients came in.
         while self._next < len(self._buckets) and self._waiting[self._next] <= 0:
-            self._buckets[self._next].start(self._scale(), self._samples)
+            self._buckets[self._next].start(self._scale(), self._weighting.samples)
             self._next += 1
 
     def _scale(self) -> float | None:
-        """What makes the mean over ranks the mean over samples."""
-        if self._counting is not None:
-            self._counting.wait()
-            self._counting = None
-        if self._stated:
-            samples, total = self._stated
-        elif self._counts is not None:
-            samples, total = self._samples, int(self._counts.item())
-            if self._counts_in_bucket:
-                self._expected, self._counts = total, None
-        elif self._expected:
-            samples, total = self._samples, self._expected
-        else:
-            return None if self._accumulate == 1 else 1 / self._accumulate
-        share = samples * self._size / total if total else 0.0
-        scale = share / self._accumulate
-        return None if scale == 1 else scale
+        """By what gradients are multiplied before the mean over ranks; None: as they are."""
+        return self._weighting.scale(self._accumulate)
 
     def _start_rest(self) -> None:
         """Reduce all that is not being reduced yet."""
@@ -534,7 +402,7 @@ class Parallel:
 
     def _end_pass(self) -> None:
         self._passes += 1
-        self._window = self._samples if self._passes % self._accumulate else 0
+        self._weighting.end_pass(self._passes % self._accumulate == 0)
         self._begin_pass()
 
     def end_failed_pass(self) -> bool:
@@ -560,14 +428,9 @@ class Parallel:
             if not bucket.finish():
                 return
             if number == 0:
-                self._correction = 1.0
-                if self._expected and not self._stated:
-                    total = bucket.samples(self._size)
-                    if total != self._expected and total:
-                        self._correction = self._expected / total
-                        self._expected = total
-            if self._correction != 1.0:
-                bucket.rescale(self._correction)
+                self._weighting.correct(bucket)
+            if self._weighting.correction != 1.0:
+                bucket.rescale(self._weighting.correction)
 
     # -- the optimizer
 
@@ -577,14 +440,14 @@ class Parallel:
         if self._passes % self._accumulate == 0:
             return
         # Fewer passes than were announced: this reduces what they made.
-        self._batch = 0
-        self._tell()
+        self._weighting.end_early()
         for bucket in self._buckets:
             for index in range(len(bucket.parameters)):
                 self._take(bucket, index)
         self._start_rest()
         self.finish()
-        self._passes = self._window = 0
+        self._passes = 0
+        self._weighting.end_pass(stepped=True)
         self._begin_pass()
 
     def _clip(self, *_: Any) -> None:
@@ -678,8 +541,16 @@ def _nothing() -> None:
     """Stands for a weak reference to what is gone."""
 
 
-def _bytes(parameter: nn.Parameter) -> int:
-    return parameter.numel() * parameter.element_size()
+def _limits(bucket_bytes: int | None, near: bool) -> tuple[int, int]:
+    """Bytes with which a bucket is full, and with which one of the last ones is.
+
+    Args:
+        bucket_bytes: As it was asked for.
+        near: Whether all ranks are on one node.
+    """
+    if bucket_bytes is None:
+        bucket_bytes = fusion.threshold(fusion.BUCKET_BYTES if near else fusion.SMALL_BUCKET_BYTES)
+    return bucket_bytes, bucket_bytes if near else fusion.LEAST_BUCKET_BYTES
 
 
 def _counts_exactly(memory: torch.Tensor) -> bool:

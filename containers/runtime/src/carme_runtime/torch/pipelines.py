@@ -29,7 +29,7 @@ from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_bat
 from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
-from carme_runtime.torch.whole_state import named_groups, whole_optimizer_state
+from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
 
 _STEPS_KEPT = 50
 # How names of BatchNorm's statistics end, in PyTorch and in Keras.
@@ -87,15 +87,8 @@ def pipeline(
     run = Run()
     points = tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
-    try:
-        requested = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
-        traced, made = _planned(model, optimizer, example_tensors(example), requested, run)
-    except PlanError as error:
-        if strategies.plans_only():  # what one rank alone is told stays an error of its own
-            strategies.refuse_plan(error, run.rank)
-        raise
-    if strategies.plans_only():
-        strategies.show_plan(str(made), run.rank)
+    requested = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
+    traced, made = _planned_or_ended(model, optimizer, example, requested, run)
     return Pipeline(traced, made, optimizer, run), optimizer
 
 
@@ -109,6 +102,25 @@ class _Asked:
     batch_norm: str | None
     whole_layers: tuple[str, ...]
     graph: Graph | None
+
+
+def _planned_or_ended(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    example: torch.Tensor | Sequence[torch.Tensor],
+    asked: _Asked,
+    run: Run,
+) -> tuple[Traced, Plan]:
+    """What `_planned` returns; `carme-run --plan` ends the script with it, or with why there is none."""
+    try:
+        traced, made = _planned(model, optimizer, example_tensors(example), asked, run)
+    except PlanError as error:
+        if strategies.plans_only():  # what one rank alone is told stays an error of its own
+            strategies.refuse_plan(error, run.rank)
+        raise
+    if strategies.plans_only():
+        strategies.show_plan(str(made), run.rank)
+    return traced, made
 
 
 def _planned(
@@ -440,7 +452,7 @@ class Pipeline:
             InvalidCall: Its names or shapes are not the model's. No rank has changed anything then.
         """
         names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
-        problem = _mismatch(state, names, self._described) if self._run.rank == 0 else ""
+        problem = mismatch(state, names, self._described) if self._run.rank == 0 else ""
         problem = self._run.broadcast(problem.encode()).decode()
         if problem:
             raise InvalidCall(problem, "Load the state into the model that it was made of.")
@@ -571,25 +583,6 @@ def _first(model: nn.Module, name: str) -> str:
         **dict(model.named_buffers(remove_duplicate=False)),
     }
     return next(first for first, tensor in _persistent(model).items() if tensor is known[name])
-
-
-def _mismatch(
-    state: Mapping[str, torch.Tensor],
-    names: Mapping[str, str],
-    described: Mapping[str, tuple[torch.Size, torch.dtype]],
-) -> str:
-    """How a state differs from the model's; empty: it does not."""
-    if missing := [name for name in names if name not in state]:
-        return f"The state lacks {missing[0]}."
-    if unknown := [name for name in state if name not in names]:
-        return f"The model has no {unknown[0]}, which is in the state."
-    for name, first in names.items():
-        if state[name].shape != described[first][0]:
-            return (
-                f"{name} has the shape {list(described[first][0])} in the model, and "
-                f"{list(state[name].shape)} in the state."
-            )
-    return ""
 
 
 def _bytes_of(tensor: torch.Tensor) -> Any:

@@ -1,9 +1,10 @@
-"""The state of an optimizer whose parameters are on several ranks, as one process has it."""
+"""The state of a model and its optimizer on several ranks, as one process has it."""
 
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -57,3 +58,22 @@ def whole_optimizer_state(
         rest = {key: value for key, value in group.items() if key != "params"}
         described.append({**rest, "params": [numbers[name] for name in names]})
     return {"state": dict(sorted(state.items())), "param_groups": described}
+
+
+def mismatch(
+    state: Mapping[str, torch.Tensor],
+    names: Mapping[str, str],
+    described: Mapping[str, tuple[torch.Size, torch.dtype]],
+) -> str:
+    """How a state differs from the model's; empty: it does not."""
+    if missing := [name for name in names if name not in state]:
+        return f"The state lacks {missing[0]}."
+    if unknown := [name for name in state if name not in names]:
+        return f"The model has no {unknown[0]}, which is in the state."
+    for name, first in names.items():
+        if state[name].shape != described[first][0]:
+            return (
+                f"{name} has the shape {list(described[first][0])} in the model, and "
+                f"{list(state[name].shape)} in the state."
+            )
+    return ""

@@ -19,19 +19,22 @@ from typing import TYPE_CHECKING, Any
 
 from carme_runtime.collectives import errors
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Mismatch, PeerLost, Timeout
+from carme_runtime.gaspi.gpi2.calls import (
+    ALLGATHER,
+    ALLREDUCE,
+    BARRIER,
+    BROADCAST,
+    REDUCE_SCATTER,
+    REDUCTION_NAMES,
+    SIZES,
+    TYPE_NAMES,
+    WIRE_NAMES,
+    Call,
+)
 
 if TYPE_CHECKING:
     from carme_runtime.gaspi.gpi2.context import Gpi2Context
 
-BARRIER, ALLREDUCE, BROADCAST, REDUCE_SCATTER, ALLGATHER, ALLTOALL = range(1, 7)
-NAMES = {
-    BARRIER: "barrier", ALLREDUCE: "allreduce", BROADCAST: "broadcast", REDUCE_SCATTER: "reduce_scatter",
-    ALLGATHER: "allgather", ALLTOALL: "alltoall",
-}  # fmt: skip
-TYPE_NAMES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
-SIZES = (4, 8, 2, 2, 4, 8, 1)
-REDUCTION_NAMES = ("sum", "mean", "min", "max", "product", "band", "bor", "bxor")
-WIRE_NAMES = ("", " as bf16", " as int8")
 SMALL = 4096  # bytes up to which everybody sends everything to everybody
 _FLOATING = range(4)
 _FIRST_OF_BITS = REDUCTION_NAMES.index("band")
@@ -62,7 +65,7 @@ class Gpi2Group:
         self._error: GaspiError | None = None
         self._running = threading.Lock()
         # Threads hold the group by what is queued alone, so that they end with it.
-        self._waiting: queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, _Call] | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, Call] | None] = queue.SimpleQueue()
         self._outstanding = 0
         self._state = threading.Lock()
         self._worker: threading.Thread | None = None
@@ -72,13 +75,13 @@ class Gpi2Group:
         self._posts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._postman: threading.Thread | None = None
         context.add_group(self._key, self)
-        self._run(_Call(BARRIER, doing="the forming of a group", timeout=timeout))
+        self._run(Call(BARRIER, doing="the forming of a group", timeout=timeout))
 
     # Calls
 
     def execute(self, *arguments: Any) -> None:
         """Do a collective, after those that were submitted."""
-        call = _Call.of(*arguments)
+        call = Call.of(*arguments)
         self._check(call)
         with self._state:
             alone = not self._outstanding
@@ -95,7 +98,7 @@ class Gpi2Group:
 
     def submit(self, *arguments: Any) -> "Gpi2Handle":
         """Do a collective in the background."""
-        call = _Call.of(*arguments)
+        call = Call.of(*arguments)
         self._check(call)
         return self._submit(call)
 
@@ -103,7 +106,7 @@ class Gpi2Group:
         """Nothing: there is one way of reducing."""
         return []
 
-    def _submit(self, call: "_Call") -> "Gpi2Handle":
+    def _submit(self, call: Call) -> "Gpi2Handle":
         handle = Gpi2Handle()
         with self._state:
             self._outstanding += 1
@@ -115,7 +118,7 @@ class Gpi2Group:
         self._waiting.put((self, handle, call))
         return handle
 
-    def work(self, handle: "Gpi2Handle", call: "_Call") -> None:
+    def work(self, handle: "Gpi2Handle", call: Call) -> None:
         """Do what was submitted."""
         error = None
         try:
@@ -126,7 +129,7 @@ class Gpi2Group:
             self._outstanding -= 1
         handle.finish(error)
 
-    def _check(self, call: "_Call") -> None:
+    def _check(self, call: Call) -> None:
         if REDUCTION_NAMES[call.reduction] == "mean" and call.type not in _FLOATING and call.kind != BARRIER:
             raise InvalidCall(
                 f"The mean of {TYPE_NAMES[call.type]} is not an integer.", "Use sum, and divide afterwards."
@@ -143,7 +146,7 @@ class Gpi2Group:
 
     # Running one
 
-    def _run(self, call: "_Call") -> None:
+    def _run(self, call: Call) -> None:
         with self._running:
             if self._error:
                 raise self._error
@@ -154,7 +157,7 @@ class Gpi2Group:
                 self._break(error)
                 raise self._error or error from None
 
-    def _dispatch(self, call: "_Call") -> None:
+    def _dispatch(self, call: Call) -> None:
         if call.kind == BARRIER:
             distance = 1
             while distance < self.size:
@@ -178,7 +181,7 @@ class Gpi2Group:
             target = memory(call.output, sum(call.receive_sizes))
             self._exchange(call, blocks, target, call.receive_sizes)
 
-    def _broadcast(self, call: "_Call") -> None:
+    def _broadcast(self, call: Call) -> None:
         """By a binomial tree."""
         buffer = memory(call.output, call.count * SIZES[call.type])
         place = (self.index - call.root) % self.size
@@ -192,7 +195,7 @@ class Gpi2Group:
             if place + distance < self.size:
                 self._send((place + distance + call.root) % self.size, call, buffer)
 
-    def _allreduce(self, call: "_Call") -> None:
+    def _allreduce(self, call: Call) -> None:
         import numpy
 
         size = SIZES[call.type]
@@ -222,7 +225,7 @@ class Gpi2Group:
             begin, end = cuts[other] * size, cuts[other + 1] * size
             buffer[begin:end] = self._take(other, call, end - begin)
 
-    def _reduce_scatter(self, call: "_Call") -> None:
+    def _reduce_scatter(self, call: Call) -> None:
         size = SIZES[call.type]
         source = memory(call.input, call.count * size * self.size)
         values = _numbers(source, call.type)
@@ -232,7 +235,7 @@ class Gpi2Group:
         result = self._reduced(call, blocks[self.index], blocks[self.index].nbytes)
         _store(result, memory(call.output, call.count * size), call.type)
 
-    def _reduced(self, call: "_Call", mine: Any, expected: int) -> Any:
+    def _reduced(self, call: Call, mine: Any, expected: int) -> Any:
         """What `mine` and the next message of each other member give together, in the members' order."""
         import numpy
 
@@ -250,7 +253,7 @@ class Gpi2Group:
             total *= total.dtype.type(1.0 / self.size)
         return total
 
-    def _exchange(self, call: "_Call", blocks: list[Any], target: memoryview, sizes: Sequence[int]) -> None:
+    def _exchange(self, call: Call, blocks: list[Any], target: memoryview, sizes: Sequence[int]) -> None:
         """Send a block to each member, lay what comes side by side."""
         for other in self._others():
             self._send(other, call, blocks[other])
@@ -266,12 +269,12 @@ class Gpi2Group:
         """The other members, each member beginning with the one after itself."""
         return [(self.index + step) % self.size for step in range(1, self.size)]
 
-    def _send(self, member: int, call: "_Call", content: Any) -> None:
+    def _send(self, member: int, call: Call, content: Any) -> None:
         self._context.mail.post(
-            self.ranks[member], self._key, [_LENGTH.pack(len(call.told)), call.told, content]
+            self.ranks[member], self._key, [_LENGTH.pack(len(call.summary)), call.summary, content]
         )
 
-    def _take(self, member: int, call: "_Call", expected: int) -> memoryview:
+    def _take(self, member: int, call: Call, expected: int) -> memoryview:
         rank = self.ranks[member]
         message = self._context.mail.take(rank, self._key, call.deadline, self._look)
         if message is None:
@@ -285,7 +288,7 @@ class Gpi2Group:
         if not call.agrees(reported):
             raise Mismatch(
                 f"Rank {self._context.rank} called {call.doing}, but rank {rank} called "
-                f"{_Call.described(reported)}.",
+                f"{Call.described(reported)}.",
                 _REMEDY,
             )
         content = memoryview(message)[_LENGTH.size + length :]
@@ -417,7 +420,7 @@ class Gpi2Group:
             )
 
 
-def _work(waiting: "queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, _Call] | None]") -> None:
+def _work(waiting: "queue.SimpleQueue[tuple[Gpi2Group, Gpi2Handle, Call] | None]") -> None:
     while (item := waiting.get()) is not None:
         group, handle, call = item
         group.work(handle, call)
@@ -521,99 +524,6 @@ class Gpi2Plan:
     def start(self) -> Gpi2Handle:
         """Do it once more, in the background."""
         return self._group.submit(*self._arguments)
-
-
-class _Call:
-    def __init__(
-        self,
-        kind: int,
-        *,
-        source: int = 0,
-        output: int = 0,
-        count: int = 0,
-        element: int = 0,
-        reduction: int = 0,
-        root: int = 0,
-        send_sizes: Sequence[int] = (),
-        receive_sizes: Sequence[int] = (),
-        label: str = "",
-        timeout: int = -1,
-        wire: int = 0,
-        doing: str = "",
-    ) -> None:
-        self.kind, self.input, self.output, self.count = kind, source, output, count
-        self.type, self.reduction, self.root, self.wire = element, reduction, root, wire
-        self.send_sizes, self.receive_sizes = list(send_sizes), list(receive_sizes)
-        self.timeout = timeout
-        self.deadline: float | None = None
-        shape: list[Any] = [] if kind == BARRIER else [count, element, reduction, root, wire]
-        if kind == ALLGATHER:
-            shape.append(self.receive_sizes)
-        self.told = json.dumps([kind, *shape, label, doing]).encode()
-        self.doing = self.described(self.told)
-
-    @classmethod
-    def of(
-        cls,
-        kind: int,
-        source: int,
-        output: int,
-        count: int,
-        element: int,
-        reduction: int,
-        root: int,
-        send_sizes: Sequence[int],
-        receive_sizes: Sequence[int],
-        label: str,
-        timeout: int,
-        wire: int,
-    ) -> "_Call":
-        return cls(
-            kind,
-            source=source,
-            output=output,
-            count=count,
-            element=element,
-            reduction=reduction,
-            root=root,
-            send_sizes=send_sizes,
-            receive_sizes=receive_sizes,
-            label=label,
-            timeout=timeout,
-            wire=wire,
-        )
-
-    def begin(self) -> None:
-        """Its time begins."""
-        self.deadline = None if self.timeout < 0 else time.monotonic() + self.timeout / 1000
-
-    def agrees(self, told: bytes) -> bool:
-        """Whether another member called the same."""
-        if told == self.told:
-            return True
-        *theirs, _ = json.loads(told)
-        *mine, _ = json.loads(self.told)
-        return theirs == mine
-
-    @staticmethod
-    def described(told: bytes) -> str:
-        """For people."""
-        kind, *shape, label, doing = json.loads(told)
-        if doing:
-            return doing
-        if kind == BARRIER:
-            return "barrier"
-        count, element, reduction, root, wire = shape[:5]
-        named = f" '{label}'" if label else ""
-        if kind == ALLTOALL:
-            return f"alltoall of {TYPE_NAMES[element]}{named}"
-        name = (
-            f"{NAMES[kind]} ({REDUCTION_NAMES[reduction]})"
-            if kind in (ALLREDUCE, REDUCE_SCATTER)
-            else NAMES[kind]
-        )
-        how = f" from member {root}" if kind == BROADCAST else WIRE_NAMES[wire]
-        return f"{name} of {count} x {TYPE_NAMES[element]}{named}{how}"
 
 
 def memory(at: int, size: int) -> memoryview:

@@ -1,0 +1,48 @@
+"""What JupyterHub's API and pages show of a start: how far it is, or why it was refused."""
+
+from typing import Any
+
+from jupyterhub.spawner import SpawnException
+
+from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound
+from carme.sessions import STATES, Session, SessionState
+from carme.translation.markup import with_message
+
+__all__ = ["refusal", "situation"]
+
+#: How far each state is on JupyterHub's bar, in percent.
+PROGRESS = {
+    SessionState.REQUESTED: 5,
+    SessionState.QUEUED: 20,
+    SessionState.STARTING: 60,
+    SessionState.READY: 95,
+}
+
+STATUS = {InvalidRequest: 400, Denied: 403, NotFound: 404, BrokerUnavailable: 503}
+
+
+def situation(session: Session | None) -> dict[str, Any]:
+    """Where a start stands, in the broker's words: one event of a spawner's `progress`."""
+    if session is None:
+        return {"progress": PROGRESS[SessionState.REQUESTED], "message": STATES[SessionState.REQUESTED]}
+    message = session.label
+    if session.outlook:
+        message += f", place {session.outlook.place} of {session.outlook.waiting}"
+    return {
+        "progress": PROGRESS.get(session.state, 90),
+        "message": f"{message}. {session.sentence}".strip(),
+    }
+
+
+def refusal(error: CarmeError) -> SpawnException:
+    """The error as JupyterHub's API and pages show it: the same words."""
+    refused = SpawnException(
+        str(error),
+        reason=error.code,
+        status_code=next((s for k, s in STATUS.items() if isinstance(error, k)), 502),
+    )
+    # Without it JupyterHub shows whoever asks later the exception's own text: its status, class and reason.
+    refused.jupyterhub_message = str(error)  # pyright: ignore[reportAttributeAccessIssue]
+    # From there the portal has it in its reader's language.
+    refused.jupyterhub_html_message = with_message(error.text)  # pyright: ignore[reportAttributeAccessIssue]
+    return refused
