@@ -160,8 +160,7 @@ class StartForm(ScalingFields):
             }
         initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
         self.presets = presets
-        self._cards = cards(site, cluster, self._supplies, presets)
-        self._times = times(site, timezone.now())
+        self._cards, self._times = cards(site, cluster, self._supplies, presets), times(site, timezone.now())
         initial["hardware"] = matching(self._cards, initial)
         minutes = str(initial["minutes"])
         initial["time"] = minutes if minutes in dict(self._times) else CUSTOM
