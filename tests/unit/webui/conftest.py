@@ -172,6 +172,16 @@ def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is cached until something is new."""
+    if not REDIS.is_installed:
+        pytest.skip("there is no Redis; ./test fetches it")
+    monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 3600.0)
+    monkeypatch.setattr("carme_webui.bookings.table.SECONDS", 3600.0)
+    monkeypatch.setattr(picture, "seconds", 3600.0)
+
+
+@pytest.fixture
 def folder() -> Path:
     """The site's folder."""
     return FOLDER

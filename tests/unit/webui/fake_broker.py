@@ -73,6 +73,9 @@ CLUSTER = Cluster(
     ],
 )
 
+#: What a part of the broker returns for a request that is another part's.
+NO_ANSWER = object()
+
 
 class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
@@ -139,38 +142,27 @@ class FakeBroker:
         return [request for request in self.asked if request.method == method]
 
     def answer(self, request: protocol.Request) -> Any:
+        for part in (
+            self._answer_of_cluster,
+            self._answer_of_sessions,
+            self._answer_of_projects,
+            self._answer_to_submit,
+            self._answer_of_jobs,
+        ):
+            if (found := part(request)) is not NO_ANSWER:
+                return found
+        raise AssertionError(f"the portal must not ask for {request.method}")
+
+    def _answer_of_cluster(self, request: protocol.Request) -> Any:
+        """What Slurm is like and what it keeps for whom."""
         match request:
             case protocol.GetCluster():
                 # Taken a moment ago, unless a test says otherwise.
                 taken = datetime.now(UTC) if self.cluster.taken == NOW else self.cluster.taken
                 return self.cluster.model_copy(update={"taken": taken})
-            case protocol.GetEvents(cursor=cursor):
-                epoch, _, seen = (cursor or "").partition("-")
-                complete = epoch != self.epoch
-                changed = {*self.queue, *self.told} if complete else set(self.changes[int(seen) :])
-                return protocol.EventBatch(
-                    jobs=[job for job in self.queue.values() if job.id in changed],
-                    sessions=[session for session in self.told.values() if session.name in changed],
-                    cursor=f"{self.epoch}-{len(self.changes)}",
-                    complete=complete,
-                )
-            case protocol.GetSessions(active=active):
-                return [session for session in self.told.values() if not (active and session.is_over)]
-            case protocol.GetSession(name=name):
-                if name not in self.told:
-                    raise NotFound(f"There is no session {name}.", "Check the name.")
-                return self.told[name]
-            case protocol.Extend(job_id=job_id, user=user, minutes=minutes):
-                if job_id in self.queue:
-                    self._known(job_id, user, None)
-                if self.refusal is not None:
-                    raise self.refusal
-                return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
             case protocol.GetForecast():
                 now = datetime.now(UTC)
                 return forecast(self.cluster, self.queue.values(), self.kept.values(), now)
-            case protocol.OpenFiles():
-                return None
             case protocol.GetReservations():
                 return list(self.kept.values())
             case protocol.Reserve(hold=hold):
@@ -195,6 +187,48 @@ class FakeBroker:
                 start = self.starts(asked) if self.starts else datetime.now(UTC)
                 now = datetime.now(UTC)
                 return StartEstimate(nodes="n1", start=start, earliest=now + (start - now) / 2)
+            case protocol.SetNode() | protocol.Enrol():
+                if self.refusal is not None:
+                    raise self.refusal
+                return ["added to the account carme in Slurm"] if request.method == "enrol" else None
+            case protocol.GetAccess(user=user):
+                return self.accesses.get(user or "", Access(user=user or ""))
+            case protocol.GetCoordinatedAccounts(user=user):
+                return self.leads.get(user or "", [])
+        return NO_ANSWER
+
+    def _answer_of_sessions(self, request: protocol.Request) -> Any:
+        """Events and sessions."""
+        match request:
+            case protocol.GetEvents(cursor=cursor):
+                epoch, _, seen = (cursor or "").partition("-")
+                complete = epoch != self.epoch
+                changed = {*self.queue, *self.told} if complete else set(self.changes[int(seen) :])
+                return protocol.EventBatch(
+                    jobs=[job for job in self.queue.values() if job.id in changed],
+                    sessions=[session for session in self.told.values() if session.name in changed],
+                    cursor=f"{self.epoch}-{len(self.changes)}",
+                    complete=complete,
+                )
+            case protocol.GetSessions(active=active):
+                return [session for session in self.told.values() if not (active and session.is_over)]
+            case protocol.GetSession(name=name):
+                if name not in self.told:
+                    raise NotFound(f"There is no session {name}.", "Check the name.")
+                return self.told[name]
+            case protocol.Extend(job_id=job_id, user=user, minutes=minutes):
+                if job_id in self.queue:
+                    self._known(job_id, user, None)
+                if self.refusal is not None:
+                    raise self.refusal
+                return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
+            case protocol.OpenFiles():
+                return None
+        return NO_ANSWER
+
+    def _answer_of_projects(self, request: protocol.Request) -> Any:
+        """Projects, and warnings of waste."""
+        match request:
             case protocol.GetWarnings():
                 return self.warnings
             case protocol.GetProjects():
@@ -215,17 +249,11 @@ class FakeBroker:
                     use=before.use,
                 )
                 return self.granted[grant.account]
-            case protocol.SetNode() | protocol.Enrol():
-                if self.refusal is not None:
-                    raise self.refusal
-                return ["added to the account carme in Slurm"] if request.method == "enrol" else None
-            case protocol.GetJobs(active=active):
-                return [job for job in self.queue.values() if job.is_active or not active]
-            case protocol.GetHistory(since=since, until=until, limit=limit):
-                found = list(self.archive.values())
-                if since is not None and until is not None:
-                    found = [job for job in found if job.submitted and since <= job.submitted < until]
-                return sorted(found, key=lambda job: job.id, reverse=True)[:limit]
+        return NO_ANSWER
+
+    def _answer_to_submit(self, request: protocol.Request) -> Any:
+        """What makes jobs and ends them."""
+        match request:
             case protocol.Submit(request=wanted, user=user):
                 if self.refusal is not None:
                     raise self.refusal
@@ -244,9 +272,6 @@ class FakeBroker:
                 number = max([100, *self.queue, *self.archive]) + 1
                 self.put(make_job(number, user=user, state="PENDING", name=name, kind="batch"))
                 return number
-            case protocol.GetFacts(job_id=job_id, user=user, task=task):
-                self._known(job_id, user, task)
-                return self.facts.get(job_id, protocol.JobFacts())
             case protocol.GetRecipe(job_id=job_id, user=user):
                 return protocol.Recipe(
                     request=self._wanted(job_id, user).model_copy(update={"environment": {}})
@@ -263,6 +288,36 @@ class FakeBroker:
                 if text is None:
                     raise InvalidRequest(f"There is no script {path!r}.", "Look.", field="script_path")
                 return protocol.Script(path=f"/home/{user}/{path}", text=text)
+            case protocol.Cancel(job_id=job_id, user=user, session=None, task=task):
+                job = self._known(job_id, user, task)
+                others = [one for one in self.queue.values() if job.id == one.array_id and one.id != job.id]
+                for one in others if task is None else ():
+                    self.put(one.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
+                self.leave(job.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
+                return None
+            case protocol.Cancel(job_id=job_id):
+                for session in self.told.values():
+                    if session.job_id == job_id:
+                        self.tell(
+                            session.model_copy(update={"state": SessionState.ENDED, "ending": Ending.STOPPED})
+                        )
+                        break
+                return None
+        return NO_ANSWER
+
+    def _answer_of_jobs(self, request: protocol.Request) -> Any:
+        """Jobs, their logs, results and reports."""
+        match request:
+            case protocol.GetJobs(active=active):
+                return [job for job in self.queue.values() if job.is_active or not active]
+            case protocol.GetHistory(since=since, until=until, limit=limit):
+                found = list(self.archive.values())
+                if since is not None and until is not None:
+                    found = [job for job in found if job.submitted and since <= job.submitted < until]
+                return sorted(found, key=lambda job: job.id, reverse=True)[:limit]
+            case protocol.GetFacts(job_id=job_id, user=user, task=task):
+                self._known(job_id, user, task)
+                return self.facts.get(job_id, protocol.JobFacts())
             case protocol.GetJob(job_id=job_id, user=user, task=task):
                 return self._known(job_id, user, task)
             case protocol.GetResult(job_id=job_id, user=user, offset=offset, limit=limit, task=task):
@@ -287,31 +342,12 @@ class FakeBroker:
                     offset=offset + len(part),
                     size=len(self.logs[job_id]),
                 )
-            case protocol.GetAccess(user=user):
-                return self.accesses.get(user or "", Access(user=user or ""))
-            case protocol.GetCoordinatedAccounts(user=user):
-                return self.leads.get(user or "", [])
             case protocol.GetReport(job_id=job_id, user=user):
                 self._known(job_id, user)
                 if job_id not in self.reports:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
-            case protocol.Cancel(job_id=job_id, user=user, session=None, task=task):
-                job = self._known(job_id, user, task)
-                others = [one for one in self.queue.values() if job.id == one.array_id and one.id != job.id]
-                for one in others if task is None else ():
-                    self.put(one.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
-                self.leave(job.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
-                return None
-            case protocol.Cancel(job_id=job_id):
-                for session in self.told.values():
-                    if session.job_id == job_id:
-                        self.tell(
-                            session.model_copy(update={"state": SessionState.ENDED, "ending": Ending.STOPPED})
-                        )
-                        break
-                return None
-        raise AssertionError(f"the portal must not ask for {request.method}")
+        return NO_ANSWER
 
     def run_files(self, connection: socket.socket) -> None:
         """The program that the real broker runs, here as whoever runs the tests."""

@@ -20,8 +20,8 @@ from carme_webui.sessions.models import Session
 from .conftest import FOLDER, Browser, Program, words
 from .fake_broker import FakeBroker
 from .fake_hub import FakeHub
+from .session_steps import start
 from .test_files import key, put
-from .test_sessions import start
 
 pytestmark = pytest.mark.usefixtures("at_once")
 

@@ -12,8 +12,8 @@ from nbclient import NotebookClient
 from carme_webui.bookings.models import Booking
 from patience import HANG
 
+from .client_steps import token
 from .fake_broker import FakeBroker
-from .test_client import token
 
 __all__ = ["token"]
 

@@ -17,7 +17,7 @@ from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings import table
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, shared
-from carme_webui.cluster import Picture, picture
+from carme_webui.cluster import Picture
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.mirror import mirror
 from carme_webui.jobs.models import OLD_AFTER, Mirror
@@ -27,18 +27,8 @@ from carme_webui.sessions.forms import StartForm
 from carme_webui.sessions.models import Preset, Session
 from patience import HANG
 
-from .conftest import REDIS, Browser
+from .conftest import Browser
 from .fake_broker import FakeBroker, make_job
-
-
-@pytest.fixture
-def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All is cached until something is new."""
-    if not REDIS.is_installed:
-        pytest.skip("there is no Redis; ./test fetches it")
-    monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 3600.0)
-    monkeypatch.setattr("carme_webui.bookings.table.SECONDS", 3600.0)
-    monkeypatch.setattr(picture, "seconds", 3600.0)
 
 
 def page(browser: Browser, path: str = "/") -> str:

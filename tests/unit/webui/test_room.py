@@ -12,8 +12,8 @@ from django.conf import settings as django_settings
 from .conftest import Browser, Program, words
 from .fake_broker import FakeBroker
 from .fake_hub import FakeHub
+from .session_steps import start
 from .test_jobs import FIELDS
-from .test_sessions import start
 
 pytestmark = pytest.mark.usefixtures("at_once")
 

@@ -26,7 +26,7 @@ from carme_webui.sentences import SentenceField
 
 from .conftest import Browser, Program
 from .fake_broker import FakeBroker, make_job
-from .test_sessions import FORM
+from .session_steps import FORM
 
 LOCALE = Path(carme_webui.__file__).parent / "locale/de/LC_MESSAGES"
 PLACES = re.compile(r"%\(\w+\)(?:\.\d+)?[sdrf]|%[sdr]")

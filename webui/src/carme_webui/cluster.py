@@ -1,7 +1,7 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -158,20 +158,19 @@ def images() -> ImageCatalogue:
 
 def supplies(cluster: Cluster) -> list[Supply]:
     """The GPUs of the cluster by type. Those of nodes that take no jobs are not free."""
-    kinds = sorted({kind for node in cluster.nodes for kind in node.gpus})
-    return [
-        Supply(
-            kind=kind,
-            free=sum(
-                max(0, node.gpus.get(kind, 0) - node.gpus_used.get(kind, 0))
-                for node in cluster.nodes
-                if node.available
-            ),
-            total=sum(node.gpus.get(kind, 0) for node in cluster.nodes),
-            per_node=max(node.gpus.get(kind, 0) for node in cluster.nodes),
-        )
-        for kind in kinds
-    ]
+    free: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    per_node: Counter[str] = Counter()
+    # Once through the nodes: there may be hundreds.
+    for node in cluster.nodes:
+        available, used = node.available, node.gpus_used
+        for kind, count in node.gpus.items():
+            total[kind] += count
+            if count > per_node[kind]:
+                per_node[kind] = count
+            if available:
+                free[kind] += max(0, count - used.get(kind, 0))
+    return [Supply(kind, free[kind], total[kind], per_node[kind]) for kind in sorted(total)]
 
 
 def fitted(request: JobRequest, cluster: Cluster, user: str, cpus: int, memory_mb: int) -> JobRequest:

@@ -8,19 +8,21 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import redis
 import redis.asyncio
 from django.conf import settings
+from django.http import HttpRequest, HttpResponse
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import NoBackoff
 from redis.client import PubSub
 from redis.retry import Retry
 
-__all__ = ["Notifier", "SessionRequests", "notifier", "redis_url"]
+__all__ = ["Notifier", "SessionRequests", "notifier", "read_versions_once", "redis_url"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +91,21 @@ class Notifier:
         """What bookings there are; it wakes nobody."""
         return self._version(EPOCH, BOOKINGS)
 
+    @contextlib.contextmanager
+    def reading_once(self) -> Iterator[None]:
+        """In this block versions are read from Redis once, and again after a change that is reported in it.
+
+        What others change meanwhile makes what is cached or shown for the earlier version old, as it should.
+        """
+        token = _read_before.set({})
+        try:
+            yield
+        finally:
+            _read_before.reset(token)
+
     def count_booking(self) -> None:
         """A booking was made, changed or removed."""
+        _forget_versions()
         with self._survived():
             if self._client:
                 self._reachable.hincrby(VERSIONS, BOOKINGS, 1)
@@ -120,6 +135,7 @@ class Notifier:
         return False
 
     def _notify(self, names: list[str]) -> None:
+        _forget_versions()
         if not names or not self._client:
             return
         with self._survived():
@@ -135,12 +151,23 @@ class Notifier:
     def _version(self, *fields: str) -> str:
         with self._survived():
             if self._client:
-                found = cast(list[str | None], self._reachable.hmget(VERSIONS, list(fields)))
-                if found[0] is None:
-                    self._reachable.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))
-                    found = cast(list[str | None], self._reachable.hmget(VERSIONS, list(fields)))
-                return _joined(found)
+                known = _read_before.get()
+                if known is None:
+                    return _joined(self._read(fields))
+                if any(field not in known for field in fields):
+                    # What else the page may need comes by the same way.
+                    names = sorted({ALL, BOOKINGS, *fields} - {EPOCH})
+                    known.update(zip((EPOCH, *names), self._read([EPOCH, *names]), strict=True))
+                return _joined([known[field] for field in fields])
         return _version_while_away(fields[-1])
+
+    def _read(self, fields: Iterable[str]) -> list[str | None]:
+        """These fields of the hash, the first of which is EPOCH."""
+        found = cast(list[str | None], self._reachable.hmget(VERSIONS, list(fields)))
+        if found[0] is None:
+            self._reachable.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))
+            found = cast(list[str | None], self._reachable.hmget(VERSIONS, list(fields)))
+        return found
 
     @property
     def _reachable(self) -> redis.Redis:
@@ -317,6 +344,15 @@ def _heed_cancellation() -> None:
         raise asyncio.CancelledError
 
 
+#: What was read of the hash while a request is answered (`Notifier.reading_once`); None: nothing is kept.
+_read_before: ContextVar[dict[str, str | None] | None] = ContextVar("read_before", default=None)
+
+
+def _forget_versions() -> None:
+    if known := _read_before.get():
+        known.clear()
+
+
 def _joined(fields: list[str | None]) -> str:
     return "-".join(field or "0" for field in fields)
 
@@ -345,3 +381,15 @@ def _until_back(notifier: "ReferenceType[Notifier]") -> None:
 
 notifier = Notifier(settings.SITE.portal.redis)
 """The notifier of this site."""
+
+
+def read_versions_once(
+    get_response: Callable[[HttpRequest], HttpResponse],
+) -> Callable[[HttpRequest], HttpResponse]:
+    """Middleware: a page reads versions from Redis once, however many of its parts are cached by them."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        with notifier.reading_once():
+            return get_response(request)
+
+    return middleware

@@ -108,6 +108,7 @@ MIDDLEWARE = [
     "carme_webui.security.content_security_policy",
     "carme_webui.api.problems.as_problems",
     "whitenoise.middleware.WhiteNoiseMiddleware",
+    "carme_webui.notifier.read_versions_once",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -151,13 +152,13 @@ CACHES = {
     },
     # What many pages of a process have in common, for some seconds.
     "pages": {
-        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "BACKEND": "carme_webui.caches.ObjectCache",
         "LOCATION": "pages",
         "OPTIONS": {"MAX_ENTRIES": 2_000},
     },
     # The calendar's tables, each of up to half a megabyte.
     "calendars": {
-        "BACKEND": "django.core.cache.backends.locmem.LocMemCache",
+        "BACKEND": "carme_webui.caches.ObjectCache",
         "LOCATION": "calendars",
         "OPTIONS": {"MAX_ENTRIES": 128},
     },

@@ -166,6 +166,38 @@ def second_factors(user: User) -> None:
     Authenticator.objects.create(pk=7, user=user, type=Authenticator.Type.WEBAUTHN, data=data)
 
 
+def judge_refused_forms(eyes: "Eyes", who: str) -> None:
+    """Send each form of EMPTY without values, and judge how that is refused."""
+    page = eyes.page
+    for path in EMPTY:
+        page.goto(f"/{path}", wait_until="domcontentloaded")
+        # The form itself, not what the page asks for meanwhile, such as a prediction.
+        with page.expect_response(_is_of_a_form) as sent:
+            page.evaluate(
+                """() => {
+                  const form = document.querySelector("main form[method=post]:not([action*=look])");
+                  for (const one of form.querySelectorAll("input:not([type=hidden]), textarea"))
+                    one.value = "";
+                  form.noValidate = true;
+                  form.requestSubmit();
+                }"""
+            )
+        assert sent.value.status == 422, path
+        page.wait_for_load_state("domcontentloaded")
+        eyes.judge(who, f"{path} refused")
+
+
+def judge_viewing(eyes: "Eyes") -> None:
+    """Pages of a user as an administrator views them."""
+    page = eyes.page
+    page.goto("/admin/users/at/bob/")
+    page.get_by_role("button", name="View as this user").click()
+    expect(page.get_by_role("button", name="Exit")).to_be_visible()
+    eyes.judge("looking", "")
+    page.goto("/files/")
+    eyes.judge("looking", "files refused")
+
+
 @pytest.mark.timeout(900)
 def test_no_page_keeps_anybody_out(
     context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker, alice: User
@@ -207,28 +239,8 @@ def test_no_page_keeps_anybody_out(
             walk("protected", "profile/")
             Authenticator.objects.exclude(type=Authenticator.Type.TOTP).delete()
         if who == "admin":
-            for path in EMPTY:
-                page.goto(f"/{path}", wait_until="domcontentloaded")
-                # The form itself, not what the page asks for meanwhile, such as a prediction.
-                with page.expect_response(_is_of_a_form) as sent:
-                    page.evaluate(
-                        """() => {
-                          const form = document.querySelector("main form[method=post]:not([action*=look])");
-                          for (const one of form.querySelectorAll("input:not([type=hidden]), textarea"))
-                            one.value = "";
-                          form.noValidate = true;
-                          form.requestSubmit();
-                        }"""
-                    )
-                assert sent.value.status == 422, path
-                page.wait_for_load_state("domcontentloaded")
-                eyes.judge(who, f"{path} refused")
-            page.goto("/admin/users/at/bob/")
-            page.get_by_role("button", name="View as this user").click()
-            expect(page.get_by_role("button", name="Exit")).to_be_visible()
-            eyes.judge("looking", "")
-            page.goto("/files/")
-            eyes.judge("looking", "files refused")
+            judge_refused_forms(eyes, who)
+            judge_viewing(eyes)
         page.context.clear_cookies()
 
     # What is asked for between the password and the portal.

@@ -14,7 +14,7 @@ from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hol
 from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
 from carme_webui.clocks import reader_zone, span_words
-from carme_webui.projects.models import Project, projects_of
+from carme_webui.projects.models import Project, own_projects, projects_of
 from carme_webui.sentences import SentenceField
 
 __all__ = ["Booking", "Calendar", "Feed", "new_name"]
@@ -111,7 +111,21 @@ class Booking(models.Model):
         # Databases search in JSON in different ways; all can search its text.
         named = StrIndex(Cast("users", models.TextField()), models.Value(f'"{user.username}"'))
         mine = models.Q(owner=user) | models.Q(offered_to=user) | models.Q(project__in=projects_of(user))
-        return list(cls.open().alias(named=named).filter(mine | models.Q(named__gt=0)))
+        found = cls.objects.exclude(state=BookingState.ENDED).alias(named=named)
+        rows = list(found.filter(mine | models.Q(named__gt=0)))
+        # The columns of three more tables would cost most readers more than the rest of the question.
+        projects = {project.pk: project for project in own_projects(user)}
+        for row in rows:
+            if row.owner_id == user.pk:
+                row.owner = user
+            if row.project_id in projects:
+                row.project = projects[row.project_id]
+        known = {None, *projects}
+        others = [
+            row for row in rows if row.owner_id != user.pk or row.offered_to_id or row.project_id not in known
+        ]
+        models.prefetch_related_objects(others, "owner", "offered_to", "project")
+        return rows
 
     def may_be_used_by(self, user: User) -> bool:
         """Whether this user may run jobs in it."""

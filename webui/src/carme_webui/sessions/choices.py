@@ -11,7 +11,7 @@ from django.utils.translation import ngettext
 from carme.config import Settings
 from carme.jobs import Cluster, minutes_text
 from carme_webui.clocks import reader_zone
-from carme_webui.cluster import supplies
+from carme_webui.cluster import Supply
 from carme_webui.sessions.models import Preset
 
 __all__ = ["CUSTOM", "EVENING", "OF_PRESET", "Card", "cards", "evening_minutes", "matching", "times"]
@@ -52,14 +52,19 @@ class Card:
         return f"{self.title}, {self.detail}" if self.detail else self.title
 
 
-def cards(site: Settings, cluster: Cluster | None, presets: Sequence[Preset] = ()) -> list[Card]:
+def cards(
+    site: Settings, cluster: Cluster | None, kinds: Sequence[Supply], presets: Sequence[Preset] = ()
+) -> list[Card]:
     """The site's list, then the hardware of presets where that is on no card yet.
 
     A site without a list offers a processor, one GPU and a whole node of each type.
+
+    Args:
+        kinds: The GPUs of the cluster.
     """
     if cluster is None:
         return []
-    found = _of_site(site, cluster)
+    found = _of_site(site, cluster, kinds)
     offered = len(found)
     for preset in presets:
         options = preset.options
@@ -70,13 +75,13 @@ def cards(site: Settings, cluster: Cluster | None, presets: Sequence[Preset] = (
     return found
 
 
-def _of_site(site: Settings, cluster: Cluster) -> list[Card]:
+def _of_site(site: Settings, cluster: Cluster, kinds: Sequence[Supply]) -> list[Card]:
     if site.sessions.hardware:
         return [
             _card(cluster, one.gpus_per_node, one.nodes, one.gpu_type, one.title, one.partition)
             for one in site.sessions.hardware
         ]
-    kinds = sorted(supplies(cluster), key=lambda kind: -kind.total)[:MOST_TYPES]
+    kinds = sorted(kinds, key=lambda kind: -kind.total)[:MOST_TYPES]
     found = [_card(cluster, 0)]
     for kind in kinds:
         named = kind.kind if len(kinds) > 1 else ""

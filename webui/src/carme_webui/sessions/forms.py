@@ -132,12 +132,13 @@ class StartForm(ScalingFields):
         read: Callable[[str], Curve] | None = None,
         presets: Sequence[Preset] = (),
     ) -> None:
+        self._supplies = supplies(cluster) if cluster else []
         initial: dict[str, Any] = {
             "name": new_name(),
             "image": site.images.default,
             "app": "lab",
             "partition": site.slurm.default_partition,
-            "gpus_per_node": 1 if cluster is not None and supplies(cluster) else 0,
+            "gpus_per_node": 1 if self._supplies else 0,
             "nodes": 1,
             "minutes": site.sessions.default_minutes,
         }
@@ -159,7 +160,7 @@ class StartForm(ScalingFields):
             }
         initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
         self.presets = presets
-        self._cards, self._times = cards(site, cluster, presets), times(site, timezone.now())
+        self._cards, self._times = cards(site, cluster, self._supplies, presets), times(site, timezone.now())
         initial["hardware"] = matching(self._cards, initial)
         minutes = str(initial["minutes"])
         initial["time"] = minutes if minutes in dict(self._times) else CUSTOM
@@ -203,7 +204,7 @@ class StartForm(ScalingFields):
             field = self.fields[name]
             assert isinstance(field, forms.ChoiceField)
             field.choices = [*choices, (CUSTOM, _("Custom"))]
-        kinds = supplies(self._cluster) if self._cluster else []
+        kinds = self._supplies
         partitions = self._cluster.partitions if self._cluster else []
         offered = {name: self._image(name) for name in self._catalogue.names()}
         # The one that the form begins with is in sight, however many there are.

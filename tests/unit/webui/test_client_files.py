@@ -1,0 +1,193 @@
+"""`carme.Client` and commands for files, presets, notices, projects and administration."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+import carme
+from carme.cli import main
+from carme.errors import InvalidRequest, NotFound
+from carme_webui.accounts.models import User
+from carme_webui.api.models import SCOPES, Token
+from carme_webui.profile.notices import tell
+
+from .client_steps import client, elsewhere, home, token
+
+__all__ = ["client", "elsewhere", "home", "token"]
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_file_goes_there_and_back(client: carme.Client, home: Path, tmp_path: Path) -> None:
+    here = tmp_path / "data & more.bin"
+    here.write_bytes(bytes(range(256)) * 50_000)  # more than one part
+    seen: list[tuple[int, int]] = []
+    path = client.files.upload(here, f"{home}/", progress=lambda done, size: seen.append((done, size)))
+    assert Path(path).read_bytes() == here.read_bytes() and [done for done, _size in seen] == [
+        8 << 20,
+        12_800_000,
+    ]
+    with pytest.raises(InvalidRequest, match="already"):
+        client.files.upload(here, path)
+    assert client.files.upload(here, path, replace=True) == path
+    with pytest.raises(InvalidRequest, match="here already"):
+        client.files.download(path, here)
+    got = client.files.download(path, tmp_path / "back.bin")
+    assert got.read_bytes() == here.read_bytes()
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["back.bin", here.name]
+    (entry,) = client.files.list().entries
+    assert (entry.name, entry.size) == (here.name, 12_800_000)
+    folder = client.files.make_folder(f"{home}/new")
+    assert client.files.rename(folder, "newer") == f"{home}/newer"
+    client.files.delete(f"{home}/newer")
+    assert [one.name for one in home.iterdir()] == [here.name] and client.files.places()[0].path == str(home)
+    assert client.files.room()[0].free > 0
+
+
+def test_an_empty_file_goes_there_and_back(client: carme.Client, home: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    path = client.files.upload(tmp_path / "empty", f"{home}/")
+    assert client.files.download(path, tmp_path / "back").read_bytes() == b""
+
+
+def test_an_interrupted_upload_goes_on_where_it_was(
+    client: carme.Client, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "data"
+    here.write_bytes(b"0123456789")
+    monkeypatch.setattr("carme.client.files.PART", 4)
+
+    def interrupt(done: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        client.files.upload(here, f"{home}/data", progress=interrupt)
+    assert not (home / "data").exists()
+    seen: list[int] = []
+    client.files.upload(here, f"{home}/data", progress=lambda done, size: seen.append(done))
+    assert seen == [8, 10] and (home / "data").read_bytes() == b"0123456789"
+
+
+def test_an_interrupted_download_goes_on_unless_the_file_has_changed(
+    client: carme.Client, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "data").write_bytes(b"0123456789")
+    monkeypatch.setattr("carme.client.files.CHUNK", 4)
+
+    def interrupt(done: int, size: int) -> None:
+        raise KeyboardInterrupt
+
+    def begin() -> None:
+        with pytest.raises(KeyboardInterrupt):
+            client.files.download(f"{home}/data", tmp_path / "back", progress=interrupt)
+        assert not (tmp_path / "back").exists()
+
+    begin()
+    seen: list[int] = []
+    client.files.download(f"{home}/data", tmp_path / "back", progress=lambda done, size: seen.append(done))
+    assert seen == [7, 10] and (tmp_path / "back").read_bytes() == b"0123456789"
+    (tmp_path / "back").unlink()
+    begin()
+    (home / "data").write_bytes(b"abcdefghijkl")
+    client.files.download(f"{home}/data", tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == b"abcdefghijkl"
+
+
+def test_what_cannot_be_read_or_found_is_reported(client: carme.Client, home: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
+        client.files.upload(tmp_path / "nothing", f"{home}/x")
+    with pytest.raises(NotFound, match="no 'x'"):
+        client.files.download(f"{home}/x", tmp_path / "x")
+    with pytest.raises(InvalidRequest, match="does not show this folder"):
+        client.files.list("/etc")
+
+
+@pytest.mark.usefixtures("broker")
+def test_presets_and_notices(client: carme.Client, killed: Any) -> None:
+    tell(User.objects.get(username="alice"), "hello")
+    client.presets.save("small", image="torch", minutes=30)
+    assert [one.name for one in client.presets.list()] == ["small"]
+    session = client.presets.start("small")
+    assert session.info().options.minutes == 30
+    client.presets.delete("small")
+    with pytest.raises(NotFound, match="no preset 'small'"):
+        client.presets.start("small")
+    assert [one.text for one in client.notices.list(unread=True)] == ["hello"]
+    client.notices.read()
+    assert client.notices.list(unread=True) == []
+    assert client.notices.choose("job-over", page=True, mail=True).mail
+    assert {one.kind for one in client.notices.kinds()} >= {"job-over", "project"}
+
+
+@pytest.mark.usefixtures("broker")
+def test_projects_and_administration(client: carme.Client, live_server: Any) -> None:
+    with pytest.raises(NotFound):
+        client.admin.users()
+    root = User.objects.create_user("root1", is_staff=True)
+    User.objects.create_user("bob")
+    secret = Token.make(root, "t", list(SCOPES), timezone.now() + timedelta(days=1))[1]
+    with carme.Client(live_server.url, secret) as boss:
+        assert boss.projects.create("vision", "Vision", "alice").managers == ["alice"]
+        assert boss.projects.limit("vision", gpus=2, gpu_types={"a100": 1}).gpus == 2
+        assert [one.name for one in boss.admin.users("bo")] == ["bob"]
+        assert boss.admin.take_in("eve", project="vision").user.projects == ["vision"]
+        assert not boss.admin.set_active("eve", False).active
+        boss.admin.drain("n1", "fan")
+        boss.admin.resume("n1")
+        assert [one.name for one in boss.admin.nodes()] == ["n1", "n2", "n3"]
+        assert boss.admin.record("gpus", who="root1", limit=1)[0].what == "vision"
+        assert boss.admin.policies() and boss.admin.approvals() == [] and boss.admin.jobs() == []
+        number = boss.admin.publish("Hello").number
+        assert [one.title for one in boss.admin.news()] == ["Hello"]
+        boss.admin.take_away(number)
+        start = datetime.now(UTC) + timedelta(days=1)
+        plan = boss.admin.plan_maintenance(
+            "Cooling", start=start, end=start + timedelta(hours=1), nodes=["n1"]
+        )
+        assert boss.admin.change_maintenance(plan.name, nodes=["n2"]).node_names == ["n2"]
+        boss.admin.call_off(plan.name)
+        assert boss.admin.maintenance() == []
+    assert client.projects.invite("vision", "bob").invited == ["bob"]
+    assert client.projects.withdraw("vision", "bob").invited == []
+    assert [one.name for one in client.projects()] == ["vision"] and client.projects.invitations() == []
+    with pytest.raises(NotFound):
+        client.projects.limit("vision", gpus=99)
+
+
+@pytest.mark.usefixtures("broker")
+def test_commands_of_files_projects_and_administration(
+    live_server: Any, token: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("CARME_URL", live_server.url)
+    monkeypatch.setenv("CARME_TOKEN", token)
+    (tmp_path / "here").write_text("hello")
+
+    def seen(*words: str) -> Any:
+        assert main([*words, "--json"]) == 0, capsys.readouterr().err
+        return json.loads(capsys.readouterr().out)
+
+    assert seen("files", "upload", str(tmp_path / "here"), f"{home}/") == {"path": f"{home}/here"}
+    assert seen("files", "list")["entries"][0]["name"] == "here"
+    assert main(["files", "list"]) == 0 and "here" in capsys.readouterr().out
+    there = str(tmp_path / "there")
+    assert seen("files", "download", f"{home}/here", there) == {"file": there}
+    assert seen("presets", "save", "small", "--image", "torch", "--time", "30")["options"]["minutes"] == 30
+    assert seen("notices", "choose", "job-over", "--page", "yes", "--mail", "no")["page"]
+    assert seen("projects", "list") == [] and seen("projects", "invitations") == []
+    assert main(["projects", "accept", "vision"]) == 1 and "Nobody asks you" in capsys.readouterr().err
+    assert main(["admin", "users"]) == 1
+    User.objects.filter(username="alice").update(is_staff=True)
+    assert seen("admin", "users")[0]["name"] == "alice"
+    assert seen("projects", "create", "vision", "--title", "Vision", "--manager", "alice")["name"] == "vision"
+    assert seen("projects", "limit", "vision", "--gpus", "3", "--time", "2h")["minutes"] == 120
+    assert seen("projects", "limit", "vision", "--gpus", "none")["gpus"] is None
+    assert main(["projects", "show", "vision"]) == 0 and "carme-vision" in capsys.readouterr().out
+    assert seen("admin", "record", "gpus", "--since", "2026-01-01")[0]["who"] == "alice"
+    for words in (["nodes"], ["jobs"], ["approvals"], ["record"], ["policies"], ["maintenance"], ["news"]):
+        assert main(["admin", *words]) == 0 and capsys.readouterr().out
+    assert main(["admin", "record", "--since", "someday"]) == 1 and "is no day" in capsys.readouterr().err
+    assert main(["admin", "disable", "alice"]) == 1
