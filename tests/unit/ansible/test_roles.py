@@ -81,3 +81,38 @@ def test_only_modules_that_ansible_core_brings_are_used() -> None:
     for file in (ANSIBLE / "roles").glob("*/*/*.yml"):
         if file.parent.name in ("tasks", "handlers"):
             assert "community." not in file.read_text() and "ansible.posix" not in file.read_text(), file
+
+
+def programs_of(role: Path) -> list[dict[str, Any]]:
+    """The tasks of a role that run programs, those in blocks too."""
+    found: list[dict[str, Any]] = []
+
+    def collect(tasks: list[dict[str, Any]]) -> None:
+        for task in tasks:
+            for part in ("block", "rescue", "always"):
+                collect(task.get(part, []))
+            if any(f"ansible.builtin.{module}" in task for module in ("command", "shell", "script")):
+                found.append(task)
+
+    for file in sorted((role / "tasks").glob("*.yml")):
+        collect(yaml.safe_load(file.read_text()))
+    return found
+
+
+#: What changes nothing that is worth to be told, and says nothing that a later step reads.
+WITHOUT_ANSWER = {"Keep it so from now on", "Check nginx's configuration"}
+
+
+@pytest.mark.parametrize(
+    "role", [role for role in ROLES if role.name != "validation"], ids=lambda role: role.name
+)
+def test_a_run_in_check_mode_reads_what_later_steps_need(role: Path) -> None:
+    """In check mode Ansible runs no programs: a later step would find an empty answer, and fail or guess."""
+    tasks = programs_of(role)
+    reads = [task for task in tasks if task.get("changed_when") is False]
+    unread = {task["name"] for task in reads if task.get("check_mode") is not False}
+    assert unread - WITHOUT_ANSWER == set()
+    for task in tasks:
+        if "from_json" in str(task.get("changed_when", "")):
+            assert "not ansible_check_mode" in task["when"], task["name"]
+        assert "async" not in task or "not ansible_check_mode" in task["when"], task["name"]
