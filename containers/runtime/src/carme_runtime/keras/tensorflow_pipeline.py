@@ -24,7 +24,7 @@ from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import KINDS, Plan, PlanError, Request, plan
 from carme_runtime.pipeline.memory import memory_of_rank
 
-_STEPS_KEPT = 50
+_LAST_STEPS = 50
 
 
 def made_plan(calls: Calls, example: Sequence[Any], request: Request, memory: Any, world: World) -> Plan:
@@ -100,18 +100,18 @@ def _free_memory(calls: Calls, world: World) -> int | None:
     return int(world.table([free]).min()) or None
 
 
-def _with_batch_norm(made: Plan, calls: Calls, asked: str, world: World) -> Plan:
+def _with_batch_norm(made: Plan, calls: Calls, requested: str, world: World) -> Plan:
     """The plan with how BatchNormalization is treated, where there is any."""
     if not any(call.normalises_batches for call in calls.calls):
         return dataclasses.replace(made, batch_norm="")
     several = made.schedule.micro_batches > 1
-    if not asked and several and world.is_master:
+    if not requested and several and world.is_master:
         log.warning(
             "BatchNormalization: each of the %d micro-batches has its own statistics, so results differ from "
             "those of a single process. Give batch_norm='micro' to accept that, 'exact' to change it.",
             made.schedule.micro_batches,
         )
-    return dataclasses.replace(made, batch_norm=asked or ("micro" if several else "exact"))
+    return dataclasses.replace(made, batch_norm=requested or ("micro" if several else "exact"))
 
 
 class TensorFlowPipeline:
@@ -186,7 +186,7 @@ class TensorFlowPipeline:
         batch.masks = self._masks(total, begin if samples else 0, [len(i[0]) for i in batch.inputs])
         gradients = self._reduced(self._passes.train(batch))
         self._average_statistics()
-        self._took = [*self._took[1 - _STEPS_KEPT :], (time.perf_counter() - began) * 1000]
+        self._took = [*self._took[1 - _LAST_STEPS :], (time.perf_counter() - began) * 1000]
         return gradients
 
     def outputs(self, inputs: Sequence[Any]) -> list[Any]:
