@@ -108,8 +108,9 @@ def work(folder: Path, rounds: int) -> None:
         cuts = range(0, 1500, BATCH)
         data = [(images[seen][at : at + BATCH], labels[seen][at : at + BATCH]) for at in cuts]
         began = time.perf_counter()
-        more = {"learning_rate": 0.1, "momentum": 0.9}
-        trained = carme_runtime.onnx.fit(model(seed), data, loss=loss, mode=mode, epochs=epochs, **more)
+        trained = carme_runtime.onnx.fit(
+            model(seed), data, loss=loss, mode=mode, epochs=epochs, learning_rate=0.1, momentum=0.9
+        )
         took = time.perf_counter() - began
         with torch.no_grad():
             right = trained.module(torch.from_numpy(images[held])).argmax(1).numpy() == labels[held]

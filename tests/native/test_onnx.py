@@ -65,15 +65,16 @@ def test_ranks_that_do_not_wait_for_each_other_end_with_the_same_weights(
     for each in ranks[1:]:
         assert each["losses"] == pytest.approx(ranks[0]["losses"])
         assert each["weights"] == ranks[0]["weights"]
+        assert each["summed"] == pytest.approx(ranks[0]["summed"], rel=1e-4, abs=1e-5)
 
 
 def test_training_without_waiting_learns_from_the_same_samples_as_much(launcher: Any, tmp_path: Path) -> None:
     more = {"momentum": 0.9}
-    waiting = fitted(launcher, tmp_path, [0, 0], mode="sync", batches=150, more=more)[0]["losses"]
+    waiting = fitted(launcher, tmp_path, [0, 0], mode="sync", batches=125, more=more)[0]["held_back"]
     for other in (more, more | {"compensation": 0.1, "staleness": 1}):
-        losses = fitted(launcher, tmp_path, [0, 0], batches=150, more=other)[0]["losses"]
-        # As low after at most 1.2 times the samples.
-        assert np.mean(losses[-20:]) <= np.mean(waiting[105:125])
+        # At most 1.2 times the samples.
+        found = fitted(launcher, tmp_path, [0, 0], batches=150, more=other)[0]["held_back"]
+        assert found <= waiting
 
 
 @pytest.mark.parametrize("staleness", [1, 3])
@@ -82,8 +83,8 @@ def test_a_slow_rank_takes_fewer_parts_and_is_not_left_behind_the_bound(
 ) -> None:
     slow, quick = fitted(launcher, tmp_path, [0, 0], slow=0.2, more={"staleness": staleness})
     assert slow["parts"] + quick["parts"] == 80
-    # While the slow one is at a part, the quick one has room for so many changes and one more to compute.
-    assert quick["parts"] / slow["parts"] <= 2 * staleness + 1
+    # The slow one makes room twice with each part.
+    assert quick["parts"] / slow["parts"] <= 4 * staleness + 1
     assert quick["parts"] > slow["parts"]
     assert 0 < slow["behind"] <= 2 * staleness
 

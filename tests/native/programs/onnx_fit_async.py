@@ -20,8 +20,14 @@ slow, batches, mode = settings["slow"], settings["batches"], settings["mode"]
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 chance = np.random.default_rng(0)
 points = chance.standard_normal((batches, 8 * ranks, 8)).astype(np.float32)
-data = [(each, (each[:, 0] + each[:, 1] > 0).astype(np.int64) + (each[:, 2] > 0)) for each in points]
 own = []
+
+
+def classes(given: np.ndarray) -> np.ndarray:
+    return (given[:, 0] + given[:, 1] > 0).astype(np.int64) + (given[:, 2] > 0)
+
+
+data = [(each, classes(each)) for each in points]
 
 
 def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -33,8 +39,8 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(outputs, targets)
 
 
-exchanges = []
-first = asynchronous.Exchange.__init__
+exchanges, summed = [], []
+first, last = asynchronous.Exchange.__init__, asynchronous.Exchange.close
 
 
 def noted(self: asynchronous.Exchange, *given: object) -> None:
@@ -42,10 +48,20 @@ def noted(self: asynchronous.Exchange, *given: object) -> None:
     first(self, *given)  # pyright: ignore[reportArgumentType]
 
 
-asynchronous.Exchange.__init__ = noted
+def closed(self: asynchronous.Exchange) -> None:
+    # Before rank 0's go to all.
+    summed.extend(torch.cat([each.detach().reshape(-1) for each in self._parameters]).tolist())
+    last(self)
+
+
+asynchronous.Exchange.__init__, asynchronous.Exchange.close = noted, closed
 trained = carme_runtime.onnx.fit(
     sys.argv[1], data, loss=loss, mode=mode, learning_rate=0.2, **settings.get("more", {})
 )
+unseen = np.random.default_rng(1).standard_normal((500, 8)).astype(np.float32)
+with torch.no_grad():
+    scores = trained.module(torch.from_numpy(unseen))
+    held_back = torch.nn.functional.cross_entropy(scores, torch.from_numpy(classes(unseen)))
 weights = torch.cat([each.detach().reshape(-1) for each in trained.module.parameters()])
 print(
     json.dumps(
@@ -53,7 +69,9 @@ print(
             "losses": trained.losses,
             "parts": len(own),
             "behind": max((each.most_behind for each in exchanges), default=0),
-            "weights": weights.double().tolist(),
+            "weights": weights.tolist(),
+            "summed": summed,
+            "held_back": float(held_back),
         }
     )
 )

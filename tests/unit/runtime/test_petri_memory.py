@@ -229,7 +229,6 @@ def test_the_example_of_the_documents_runs(tmp_path: Path, shared: Path):
     assert [round(mean, 2) for mean in means] == [0.5, 0.5, 0.5]
 
 
-# A coordinator that is killed when its task has said that it is in the middle of its work.
 def test_what_is_lost_with_a_machine_is_named_and_what_is_elsewhere_is_not_lost(
     folder: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -96,14 +96,14 @@ def test_a_task_may_delete_what_its_guard_has_looked_at(folder: Path):
 def test_what_one_object_closes_another_of_the_same_range_does_not_keep(folder: Path):
     net = Net("twice")
     x, y, z = net.place("x", int, tokens=[1]), net.place("y", int), net.place("z", str)
-    kept: list[Range] = []
+    pair: list[Range] = []
 
     @net.transition(x >> y)
     def use(value, memory):
-        kept.extend([memory["there"], memory["there"]])
-        for each in kept:
+        pair.extend([memory["there"], memory["there"]])
+        for each in pair:
             each.hold()
-        kept[1].close()
+        pair[1].close()
         return value
 
     @net.transition(y >> z)

@@ -85,14 +85,14 @@ class Mailboxes:
         self._context, self._group, self._timeout = context, group, timeout
         self._boxes = dict(boxes)
         self._me = group.ranks[group.index]
-        self._first: dict[Any, int] = {}
+        self._first: dict[tuple[Any, int], int] = {}  # where a box's notifications begin in that segment
         self._at: dict[tuple[Any, int], int] = {}  # where a box begins in the segment of a rank
         ends = dict.fromkeys(group.ranks, 0)
-        notifications = 0
+        notifications = dict.fromkeys(group.ranks, 0)
         for name, box in self._boxes.items():
-            self._first[name] = notifications
-            notifications += box.slots
             for rank in (box.source, box.target):
+                self._first[name, rank] = notifications[rank]
+                notifications[rank] += box.slots
                 if rank == box.source and box.like is not None:
                     self._at[name, rank] = self._at[box.like, rank]
                     continue
@@ -104,6 +104,7 @@ class Mailboxes:
         made.living.add(self)
         self._drop = weakref.finalize(self, made.dropped.append, self._numbers)
         self._drop.atexit = False
+        self._looked = 0.0  # whether the others still run
         self._put = dict.fromkeys(self._boxes, 0)
         self._taken = dict.fromkeys(self._boxes, 0)
 
@@ -114,22 +115,22 @@ class Mailboxes:
         self._context.segment_delete(self._numbers[self._me])
 
     def is_free(self, name: Any, milliseconds: int = 0) -> bool:
-        """Whether `slot` has not to wait, after waiting so long. Raises PeerLost as `slot`."""
+        """Whether `slot` has not to wait, after waiting so long. Raises PeerLost as `slot`, if it waits."""
         box, count = self._boxes[name], self._put[name]
-        return count < box.slots or self._is_set(
-            self._first[name] + count % box.slots, box.target, milliseconds
-        )
+        notification = self._first[name, self._me] + count % box.slots
+        return count < box.slots or self._is_set(notification, box.target, milliseconds)
 
     def is_there(self, name: Any, milliseconds: int = 0) -> bool:
-        """Whether `take` has not to wait, after waiting so long. Raises PeerLost as `take`."""
+        """Whether `take` has not to wait, after waiting so long. Raises PeerLost as `take`, if it waits."""
         box, count = self._boxes[name], self._taken[name]
-        return self._is_set(self._first[name] + count % box.slots, box.source, milliseconds)
+        notification = self._first[name, self._me] + count % box.slots
+        return self._is_set(notification, box.source, milliseconds)
 
     def slot(self, name: Any) -> Any:
         """The memory of the next message to be sent, as bytes; waits until it is free."""
         box, count = self._boxes[name], self._put[name]
         if count >= box.slots:
-            self._wait(self._first[name] + count % box.slots, box.target)
+            self._wait(self._first[name, self._me] + count % box.slots, box.target)
         return self._bytes(name, count)
 
     def put(self, name: Any, size: int) -> None:
@@ -144,21 +145,21 @@ class Mailboxes:
             self._at[name, box.target] + offset,
             size,
         )
-        notice = (self._numbers[box.target], self._first[name] + slot, 1)
+        notice = (self._numbers[box.target], self._first[name, box.target] + slot, 1)
         self._context.write(box.target, [part], notice, _QUEUE)
         self._put[name] = count + 1
 
     def take(self, name: Any) -> tuple[Any, int]:
         """The next message, as bytes that stay until they are given up, and its number."""
         box, count = self._boxes[name], self._taken[name]
-        self._wait(self._first[name] + count % box.slots, box.source)
+        self._wait(self._first[name, self._me] + count % box.slots, box.source)
         self._taken[name] = count + 1
         return self._bytes(name, count), count
 
     def give_up(self, name: Any, number: int) -> None:
         """Let the sender use the slot of a message again."""
         box = self._boxes[name]
-        notice = (self._numbers[box.source], self._first[name] + number % box.slots, 1)
+        notice = (self._numbers[box.source], self._first[name, box.source] + number % box.slots, 1)
         self._context.write(box.source, [], notice, _QUEUE)
 
     def flush(self) -> None:
@@ -187,6 +188,10 @@ class Mailboxes:
         number, context = self._numbers[self._me], self._context
         if context.notify_waitsome(number, notification, 1, milliseconds) >= 0:
             return True
+        # Transports may ask the others themselves, which takes long where one was stopped.
+        if not milliseconds or time.monotonic() - self._looked < _LOOK_MS / 1000:
+            return False
+        self._looked = time.monotonic()
         states = context.state_vector()
         lost = [rank for rank in self._group.ranks if states[rank]]
         if not lost:

@@ -218,7 +218,8 @@ class Model:
             optimizer=type(self._model.optimizer).__name__,
             **schedule,
         )
-        return self._fit(*found, verbose, callbacks, schedule)
+        shares, check = found
+        return self._fit(shares, check, verbose, callbacks, schedule)
 
     def _shares_of_fit(
         self, data: tuple[Any, Any, Any], training: dict[str, Any], validation: "_Validation"

@@ -1,4 +1,4 @@
-"""Asynchronous training: nobody waits for the slowest rank, and no weights are older than a bound.
+"""Asynchronous training: ranks wait for a slower one only where its weights would be older than a bound.
 
 Each rank has the weights. It draws the next part of a batch, steps on it with an optimizer of its own, and
 writes what the step has changed into the memory of all other ranks, which add it between two steps of theirs.

@@ -85,7 +85,7 @@ def fit(
             keeps besides its weights, as BatchNorm does, each rank has of its own; the result is the mean.
         staleness: With `async`: by how many steps of all ranks the weights may be behind, 1 or more (Ho et
             al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013). A
-            rank holds about `staleness` times the number of ranks changes of the size of the weights.
+            rank has room for up to 2 * `staleness` * ranks + 2 copies of the weights.
         compensation: With `async`: the lambda with which gradients are corrected for what the others have
             changed meanwhile (Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
             Compensation", 2017); 0: not at all.
