@@ -90,6 +90,7 @@ def test_the_keyboard_alone_is_enough_to_start_and_stop(page: Page, demo: DemoSi
     page.keyboard.press("Enter")
     page.get_by_label("Title").focus()
     page.keyboard.type("By keyboard")
+    page.get_by_role("button", name="Start", exact=True).focus()
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="By keyboard")).to_be_visible()
     expect(page.locator(".status .state")).to_have_text("Ready")

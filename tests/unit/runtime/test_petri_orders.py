@@ -218,6 +218,18 @@ def test_nothing_comes_into_shared_memory_that_is_removed(
     assert list(shared.iterdir()) == []
 
 
+def test_what_a_killed_removal_has_left_is_freed_by_the_next_net(
+    made: Store, shared: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made.create(Description("there", 8, "net"))
+    with monkeypatch.context() as killed:
+        killed.setattr(shutil, "rmtree", lambda folder, **_: (folder / ".alive").unlink())
+        made.end()
+    assert len(list(shared.iterdir())) == 1
+    store.sweep("", lambda *_: [])
+    assert list(shared.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", [EOFError, ConnectionResetError, KeyboardInterrupt])
 def test_a_copy_that_does_not_come_whole_leaves_nothing(made: Store, error: type[BaseException]):
     def break_off(mapped: mmap.mmap) -> None:

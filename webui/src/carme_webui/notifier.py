@@ -295,6 +295,7 @@ class _Listener:
                 _heed_cancellation()
                 if found[0] is not None:
                     return _joined(found)
+            _heed_cancellation()
         return _version_while_away(user)
 
     async def _follow(self) -> None:
@@ -309,6 +310,7 @@ class _Listener:
             finally:
                 self.hears = False
                 self._tried.set()
+            _heed_cancellation()
             self._wake([ALL])
             await asyncio.sleep(PAUSE)
 

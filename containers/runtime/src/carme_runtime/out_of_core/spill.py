@@ -7,9 +7,11 @@ page cache, which would be memory again.
 import contextlib
 import ctypes
 import errno
+import glob
 import mmap
 import os
 import secrets
+import socket
 import time
 from pathlib import Path
 
@@ -203,7 +205,7 @@ def _open_unnamed(folder: Path) -> int:
             raise _refused(folder, error) from None
     # A file system without unnamed files: the name is there for a moment only.
     _remove_names(folder)
-    name = folder / f"{_NAME}{secrets.token_hex(8)}"
+    name = folder / f"{_NAME}{socket.gethostname()}-{secrets.token_hex(8)}"
     try:
         file = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -214,10 +216,14 @@ def _open_unnamed(folder: Path) -> int:
 
 
 def _remove_names(folder: Path) -> None:
-    """What processes have left that were killed in that moment; a living one keeps its open file."""
-    for left in folder.glob(f"{_NAME}*"):
-        with contextlib.suppress(OSError):  # another user's, or gone
-            left.unlink()
+    """What processes of this user have left on this host that were killed in that moment.
+
+    A living one keeps its open file. On another host it would lose it, where NFS lies below.
+    """
+    for left in folder.glob(f"{_NAME}{glob.escape(socket.gethostname())}-*"):
+        with contextlib.suppress(OSError):  # gone
+            if left.lstat().st_uid == os.geteuid():
+                left.unlink()
 
 
 def _refused(folder: Path, error: OSError) -> CarmeRuntimeError:

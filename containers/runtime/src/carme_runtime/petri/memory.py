@@ -120,7 +120,10 @@ class Range:
     def close(self) -> None:
         """Let others delete it, and the store move it. Arrays of it that somebody still has stay valid."""
         self._release()
-        self._memory.opened = [each for each in self._memory.opened if each is not self]
+        opened = self._memory.opened  # in place: another thread may open a range meanwhile
+        for at in range(len(opened) - 1, -1, -1):
+            if opened[at] is self:
+                del opened[at]
 
     def _mapped(self) -> mmap.mmap:
         if self._deleted:

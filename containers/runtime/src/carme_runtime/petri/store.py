@@ -39,6 +39,8 @@ ENDING_SECONDS = 30.0
 _MARK, _NEW = ".range-", ".new-"
 _COUNT = struct.Struct("<q")
 _UNKNOWN = -1
+#: Ends the identity of a folder that somebody is removing.
+_REMOVED = ".removed"
 #: The copy of a range that all nodes map, in the run's folder.
 ON_DISK = -1
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -418,6 +420,9 @@ def sweep(own: str, lasting: Lasting) -> None:
             continue
         with contextlib.suppress(OSError, ValueError):
             _refuse_others(shared)
+            if _identity_of(shared).endswith(_REMOVED):
+                shutil.rmtree(shared, ignore_errors=True)  # who removed it was killed, or is about it
+                continue
             alive = os.open(shared / ".alive", os.O_RDWR | os.O_CLOEXEC)
             try:
                 if _take(alive):
@@ -467,7 +472,7 @@ def _remove(shared: Path) -> None:
     """
     run, _, node = shared.name.partition("@")
     with contextlib.suppress(OSError):
-        shared = shared.rename(shared.with_name(f"{run}.removed@{node}"))
+        shared = shared.rename(shared.with_name(f"{run}{_REMOVED}@{node}"))
     shutil.rmtree(shared, ignore_errors=True)
 
 
