@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from carme_runtime.notebook import _stage_destination
 from patience import HANG
 
 from .conftest import MEET, Process, Witness, clean_environment
@@ -221,6 +222,12 @@ def test_data_is_staged_with_progress_and_the_place_is_the_result(kernel: Kernel
     assert "invalid choice: 'twice'" in kernel.complaint("%carme_stage --verify twice a b")
     assert "unrecognized arguments: --fast" in kernel.complaint("%carme_stage --fast a b")
     assert "required: SOURCE" in kernel.complaint("%carme_stage")
+    assert "has no name below /tmp" in kernel.complaint("%carme_stage /")
+
+
+def test_staged_data_lies_below_the_jobs_folder_whatever_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "123")
+    assert _stage_destination(None, Path("/data/set/images/..")) == Path("/tmp/set")
 
 
 def test_a_report_is_what_jupyterlab_draws(kernel: Kernel) -> None:

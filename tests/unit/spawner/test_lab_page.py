@@ -38,6 +38,9 @@ class Front:
         sent: The form with which the session was asked to start again.
         pages: Parts of the portal, by their paths.
         held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
+        missing: Paths of which the portal knows nothing.
+        signed_out: Whether the portal leads to its login instead of stopping the session.
+        full: Whether the disk is full: no document can be saved.
     """
 
     site: Site
@@ -50,6 +53,9 @@ class Front:
     pages: dict[str, str] = field(default_factory=dict)
     held: str = "nothing is held"
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
+    missing: set[str] = field(default_factory=set)
+    signed_out: bool = False
+    full: bool = False
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -58,6 +64,12 @@ class Front:
             await self.go_on.wait()
         if self.status and request.path == f"{BASE}carme/status":
             return web.json_response(self.status)
+        if request.path in self.missing:
+            raise web.HTTPNotFound
+        if self.full and request.method == "PUT" and "/api/contents/" in request.path:
+            return web.json_response({"message": "No space left on device"}, status=500)
+        if self.signed_out and request.path == "/sessions/s1/stop/":
+            raise web.HTTPSeeOther("/login")
         if request.path in self.pages:
             return web.Response(text=self.pages[request.path], content_type="text/html")
         if (request.method, request.path) == ("POST", "/sessions/s1/again/"):
@@ -230,17 +242,26 @@ async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
 async def test_a_session_that_has_ended_starts_again_from_its_dialog(
     front: Front, page: Page, server: Site
 ) -> None:
+    await page.clock.install()
     await page.goto(f"{front.url}{BASE}lab")
     await expect(page.locator("#carme-session-time")).to_be_attached()
     # Told to end; its server is gone before the portal knows, and nothing of it is needed.
     front.told = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
     server.broker.processes[100].terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    again = dialog.get_by_role("button", name="Start Again")
-    await expect(again).to_be_focused()
+    # It opens by itself: a key that was meant for a document starts nothing, and the way back is there.
+    await expect(dialog.get_by_role("button", name="Stay Here")).to_be_focused()
     await page.keyboard.press("Enter")
+    await expect(dialog).to_have_count(0)
+    await page.locator("#carme-session-time button").click()
+    again = dialog.get_by_role("button", name="Start Again")
+    await again.click()
     await expect(page.locator("#carme-session-time")).to_have_text("Starting again")
     assert front.sent is None, "what it holds may be needed"
+    # Nobody waits for ever without a word.
+    await page.clock.fast_forward("01:10")
+    await expect(dialog).to_contain_text("Try again in a minute.")
+    await again.click()
     front.told |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
     await page.wait_for_url("**/sessions/s22222222/")
     assert front.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222", "then": "open"}
@@ -264,24 +285,65 @@ async def test_time_more_of_it_and_the_end_are_in_one_place(front: Front, page: 
     await page.goto(f"{front.url}{BASE}lab")
     await page.locator("#carme-session-time button").click()
     dialog = page.get_by_role("dialog").filter(has_text="More time for this session")
-    await expect(dialog).to_contain_text(re.compile("It ends at .* in 1 h (29|30) min"))
+    await expect(dialog).to_contain_text(re.compile(r"It ends at .* in 1 h \d+ min"))
     await expect(dialog.get_by_label("More time for this session, in minutes")).to_be_focused()
     await page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)
 
-    # The portal cannot be asked: that is said, and nothing ends.
+    # The portal cannot be asked, or asks for the password: that is said, and nothing ends.
     stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
     ready = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
-    for answer in (None, ready):
-        front.told = answer
+    for answer, signed_out in ((None, False), (ready, True), (ready, False)):
+        front.told, front.signed_out = answer, signed_out
         await page.locator("#carme-session-time button").click()
         await dialog.get_by_role("button", name="Stop This Session").click()
         await stop.get_by_role("button", name="Stop", exact=True).click()
         if answer is None:
             await expect(page.get_by_text("The portal does not answer").first).to_be_visible()
+        elif signed_out:
+            await expect(page.get_by_text("The portal could not stop").first).to_be_visible()
     ended = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(ended).to_contain_text("You stopped this session.")
     assert front.sent == {"csrfmiddlewaretoken": "a token"}
+
+
+async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(
+    front: Front, page: Page, server: Site
+) -> None:
+    (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
+    ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
+    front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
+    front.told = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
+    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    await page.locator(".jp-FileEditor .cm-content").click()
+    await page.keyboard.type("more than the disk holds")
+    front.full = True
+    await page.locator("#carme-session-time button").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Stop This Session").click()
+    stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
+    await stop.get_by_role("button", name="Stop", exact=True).click()
+    await expect(page.get_by_text("Not saved: unsaved.txt. The session goes on.").first).to_be_visible()
+    assert front.sent is None
+
+
+async def test_who_stays_for_unsaved_documents_is_asked_again(front: Front, page: Page, server: Site) -> None:
+    (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
+    await page.clock.install()
+    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    await page.locator(".jp-FileEditor .cm-content").click()
+    await page.keyboard.type("not saved")
+    front.told = {"over": True, "state": "ended", "sentence": "Over.", "token": "a token", "fresh": "s2"}
+    front.full = True
+    server.broker.processes[100].kill()
+    await page.clock.fast_forward("00:40")
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    async with page.expect_event("dialog") as asked:
+        await dialog.get_by_role("button", name="Start Again").click(no_wait_after=True)
+    question = await asked.value
+    assert question.type == "beforeunload"
+    await question.dismiss()
+    await page.clock.fast_forward("00:20")
+    await expect(dialog).to_contain_text("You are still on the page of the old session.")
 
 
 async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, page: Page) -> None:

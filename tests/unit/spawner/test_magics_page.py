@@ -43,7 +43,9 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     front.pages["/jobs/123/use/"] = USE % (' hx-get="/jobs/123/use/"', 12)
     front.pages["/jobs/7/use/"] = USE % ("", 7)
     wrong = [report("../../logout"), report(-1), report(None)]
-    notebook(server, code("a", "", report(123)), code("b", "", report(7)), code("c", "", *wrong))
+    front.missing = {"/jobs/9/use/"}
+    cells = [code("a", "", report(123)), code("b", "", report(7)), code("c", "", *wrong)]
+    notebook(server, *cells, code("d", "", report(8)), code("e", "", report(9)))
     await page.clock.install()
     await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
     shown = page.locator(".carme-report")
@@ -52,14 +54,22 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     await expect(shown.nth(1)).to_contain_text("GPUs 7% used")
     for number in (2, 3, 4):
         await expect(shown.nth(number)).to_have_text("This output names no job.")
+    await expect(shown.nth(5)).to_have_text("The portal does not answer just now.")
+    await expect(shown.nth(6)).to_have_text("There is no job 9 of yours.")
     assert await page.locator(".carme-report [id]").count() == 0, "two of them are on one page"
     assert await shown.first.locator("section").get_attribute("aria-label") == "Report of job 123"
-    # That of a job that runs is brought up to date; the other one stays.
+    # That of a job that runs is brought up to date, as is what could not be had; the others stay.
     front.pages["/jobs/123/use/"] = USE % ("", 90)
+    front.pages["/jobs/8/use/"] = USE % (' hx-get="/jobs/8/use/"', 8)
     await page.clock.run_for(20_000)
     await expect(shown.first).to_contain_text("GPUs 90% used")
+    await expect(shown.nth(5)).to_contain_text("GPUs 8% used")
     before = front.asked["/jobs/7/use/"], front.asked["/jobs/123/use/"]
     assert before[0] == 1
+    front.pages["/jobs/8/use/"] = USE % (' hx-get="/jobs/8/use/"', 88)
+    await page.clock.run_for(20_000)
+    await expect(shown.nth(5)).to_contain_text("GPUs 88% used")
+    assert before == (front.asked["/jobs/7/use/"], front.asked["/jobs/123/use/"])
     assert not complaints
 
 

@@ -16,7 +16,7 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings import table
 from carme_webui.bookings.models import Booking
-from carme_webui.caches import cache_key, shared
+from carme_webui.caches import ObjectCache, cache_key, shared
 from carme_webui.cluster import Picture
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.mirror import mirror
@@ -312,3 +312,11 @@ def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
     assert made == ["en", "de"] and "Gebucht" in german and "Gebucht" not in page(other, "/bookings/")
     page(other, "/bookings/?view=day")
     assert made == ["en", "de", "en"]
+
+
+def test_numbers_in_the_cache_of_objects_are_counted() -> None:
+    kept = ObjectCache("counted", {})
+    kept.set("number", 5)
+    assert (kept.incr("number", 2), kept.decr("number"), kept.get("number")) == (7, 6, 6)
+    with pytest.raises(ValueError, match="not found"):
+        kept.incr("nothing")

@@ -59,6 +59,10 @@ def test_a_session_that_is_to_be_opened_says_so_on_its_page(
     assert answer["Location"] == f"{PAGE}?open=1"
     assert "It opens here as soon as it is ready." in shown(browser, answer["Location"])
     assert "It opens here" not in shown(browser)
+    broker.tell(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
+    rounds()
+    page = shown(browser, answer["Location"])
+    assert "Its time was over." in page and "It opens here" not in page
 
 
 def test_a_form_sent_twice_starts_one_session(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:

@@ -58,6 +58,17 @@ class ObjectCache(LocMemCache):
             self._set(key, value, timeout)
             return True
 
+    def incr(self, key: Any, delta: int = 1, version: int | None = None) -> int:
+        """Add to the number under the key, which stays as long as before; ValueError if there is none."""
+        key = self.make_and_validate_key(key, version=version)
+        with self._lock:
+            if self._has_expired(key):
+                self._delete(key)
+                raise ValueError(f"Key {key!r} not found")
+            self._cache[key] += delta
+            self._cache.move_to_end(key, last=False)
+            return int(self._cache[key])
+
 
 def shared(name: str, query: Callable[[], T]) -> T:
     """What the database says to everybody alike.

@@ -243,7 +243,10 @@ def _stage_destination(given: str | None, source: Path) -> Path:
         return Path(given).expanduser().absolute()
     if not os.environ.get("SLURM_JOB_ID"):
         raise UsageError("Outside of a job say where to: %carme_stage SOURCE DESTINATION")
-    return Path("/tmp") / source.name
+    name = Path(os.path.normpath(source)).name  # without "..", which would leave /tmp
+    if not name:
+        raise UsageError(f"{source} has no name below /tmp. Say where to: %carme_stage SOURCE DESTINATION")
+    return Path("/tmp") / name
 
 
 def _print(text: str) -> None:

@@ -12,6 +12,10 @@
   const LOOK_MS = 5000;
   /** How often the portal is asked whether a session that is being stopped has ended, by who wants it again. */
   const AGAIN_MS = 1000;
+  /** For how long the end of the old session is waited for, and that this page is left, before the user is asked again. */
+  const END_MS = 60000;
+  const LEAVE_MS = 10000;
+  const AGAIN = 'Start Again';
   const STOPPED = 424; // the hub's answer for a server that does not run
 
   let shared = {};
@@ -113,25 +117,40 @@
     }
   }
 
+  let fresh = null; // the new session's name: however often this page asks for it, there is one
+
   /** Start the same session again, by the portal alone: the server of this one is gone.
    *
    * The page that follows is the new session's, or the start form with what is not possible now. Where the portal
-   * does not answer, or has forgotten who this is, its own page of this session says so.
+   * does not answer, or has forgotten who this is, its own page of this session says so. Returns a sentence why the
+   * user is still here: the old session goes on, or JupyterLab asked about unsaved documents and they stayed.
    */
   async function startAgain() {
+    const latest = Date.now() + END_MS;
     let told = await askPortal();
     while (told && !told.over) {
+      if (Date.now() > latest) {
+        return 'The new session has to wait until this one has ended on its nodes. Try again in a minute.';
+      }
       await sleep(AGAIN_MS); // what it holds is needed for the new one
       told = await askPortal();
     }
-    if (!told) {
+    if (told) {
+      sendAgain(told);
+    } else {
       window.location.assign(portalPage());
-      return;
     }
+    await sleep(LEAVE_MS);
+    return 'You are still on the page of the old session.';
+  }
+
+  /** Leave this page for the new session's, with the form that starts it. */
+  function sendAgain(told) {
+    fresh ??= told.fresh;
     const form = document.createElement('form');
     form.method = 'post';
     form.action = `${portalPage()}again/`;
-    const fields = { csrfmiddlewaretoken: told.token, name: told.fresh, then: 'open' };
+    const fields = { csrfmiddlewaretoken: told.token, name: fresh, then: 'open' };
     for (const [name, value] of Object.entries(fields)) {
       const field = document.createElement('input');
       Object.assign(field, { type: 'hidden', name, value });
@@ -149,7 +168,9 @@
     }
     const body = new URLSearchParams({ csrfmiddlewaretoken: told.token });
     const response = await fetch(`${portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
-    if (response.type !== 'opaqueredirect' && !response.ok) {
+    // A redirect may lead to the login as well: the state says whether the session ends.
+    const after = response.type === 'opaqueredirect' || response.ok ? await askPortal() : null;
+    if (!after || !(after.over || after.state === 'stopping')) {
       throw new Error('The portal could not stop this session. Try again in a minute.');
     }
   }
@@ -157,7 +178,7 @@
   /** What watches over the session's end.
    *
    * `look()` is to be called when the session did not answer, `end()` when it is over. The latter says so once, and
-   * why, and stops all requests to it.
+   * why, and stops all requests to it. From then on `over()` is true, and `offer()` shows again what is possible.
    *
    * @param changed the contexts of documents that are not saved
    * @param show shows a few words in place of the time that is left; null: that time again
@@ -166,6 +187,8 @@
     const { Dialog, Notification, showDialog } = apputils;
     let ended = false;
     let looking = false;
+    let offered = false;
+    let why = null;
 
     /** Whether the session answers, or `STOPPED`. */
     async function answers() {
@@ -208,13 +231,13 @@
       looking = false;
     }
 
-    /** Tell why it ended as soon as the portal knows. */
-    async function explain(line, told) {
+    /** Why it ended, as soon as the portal knows. */
+    async function reason(told) {
       while (!told?.over) {
         await sleep(LOOK_MS);
         told = await askPortal();
       }
-      line.textContent = told.sentence;
+      return told.sentence;
     }
 
     async function end(told) {
@@ -224,35 +247,60 @@
       ended = true;
       gate.close();
       show('This session has ended');
+      why = reason(told);
+      Dialog.flush();
+      await offer();
+    }
+
+    /** Offer what is possible after the end, until this page is left or the user stays. */
+    async function offer() {
+      if (offered) {
+        return;
+      }
+      offered = true;
+      for (let hint = ''; hint !== null; ) {
+        const button = await choose(hint);
+        hint = null;
+        if (button.label === AGAIN) {
+          show('Starting again');
+          hint = await startAgain();
+          show('This session has ended');
+        } else if (button.accept) {
+          window.location.assign(portalPage());
+        }
+      }
+      offered = false;
+    }
+
+    /** The button that the user presses. The dialog opens by itself: a key that was meant for a document stays here. */
+    async function choose(hint) {
       const body = new widgets.Widget({ node: document.createElement('div') });
       const line = document.createElement('p');
       line.style.whiteSpace = 'pre-wrap';
       line.setAttribute('aria-live', 'polite');
       line.textContent = "The session's page on the portal says why.";
-      explain(line, told);
+      why.then(sentence => {
+        line.textContent = sentence;
+      });
       const rest = document.createElement('p');
       const names = changed().map(context => context.path);
       rest.textContent = names.length
         ? `Not saved: ${names.join(', ')}. Copy what you need before you leave this page.`
         : 'All documents are saved.';
       body.node.append(line, rest);
-      Dialog.flush();
-      const again = Dialog.okButton({ label: 'Start Again', caption: 'The same image, hardware, time and data' });
+      if (hint) {
+        body.node.append(Object.assign(document.createElement('p'), { textContent: hint }));
+      }
       const buttons = [
         Dialog.cancelButton({ label: 'Stay Here' }),
         Dialog.okButton({ label: 'Go to the Portal', className: 'jp-mod-reject' }),
-        again
+        Dialog.okButton({ label: AGAIN, caption: 'The same image, hardware, time and data' })
       ];
-      const { button } = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 2 });
-      if (button.label === again.label) {
-        show('Starting again');
-        await startAgain();
-      } else if (button.accept) {
-        window.location.assign(portalPage());
-      }
+      const { button } = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 0 });
+      return button;
     }
 
-    return { look, end };
+    return { look, end, offer, over: () => ended };
   }
 
   /** The contexts of the open documents that have changed. */
@@ -273,8 +321,7 @@
     button.className = 'jp-mod-styled jp-mod-minimal';
     button.style.cssText = 'height: 24px; line-height: 24px; margin: 0 8px; white-space: nowrap;';
     button.hidden = true;
-    button.title = 'When this session ends. Press for more time, or to stop it.';
-    button.addEventListener('click', () => commands.execute('carme:extend'));
+    button.addEventListener('click', () => (end.over() ? end.offer() : commands.execute('carme:extend')));
     const panel = new widgets.Widget({ node: document.createElement('div') });
     panel.id = 'carme-session-time';
     panel.node.append(button);
@@ -301,13 +348,17 @@
     const end = makeEnd(modules, () => changedDocuments(app), text => {
       wordsInstead = text;
       show();
+      for (const command of ['carme:extend', 'carme:stop']) {
+        commands.notifyCommandChanged(command);
+      }
     });
 
     function show() {
-      button.disabled = wordsInstead !== null;
+      button.disabled = wordsInstead !== null && !end.over();
       if (wordsInstead !== null) {
         button.hidden = false;
         button.textContent = wordsInstead;
+        button.title = end.over() ? 'Press to start it again, or to go to the portal.' : '';
         button.removeAttribute('aria-label');
         return;
       }
@@ -317,6 +368,7 @@
         ? [{ label: 'Extend', caption: 'Ask for more time', callback: () => commands.execute('carme:extend') }]
         : [];
       button.hidden = !ends;
+      button.title = 'When this session ends. Press for more time, or to stop it.';
       if (ends) {
         button.textContent = `${words(minutesUntil(ends))} left`;
         button.setAttribute('aria-label', `${button.textContent} in this session, which ends at ${clock(ends)}`);
@@ -379,11 +431,12 @@
     commands.addCommand('carme:stop', {
       label: 'Stop This Session…',
       caption: 'Save all documents, and end the session and its kernels',
+      isEnabled: () => !end.over(),
       execute: async () => {
         const { Dialog } = apputils;
         const { button } = await apputils.showDialog({
           title: 'Stop this session?',
-          body: 'All documents are saved. What is only in the memory of kernels and terminals is lost.',
+          body: 'All documents are saved first. What is only in the memory of kernels and terminals is lost.',
           buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Stop' })]
         });
         if (!button.accept) {
@@ -391,6 +444,10 @@
         }
         try {
           await save();
+          const names = changedDocuments(app).map(context => context.path);
+          if (names.length) {
+            throw new Error(`Not saved: ${names.join(', ')}. The session goes on. Save or close them, then stop it.`);
+          }
           await stopSession();
         } catch (error) {
           Notification.error(error.message, { autoClose: false });
@@ -400,6 +457,7 @@
     commands.addCommand('carme:extend', {
       label: 'Extend This Session…',
       caption: 'Ask for more time',
+      isEnabled: () => !end.over(),
       execute: async args => {
         const minutes = args.minutes || (await askForTime());
         if (!minutes) {

@@ -8,6 +8,7 @@
 
   const ASK_MS = 15000;
   const SIGNED_OUT = 'The portal does not know who you are any more. Sign in there again, in another tab.';
+  const NO_ANSWER = 'The portal does not answer just now.';
   const STYLE = `
     #carme-use { overflow: auto; padding: 8px 12px; color: var(--jp-ui-font-color1); background: var(--jp-layout-color1); }
     #carme-use h2 { font-size: 1.1em; margin: 4px 0 8px; }
@@ -48,8 +49,11 @@
   /** The part of the job's page, or a sentence instead. */
   async function partOf(job) {
     const response = await fetch(`/jobs/${job}/use/`, { cache: 'no-store', redirect: 'manual' });
+    if (response.status === 404) {
+      return `There is no job ${job} of yours.`;
+    }
     if (!response.ok) {
-      return response.type === 'opaqueredirect' ? SIGNED_OUT : 'The portal does not answer just now.';
+      return response.type === 'opaqueredirect' ? SIGNED_OUT : NO_ANSWER;
     }
     const page = new DOMParser().parseFromString(await response.text(), 'text/html');
     return page.querySelector('#use') || SIGNED_OUT;
@@ -74,15 +78,18 @@
     return charts.catch(() => (charts = null));
   }
 
-  /** Show a job's report in an element; whether the job goes on. */
-  async function showReport(node, job) {
+  /** Show a job's report in an element, if it is still wanted; whether there may be news of it. */
+  async function showReport(node, job, wanted) {
     let shown;
     try {
       shown = await partOf(job);
     } catch {
-      shown = 'The portal does not answer just now.';
+      shown = NO_ANSWER;
     }
-    const active = shown.dataset && shown.hasAttribute('hx-get');
+    if (!wanted()) {
+      return false;
+    }
+    const active = !shown.dataset || shown.hasAttribute('hx-get');
     if (shown.dataset) {
       // The panel may show the same part: names that others refer to are there once.
       shown.setAttribute('aria-label', `Report of job ${job}`);
@@ -95,7 +102,7 @@
     if (shown.dataset && shown.dataset.charts) {
       await loadCharts(shown);
     }
-    return active;
+    return active && wanted();
   }
 
   /** Draw what `%carme_report` displays; it is fetched as who is signed in, so nobody else's job can be seen. */
@@ -104,20 +111,34 @@
       constructor() {
         super({ node: document.createElement('div') });
         this.addClass('carme-report');
+        this.generation = 0;
       }
 
       async renderModel(model) {
         const { job } = model.data[REPORT] || {};
-        clearInterval(this.timer);
+        clearTimeout(this.timer);
+        this.generation += 1;
         if (!Number.isSafeInteger(job) || job < 1) {
           this.node.textContent = 'This output names no job.';
-        } else if ((await showReport(this.node, job)) && !this.isDisposed) {
-          this.timer = setInterval(() => this.isVisible && showReport(this.node, job), ASK_MS);
+        } else {
+          const { generation } = this;
+          await this.refresh(job, () => !this.isDisposed && generation === this.generation);
         }
       }
 
+      async refresh(job, wanted) {
+        if (await showReport(this.node, job, wanted)) {
+          this.refreshLater(job, wanted);
+        }
+      }
+
+      refreshLater(job, wanted) {
+        const next = () => (this.isVisible ? this.refresh(job, wanted) : this.refreshLater(job, wanted));
+        this.timer = setTimeout(next, ASK_MS);
+      }
+
       dispose() {
-        clearInterval(this.timer);
+        clearTimeout(this.timer);
         super.dispose();
       }
     }
@@ -148,7 +169,7 @@
         job = job || (await jobOf(services));
         shown = job ? await partOf(job) : 'This server runs outside of a job.';
       } catch {
-        shown = 'The portal does not answer just now.';
+        shown = NO_ANSWER;
       }
       body.replaceChildren(shown);
       if (shown.dataset && shown.dataset.charts) {
