@@ -2,6 +2,7 @@
 
 import ctypes
 import grp
+import hashlib
 import importlib.util
 import json
 import os
@@ -59,7 +60,13 @@ def test_an_archive_depends_on_the_content_alone(source: Path, tmp_path: Path) -
     with tarfile.open(second["archive"]) as archive:
         assert archive.getnames() == ["carme/pyproject.toml", "carme/src/a.py"]
     (source / "carme/src/a.py").write_text("A = 2\n")
-    assert json.loads(pack(source, tmp_path / "two", "carme").stdout)["carme"]["sha256"] != first["sha256"]
+    with Path(second["archive"]).open("rb") as reader:
+        assert (
+            json.loads(pack(source, tmp_path / "two", "carme").stdout)["carme"]["sha256"] != first["sha256"]
+        )
+        # Who reads it meanwhile has the whole of the older one.
+        assert hashlib.sha256(reader.read()).hexdigest() == first["sha256"]
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["carme.tar.gz"]
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")

@@ -94,7 +94,7 @@ def programs_of(role: Path) -> list[dict[str, Any]]:
             if any(f"ansible.builtin.{module}" in task for module in ("command", "shell", "script")):
                 found.append(task)
 
-    for file in sorted((role / "tasks").glob("*.yml")):
+    for file in sorted([*(role / "tasks").glob("*.yml"), *(role / "handlers").glob("*.yml")]):
         collect(yaml.safe_load(file.read_text()))
     return found
 

@@ -99,7 +99,10 @@ def main(source: Path, destination: Path, parts: list[str]) -> int:
         content = pack(source / part)
         archive = destination / f"{part.replace('/', '-')}.tar.gz"
         if not archive.exists() or archive.read_bytes() != content:
-            archive.write_bytes(content)
+            # Another run may read it at this moment.
+            with tempfile.NamedTemporaryFile(dir=destination, delete=False) as new:
+                new.write(content)
+            Path(new.name).replace(archive)
         result[part] = {"archive": str(archive), "sha256": hashlib.sha256(content).hexdigest()}
     print(json.dumps(result))
     return 0

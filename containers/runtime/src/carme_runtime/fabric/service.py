@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.fabric import handshake, local_socket
+from carme_runtime.fabric import handshake, local_socket, mpi
 from carme_runtime.fabric.agent import HANDSHAKE_SECONDS, Agent
 from carme_runtime.fabric.child import Child
 from carme_runtime.fabric.frames import UNKNOWN_PEER_LIMIT, FrameError, Link, LinkClosed
@@ -122,7 +122,7 @@ async def _introduce(options: Namespace, key: bytes) -> tuple[Link, Node, int, M
             f"The first node's agent does not answer at {options.join}: {reason}.",
             "See whether the job still runs, and whether the nodes reach each other.",
         ) from None
-    node = Node(os.environ, link.local_address(), options.key_file)
+    node = Node(mpi.without_container(os.environ), link.local_address(), options.key_file)
     try:
         await asyncio.wait_for(handshake.join(link, key), CONNECT_SECONDS)
         link.send({"node": node.about()})
