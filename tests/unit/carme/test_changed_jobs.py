@@ -3,17 +3,15 @@
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from carme.broker.records import Record, Records
-from carme.broker.waiting import OTHERS_AT_ONCE, SHORT_AT_ONCE, USERS_AT_ONCE, Waiting
+from carme.broker.waiting import OTHERS_AT_ONCE, Waiting
 from carme.config import Settings
 from carme.errors import InvalidRequest, SlurmError
 from carme.jobs import Cluster, Job, JobRequest, JobState, Node, Partition
-from carme.jobs.limits import Limits
 from carme.sessions import Ending, SessionState
 from carme.slurm.commands import SlurmCommands
 
@@ -272,47 +270,6 @@ async def test_of_what_others_gave_slurm_the_first_ones_are_looked_at(
     looked = await Waiting(SlurmCommands()).complete([*others, own], cluster)
     assert sorted(looked) == [*range(301 - OTHERS_AT_ONCE, 301), 400]
     assert {job.detail for job in looked.values()} == {"n1"}
-
-
-async def test_carmes_own_jobs_come_before_those_that_slurm_was_given_by_others(
-    monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurm, accounts: None
-) -> None:
-    cluster = Cluster(
-        taken=datetime.now(UTC),
-        nodes=[Node(name="n1", cpus=8, memory_mb=8000, cpus_used=8, memory_used_mb=8000)],
-        partitions=[Partition(name="gpu", node_names=["n1"])],
-    )
-    known = {"name": "a", "state": JobState.PENDING, "partition": "gpu", "nodes": 1}
-    short = known | {"reason": "Resources", "cpus": 1}
-    count = SHORT_AT_ONCE
-    others = [
-        Job.model_validate(short | {"id": number, "user": "eve", "priority": 9, "memory_mb": number})
-        for number in range(1, count + 1)
-    ]
-    own = Job.model_validate(short | {"id": 400, "user": "ada", "priority": 1, "key": KEY, "memory_mb": 500})
-    looked = await Waiting(SlurmCommands()).complete([*others, own], cluster)
-    assert 400 in looked and len(looked) == count
-
-    asked: list[list[str]] = []
-    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
-
-    async def limits(_slurm: SlurmCommands, users: list[str]) -> list[Limits]:
-        asked.append(users)
-        return []
-
-    monkeypatch.setattr(SlurmCommands, "limits", limits)
-    monkeypatch.setattr("carme.broker.waiting.time", clock)
-    limited = known | {"reason": "AssocGrpCpuLimit"}
-    mine = Job.model_validate(limited | {"id": 900, "user": "zoe", "key": KEY})
-    theirs = [Job.model_validate(limited | {"id": 500 + n, "user": f"u{n:03}"}) for n in range(200)]
-    waiting = Waiting(SlurmCommands())
-    await waiting.complete(theirs[:100], cluster)
-    for clock.now in (102.0, 104.0):  # of others' jobs new ones come all the time
-        await waiting.complete(theirs, cluster)
-    assert len(asked) == 1
-    clock.now = 106.0
-    await waiting.complete([*theirs, mine], cluster)
-    assert len(asked) == 2 and asked[1][0] == "zoe" and len(asked[1]) == USERS_AT_ONCE
 
 
 async def test_a_job_of_whole_nodes_has_all_of_their_gpus(site: Any) -> None:

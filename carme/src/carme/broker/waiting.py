@@ -17,8 +17,7 @@ from carme.translation import message as _
 AGAIN_SECONDS = 30.0
 USERS_AT_ONCE = 200
 SHORT_SECONDS = 5.0  # for which what is missing counts, as long as the same jobs wait
-# Different requests of waiting jobs that are looked at: Carme's own first, then by priority.
-SHORT_AT_ONCE = 50
+SHORT_AT_ONCE = 50  # different requests of waiting jobs, those with the highest priority first, looked at
 OTHERS_AT_ONCE = 200  # waiting jobs that Slurm was given by others, those with the highest priority
 NODES_SHOWN = 4
 
@@ -54,15 +53,11 @@ class Waiting:
         limited = {job.user for job in waiting if job.reason.startswith(_LIMITS)}
         booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
         try:
-            # Jobs of others come and go all the time: what they lack can wait until it is time to ask again.
-            own = {job.user for job in waiting if job.key and job.user in limited}
-            asked = [*sorted(own), *sorted(limited - own)][:USERS_AT_ONCE]
-            if self._due("limits", bool(limited), not own.intersection(asked) <= self._users):
-                self._limits = await self._slurm.limits(asked)
-                self._users = set(asked)
-            own_booked = {job.reservation for job in waiting if job.key and job.reservation in booked}
+            if self._due("limits", bool(limited), not limited <= self._users):
+                self._limits = await self._slurm.limits(sorted(limited)[:USERS_AT_ONCE])
+                self._users = limited
             saved = any(job.reason in _SHORT or job.reason.startswith(_NODES) for job in waiting)
-            if self._due("reservations", bool(booked) or saved, not own_booked <= self._booked):
+            if self._due("reservations", bool(booked) or saved, not booked <= self._booked):
                 self._reservations = await self._slurm.reservations()
                 self._booked = booked
         except CarmeError:
@@ -152,7 +147,7 @@ def _shortages(
     running, now = running_on(jobs), datetime.now(UTC)
     found: dict[int, str] = {}
     known: dict[tuple[object, ...], str] = {}
-    for job in sorted(short, key=lambda job: (not job.key, _rank(job))):
+    for job in sorted(short, key=_rank):
         requested = (job.user, job.partition, job.nodes, job.gpus, job.gpu_type, job.cpus, job.memory_mb)
         requested = (*requested, job.minutes_limit, job.reservation)
         if requested not in known:
