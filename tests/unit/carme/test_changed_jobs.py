@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from carme.broker.records import Record, Records
-from carme.broker.waiting import OTHERS_AT_ONCE, Waiting
 from carme.config import Settings
 from carme.errors import InvalidRequest, SlurmError
-from carme.jobs import Cluster, Job, JobRequest, JobState, Node, Partition
+from carme.jobs import Job, JobRequest
 from carme.sessions import Ending, SessionState
 from carme.slurm.commands import SlurmCommands
 
@@ -233,43 +232,6 @@ async def test_what_is_missing_for_a_session_that_waits(site: Any) -> None:
     session = await reaches(site, SessionState.QUEUED)
     assert "1 GPU must become free on n1, in use by 1 job of others" in session.sentence
     assert "bob" not in session.sentence and "theirs" not in session.sentence
-
-
-async def test_what_is_missing_for_a_job_that_slurm_was_given_by_others(site: Any) -> None:
-    # n1 has four GPUs, of which one is in use; --exclusive asks for all of a node, however little it names.
-    end = {"e": int(time.time()) + 1800, "l": "UNLIMITED"}
-    theirs = JOB | end | {"k": "(null)", "tres-alloc": "cpu=2,mem=1000M,node=1,gres/gpu=1,gres/gpu:a100=1"}
-    waits = {"k": "(null)", "j": "a", "T": "PENDING", "r": "Resources", "N": "", "S": "N/A", "C": 1}
-    whole = {"A": 8, "OverSubscribe": "NO", "Y": "n1", "tres-alloc": "cpu=1,mem=1M,node=1,gres/gpu=1"}
-    many = {"A": 9, "r": "Priority", "tres-alloc": "cpu=1,mem=1M,node=1,gres/gpu=4"}
-    site.slurm.jobs = [theirs, theirs | waits | whole, theirs | waits | many]
-
-    async def explained() -> list[str]:
-        return [job.explanation for job in await site.client.jobs() if job.is_pending and job.detail]
-
-    async def reported() -> bool:
-        return len(await explained()) == 2
-
-    site.act("hub", trusted=True)
-    await until(reported)
-    for text in await explained():
-        assert "1 GPU" in text and "must become free on n1, in use by your job 7" in text
-
-
-async def test_of_what_others_gave_slurm_the_first_ones_are_looked_at(
-    slurm: FakeSlurm, accounts: None
-) -> None:
-    cluster = Cluster(
-        taken=datetime.now(UTC),
-        nodes=[Node(name="n1", cpus=8, memory_mb=8000, available=False)],
-        partitions=[Partition(name="gpu", node_names=["n1"])],
-    )
-    known = {"name": "a", "user": "ada", "state": JobState.PENDING, "partition": "gpu", "reason": "NodeDown"}
-    others = [Job.model_validate(known | {"id": number, "priority": number}) for number in range(1, 301)]
-    own = Job.model_validate(known | {"id": 400, "priority": 0, "key": KEY})
-    looked = await Waiting(SlurmCommands()).complete([*others, own], cluster)
-    assert sorted(looked) == [*range(301 - OTHERS_AT_ONCE, 301), 400]
-    assert {job.detail for job in looked.values()} == {"n1"}
 
 
 async def test_a_job_of_whole_nodes_has_all_of_their_gpus(site: Any) -> None:

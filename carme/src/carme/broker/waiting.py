@@ -1,7 +1,6 @@
 """Finds out what Slurm's word for a wait leaves open: which limit, which nodes, when a booking begins."""
 
 import asyncio
-import heapq
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -18,7 +17,6 @@ AGAIN_SECONDS = 30.0
 USERS_AT_ONCE = 200
 SHORT_SECONDS = 5.0  # for which what is missing counts, as long as the same jobs wait
 SHORT_AT_ONCE = 50  # different requests of waiting jobs, those with the highest priority first, looked at
-OTHERS_AT_ONCE = 200  # waiting jobs that Slurm was given by others, those with the highest priority
 NODES_SHOWN = 4
 
 _LIMITS = ("Assoc", "QOS")
@@ -49,7 +47,7 @@ class Waiting:
     async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
         """Those of the jobs, by id, about whose waiting or suspension more is known than the queue says."""
         jobs = list(jobs)
-        waiting = _first(job for job in jobs if job.is_pending)
+        waiting = [job for job in jobs if job.key and job.is_pending]
         limited = {job.user for job in waiting if job.reason.startswith(_LIMITS)}
         booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
         try:
@@ -128,18 +126,6 @@ class Waiting:
         return ""
 
 
-def _first(pending: Iterable[Job]) -> list[Job]:
-    """All of Carme's own jobs, and so many others that their changing sentences flood nobody."""
-    own, others = [], []
-    for job in pending:
-        (own if job.key else others).append(job)
-    return own + heapq.nsmallest(OTHERS_AT_ONCE, others, key=_rank)
-
-
-def _rank(job: Job) -> tuple[int, int]:
-    return -(job.priority or 0), job.id
-
-
 def _shortages(
     short: Iterable[Job], jobs: Iterable[Job], cluster: Cluster, reservations: Sequence[Reservation]
 ) -> dict[int, str]:
@@ -147,7 +133,7 @@ def _shortages(
     running, now = running_on(jobs), datetime.now(UTC)
     found: dict[int, str] = {}
     known: dict[tuple[object, ...], str] = {}
-    for job in sorted(short, key=_rank):
+    for job in sorted(short, key=lambda job: (-(job.priority or 0), job.id)):
         requested = (job.user, job.partition, job.nodes, job.gpus, job.gpu_type, job.cpus, job.memory_mb)
         requested = (*requested, job.minutes_limit, job.reservation)
         if requested not in known:
