@@ -256,6 +256,12 @@ async def test_a_choice_that_slurm_refuses_does_not_hide_the_others(
     assert starts[2, 2] == "not possible" != starts[1, 2]
     marked = [one["expected_start"] for one in found if one["cheapest"] or one["fastest"]]
     assert marked and "not possible" not in marked, "nobody is sent to what cannot start"
+    capsys.readouterr()
+    huge = [*arguments[:-1], "100000000", "--scaling", str(result), "--choices", "--json"]
+    assert await carme(*huge) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {one["expected_start"] for one in found} == {"not possible"}
+    assert not any(one["cheapest"] or one["fastest"] for one in found)
     # Slurm is asked for the processors and the memory that the job would have.
     calls = site.slurm.calls("sbatch")
     assert calls and all({"--cpus-per-task=3", "--mem=100M"} <= set(call["arguments"]) for call in calls)

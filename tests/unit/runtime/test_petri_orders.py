@@ -226,7 +226,7 @@ def test_what_a_killed_removal_has_left_is_freed_by_the_next_net(
         killed.setattr(shutil, "rmtree", lambda folder, **_: (folder / ".alive").unlink())
         made.end()
     assert len(list(shared.iterdir())) == 1
-    store.sweep("", lambda *_: [])
+    store.sweep("", lambda *_: set())
     assert list(shared.iterdir()) == []
 
 

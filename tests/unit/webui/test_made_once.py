@@ -158,7 +158,7 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
     browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
 ) -> None:
     now = timezone.now()
-    project = Project.objects.create(name="secret", title="The secret one", kept=now)
+    project = Project.objects.create(name="secret", title="The secret one", cached=now)
     Membership.objects.create(project=project, user=alice)
     OwnImage.objects.create(
         owner=alice, name="mine", title="Hers alone", kind="requirements", text="", file="/home/alice/x.sif",
@@ -166,7 +166,7 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
     )  # fmt: skip
     Booking.objects.create(
         owner=alice, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"],
-        start=now + timedelta(hours=1), end=now + timedelta(hours=2), state="approved", kept=now,
+        start=now + timedelta(hours=1), end=now + timedelta(hours=2), state="approved", cached=now,
         title="Her booking",
     )  # fmt: skip
     Preset.objects.create(
@@ -233,7 +233,7 @@ def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
     ali = User.objects.create_user("ali")
     row = Booking.objects.create(
         owner=bob, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"], users=["alice"],
-        start=now, end=now + timedelta(hours=2), state="approved", kept=now,
+        start=now, end=now + timedelta(hours=2), state="approved", cached=now,
     )  # fmt: skip
     assert Booking.usable(alice, now) == [row] == Booking.usable(bob, now)
     assert Booking.usable(ali, now) == [] == Booking.near_to(ali)  # a part of a name is none
@@ -255,7 +255,7 @@ def booked(owner: User, node: str, title: str, **values: Any) -> Booking:
     } | values
     return Booking.objects.create(
         owner=owner, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=[node], title=title,
-        kept=now, **(given | values),
+        cached=now, **(given | values),
     )  # fmt: skip
 
 
@@ -315,8 +315,8 @@ def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
 
 
 def test_numbers_in_the_cache_of_objects_are_counted() -> None:
-    kept = ObjectCache("counted", {})
-    kept.set("number", 5)
-    assert (kept.incr("number", 2), kept.decr("number"), kept.get("number")) == (7, 6, 6)
+    cached = ObjectCache("counted", {})
+    cached.set("number", 5)
+    assert (cached.incr("number", 2), cached.decr("number"), cached.get("number")) == (7, 6, 6)
     with pytest.raises(ValueError, match="not found"):
-        kept.incr("nothing")
+        cached.incr("nothing")

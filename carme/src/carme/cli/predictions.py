@@ -73,7 +73,7 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
     starts = [start(one.nodes, one.gpus_per_node) if start else "" for one in found]
     # What this site cannot start is shown, but recommended to nobody.
     possible = [one for one, when in zip(found, starts, strict=True) if when != NOT_POSSIBLE]
-    cheapest, fastest = marks(possible or found)
+    cheapest, fastest = marks(possible) if possible else (None, None)
     if options.json:
         each = zip(found, starts, strict=True)
         print_json([_for_programs(one, cheapest, fastest, when) for one, when in each])
@@ -101,7 +101,9 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
     return 0
 
 
-def _for_programs(choice: Choice, cheapest: Choice, fastest: Choice, start: str) -> dict[str, Any]:
+def _for_programs(
+    choice: Choice, cheapest: Choice | None, fastest: Choice | None, start: str
+) -> dict[str, Any]:
     """A choice as JSON."""
     more = {"expected_start": start} if start else {}
     return {

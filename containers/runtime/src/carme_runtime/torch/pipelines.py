@@ -87,13 +87,13 @@ def pipeline(
     run = Run()
     points = tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
-    requested = _Asked(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
+    requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
     traced, made = _planned_or_ended(model, optimizer, example, requested, run)
     return Pipeline(traced, made, optimizer, run), optimizer
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class _Requested:
     """Arguments of `pipeline`."""
 
     request: Request
@@ -108,12 +108,12 @@ def _planned_or_ended(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     example: torch.Tensor | Sequence[torch.Tensor],
-    asked: _Asked,
+    requested: _Requested,
     run: Run,
 ) -> tuple[Traced, Plan]:
     """What `_planned` returns; `carme-run --plan` ends the script with it, or with why there is none."""
     try:
-        traced, made = _planned(model, optimizer, example_tensors(example), asked, run)
+        traced, made = _planned(model, optimizer, example_tensors(example), requested, run)
     except PlanError as error:
         if strategies.plans_only():  # what one rank alone is told stays an error of its own
             strategies.refuse_plan(error, run.rank)
@@ -127,26 +127,26 @@ def _planned(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     inputs: tuple[torch.Tensor, ...],
-    asked: _Asked,
+    requested: _Requested,
     run: Run,
 ) -> tuple[Traced, Plan]:
     """Trace, measure and cut the model. Raises what `pipeline` does."""
-    _check(model, optimizer, inputs, asked.batch_norm)
-    strategy = strategies.chosen_strategy(asked.strategy)
-    limit = parse_size(asked.memory) if asked.memory is not None else None
-    traced = capture(model, inputs, asked.whole_layers)
-    samples, micro_batches = len(inputs[0]), asked.request.micro_batches
+    _check(model, optimizer, inputs, requested.batch_norm)
+    strategy = strategies.chosen_strategy(requested.strategy)
+    limit = parse_size(requested.memory) if requested.memory is not None else None
+    traced = capture(model, inputs, requested.whole_layers)
+    samples, micro_batches = len(inputs[0]), requested.request.micro_batches
     smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
-    traced.graph = run.agreed(traced, inputs, asked.graph, (smallest, samples))
+    traced.graph = run.agreed(traced, inputs, requested.graph, (smallest, samples))
     request = dataclasses.replace(
-        asked.request,
+        requested.request,
         samples=samples,
         memory=limit or _free_memory(model, run),
         state_factor=_state_factor(optimizer),
-        batch_norm=asked.batch_norm or "",
+        batch_norm=requested.batch_norm or "",
         strategy=strategy,
     )
-    made = _with_batch_norm(plan(traced.graph, request), traced, asked.batch_norm)
+    made = _with_batch_norm(plan(traced.graph, request), traced, requested.batch_norm)
     run.check_same(made)
     if (name := other_random(traced)) and run.rank == 0:
         log.warning("Operator %s draws other random numbers than in a single process.", name)

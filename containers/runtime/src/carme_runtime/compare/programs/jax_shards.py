@@ -41,9 +41,13 @@ def prepare(work: Work) -> Step:
         return -chosen.mean()
 
     def train(weights: Any, velocities: Any, x: Any, y: Any) -> Any:
-        # On processors JAX reduces each array by itself, and ranks wait for each other every time.
-        own, unflatten = ravel_pytree(jax.value_and_grad(loss_of)(weights, x, y))
-        loss, gradients = unflatten(jax.lax.pmean(own, "ranks"))
+        found = jax.value_and_grad(loss_of)(weights, x, y)
+        if jax.default_backend() == "cpu":
+            # There JAX reduces each array by itself, and ranks wait for each other every time.
+            own, unflatten = ravel_pytree(found)
+            loss, gradients = unflatten(jax.lax.pmean(own, "ranks"))
+        else:
+            loss, gradients = jax.lax.pmean(found, "ranks")
         velocities = jax.tree.map(lambda v, g: MOMENTUM * v + g, velocities, gradients)
         weights = jax.tree.map(lambda w, v: w - rate * v, weights, velocities)
         return weights, velocities, loss
