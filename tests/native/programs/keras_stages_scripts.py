@@ -84,6 +84,34 @@ def files():
         for batch in (5, 10, 20):
             model.train_on_batch(x[:batch], y[:batch])
     close(ours.get_weights(), expected.get_weights())
+    grow()
+
+
+def grow():
+    """Batches become larger from one fit to the next, and within one."""
+
+    class Growing(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            batch = (15, 30, 40)[index]
+            return x[:batch], y[:batch]
+
+    expected, ours = network(), compiled(stages=size)
+    expected.compile(keras.optimizers.Adam(0.05), "mse")
+    for model in (expected, ours):
+        model.predict(x[:5], verbose=0)
+        for batch in (10, 20):
+            model.fit(x, y, batch, shuffle=False, verbose=0)
+        model.fit(Growing(), shuffle=False, verbose=0)
+    close(ours.get_weights(), expected.get_weights())
+    close([ours.predict(x, verbose=0)], [expected.predict(x, verbose=0)])
+    for eager in (True, False) if TENSORFLOW else ():
+        whole = compiled(strategy=ALL, stages=1)
+        whole.compile("sgd", "mse", run_eagerly=eager)
+        train(whole)
+        assert whole.run_eagerly is eager, "a model that is not cut runs as it was compiled"
 
 
 def callbacks():
@@ -155,6 +183,9 @@ def mistakes():
     if TENSORFLOW:
         refused("needs Keras' torch backend", lambda: train(compiled(schedule="zbv")))
         refused("Choose from micro, exact", lambda: train(compiled(batch_norm="deferred")))
+        accumulating = compiled()
+        accumulating.compile(keras.optimizers.Adam(gradient_accumulation_steps=2), "mse")
+        refused("gradient_accumulation_steps", lambda: train(accumulating))
     averaging = compiled()
     averaging.compile(keras.optimizers.SGD(use_ema=True), "mse")
     refused("use_ema=True", lambda: train(averaging))

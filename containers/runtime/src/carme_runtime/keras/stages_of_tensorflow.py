@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from carme_runtime import strategies
+from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.keras.calls import Calls
 from carme_runtime.keras.library import keras
@@ -27,26 +28,33 @@ class TensorFlowPipelineSteps(PipelineSteps):
     def __init__(self, model: Any, world: World, wanted: Wanted) -> None:
         self._tf: Any = import_module("tensorflow")
         super().__init__(model, world, wanted)
+        self._was_eager = model.run_eagerly
         self._run_eagerly()
 
     def recompiled(self) -> None:
         """The model was compiled, which sets how it runs."""
         super().recompiled()
+        self._was_eager = self._model.run_eagerly
         self._run_eagerly()
 
     def build(self, data: Any) -> None:
         """The model is built; it may have been given to another object of this kind meanwhile."""
         self._run_eagerly()
 
-    def _run_eagerly(self) -> None:
-        model = self._model
-        model.run_eagerly, model.jit_compile = True, False
-        model.train_function = model.test_function = model.predict_function = None
+    def decide(self, samples: int | None) -> bool:
+        """See `PipelineSteps`. Where each rank has the whole model, it runs as it was compiled."""
+        if super().decide(samples):
+            return True
+        self._model.run_eagerly = self._was_eager
+        self._forget_functions()
+        return False
 
-    def leave(self) -> None:
-        """Let all ranks have the whole model again, and its steps run in a graph."""
-        super().leave()
-        self._model.run_eagerly = False
+    def _run_eagerly(self) -> None:
+        self._model.run_eagerly, self._model.jit_compile = True, False
+        self._forget_functions()
+
+    def _forget_functions(self) -> None:
+        """Let Keras' trainer make its functions anew. They must stay while it is at work."""
         self._model.train_function = self._model.test_function = self._model.predict_function = None
 
     def _graph_of(self, model: Any) -> Calls:
@@ -123,6 +131,16 @@ class TensorFlowPipelineSteps(PipelineSteps):
                 if more is not None:
                     gradients[name] = sum_of_gradients(gradients.get(name), more)
         self._apply(gradients)
+
+    def _prepare_optimizer(self) -> None:
+        optimizer = getattr(self._model, "optimizer", None)
+        if optimizer is not None and optimizer.gradient_accumulation_steps:
+            raise InvalidCall(
+                f"{type(optimizer).__name__} has gradient_accumulation_steps, which a pipeline cannot on "
+                "Keras' TensorFlow backend.",
+                "Leave it out and use larger batches in more micro-batches, or use the torch backend.",
+            )
+        super()._prepare_optimizer()
 
     def _apply(self, gradients: dict[str, Any]) -> None:
         optimizer = self._model.optimizer
