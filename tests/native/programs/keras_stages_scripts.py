@@ -87,6 +87,16 @@ def files():
     grow()
 
 
+def untrained():
+    """A model with a layer in both stages that gets no gradients, and so no weight decay either."""
+    keras.utils.set_random_seed(5)
+    stop, shared = keras.ops.stop_gradient, keras.layers.Dense(6, "tanh")
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(6, "tanh")(inputs) + stop(shared(inputs))
+    hidden = tnt.layers.SplitLayer(name="halves")(hidden)
+    return keras.Model(inputs, keras.layers.Dense(2)(hidden + stop(shared(hidden))))
+
+
 def grow():
     """Batches become larger from one fit to the next, and within one."""
 
@@ -107,11 +117,21 @@ def grow():
         model.fit(Growing(), shuffle=False, verbose=0)
     close(ours.get_weights(), expected.get_weights())
     close([ours.predict(x, verbose=0)], [expected.predict(x, verbose=0)])
-    for eager in (True, False) if TENSORFLOW else ():
+    if TENSORFLOW:
+        on_tensorflow_alone()
+
+
+def on_tensorflow_alone():
+    """A variable without gradients stays, and a model that is not cut runs as it was compiled."""
+    for model in (expected := untrained(), ours := compiled(untrained(), stages=size)):
+        model.compile(keras.optimizers.AdamW(0.05, weight_decay=0.1), "mse")
+        train(model)
+    close(ours.get_weights(), expected.get_weights())
+    for eager in (True, False):
         whole = compiled(strategy=ALL, stages=1)
         whole.compile("sgd", "mse", run_eagerly=eager)
         train(whole)
-        assert whole.run_eagerly is eager, "a model that is not cut runs as it was compiled"
+        assert whole.run_eagerly is eager
 
 
 def callbacks():

@@ -280,27 +280,36 @@ class TensorFlowPipeline:
         return gradients
 
     def _summed(self, group: World, gradients: dict[str, Any], names: list[str]) -> dict[str, Any]:
+        """The sums over a group, without variables for which none of it has a gradient."""
         tf, found = self._tf, {}
-        for name in names:
-            v = self._calls.variables[name]
-            gradient = gradients.get(name)
-            if (rows := self._gathered(group, gradient)) is not None:
-                found[name] = rows
-                continue
-            dense = np.zeros(tuple(v.shape), v.value.dtype.as_numpy_dtype) if gradient is None else gradient
-            array = np.array(tf.convert_to_tensor(dense).numpy(), order="C")
-            if array.dtype.kind != "f" or array.itemsize < 4:
-                array = array.astype(np.float32)
-            group.add(array.reshape(-1), "gradients")
-            found[name] = tf.cast(tf.convert_to_tensor(array), v.value.dtype)
+        if not names:
+            return found
+        own = [gradients.get(name) for name in names]
+        has = [gradient is not None for gradient in own]
+        sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in own]
+        table = group.table([*has, *sparse])
+        anywhere = table[:, : len(names)].max(axis=0)
+        all_sparse = table[:, len(names) :].min(axis=0)
+        for place, (name, gradient) in enumerate(zip(names, own, strict=True)):
+            if all_sparse[place]:
+                found[name] = self._gathered(group, gradient)
+            elif anywhere[place]:
+                found[name] = self._added(group, gradient, self._calls.variables[name])
         return found
 
-    def _gathered(self, group: World, gradient: Any) -> Any:
-        """The rows of an embedding's gradient from all ranks of a group; None: one has a tensor, or none."""
+    def _added(self, group: World, gradient: Any, v: Any) -> Any:
+        """The sum of a variable's gradients, of which some may be None or rows."""
         tf = self._tf
-        sparse = isinstance(gradient, tf.IndexedSlices)
-        if not group.table([int(sparse)]).all():
-            return None
+        dense = np.zeros(tuple(v.shape), v.value.dtype.as_numpy_dtype) if gradient is None else gradient
+        array = np.array(tf.convert_to_tensor(dense).numpy(), order="C")
+        if array.dtype.kind != "f" or array.itemsize < 4:
+            array = array.astype(np.float32)
+        group.add(array.reshape(-1), "gradients")
+        return tf.cast(tf.convert_to_tensor(array), v.value.dtype)
+
+    def _gathered(self, group: World, gradient: Any) -> Any:
+        """The rows of an embedding's gradient from all ranks of a group."""
+        tf = self._tf
         values = np.concatenate(group.concatenate(gradient.values.numpy(), "gradients of rows"))
         numbers = np.concatenate(group.concatenate(gradient.indices.numpy(), "rows with gradients"))
         rows = tf.convert_to_tensor(values), tf.convert_to_tensor(numbers)
