@@ -95,7 +95,7 @@ def test_a_task_may_delete_what_its_guard_has_looked_at(folder: Path):
 
 def test_what_one_object_closes_another_of_the_same_range_does_not_keep(folder: Path):
     net = Net("twice")
-    x, y, z = net.place("x", int, tokens=[1]), net.place("y", int), net.place("z", str)
+    x, y, z = net.place("x", int), net.place("y", int), net.place("z", str)
     pair: list[Range] = []
 
     @net.transition(x >> y)
@@ -113,6 +113,7 @@ def test_what_one_object_closes_another_of_the_same_range_does_not_keep(folder: 
 
     with net.start(1, folder=folder, checked=False) as run:
         run.memory.allocate("there", 8).close()
+        run.put(x, 1)  # after the program has closed it: a task would find it mapped
         assert run.wait(HANG)["z"] == ["deleted"]
 
 
