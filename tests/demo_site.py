@@ -102,11 +102,11 @@ class DemoSite:
         """The demo with two users of whom other tests know nothing, made as an administrator does."""
         demo = cls(*SECOND_USERS)
         for name, uid in SECOND_USERS.items():
-            demo._take_in(name, uid)
+            demo.take_in(name, uid)
         return demo
 
-    def _take_in(self, name: str, uid: int) -> None:
-        """A user of the site; what is there stays, but for the password."""
+    def take_in(self, name: str, uid: int) -> None:
+        """Make somebody a user of the site with a new password; what is there already stays."""
         for machine in self.settings.machines():
             if self.run(machine.name, "id", name, check=False).returncode:
                 words = ["--no-create-home", "--user-group", "--uid", str(uid), "--shell", "/bin/bash"]
