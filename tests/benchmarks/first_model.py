@@ -4,11 +4,11 @@
     python tests/benchmarks/first_model.py --json result.json
 
 Each round is a new user's: a browser without cookies or cache, an empty home. The user signs in, chooses the
-card of two nodes, presses "Start and open", opens the example of distributed training in JupyterLab and presses
-"Run All". The way ends when the notebook shows the accuracy of the trained model. The browser itself counts each
-press of a button of the mouse. Names and passwords are typed at once, and each click comes as soon as its
-button is there: the seconds are what the site takes, without anybody's reading. Needs root and the demo; where
-other jobs have its GPUs the session waits for them, and so does this.
+card of two nodes, presses "Start and open", opens the example of distributed training in JupyterLab and
+presses "Run All". The way ends when the notebook shows the accuracy of the trained model. The browser itself
+counts each press of a button of the mouse. Names and passwords are typed at once, and each click comes as
+soon as its button is there: the seconds are what the site takes, without reading. Needs root and the
+demo; where other jobs have its GPUs the session waits for them, and so does this.
 """
 
 import argparse

@@ -40,7 +40,7 @@ def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_
     # Less than five minutes: said at once, and always in sight. How many depends on how busy the machine is.
     left = page.locator("#carme-session-time button")
     expect(left).to_have_text(re.compile(r"^[1234] min left$"))
-    warning = toast(page, r"This session ends in [1234] min, at .* All documents are saved now\.")
+    warning = toast(page, r"This session ends in [1234] min, at .* All documents are saved\.")
     expect(page.locator(".jp-FileEditor .cm-content")).to_contain_text("first line")
     more = warning.get_by_role("button", name="Extend")
     more.hover()  # when it has come to rest

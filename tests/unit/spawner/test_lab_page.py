@@ -361,3 +361,59 @@ async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, pag
     front.status = time | {"warned": [moment(-0.1), moment(3.6)]}
     await page.goto(f"{front.url}{BASE}lab?reset")
     await expect(toast.first).to_be_visible()
+
+
+async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_by_their_names(
+    front: Front, page: Page, server: Site
+) -> None:
+    file = server.broker.socket.parent / "unsaved.txt"
+    file.write_text("first line\n")
+    now = datetime.now(UTC)
+    passed = [(now + timedelta(minutes=minutes)).isoformat() for minutes in (-0.2, -0.1)]
+    ends = (now + timedelta(minutes=40)).isoformat()
+    time: dict[str, object] = {"ends": ends, "stops_idle": None, "extend": True, "warned_idle": []}
+    front.status = time | {"warned": []}
+    await page.clock.install()
+    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    text = page.locator(".jp-FileEditor .cm-content")
+    await expect(text).to_contain_text("first line")
+    toast = page.locator(".Toastify__toast").filter(has_text="This session ends in")
+
+    # Over a slow network: nothing is called saved before it is.
+    front.held, front.go_on = f"PUT {BASE}api/contents/", asyncio.Event()
+    await text.click()
+    await page.keyboard.press("Control+End")
+    await page.keyboard.type("typed in time")
+    front.status = time | {"warned": passed[:1]}
+    await page.clock.fast_forward("00:40")
+    await expect(toast).to_contain_text("Saving all documents.")
+    await eventually(lambda: front.asked[f"{BASE}api/contents/unsaved.txt"] > 1, "it is on its way")
+    assert "typed" not in file.read_text()
+    assert await page.get_by_text("All documents are saved").count() == 0
+    front.go_on.set()
+    await expect(toast).to_contain_text("All documents are saved.")
+    assert file.read_text() == "first line\ntyped in time"
+
+    # A full disk.
+    front.full = True
+    await page.keyboard.type(", and more")
+    front.status = time | {"warned": passed}
+    await page.clock.fast_forward("00:40")
+    await expect(toast.filter(has_text="Not saved: unsaved.txt.")).to_be_visible()
+    assert file.read_text() == "first line\ntyped in time"
+
+
+async def test_a_session_that_is_stopped_names_what_could_not_be_saved(
+    front: Front, page: Page, server: Site
+) -> None:
+    (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
+    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    front.full = True
+    await page.locator(".jp-FileEditor .cm-content").click()
+    await page.keyboard.type("more than the disk holds")
+    front.told = {"over": True, "state": "ended", "sentence": "You stopped this session."}
+    server.broker.processes[100].terminate()
+    toast = page.locator(".Toastify__toast").filter(has_text="This session is ending.")
+    await expect(toast).to_contain_text("Not saved: unsaved.txt.")
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await expect(dialog).to_contain_text("Not saved: unsaved.txt. Copy what you need")

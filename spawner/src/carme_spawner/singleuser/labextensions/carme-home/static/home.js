@@ -1,7 +1,7 @@
 /* JupyterLab as the session's home: tiles in the launcher for its apps, examples, the portal and help, and the hub's
  * menu entry, which leads to the portal.
  *
- * A container of webpack's module federation written by hand, as carme-session.
+ * A container of webpack's module federation written by hand, as carme-session/static/shared.js says.
  */
 (() => {
   'use strict';
@@ -30,34 +30,9 @@
   };
 
   let shared = {};
-
-  /** The module that JupyterLab itself uses under this name. */
-  async function load(name) {
-    const versions = Object.values(shared[name] || {});
-    const entry = versions.find(version => version.loaded) || versions[0];
-    if (!entry) {
-      throw new Error(`JupyterLab does not share ${name}.`);
-    }
-    return (await entry.get())();
-  }
-
-  /** Ask this server; throws an Error with the sentence that it refused with. */
-  async function ask(services, path, init) {
-    const settings = services.ServerConnection.makeSettings();
-    const url = settings.baseUrl.replace(/\/*$/, '/') + path;
-    const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store', ...init }, settings);
-    const answer = await response.json().catch(() => ({}));
-    if (!response.ok) {
-      throw new Error(answer.message || 'The session did not answer. Try again in a minute.');
-    }
-    return answer;
-  }
-
-  /** The session's page on the portal; the sandbox and every site have it at the same origin. */
-  function portalPage(services) {
-    const path = new URL(services.ServerConnection.makeSettings().baseUrl, window.location.href).pathname;
-    return `/sessions/${path.split('/').at(-2)}/`;
-  }
+  /** What all extensions of the session share, shared.js, once it is there. */
+  let help;
+  const helping = import(new URL('../../carme-session/static/shared.js', document.currentScript.src));
 
   function open(url) {
     window.open(url, '_blank', 'noopener');
@@ -99,7 +74,7 @@
       label: 'Portal',
       caption: 'The page of this session: time, log, use, stop',
       icon: icon('portal'),
-      execute: () => open(portalPage(services))
+      execute: () => open(help.portalPage())
     });
     commands.addCommand('hub:control-panel', {
       label: 'Hub Control Panel',
@@ -138,7 +113,7 @@
       icon: icon('examples'),
       execute: async ({ name }) => {
         try {
-          const { path } = await ask(services, 'carme/examples', { method: 'POST', body: JSON.stringify({ name }) });
+          const { path } = await help.ask(services, 'carme/examples', { method: 'POST', body: JSON.stringify({ name }) });
           await commands.execute('docmanager:open', { path });
         } catch (error) {
           apputils.Notification.error(error.message, { autoClose: false });
@@ -203,7 +178,7 @@
         return;
       }
       try {
-        Object.assign(home, await ask(services, 'carme/home'));
+        Object.assign(home, await help.ask(services, 'carme/home'));
       } catch {
         return; // what was known last holds
       }
@@ -226,9 +201,10 @@
     document.addEventListener('visibilitychange', refresh);
   }
 
-  async function plugin() {
-    const names = ['apputils', 'launcher', 'mainmenu', 'services', 'ui-components'].map(name => `@jupyterlab/${name}`);
-    const [apputils, launchers, menus, services, ui, widgets] = await Promise.all([...names, '@lumino/widgets'].map(load));
+  const PARTS = ['apputils', 'launcher', 'mainmenu', 'services', 'ui-components'];
+  const PACKAGES = [...PARTS.map(name => `@jupyterlab/${name}`), '@lumino/widgets'];
+
+  function plugin(apputils, launchers, menus, services, ui, widgets) {
     return {
       id: 'carme-home:launcher',
       description: "Tiles of the session in the launcher, and the hub's menu entry, which leads to the portal.",
@@ -243,12 +219,12 @@
 
   window._JUPYTERLAB = window._JUPYTERLAB || {};
   window._JUPYTERLAB['carme-home'] = {
-    init: scope => {
-      shared = scope;
+    init: packages => {
+      shared = packages;
     },
     get: async () => {
-      const made = await plugin();
-      return () => ({ __esModule: true, default: made });
+      help = await helping;
+      return help.extension(shared, PACKAGES, plugin);
     }
   };
 })();

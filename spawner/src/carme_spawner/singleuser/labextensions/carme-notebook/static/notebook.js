@@ -3,23 +3,13 @@
  * JupyterLab shows a notebook before it starts its kernel, which takes seconds on a busy node. A cell that is run in
  * between is dropped without a word: its prompt stays empty, and nothing is ever executed.
  *
- * This is a container of webpack's module federation, written by hand so that it needs no build: JupyterLab calls
- * init() with the packages that it shares, and get() for the plugin.
+ * A container of webpack's module federation written by hand, as carme-session/static/shared.js says.
  */
 (() => {
   'use strict';
 
   let shared = {};
-
-  /** The module that JupyterLab itself uses under this name. */
-  async function load(name) {
-    const versions = Object.values(shared[name] || {});
-    const entry = versions.find(version => version.loaded) || versions[0];
-    if (!entry) {
-      throw new Error(`JupyterLab does not share ${name}.`);
-    }
-    return (await entry.get())();
-  }
+  const helping = import(new URL('../../carme-session/static/shared.js', document.currentScript.src));
 
   /** Wait until a notebook that is being opened has its kernel, or it is known that its user must choose one. */
   async function settled(sessionContext, notebook) {
@@ -49,8 +39,7 @@
     });
   }
 
-  async function plugin() {
-    const notebook = await load('@jupyterlab/notebook');
+  function plugin(notebook) {
     return {
       id: 'carme-notebook:cell-executor',
       description: 'Runs cells, those before the kernel is connected too.',
@@ -62,12 +51,9 @@
 
   window._JUPYTERLAB = window._JUPYTERLAB || {};
   window._JUPYTERLAB['carme-notebook'] = {
-    init: scope => {
-      shared = scope;
+    init: packages => {
+      shared = packages;
     },
-    get: async () => {
-      const made = await plugin();
-      return () => ({ __esModule: true, default: made });
-    }
+    get: async () => (await helping).extension(shared, ['@jupyterlab/notebook'], plugin)
   };
 })();

@@ -1,7 +1,6 @@
 /* The session's time in JupyterLab: what is left of it, warnings before it ends, more of it, and its end.
  *
- * This is a container of webpack's module federation, written by hand so that it needs no build: JupyterLab calls
- * init() with the packages that it shares, and get() for the plugin.
+ * A container of webpack's module federation written by hand, as shared.js says.
  */
 (() => {
   'use strict';
@@ -19,13 +18,10 @@
   const STOPPED = 424; // the hub's answer for a server that does not run
 
   let shared = {};
+  /** What all extensions of the session share, shared.js, once it is there. */
+  let help;
+  const helping = import(new URL('shared.js', document.currentScript.src));
   const gate = makeGate();
-
-  /** The path below which this session's server is. */
-  function basePath() {
-    const config = JSON.parse(document.getElementById('jupyter-config-data').textContent);
-    return new URL(config.baseUrl, window.location.href).pathname;
-  }
 
   /** What ends all requests of this page to the session, once it is over.
    *
@@ -36,7 +32,7 @@
   function makeGate() {
     const { fetch, WebSocket } = window;
     let closed = false;
-    const shut = url => closed && new URL(url, window.location.href).pathname.startsWith(basePath());
+    const shut = url => closed && new URL(url, window.location.href).pathname.startsWith(help.basePath());
 
     class Silent extends EventTarget {
       readyState = WebSocket.CONNECTING;
@@ -65,16 +61,6 @@
     return new Promise(done => setTimeout(done, milliseconds));
   }
 
-  /** The module that JupyterLab itself uses under this name. */
-  async function load(name) {
-    const versions = Object.values(shared[name] || {});
-    const entry = versions.find(version => version.loaded) || versions[0];
-    if (!entry) {
-      throw new Error(`JupyterLab does not share ${name}.`);
-    }
-    return (await entry.get())();
-  }
-
   /** 75 minutes as "1 h 15 min". */
   function words(minutes) {
     const hours = Math.floor(minutes / 60);
@@ -89,28 +75,10 @@
     return Math.max(0, Math.floor((moment - Date.now()) / 60000));
   }
 
-  /** Ask this server; throws an Error with the sentence that it refused with. */
-  async function ask(services, path, init) {
-    const settings = services.ServerConnection.makeSettings();
-    const url = settings.baseUrl.replace(/\/*$/, '/') + path;
-    const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store', ...init }, settings);
-    const answer = await response.json().catch(() => ({}));
-    if (!response.ok) {
-      const sentence = answer.message || answer.reason || 'The session did not answer. Try again in a minute.';
-      throw Object.assign(new Error(sentence), { status: response.status });
-    }
-    return answer;
-  }
-
-  /** The session's page on the portal. */
-  function portalPage() {
-    return `/sessions/${basePath().split('/').at(-2)}/`;
-  }
-
   /** What the portal says of the session: `over` and the `sentence` why; null if it does not answer. */
   async function askPortal() {
     try {
-      const response = await fetch(`${portalPage()}state/`, { cache: 'no-store', redirect: 'error' });
+      const response = await fetch(`${help.portalPage()}state/`, { cache: 'no-store', redirect: 'error' });
       return response.ok ? await response.json() : null;
     } catch {
       return null;
@@ -138,7 +106,7 @@
     if (told) {
       sendAgain(told);
     } else {
-      window.location.assign(portalPage());
+      window.location.assign(help.portalPage());
     }
     await sleep(LEAVE_MS);
     return 'You are still on the page of the old session.';
@@ -149,7 +117,7 @@
     fresh ??= told.fresh;
     const form = document.createElement('form');
     form.method = 'post';
-    form.action = `${portalPage()}again/`;
+    form.action = `${help.portalPage()}again/`;
     const fields = { csrfmiddlewaretoken: told.token, name: fresh, then: 'open' };
     for (const [name, value] of Object.entries(fields)) {
       const field = document.createElement('input');
@@ -167,7 +135,7 @@
       throw new Error('The portal does not answer, or does not know who you are any more. Sign in there again.');
     }
     const body = new URLSearchParams({ csrfmiddlewaretoken: told.token });
-    const response = await fetch(`${portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
+    const response = await fetch(`${help.portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
     // A redirect may lead to the login as well: the state says whether the session ends.
     const after = response.type === 'opaqueredirect' || response.ok ? await askPortal() : null;
     if (!after || !(after.over || after.state === 'stopping')) {
@@ -193,7 +161,7 @@
     /** Whether the session answers, or `STOPPED`. */
     async function answers() {
       try {
-        await ask(services, 'carme/status');
+        await help.ask(services, 'carme/status');
         return true;
       } catch (error) {
         return error.status === STOPPED ? STOPPED : false;
@@ -266,7 +234,7 @@
           hint = await startAgain();
           show('This session has ended');
         } else if (button.accept) {
-          window.location.assign(portalPage());
+          window.location.assign(help.portalPage());
         }
       }
       offered = false;
@@ -284,9 +252,8 @@
       });
       const rest = document.createElement('p');
       const names = changed().map(context => context.path);
-      rest.textContent = names.length
-        ? `Not saved: ${names.join(', ')}. Copy what you need before you leave this page.`
-        : 'All documents are saved.';
+      const advice = names.length ? ' Copy what you need before you leave this page.' : '';
+      rest.textContent = savedWords(names) + advice;
       body.node.append(line, rest);
       if (hint) {
         body.node.append(Object.assign(document.createElement('p'), { textContent: hint }));
@@ -301,6 +268,14 @@
     }
 
     return { look, end, offer, over: () => ended };
+  }
+
+  /** Whether all documents are saved, in words.
+   *
+   * @param names the paths of those that are not
+   */
+  function savedWords(names) {
+    return names.length ? `Not saved: ${names.join(', ')}.` : 'All documents are saved.';
   }
 
   /** The contexts of the open documents that have changed. */
@@ -327,9 +302,30 @@
     panel.node.append(button);
     app.shell.add(panel, 'top', { rank: 1000 });
 
-    /** Save every document that has changed; done when all of them are. JupyterLab's own command does not wait. */
-    function save() {
-      return Promise.allSettled(changedDocuments(app).map(context => context.save()));
+    /** Save every document that has changed. JupyterLab's own command does not wait.
+     *
+     * The paths of those that are not saved, once each was saved or could not be.
+     */
+    async function save() {
+      const contexts = changedDocuments(app);
+      await Promise.allSettled(contexts.map(context => context.save()));
+      return contexts.filter(context => !context.isDisposed && context.model.dirty).map(context => context.path);
+    }
+
+    /** Warn at once, save every document, and say in the same message what has become of them; done then. */
+    async function warnAndSave(sentence, actions) {
+      const options = { autoClose: false, actions };
+      if (!changedDocuments(app).length) {
+        Notification.warning(`${sentence} ${savedWords([])}`, options);
+        return;
+      }
+      const notice = Notification.warning(`${sentence} Saving all documents.`, options);
+      const names = await save();
+      const message = `${sentence} ${savedWords(names)}`;
+      // Who has closed the message has not read what was not saved.
+      if (!Notification.update({ id: notice, message }) && names.length) {
+        Notification.warning(message, options);
+      }
     }
 
     /** Warn of an end at each of the `moments` that the hub names, once. */
@@ -340,8 +336,7 @@
         return;
       }
       warned.add(key);
-      save();
-      Notification.warning(sentence(words(Math.max(1, minutesUntil(end)))), { autoClose: false, actions });
+      warnAndSave(sentence(words(Math.max(1, minutesUntil(end)))), actions);
     }
 
     let wordsInstead = null;
@@ -372,11 +367,11 @@
       if (ends) {
         button.textContent = `${words(minutesUntil(ends))} left`;
         button.setAttribute('aria-label', `${button.textContent} in this session, which ends at ${clock(ends)}`);
-        const sentence = left => `This session ends in ${left}, at ${clock(ends)}. All documents are saved now.`;
+        const sentence = left => `This session ends in ${left}, at ${clock(ends)}.`;
         warn('end', ends, status.warned, sentence, more);
       }
       if (idle && (!ends || idle < ends)) {
-        const keep = 'Run something to keep it. All documents are saved now.';
+        const keep = 'Run something to keep it.';
         const sentence = left => `Nothing runs in this session; it is stopped in ${left}, at ${clock(idle)}. ${keep}`;
         warn('idle', idle, status.warned_idle, sentence, []);
       }
@@ -387,7 +382,7 @@
         return; // what watches over the end asks
       }
       try {
-        status = await ask(services, 'carme/status');
+        status = await help.ask(services, 'carme/status');
       } catch {
         end.look();
         return; // the last answer still holds
@@ -444,9 +439,9 @@
         }
         try {
           await save();
-          const names = changedDocuments(app).map(context => context.path);
+          const names = changedDocuments(app).map(context => context.path); // those that changed meanwhile too
           if (names.length) {
-            throw new Error(`Not saved: ${names.join(', ')}. The session goes on. Save or close them, then stop it.`);
+            throw new Error(`${savedWords(names)} The session goes on. Save or close them, then stop it.`);
           }
           await stopSession();
         } catch (error) {
@@ -465,7 +460,7 @@
         }
         try {
           const body = JSON.stringify({ minutes });
-          const { ends } = await ask(services, 'carme/extend', { method: 'POST', body });
+          const { ends } = await help.ask(services, 'carme/extend', { method: 'POST', body });
           Notification.success(`This session now ends at ${clock(new Date(ends))}.`, { autoClose: 8000 });
         } catch (error) {
           Notification.error(error.message, { autoClose: false });
@@ -481,11 +476,10 @@
     // The server was told to end, and waits some seconds for its pages to say that all is saved.
     app.serviceManager.events.stream.connect((_, event) => {
       if (event.schema_id === EVENT && event.state === 'ending') {
-        save()
-          .then(() => ask(services, 'carme/saved', { method: 'POST' }))
+        warnAndSave('This session is ending.', [])
+          .then(() => help.ask(services, 'carme/saved', { method: 'POST' }))
           .catch(() => undefined)
           .then(() => end.end(null));
-        Notification.warning('This session is ending. All documents are saved now.', { autoClose: false });
       }
     });
 
@@ -500,9 +494,9 @@
     return () => end.look();
   }
 
-  async function plugin() {
-    const names = ['@jupyterlab/application', '@jupyterlab/apputils', '@jupyterlab/services', '@lumino/widgets'];
-    const [application, apputils, services, widgets] = await Promise.all(names.map(load));
+  const PACKAGES = ['@jupyterlab/application', '@jupyterlab/apputils', '@jupyterlab/services', '@lumino/widgets'];
+
+  function plugin(application, apputils, services, widgets) {
     return {
       id: 'carme-session:time',
       description: 'How long the session lasts, more time for it, and what is said when it has ended.',
@@ -515,12 +509,12 @@
 
   window._JUPYTERLAB = window._JUPYTERLAB || {};
   window._JUPYTERLAB['carme-session'] = {
-    init: scope => {
-      shared = scope;
+    init: packages => {
+      shared = packages;
     },
     get: async () => {
-      const made = await plugin();
-      return () => ({ __esModule: true, default: made });
+      help = await helping;
+      return help.extension(shared, PACKAGES, plugin);
     }
   };
 })();

@@ -1,7 +1,7 @@
 /* What the session uses, in a panel at JupyterLab's side: curves of GPUs, memory and processors, and the advice.
  *
  * What it shows is the part of the job's page in the portal, which has the same origin: the browser asks for it as
- * who is signed in there. A container of webpack's module federation written by hand, as carme-session.
+ * who is signed in there. A container of webpack's module federation written by hand, as carme-session/static/shared.js says.
  */
 (() => {
   'use strict';
@@ -27,24 +27,9 @@
   const REPORT = 'application/vnd.carme.report+json';
 
   let shared = {};
-
-  /** The module that JupyterLab itself uses under this name. */
-  async function load(name) {
-    const versions = Object.values(shared[name] || {});
-    const entry = versions.find(version => version.loaded) || versions[0];
-    if (!entry) {
-      throw new Error(`JupyterLab does not share ${name}.`);
-    }
-    return (await entry.get())();
-  }
-
-  /** The job of this session; throws where the server does not answer. */
-  async function jobOf(services) {
-    const settings = services.ServerConnection.makeSettings();
-    const url = settings.baseUrl.replace(/\/*$/, '/') + 'carme/status';
-    const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store' }, settings);
-    return (await response.json()).job;
-  }
+  /** What all extensions of the session share, shared.js, once it is there. */
+  let help;
+  const helping = import(new URL('../../carme-session/static/shared.js', document.currentScript.src));
 
   /** The part of the job's page, or a sentence instead. */
   async function partOf(job) {
@@ -166,7 +151,7 @@
       }
       let shown;
       try {
-        job = job || (await jobOf(services));
+        job = job || (await help.ask(services, 'carme/status')).job;
         shown = job ? await partOf(job) : 'This server runs outside of a job.';
       } catch {
         shown = NO_ANSWER;
@@ -192,9 +177,9 @@
     setInterval(refresh, ASK_MS);
   }
 
-  async function plugin() {
-    const names = ['@jupyterlab/apputils', '@jupyterlab/rendermime', '@jupyterlab/services', '@lumino/widgets'];
-    const [apputils, rendermimes, services, widgets] = await Promise.all(names.map(load));
+  const PACKAGES = ['@jupyterlab/apputils', '@jupyterlab/rendermime', '@jupyterlab/services', '@lumino/widgets'];
+
+  function plugin(apputils, rendermimes, services, widgets) {
     return {
       id: 'carme-use:panel',
       description: 'What the session uses of what it asked for, and what to change.',
@@ -206,12 +191,12 @@
 
   window._JUPYTERLAB = window._JUPYTERLAB || {};
   window._JUPYTERLAB['carme-use'] = {
-    init: scope => {
-      shared = scope;
+    init: packages => {
+      shared = packages;
     },
     get: async () => {
-      const made = await plugin();
-      return () => ({ __esModule: true, default: made });
+      help = await helping;
+      return help.extension(shared, PACKAGES, plugin);
     }
   };
 })();

@@ -1,0 +1,51 @@
+/* What all of JupyterLab's extensions of a session need, once for all of them.
+ *
+ * Each of them is a container of webpack's module federation, written by hand so that it needs no build: JupyterLab
+ * calls its `init` with the packages that it shares, and its `get` for the plugin. It imports this file, which the
+ * browser loads once.
+ */
+
+/** The module that JupyterLab itself uses under a name. */
+async function load(packages, name) {
+  const versions = Object.values(packages[name] || {});
+  const entry = versions.find(version => version.loaded) || versions[0];
+  if (!entry) {
+    throw new Error(`JupyterLab does not share ${name}.`);
+  }
+  return (await entry.get())();
+}
+
+/** What a container's `get` answers with.
+ *
+ * @param packages what JupyterLab shares, as it gave them to `init`
+ * @param names the packages that the plugin needs
+ * @param plugin makes the plugin of their modules, which come in the order of their names
+ */
+export async function extension(packages, names, plugin) {
+  const made = plugin(...(await Promise.all(names.map(name => load(packages, name)))));
+  return () => ({ __esModule: true, default: made });
+}
+
+/** Ask the session's server; throws an Error with the sentence that it refused with, and its `status`. */
+export async function ask(services, path, init) {
+  const settings = services.ServerConnection.makeSettings();
+  const url = settings.baseUrl.replace(/\/*$/, '/') + path;
+  const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store', ...init }, settings);
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) {
+    const sentence = answer.message || answer.reason || 'The session did not answer. Try again in a minute.';
+    throw Object.assign(new Error(sentence), { status: response.status });
+  }
+  return answer;
+}
+
+/** The path below which this session's server is. */
+export function basePath() {
+  const config = JSON.parse(document.getElementById('jupyter-config-data').textContent);
+  return new URL(config.baseUrl, window.location.href).pathname;
+}
+
+/** The session's page on the portal, which every site and the sandbox have at the same origin. */
+export function portalPage() {
+  return `/sessions/${basePath().split('/').at(-2)}/`;
+}
