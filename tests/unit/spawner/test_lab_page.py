@@ -363,6 +363,21 @@ async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, pag
     await expect(toast.first).to_be_visible()
 
 
+#: Keeps all that JupyterLab's messages have said, also of those that have gone again.
+LISTEN = """() => {
+    window.heard = '';
+    new MutationObserver(() => {
+        const messages = [...document.querySelectorAll('.Toastify__toast')];
+        window.heard += messages.map(message => message.innerText).join(' ');
+    }).observe(document.body, { childList: true, subtree: true, characterData: true });
+}"""
+
+
+async def heard(page: Page, words: str) -> None:
+    """Wait until one of JupyterLab's messages says it."""
+    await page.wait_for_function("words => window.heard.includes(words)", arg=words)
+
+
 async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_by_their_names(
     front: Front, page: Page, server: Site
 ) -> None:
@@ -377,7 +392,7 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
     text = page.locator(".jp-FileEditor .cm-content")
     await expect(text).to_contain_text("first line")
-    toast = page.locator(".Toastify__toast").filter(has_text="This session ends in")
+    await page.evaluate(LISTEN)
 
     # Over a slow network: nothing is called saved before it is.
     front.held, front.go_on = f"PUT {BASE}api/contents/", asyncio.Event()
@@ -386,12 +401,11 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     await page.keyboard.type("typed in time")
     front.status = time | {"warned": passed[:1]}
     await page.clock.fast_forward("00:40")
-    await expect(toast).to_contain_text("Saving all documents.")
-    await eventually(lambda: front.asked[f"{BASE}api/contents/unsaved.txt"] > 1, "it is on its way")
+    await heard(page, "Documents are being saved.")
     assert "typed" not in file.read_text()
-    assert await page.get_by_text("All documents are saved").count() == 0
+    assert not await page.evaluate("window.heard.includes('All documents are saved')")
     front.go_on.set()
-    await expect(toast).to_contain_text("All documents are saved.")
+    await heard(page, "All documents are saved.")
     assert file.read_text() == "first line\ntyped in time"
 
     # A full disk.
@@ -399,7 +413,7 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     await page.keyboard.type(", and more")
     front.status = time | {"warned": passed}
     await page.clock.fast_forward("00:40")
-    await expect(toast.filter(has_text="Not saved: unsaved.txt.")).to_be_visible()
+    await heard(page, "Not saved: unsaved.txt.")
     assert file.read_text() == "first line\ntyped in time"
 
 
@@ -413,7 +427,5 @@ async def test_a_session_that_is_stopped_names_what_could_not_be_saved(
     await page.keyboard.type("more than the disk holds")
     front.told = {"over": True, "state": "ended", "sentence": "You stopped this session."}
     server.broker.processes[100].terminate()
-    toast = page.locator(".Toastify__toast").filter(has_text="This session is ending.")
-    await expect(toast).to_contain_text("Not saved: unsaved.txt.")
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(dialog).to_contain_text("Not saved: unsaved.txt. Copy what you need")

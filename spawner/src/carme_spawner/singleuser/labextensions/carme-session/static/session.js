@@ -312,19 +312,22 @@
       return contexts.filter(context => !context.isDisposed && context.model.dirty).map(context => context.path);
     }
 
-    /** Warn at once, save every document, and say in the same message what has become of them; done then. */
+    /** Warn at once and save every document; what has become of them is a message of its own, once it is known.
+     *
+     * Not the first message changed: JupyterLab loses a change that comes before it has drawn the message.
+     */
     async function warnAndSave(sentence, actions) {
-      const options = { autoClose: false, actions };
-      if (!changedDocuments(app).length) {
-        Notification.warning(`${sentence} ${savedWords([])}`, options);
+      const saving = changedDocuments(app).length > 0;
+      const words = saving ? 'Documents are being saved.' : savedWords([]);
+      Notification.warning(`${sentence} ${words}`, { autoClose: false, actions });
+      if (!saving) {
         return;
       }
-      const notice = Notification.warning(`${sentence} Saving all documents.`, options);
       const names = await save();
-      const message = `${sentence} ${savedWords(names)}`;
-      // Who has closed the message has not read what was not saved.
-      if (!Notification.update({ id: notice, message }) && names.length) {
-        Notification.warning(message, options);
+      if (names.length) {
+        Notification.error(savedWords(names), { autoClose: false });
+      } else {
+        Notification.success(savedWords(names), { autoClose: 8000 });
       }
     }
 
