@@ -406,6 +406,7 @@
         min: 1,
         value: EXTEND_MINUTES
       });
+      label.style.cssText = 'display: flex; flex-direction: column; gap: 4px;';
       label.append('More time for this session, in minutes', input);
       content.node.append(line, label);
       content.getValue = () => Math.round(Number(input.value));
