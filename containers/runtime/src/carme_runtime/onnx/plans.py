@@ -203,12 +203,12 @@ def plan(
     """
     found = parse_workers(workers)
     if tasks is not None:
-        cuts = _wanted_cuts(graph, tasks, micro_batches)
+        cuts = _wanted_cuts(graph, tasks)
         return _assigned(_made(graph, cuts, found, micro_batches, split=False))
     count = sum(found.values())
     candidates: list[tuple[int, ...] | None] = [()]
     if count > 1:
-        candidates += [balanced_cuts(graph, parts, max(micro_batches, 2)) for parts in {count, 2 * count}]
+        candidates += [balanced_cuts(graph, parts) for parts in {count, 2 * count}]
         candidates += [branch_cuts(graph)] if micro_batches < count else []
     plans = [
         _assigned(_made(graph, cuts, found, micro_batches, split=True))
@@ -222,11 +222,11 @@ def plan(
     return best
 
 
-def _wanted_cuts(graph: Graph, tasks: int, micro_batches: int) -> tuple[int, ...]:
+def _wanted_cuts(graph: Graph, tasks: int) -> tuple[int, ...]:
     if tasks < 1:
         raise OnnxError(f"A model cannot become {tasks} tasks.", "Ask for 1 or more.")
     for parts in range(tasks, 0, -1):
-        cuts = balanced_cuts(graph, parts, max(micro_batches, 2))
+        cuts = balanced_cuts(graph, parts)
         if cuts is not None:
             if parts < tasks:
                 raise OnnxError(
