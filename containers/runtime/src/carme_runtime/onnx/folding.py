@@ -79,28 +79,28 @@ def _compute(proto: Any, notices: list[str]) -> None:
         part, opset_imports=proto.opset_import, ir_version=max(proto.ir_version, 4)
     )
     values = dict(zip(wanted, _run(model), strict=True))
-    kept, staying = _fitting(chosen, values, most)
-    if len(kept) < len(values):
+    small, staying = _fitting(chosen, values, most)
+    if len(small) < len(values):
         notices.append(f"Constants that do not fit into {most >> 20} MiB are computed when the model runs.")
     names = {node.name for node in chosen} - staying
     _reorder(graph, [node for node in graph.node if node.name not in names])
-    graph.initializer.extend(onnx.numpy_helper.from_array(values[name], name) for name in kept)
+    graph.initializer.extend(onnx.numpy_helper.from_array(values[name], name) for name in small)
 
 
 def _fitting(chosen: list[Any], values: dict[str, Any], most: int) -> tuple[list[str], set[str]]:
     """The values to keep, the smallest first, and the names of the nodes that make the others."""
-    kept, total = set[str](), 0
+    small, total = set[str](), 0
     for name in sorted(values, key=lambda each: (values[each].nbytes, each)):
         total += values[name].nbytes
         if total <= most:
-            kept.add(name)
-    missing, staying = set(values) - kept, set[str]()
+            small.add(name)
+    missing, staying = set(values) - small, set[str]()
     for node in reversed(chosen):
         if missing.intersection(node.output):
             staying.add(node.name)
-            kept.difference_update(node.output)
-            missing.update(name for name in needed(node) if name not in kept)
-    return sorted(kept), staying
+            small.difference_update(node.output)
+            missing.update(name for name in needed(node) if name not in small)
+    return sorted(small), staying
 
 
 def _reorder(graph: Any, nodes: list[Any]) -> None:
@@ -111,7 +111,7 @@ def _reorder(graph: Any, nodes: list[Any]) -> None:
 
 
 def _large(graph: Any, most: int) -> set[str]:
-    """Values that are known to be too large to be kept in the model."""
+    """Values that are known to be too large for the model."""
     onnx = library("onnx")
     found = set()
     for each in (*graph.value_info, *graph.output):
