@@ -1,6 +1,7 @@
 """Graphs are fused into tasks where little travels, and tasks are given to workers."""
 
 import json
+import os
 import random
 from dataclasses import replace
 from xml.etree import ElementTree
@@ -9,7 +10,7 @@ import pytest
 
 import carme_runtime.onnx as carme_onnx
 import onnx_models
-from carme_runtime.graph import Graph, Operator, Timing, Value, files
+from carme_runtime.graph import Graph, Links, Operator, Timing, Value, files
 from carme_runtime.onnx import OnnxError, Plan
 
 
@@ -181,6 +182,17 @@ def test_a_plan_is_printed_and_drawn():
     assert content["sent_bytes"] == found.sent_bytes < content["unfused_bytes"]
     assert ElementTree.fromstring(found.drawing()).tag.endswith("svg")
     assert files.from_json(files.to_json(found.graph)) == found.graph
+
+
+def test_workers_of_a_job_are_the_processors_of_all_its_nodes(monkeypatch: pytest.MonkeyPatch):
+    """Between nodes bytes travel by the network, which takes longer than shared memory."""
+    monkeypatch.delenv("SLURM_JOB_NUM_NODES", raising=False)
+    graph = replace(drawn(0), links=Links(((0, 1.0),), "shared memory"))
+    here = carme_onnx.plan(graph, "job", tasks=2)
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "3")
+    there = carme_onnx.plan(graph, "job", tasks=2)
+    assert there.workers["cpu"] == 3 * here.workers["cpu"] == 3 * len(os.sched_getaffinity(0))
+    assert there.graph.links == Links() and here.graph == graph
 
 
 @pytest.mark.parametrize("workers", ["tpu:1", "cpu:0", "cpu:x", "", 0])
