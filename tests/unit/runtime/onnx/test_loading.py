@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 import carme_runtime.onnx as carme_onnx
 import onnx_models
-from carme_runtime.onnx import OnnxError
+from carme_runtime.onnx import OnnxError, folding
 
 
 def refusal(source: Any) -> str:
@@ -157,3 +157,49 @@ def test_constants_that_are_too_large_are_left_to_the_run():
     tensors = [numpy_helper.from_array(np.array([1 << 20, 1 << 12]), "shape")]
     model = carme_onnx.load(onnx_models.model(nodes, {"x": ("N", 4)}, ["y"], tensors))
     assert model.nodes[0].name == "large" and model.proto.ByteSize() < 1 << 16
+
+
+def test_constants_that_fit_are_computed_where_others_are_too_large(monkeypatch: pytest.MonkeyPatch):
+    """What is too large is computed right before its only user: no cut ahead of that has to send it."""
+    monkeypatch.setattr(folding, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(folding, "_LEAST_BYTES", 1 << 20)
+    nodes = [
+        helper.make_node("ConstantOfShape", ["larger_shape"], ["larger"], name="larger"),
+        helper.make_node("ConstantOfShape", ["large_shape"], ["large"], name="large"),
+        helper.make_node("Relu", ["x"], ["r"], name="first"),
+        helper.make_node("MatMul", ["r", "large"], ["h"], name="second"),
+        helper.make_node("MatMul", ["h", "larger"], ["y"], name="third"),
+    ]
+    tensors = [
+        numpy_helper.from_array(np.array(shape), f"{name}_shape")
+        for name, shape in (("large", [64, 2560]), ("larger", [2560, 80]))
+    ]
+    proto = onnx_models.model(nodes, {"x": (1, 64)}, ["y"], tensors)
+    model = carme_onnx.load(proto)
+    assert [node.name for node in model.nodes] == ["first", "second", "larger", "third"]
+    assert "large" in {each.name for each in model.proto.graph.initializer}
+    assert any("do not fit into 1 MiB" in each for each in model.notices)
+
+
+def test_what_a_constant_too_large_is_made_of_stays_with_it(monkeypatch: pytest.MonkeyPatch):
+    """A node with two results, of which one fits and one does not, is computed as a whole."""
+    monkeypatch.setattr(folding, "_MOST_BYTES", 1 << 12)
+    monkeypatch.setattr(folding, "_LEAST_BYTES", 1 << 12)
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["zeros"], name="zeros"),
+        helper.make_node("Split", ["zeros", "sizes"], ["few", "many"], name="split", axis=0),
+        helper.make_node("Exp", ["many"], ["ones"], name="ones"),
+        helper.make_node("Sign", ["many"], ["signs"], name="signs"),
+        helper.make_node("Add", ["x", "few"], ["a"], name="first"),
+        helper.make_node("Add", ["a", "ones"], ["b"], name="second"),
+        helper.make_node("Add", ["b", "signs"], ["y"], name="third"),
+    ]
+    tensors = [
+        numpy_helper.from_array(np.array(values), name)
+        for name, values in (("shape", [701, 1]), ("sizes", [1, 700]))
+    ]
+    proto, x = onnx_models.model(nodes, {"x": (700, 1)}, ["y"], tensors), onnx_models.random(700, 1)
+    model = carme_onnx.load(proto)
+    assert {node.name for node in model.nodes} == {"zeros", "split", "signs", "first", "second", "third"}
+    found = carme_onnx.run(model, {"x": x}, workers=1)
+    np.testing.assert_allclose(found["y"], onnx_models.expected(proto, {"x": x})["y"], rtol=1e-6)

@@ -4,14 +4,13 @@ Large tensors lie in ranges of shared memory, so the next task maps what the las
 has a number, which its tokens carry: tasks with several inputs take those of one number together.
 """
 
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.library import library
-from carme_runtime.onnx.loading import Model
-from carme_runtime.onnx.parts import write_parts
 from carme_runtime.onnx.plans import Plan
 from carme_runtime.onnx.sessions import result_of, session
 from carme_runtime.petri import Net
@@ -20,6 +19,13 @@ from carme_runtime.petri import Net
 INLINE_BYTES = 4096
 #: Micro-batches that wait for a worker, for each of them.
 _WAITING = 2
+
+#: What other nodes read to have the net.
+_MODULE = "onnx_pipeline"
+_SCRIPT = """from carme_runtime.onnx.execution import Pipeline
+
+pipeline = Pipeline.saved(__file__)
+"""
 
 #: The sessions of this process, by the files of their models; workers make theirs when they need them.
 _sessions: dict[str, Any] = {}
@@ -179,9 +185,9 @@ class Pipeline:
     """The net of a plan.
 
     Args:
-        model: That was planned.
-        plan: Its plan.
-        folder: For the tasks' models.
+        plan: Of a model.
+        results: Names of the values that the model returns.
+        folder: With the tasks' models.
         threads: Of one operator.
 
     Attributes:
@@ -190,14 +196,16 @@ class Pipeline:
         results: Names of the values of a token in `done`.
     """
 
-    def __init__(self, model: Model, plan: Plan, folder: Path, threads: int = 1) -> None:
+    def __init__(self, plan: Plan, results: Sequence[str], folder: Path, threads: int = 1) -> None:
         self.net = Net("onnx")
-        files = write_parts(model, plan, folder)
+        self._given, self._script = (plan, tuple(results), folder, threads), folder / f"{_MODULE}.py"
+        self.net.origin = (_MODULE, str(self._script))
+        files = [folder / f"{task.name}.onnx" for task in plan.tasks]
         counts: dict[str, int] = {}
         for names in plan.edges.values():
             for name in names:
                 counts[name] = counts.get(name, 0) + 1
-        outputs = [name for name in dict.fromkeys(model.outputs) if name in plan.maker]
+        outputs = [name for name in dict.fromkeys(results) if name in plan.maker]
         for name in outputs:
             counts[name] = counts.get(name, 0) + 1
         shared = frozenset(name for name, count in counts.items() if count > 1)
@@ -250,6 +258,16 @@ class Pipeline:
             guard=same_number if len(ends) > 1 else None,
             priority=len(plan.tasks),
         )
+
+    def save(self) -> None:
+        """Write into the folder what workers of other nodes make the same net of."""
+        self._script.with_suffix(".pickle").write_bytes(pickle.dumps(self._given))
+        self._script.write_text(_SCRIPT)
+
+    @classmethod
+    def saved(cls, script: str) -> "Pipeline":
+        """The pipeline of a folder, by the script in it that `save` has written."""
+        return cls(*pickle.loads(Path(script).with_suffix(".pickle").read_bytes()))
 
 
 def _sum(places: Any) -> Any:

@@ -3,17 +3,19 @@
 from typing import Any
 
 from carme_runtime.onnx.library import library
-from carme_runtime.onnx.nodes import RANDOM, graphs, needed
+from carme_runtime.onnx.nodes import RANDOM, graphs, late_constants, needed
 
-#: What is computed may take in a model at most: a file of protobuf ends at 2 GiB.
-_MOST_BYTES = 512 << 20
+#: What a model may take with what is computed, and what is computed may take beside large weights: a file of
+#: protobuf ends at 2 GiB.
+_MOST_BYTES, _LEAST_BYTES = 1 << 30, 64 << 20
 
 
 def fold_constants(proto: Any, notices: list[str]) -> Any:
     """A model whose constant parts are initializers.
 
     Constants become initializers and unused nodes go by passes of onnx-ir; ONNX Runtime, which is to run the
-    rest, computes what depends on constants alone.
+    rest, computes what depends on constants alone. What is too large for the model stays a node, right before
+    the first one that uses it.
     """
     before = len(proto.graph.node)
     proto = _passes(proto)
@@ -23,6 +25,7 @@ def fold_constants(proto: Any, notices: list[str]) -> Any:
         reason = " ".join(str(error).split())[:300]
         notices.append(f"Constants are not computed before the model runs: {reason}")
     proto = _passes(proto)
+    _reorder(proto.graph, late_constants(list(proto.graph.node), {e.name for e in proto.graph.initializer}))
     _detach_outputs(proto.graph)
     if before != len(proto.graph.node):
         notices.append(f"{before} nodes became {len(proto.graph.node)} by constant folding.")
@@ -45,7 +48,8 @@ def _compute(proto: Any, notices: list[str]) -> None:
     """Nothing is changed where it fails."""
     onnx = library("onnx")
     graph = proto.graph
-    large = _large(graph)
+    most = max(_MOST_BYTES - proto.ByteSize(), _LEAST_BYTES)
+    large = _large(graph, most)
     constant = {each.name for each in graph.initializer}
     types = {each.name: each.type for each in graph.value_info}
     chosen = []
@@ -74,21 +78,40 @@ def _compute(proto: Any, notices: list[str]) -> None:
     model = onnx.helper.make_model(
         part, opset_imports=proto.opset_import, ir_version=max(proto.ir_version, 4)
     )
-    values = _run(model)
-    if sum(value.nbytes for value in values) > _MOST_BYTES:
-        notices.append(f"Constants of more than {_MOST_BYTES >> 20} MiB are computed when the model runs.")
-        return
-    made = [onnx.numpy_helper.from_array(value, name) for name, value in zip(wanted, values, strict=True)]
-    names = {node.name for node in chosen}
-    rest = [node for node in graph.node if node.name not in names]
-    copies = [type(node).FromString(node.SerializeToString()) for node in rest]
+    values = dict(zip(wanted, _run(model), strict=True))
+    small, staying = _fitting(chosen, values, most)
+    if len(small) < len(values):
+        notices.append(f"Constants that do not fit into {most >> 20} MiB are computed when the model runs.")
+    names = {node.name for node in chosen} - staying
+    _reorder(graph, [node for node in graph.node if node.name not in names])
+    graph.initializer.extend(onnx.numpy_helper.from_array(values[name], name) for name in small)
+
+
+def _fitting(chosen: list[Any], values: dict[str, Any], most: int) -> tuple[list[str], set[str]]:
+    """The values to keep, the smallest first, and the names of the nodes that make the others."""
+    small, total = set[str](), 0
+    for name in sorted(values, key=lambda each: (values[each].nbytes, each)):
+        total += values[name].nbytes
+        if total <= most:
+            small.add(name)
+    missing, staying = set(values) - small, set[str]()
+    for node in reversed(chosen):
+        if missing.intersection(node.output):
+            staying.add(node.name)
+            small.difference_update(node.output)
+            missing.update(name for name in needed(node) if name not in small)
+    return sorted(small), staying
+
+
+def _reorder(graph: Any, nodes: list[Any]) -> None:
+    """Let a graph have these of its nodes, in this order."""
+    copies = [type(node).FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
-    graph.initializer.extend(made)
 
 
-def _large(graph: Any) -> set[str]:
-    """Values that are known to be too large to be kept in the model."""
+def _large(graph: Any, most: int) -> set[str]:
+    """Values that are known to be too large for the model."""
     onnx = library("onnx")
     found = set()
     for each in (*graph.value_info, *graph.output):
@@ -98,7 +121,7 @@ def _large(graph: Any) -> set[str]:
         size = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).itemsize
         for dimension in tensor.shape.dim:
             size *= dimension.dim_value if dimension.HasField("dim_value") else 1
-        if size > _MOST_BYTES:
+        if size > most:
             found.add(each.name)
     return found
 

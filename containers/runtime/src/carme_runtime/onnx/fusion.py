@@ -1,20 +1,15 @@
 """Fuses operators so that few bytes travel: cuts are made where little crosses, and nowhere else.
 
 Operators run in one order, so parts of it that follow each other cannot need each other in a circle. Where
-to cut is the choice of the pipeline's partitioner; here it gets a smaller graph with good places alone.
+to cut is the choice of the pipeline's partitioner. Measured times scatter more than the times of two cuts of
+about the same balance differ, so of all about as balanced cuts the one counts that the fewest bytes cross.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
-from itertools import pairwise
+from carme_runtime.graph import Graph
+from carme_runtime.pipeline.partition import cheapest_cuts
 
-from carme_runtime.graph import Graph, Operator, Timing
-from carme_runtime.pipeline import PlanError, Request
-from carme_runtime.pipeline import plan as partition
-from carme_runtime.strategies import PIPELINE
-
-#: Of the time of an average part: two cuts that are nearer than this are alternatives to each other.
-_WINDOW = 0.1
+#: How much longer the longest part may be than that of the most balanced cuts, where fewer bytes travel then.
+LONGER = 1.05
 #: What starting a task and taking its result costs, in milliseconds, and how much more a task has to do.
 TASK_MS, WORTH = 0.15, 10
 #: Places at which one value crosses that are looked at before a join.
@@ -56,69 +51,17 @@ def _travels(graph: Graph, name: str) -> bool:
     return graph.value[name].dtype not in ("list", "dict", "NoneType")
 
 
-def good_places(graph: Graph, parts: int) -> list[int]:
-    """Places so that each other one has one near at which as few bytes cross, or fewer."""
-    bytes_at, times = crossing(graph), [0.0]
-    for operator in graph.operators:
-        times.append(times[-1] + operator.forward_ms(graph.samples))
-    places = allowed(graph)
-    window = _WINDOW * times[-1] / parts
-    while True:
-        found: list[int] = []
-        for place in sorted(places, key=lambda each: (bytes_at[each], each)):
-            if all(abs(times[other] - times[place]) > window for other in found):
-                found.append(place)
-        if len(found) >= parts - 1 or window < 1e-6:
-            return sorted(found)
-        window /= 2
+def balanced_cuts(graph: Graph, parts: int) -> tuple[int, ...] | None:
+    """Cuts into parts of about the same time at which the fewest bytes cross.
 
+    Args:
+        graph: With its costs.
+        parts: How many.
 
-def merged(graph: Graph, places: Iterable[int]) -> Graph:
-    """The graph with one operator for all that lies between two places."""
-    ends = [0, *places, len(graph.operators)]
-    operators = tuple(_one(graph, begin, end) for begin, end in pairwise(ends))
-    remaining = {*graph.inputs, *(name for each in operators for name in each.outputs)}
-    return replace(
-        graph, operators=operators, values=tuple(value for value in graph.values if value.name in remaining)
-    )
-
-
-def _one(graph: Graph, begin: int, end: int) -> Operator:
-    own = graph.operators[begin:end]
-    made = {name for each in own for name in each.outputs}
-    used = dict.fromkeys(name for each in own for name in each.inputs if name not in made)
-    outputs = [name for each in own for name in each.outputs if any(u >= end for u in graph.users[name])]
-    milliseconds = sum(each.forward_ms(graph.samples) for each in own)
-    return Operator(
-        name=own[0].name,
-        kind=own[0].kind if len(own) == 1 else f"{len(own)} operators",
-        module=own[0].module,
-        inputs=tuple(used),
-        outputs=tuple(outputs),
-        parameters=tuple(dict.fromkeys(name for each in own for name in each.parameters)),
-        timings=(Timing(graph.samples, milliseconds, 0.0),),
-    )
-
-
-def balanced_cuts(graph: Graph, parts: int, micro_batches: int) -> tuple[int, ...] | None:
-    """Cuts into parts of about the same time at which little crosses; None where there are too few places."""
-    if parts == 1:
-        return ()
-    places = good_places(graph, parts)
-    coarse = merged(graph, places)
-    request = Request(
-        ranks=parts,
-        samples=graph.samples * micro_batches,
-        stages=parts,
-        micro_batches=micro_batches,
-        schedule="1f1b",
-        strategy=PIPELINE,
-    )
-    try:
-        found = partition(coarse, request)
-    except PlanError:
-        return None
-    return tuple(places[cut - 1] for cut in found.cuts)
+    Returns:
+        Places of operators; None where there are too few.
+    """
+    return cheapest_cuts(graph, allowed(graph), parts, LONGER)
 
 
 def branch_cuts(graph: Graph) -> tuple[int, ...]:

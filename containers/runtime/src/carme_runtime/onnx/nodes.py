@@ -54,3 +54,37 @@ def sorted_nodes(nodes: list[Any], given: set[str]) -> list[Any]:
             break
         waiting = later
     return found
+
+
+def late_constants(nodes: list[Any], given: set[str]) -> list[Any]:
+    """The nodes with those that depend on constants alone right before the first one that uses them.
+
+    So no cut between them and their user has to send what they make, unless several parts use it.
+
+    Args:
+        nodes: In an order in which they can run.
+        given: Names of constants.
+    """
+    constant, made, found = set(given), dict[str, int](), []
+    waiting = set[int]()
+
+    def take(names: list[str]) -> None:
+        wanted, taken = list(names), set[int]()
+        while wanted:
+            place = made.get(wanted.pop(), -1)
+            if place in waiting:
+                waiting.remove(place)
+                taken.add(place)
+                wanted += needed(nodes[place])
+        found.extend(nodes[place] for place in sorted(taken))
+
+    for place, node in enumerate(nodes):
+        names = needed(node)
+        if constant.issuperset(names):
+            constant.update(node.output)
+            made.update(dict.fromkeys(node.output, place))
+            waiting.add(place)
+        else:
+            take(names)
+            found.append(node)
+    return found + [nodes[place] for place in sorted(waiting)]

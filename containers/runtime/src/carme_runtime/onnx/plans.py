@@ -2,18 +2,21 @@
 
 import heapq
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from carme_runtime.graph import Graph, drawing
+from carme_runtime.graph import Graph, Links, drawing
 from carme_runtime.graph.show import columns, size_text
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.fusion import TASK_MS, balanced_cuts, branch_cuts, components
 
 KINDS = ("cpu", "gpu")
+#: As workers: a process for each processor of all nodes of the job.
+JOB = "job"
 #: How much faster than one processor a GPU is taken to be, where it was not measured.
 GPU_SPEED = 10.0
 #: A plan has to be so much quicker to be taken instead of one that sends fewer bytes.
@@ -166,7 +169,9 @@ class Plan:
 
 
 def parse_workers(text: str | int | Mapping[str, int]) -> dict[str, int]:
-    """Workers such as `cpu:2,gpu:1`, or their number. Raises OnnxError."""
+    """Workers such as `cpu:2,gpu:1`, their number, or JOB. Raises OnnxError."""
+    if text == JOB:
+        return {"cpu": _nodes() * len(os.sched_getaffinity(0))}
     if isinstance(text, Mapping):
         text = ",".join(f"{kind}:{count}" for kind, count in text.items())
     if isinstance(text, int) or str(text).isdecimal():
@@ -182,6 +187,12 @@ def parse_workers(text: str | int | Mapping[str, int]) -> dict[str, int]:
     return found
 
 
+def _nodes() -> int:
+    """Of the job, as Slurm says: which of them have joined the run shows when it starts."""
+    count = os.environ.get("SLURM_JOB_NUM_NODES", "1")
+    return max(int(count), 1) if count.isdecimal() else 1
+
+
 def plan(
     graph: Graph,
     workers: str | int | Mapping[str, int] = 1,
@@ -193,7 +204,7 @@ def plan(
 
     Args:
         graph: Of `trace`.
-        workers: Such as "cpu:2,gpu:1", or a number of processes.
+        workers: Such as "cpu:2,gpu:1", a number of processes, or "job" for those of all its nodes.
         tasks: Into how many parts the model is cut; None: what is predicted to be quickest, and of plans
             that take about the same time the one that sends the fewest bytes.
         micro_batches: How many follow each other.
@@ -202,13 +213,15 @@ def plan(
         OnnxError: The workers make no sense, or the model cannot be cut into so many parts.
     """
     found = parse_workers(workers)
+    if workers == JOB and _nodes() > 1:
+        graph = replace(graph, links=Links())
     if tasks is not None:
-        cuts = _wanted_cuts(graph, tasks, micro_batches)
+        cuts = _wanted_cuts(graph, tasks)
         return _assigned(_made(graph, cuts, found, micro_batches, split=False))
     count = sum(found.values())
     candidates: list[tuple[int, ...] | None] = [()]
     if count > 1:
-        candidates += [balanced_cuts(graph, parts, max(micro_batches, 2)) for parts in {count, 2 * count}]
+        candidates += [balanced_cuts(graph, parts) for parts in {count, 2 * count}]
         candidates += [branch_cuts(graph)] if micro_batches < count else []
     plans = [
         _assigned(_made(graph, cuts, found, micro_batches, split=True))
@@ -222,11 +235,11 @@ def plan(
     return best
 
 
-def _wanted_cuts(graph: Graph, tasks: int, micro_batches: int) -> tuple[int, ...]:
+def _wanted_cuts(graph: Graph, tasks: int) -> tuple[int, ...]:
     if tasks < 1:
         raise OnnxError(f"A model cannot become {tasks} tasks.", "Ask for 1 or more.")
     for parts in range(tasks, 0, -1):
-        cuts = balanced_cuts(graph, parts, max(micro_batches, 2))
+        cuts = balanced_cuts(graph, parts)
         if cuts is not None:
             if parts < tasks:
                 raise OnnxError(

@@ -15,7 +15,8 @@ from carme_runtime.onnx.examples import check_inputs
 from carme_runtime.onnx.execution import Pipeline, label, stored
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model, load
-from carme_runtime.onnx.plans import Plan, parse_workers, plan
+from carme_runtime.onnx.parts import write_parts
+from carme_runtime.onnx.plans import JOB, Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
 from carme_runtime.onnx.tracing import as_source, trace
 from carme_runtime.petri import store
@@ -47,7 +48,8 @@ def run(model: Any, inputs: Any, workers: Any = 2, **options: Any) -> Any:
         inputs: An array for each input; its first dimension may be a multiple of the model's, and is split
             into micro-batches where that gives the same results. Or several such mappings, each of which is a
             micro-batch.
-        workers: Processes of this node, or kinds of them: "cpu:2,gpu:1".
+        workers: Processes of this node, kinds of them ("cpu:2,gpu:1"), or "job" for a process on each
+            processor of all nodes of the job that this program runs in.
         options: Of `Runner`.
 
     Returns:
@@ -74,10 +76,11 @@ class Runner:
 
     Args:
         model: Which.
-        workers: A number of processes, or kinds of them.
+        workers: A number of processes, kinds of them, or "job".
         tasks: Into how many tasks the model is cut; None: see `plan`.
         compiled: A plan to use instead of making one.
-        folder: For the net's journal and the tasks' models; it stays. None: a temporary one.
+        folder: For the net's journal and the tasks' models; it stays. None: a temporary one. All nodes of a
+            job need to see it, so for workers of "job" a temporary one is in the working directory.
         memory: The most that tensors in flight take of the node's shared memory, such as "8GiB".
         watch: Is called with the run of the net and a number when that micro-batch was given to it.
 
@@ -97,7 +100,7 @@ class Runner:
         memory: int | str | None = None,
         watch: Any = None,
     ) -> None:
-        self.model, self.workers = model, parse_workers(workers)
+        self.model, self.workers, self._job = model, parse_workers(workers), workers == JOB
         self.plan = compiled
         self.notices: list[str] = []
         self._tasks, self._folder, self._memory, self._watch = tasks, folder, memory, watch
@@ -111,12 +114,14 @@ class Runner:
         """The outputs of each micro-batch, in their order. Raises as `carme_runtime.onnx.run`."""
         if self.plan is None:
             graph = trace(self.model, batches[0], measure=len(batches) >= _MEASURED)
-            self.plan = plan(graph, self.workers, tasks=self._tasks, micro_batches=len(batches))
+            workers = JOB if self._job else self.workers
+            self.plan = plan(graph, workers, tasks=self._tasks, micro_batches=len(batches))
         if self._folder is not None:
-            folder = Path(self._folder)
+            folder = Path(self._folder).absolute()
             folder.mkdir(parents=True, exist_ok=True)
             return self._run(folder, self.plan, batches)
-        with tempfile.TemporaryDirectory(prefix="carme-onnx-") as temporary:
+        where = Path.cwd() if self._job else None
+        with tempfile.TemporaryDirectory(prefix="carme-onnx-", dir=where) as temporary:
             try:
                 return self._run(Path(temporary), self.plan, batches)
             except BaseException:
@@ -125,14 +130,16 @@ class Runner:
 
     def _run(self, folder: Path, found: Plan, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
         count = sum(found.workers.values())
-        threads = max(len(os.sched_getaffinity(0)) // count, 1)
-        pipeline = Pipeline(self.model, found, folder, threads)
+        threads = 1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1)
+        write_parts(self.model, found, folder)
+        pipeline = Pipeline(found, self.model.outputs, folder, threads)
+        pipeline.save()
         gpus = found.workers.get("gpu", 0)
         offers = f"gpu:{gpus}" if gpus else ""
         results: list[dict[str, Any]] = [{} for _ in batches]
-        net = pipeline.net
+        net, workers = pipeline.net, JOB if self._job else count
         with net.start(
-            count, folder=folder / "run", offers=offers, memory=self._memory, checked=False
+            workers, folder=folder / "run", offers=offers, memory=self._memory, checked=False
         ) as run:
             for number, batch in enumerate(batches):
                 _put(run, pipeline, number, batch)

@@ -79,6 +79,53 @@ def plan(graph: Graph, request: Request) -> Plan:
     return best
 
 
+def cheapest_cuts(graph: Graph, places: Sequence[int], pieces: int, longer: float) -> tuple[int, ...] | None:
+    """Of all cuts that are about balanced, those at which the fewest bytes cross, and then the most balanced.
+
+    Messages and memory do not count. The same graph and costs have the same cuts.
+
+    Args:
+        graph: With its costs.
+        places: Of operators before which a cut may be, growing.
+        pieces: Into how many.
+        longer: The most that the longest piece may take, in parts of the most balanced cuts' longest one.
+
+    Returns:
+        A place for each piece but the first; None where there are too few.
+    """
+    if len(places) < pieces - 1:
+        return None
+    n, few = graph.samples, _fewer(graph, list(places), pieces)
+    ends = [0, *(few if len(few) >= pieces - 1 else places), len(graph.operators)]
+    times = _sums((o.forward_ms(n) + o.backward_ms(n) for o in graph.operators), ends)
+    crossing = _crossing(graph, n)
+    crossed = [0.0, *(crossing[end] for end in ends[1:-1]), 0.0]
+    shortest = _bounded(pieces, times, [0.0] * len(ends), _ENDLESS)[1]
+    return tuple(ends[at] for at in _bounded(pieces, times, crossed, longer * shortest)[2][:-1])
+
+
+def _bounded(
+    pieces: int, times: list[float], crossed: list[float], most: float
+) -> tuple[float, float, tuple[int, ...]]:
+    """Bytes, the time of the longest piece, and the ends of pieces of which none takes longer than `most`.
+
+    Dynamic programming over the ends of the first, the second and all other pieces.
+    """
+    best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0.0, 0.0, ())}
+    for _ in range(pieces):
+        following: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        for begin, (sent, longest, cuts) in best.items():
+            for end in range(begin + 1, len(times)):
+                took = times[end] - times[begin]
+                if took > most:
+                    break
+                found = (sent + crossed[end], max(longest, took), (*cuts, end))
+                if end not in following or found < following[end]:
+                    following[end] = found
+        best = following
+    return best[len(times) - 1]
+
+
 def _rate(found: Plan) -> float:
     """Samples per millisecond of all ranks, with the sum of gradients over replicas."""
     gradients = max(s.parameter_bytes for s in found.stages) if found.replicas > 1 else 0

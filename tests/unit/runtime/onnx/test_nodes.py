@@ -1,0 +1,73 @@
+"""Models run on several nodes of a job: real agents on this host, each of which takes itself for a node."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+import onnx_models
+
+SCRIPT = '''
+import json, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import carme_runtime.onnx as carme_onnx
+from carme_runtime.onnx import Runner
+
+stopped = []
+
+def watch(run, number):
+    """Stop the worker of this node early, and kill it when the other node has run tasks."""
+    if "kill" in sys.argv and number == 0:
+        while not run.workers:
+            time.sleep(0.05)
+        stopped.append(run.workers[0])
+        os.kill(stopped[0], signal.SIGSTOP)
+    elif "kill" in sys.argv and number == 5:
+        # The worker has at most run the three parts of the first micro-batch.
+        while sum(n for name, n in run.status()["fired"].items() if name.startswith("part")) < 4:
+            time.sleep(0.05)
+        os.kill(stopped[0], signal.SIGKILL)
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one worker on this node
+    given = [{"x": x[None]} for x in np.load("x.npy")]
+    runner = Runner(carme_onnx.load("model.onnx"), "job", tasks=3, watch=watch)
+    found = runner.run(given)
+    np.savez("y.npz", **{name: np.concatenate([each[name] for each in found]) for name in found[0]})
+    print(json.dumps([runner.notices, sorted(each.name for each in Path.cwd().iterdir())]))
+'''
+
+
+def ran(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
+    """Run a model of branches on two nodes, and compare it with ONNX Runtime."""
+    proto, x = onnx_models.branches(batch=1, size=192), onnx_models.random(8, 3, 192, 192)
+    onnx.save(proto, folder / "model.onnx")
+    np.save(folder / "x.npy", x)
+    (folder / "program.py").write_text(SCRIPT)
+    job = make_job("n1", "n2")
+    environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0)), "SLURM_JOB_NUM_NODES": "2"}
+    code, out, errors = job.start([sys.executable, "program.py", *arguments], environment).wait()
+    assert code == 0, errors
+    found = np.load(folder / "y.npz")
+    for number, each in enumerate(x):
+        for name, array in onnx_models.expected(proto, {"x": each[None]}).items():
+            np.testing.assert_allclose(found[name][number][None], array, rtol=1e-4, atol=1e-4)
+    return json.loads(out)
+
+
+def test_a_model_on_two_nodes_gives_what_onnx_runtime_gives(make_job: Callable[..., Any], tmp_path: Path):
+    notices, left = ran(make_job, tmp_path)
+    assert notices == [] and not any(name.startswith("carme-onnx-") for name in left)
+
+
+def test_a_worker_that_is_killed_on_one_of_two_nodes_changes_nothing_but_the_time(
+    make_job: Callable[..., Any], tmp_path: Path
+):
+    """The other node runs tasks meanwhile: without it the program would wait for ever."""
+    notices, _ = ran(make_job, tmp_path, "kill")
+    assert all("was ended by signal 9" in each for each in notices)
