@@ -1,4 +1,4 @@
-"""Draws what `allreduce.py --json` and `training.py --json` have written, as SVG.
+"""Draws what `allreduce.py`, `training.py` and `portal.py` have written with `--json`, as SVG.
 
 python tests/benchmarks/plots.py docs/benchmarks result.json ...
 """
@@ -38,6 +38,8 @@ def main() -> None:
         draw_sizes(folder / f"allreduce-{fixture.replace('_', '-')}.svg", fixture, by_size)
     if steps := [row for row in rows if row["name"].startswith("step_ms_")]:
         draw_steps(folder / "training-steps.svg", steps)
+    if answers := [row for row in rows if row["name"].endswith("_p95_ms")]:
+        draw_answers(folder / "portal.svg", answers)
 
 
 def draw_sizes(file: Path, scene: str, by_size: dict[int, dict[str, Any]]) -> None:
@@ -78,6 +80,19 @@ def draw_steps(file: Path, rows: list[dict[str, Any]]) -> None:
     axes.set_yticks(ticks, labels, fontsize=6)
     axes.invert_yaxis()
     axes.set(xlabel="step, ours = 1", xlim=(0, axes.get_xlim()[1] * 1.2))
+    save(figure, file)
+
+
+def draw_answers(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Milliseconds within which 95 % of a page's answers arrived, as bars beside the aim: lower is better."""
+    figure, axes = pyplot.subplots(figsize=(6, 0.3 * len(rows) + 0.8))
+    names = [row["name"].removesuffix("_p95_ms").replace("_", " ") for row in rows]
+    bars = axes.barh(names, [row["ours"] for row in rows], color="tab:blue")
+    axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=7)
+    axes.axvline(150, color="k", linestyle=":", label="aim")
+    axes.invert_yaxis()
+    axes.set(xlabel="p95 of an answer, ms")
+    axes.legend(fontsize=7)
     save(figure, file)
 
 

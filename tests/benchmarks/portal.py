@@ -139,39 +139,47 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
 def fill(now: datetime) -> list[dict[str, str]]:
     """The data; for each client a login, a token and a job."""
     importlib.import_module("django").setup()
-    from importlib import import_module
-
-    from django.conf import settings
-    from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
     from django.core.management import call_command
     from django.db import connection
-    from unit.webui.fake_broker import make_job
 
     from carme_webui.accounts.models import User
-    from carme_webui.api.models import SCOPES, Token
-    from carme_webui.bookings.models import Booking
     from carme_webui.jobs.models import Job
-    from carme_webui.sessions.models import Session
 
     call_command("migrate", verbosity=0)
     call_command("collectstatic", interactive=False, verbosity=0)
     User.objects.bulk_create(User(username=f"user{number}", password="!") for number in range(USERS))
     users = list(User.objects.order_by("id"))
+    Job.store(past_jobs(now))
+    store_sessions(users, now)
+    store_bookings(users, now)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE")
+    found = [client_of(user, number, now) for number, user in enumerate(users[:CLIENTS])]
+    counts = sorted(Job.objects.filter(user=user.username).count() for user in users[:CLIENTS])
+    print(f"Jobs of a client: {counts[0]} to {counts[-1]}, half of them more than {counts[CLIENTS // 2]}.")
+    return found
+
+
+def past_jobs(now: datetime) -> Iterator[Any]:
+    """Jobs of three years, each with an owner: some users have thousands, many a few."""
+    from unit.webui.fake_broker import make_job
+
     chance = random.Random(1)
     endings = ["COMPLETED"] * 7 + ["FAILED", "CANCELLED", "TIMEOUT"]
+    for number in range(1, PAST + 1):
+        owner = min(USERS - 1, int(chance.paretovariate(0.6)) - 1)
+        begun = now - timedelta(days=1095) * (1 - number / PAST)
+        yield make_job(
+            number, user=f"user{owner}", name=f"{NAMES[number % len(NAMES)]} {number % 97}", kind="batch",
+            state=endings[number % len(endings)], submitted=begun, started=begun,
+            ended=begun + timedelta(hours=1), exit_code=0,
+        )  # fmt: skip
 
-    def past() -> Iterator[Any]:
-        for number in range(1, PAST + 1):
-            # Some users have thousands, many a few: what a site looks like.
-            owner = min(USERS - 1, int(chance.paretovariate(0.6)) - 1)
-            begun = now - timedelta(days=1095) * (1 - number / PAST)
-            yield make_job(
-                number, user=f"user{owner}", name=f"{NAMES[number % len(NAMES)]} {number % 97}", kind="batch",
-                state=endings[number % len(endings)], submitted=begun, started=begun,
-                ended=begun + timedelta(hours=1), exit_code=0,
-            )  # fmt: skip
 
-    Job.store(past())
+def store_sessions(users: list[Any], now: datetime) -> None:
+    """One ended session for each user."""
+    from carme_webui.sessions.models import Session
+
     Session.objects.bulk_create(
         Session(
             name=f"s{number:08}", owner=users[number % USERS], state="ended", ending="stopped", settled=True,
@@ -180,6 +188,12 @@ def fill(now: datetime) -> list[dict[str, str]]:
         )
         for number in range(USERS)
     )  # fmt: skip
+
+
+def store_bookings(users: list[Any], now: datetime) -> None:
+    """Approved bookings of the next days, each of one node."""
+    from carme_webui.bookings.models import Booking
+
     Booking.objects.bulk_create(
         Booking(
             owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
@@ -189,27 +203,27 @@ def fill(now: datetime) -> list[dict[str, str]]:
         )
         for number in range(BOOKINGS)
     )  # fmt: skip
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE")
-    found = []
-    for number, user in enumerate(users[:CLIENTS]):
-        login = import_module(settings.SESSION_ENGINE).SessionStore()
-        login[SESSION_KEY], login[BACKEND_SESSION_KEY] = str(user.pk), settings.AUTHENTICATION_BACKENDS[0]
-        login[HASH_SESSION_KEY] = user.get_session_auth_hash()
-        login.create()
-        secret = Token.make(user, "bench", list(SCOPES), now + timedelta(days=1))[1]
-        job = Job.objects.filter(user=user.username).order_by("-id").first()
-        found.append(
-            {
-                "name": settings.SESSION_COOKIE_NAME,
-                "cookie": str(login.session_key),
-                "token": secret,
-                "job": str(job.id if job else number),
-            }
-        )
-    counts = sorted(Job.objects.filter(user=user.username).count() for user in users[:CLIENTS])
-    print(f"Jobs of a client: {counts[0]} to {counts[-1]}, half of them more than {counts[CLIENTS // 2]}.")
-    return found
+
+
+def client_of(user: Any, number: int, now: datetime) -> dict[str, str]:
+    """A login, a token and a job of a user; `number` is the job where the user has none."""
+    from django.conf import settings
+    from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+
+    from carme_webui.api.models import SCOPES, Token
+    from carme_webui.jobs.models import Job
+
+    login = importlib.import_module(settings.SESSION_ENGINE).SessionStore()
+    login[SESSION_KEY], login[BACKEND_SESSION_KEY] = str(user.pk), settings.AUTHENTICATION_BACKENDS[0]
+    login[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    login.create()
+    job = Job.objects.filter(user=user.username).order_by("-id").first()
+    return {
+        "name": settings.SESSION_COOKIE_NAME,
+        "cookie": str(login.session_key),
+        "token": Token.make(user, "bench", list(SCOPES), now + timedelta(days=1))[1],
+        "job": str(job.id if job else number),
+    }
 
 
 def costs() -> dict[str, list[tuple[int, float]]]:

@@ -60,7 +60,7 @@ def idle(demo: DemoSite, user: str) -> int:
     return int(done.stdout)
 
 
-def told(demo: DemoSite, user: str, job: int) -> list[str]:
+def notices(demo: DemoSite, user: str, job: int) -> list[str]:
     """What the user's own page says of a job, the newest first."""
     with demo.visitor(user) as visitor:
         page = visitor.fetch(f"{visitor.url}profile/").text
@@ -74,7 +74,7 @@ def test_the_owner_of_an_idle_gpu_is_warned_twice_and_then_the_job_ends(
     job, exempt = idle(demo, "user1"), idle(demo, "user2")
 
     first = wait_until(
-        "the first warning is on the user's page", lambda: told(demo, "user1", job), timeout=2 * HANG
+        "the first warning is on the user's page", lambda: notices(demo, "user1", job), timeout=2 * HANG
     )
     assert re.fullmatch(
         rf"Job {job}: GPU \d of n1 has not been used for an hour\. Ask for fewer GPUs .* "
@@ -83,12 +83,12 @@ def test_the_owner_of_an_idle_gpu_is_warned_twice_and_then_the_job_ends(
     )
     advice = demo.carme_json("report", str(job))["advice"]
     assert advice[0]["topic"] == "policy" and "warning 1 of 2" in advice[0]["text"]
-    second = wait_until("the second one", lambda: told(demo, "user1", job)[:-1], timeout=2 * HANG)
+    second = wait_until("the second one", lambda: notices(demo, "user1", job)[:-1], timeout=2 * HANG)
     assert "This is warning 2 of 2: unless that changes, the job is stopped at" in second[0]
     assert demo.job_state(job) is JobState.RUNNING
 
     wait_until("the job is stopped", lambda: demo.job_state(job) is JobState.CANCELLED, timeout=2 * HANG)
-    last = wait_until("the user is told", lambda: told(demo, "user1", job)[:-2], timeout=HANG)
+    last = wait_until("the user is told", lambda: notices(demo, "user1", job)[:-2], timeout=HANG)
     assert last[0].startswith(f"Your job {job} was stopped after 2 warnings: Job {job}: GPU ")
 
     log = demo.run("head", "cat", "/var/log/carme/audit.jsonl").stdout
@@ -96,5 +96,5 @@ def test_the_owner_of_an_idle_gpu_is_warned_twice_and_then_the_job_ends(
     done = [(one["action"], one["result"], one["user"]) for one in entries if one.get("job_id") == job]
     assert done == [("policy_warn", "ok", "user1")] * 2 + [("policy_stop", "ok", "user1")]
     assert demo.job_state(exempt, "user2") is JobState.RUNNING
-    assert told(demo, "user2", exempt) == []
+    assert notices(demo, "user2", exempt) == []
     assert exempt not in {one.get("job_id") for one in entries}

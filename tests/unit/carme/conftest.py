@@ -242,7 +242,7 @@ async def running(
     monkeypatch.setattr(server_module, "identify", identify)
     # On a busy machine the programs that stand for Slurm's exceed what real ones are given.
     for limit in (
-        "aftermath.ANSWER_SECONDS",
+        "accounting_lookup.ANSWER_SECONDS",
         "preemptions.ANSWER_SECONDS",
         "files.LOG_SECONDS",
         "watch.CATCH_UP_SECONDS",

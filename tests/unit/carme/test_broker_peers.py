@@ -32,7 +32,7 @@ async def raw(site: Any, data: bytes) -> dict[str, Any]:
     [
         (b"\n", "The broker does not know this method|not valid"),
         (b"{}\n", "does not know this method"),
-        (b'{"method": "fly"}\n', "It knows: access, accounts_led, bring, cancel"),
+        (b'{"method": "fly"}\n', "It knows: access, bring, cancel"),
         (b'{"method": 3}\n', "does not know this method"),
         (b'{"method": "job"}\n', "'job_id' is missing"),
         (b'{"method": "job", "job_id": 0}\n', "'job_id' must be at least 1, not 0"),
@@ -186,9 +186,9 @@ async def test_a_broker_that_talks_nonsense(tmp_path: Path, answer: bytes) -> No
 
 
 async def test_which_accounts_somebody_leads(site: Any) -> None:
-    assert await site.client.accounts_led() == ["physics"]
+    assert await site.client.coordinated_accounts() == ["physics"]
     with pytest.raises(Denied):
-        await site.client.accounts_led(user="bob")
+        await site.client.coordinated_accounts(user="bob")
     site.act("hub", trusted=True)
-    assert await site.client.accounts_led(user="bob") == []
-    assert await site.client.accounts_led() == []
+    assert await site.client.coordinated_accounts(user="bob") == []
+    assert await site.client.coordinated_accounts() == []

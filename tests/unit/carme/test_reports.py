@@ -18,6 +18,7 @@ from carme.config import Settings
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Job, JobState
 from carme.reports import (
+    Advice,
     Curve,
     GpuUse,
     NodeUse,
@@ -32,6 +33,7 @@ from carme.reports import (
 from carme.reports.metrics import Metrics
 from carme.reports.record import MOST_RANKS, PREFIX
 from carme.reports.text import as_html, as_text
+from carme.translation import translated
 
 GIB = 1 << 30
 END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
@@ -105,6 +107,12 @@ def test_advice(used: Usage | None, of: Job, topic: str, change: str) -> None:
     assert one.topic == topic
     assert change in one.change
     assert one.text.endswith(".")
+    received = Advice.model_validate_json(one.model_dump_json())  # as from the broker, or from a record
+    english = {"the", "The", "of", "and", "or", "Ask", "processor", "processors", "minutes", "leave"}
+    for sentence in (received.text, received.change):
+        assert not english & set(translated(sentence, "de").split()), translated(sentence, "de")
+    assert translated(received.text, "de") != one.text
+    assert translated(received.text, "en") == one.text
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 from carme.broker import BrokerClient
 from carme.broker.estimates import JUDGED, Estimates
 from carme.broker.feed import Feed
-from carme.broker.sessions import KEPT, KEPT_OF_USER, SessionBook
+from carme.broker.sessions import MOST_OF_USER, RETENTION, SessionBook
 from carme.broker.store import Store
 from carme.config import Settings
 from carme.errors import BrokerUnavailable, CarmeError, NotFound, SlurmError
@@ -87,14 +87,14 @@ async def test_ended_sessions_are_forgotten_in_time_and_in_number(tmp_path: Path
     now = datetime(2026, 11, 1, tzinfo=UTC)
     async with book_at(tmp_path, lambda: now) as book:
         book.observe([facts_of(1, JobState.FAILED), facts_of(2), facts_of(3, user="bob")], None)
-        now += KEPT / 2
+        now += RETENTION / 2
         book.observe([facts_of(3, JobState.FAILED, user="bob")], None)
-        now += KEPT / 2 + timedelta(seconds=1)
+        now += RETENTION / 2 + timedelta(seconds=1)
         book.expire()
         assert [one.job_id for one in book.sessions(None, active=False)] == [3, 2]
     async with book_at(tmp_path, lambda: now) as book:
         assert [one.job_id for one in book.sessions(None, active=False)] == [3, 2]
-        many = range(1000, 1010 + KEPT_OF_USER)
+        many = range(1000, 1010 + MOST_OF_USER)
         book.observe([facts_of(number, JobState.FAILED) for number in many], None)
         book.expire()
         assert [one.job_id for one in book.sessions("ada", active=False)] == [*reversed(many[10:]), 2]

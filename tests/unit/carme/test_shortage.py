@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
-from carme.jobs.shortage import kept_nodes, running_on, shortage
+from carme.jobs.shortage import reserved_nodes, running_on, shortage
 from carme.jobs.times import moment_text
 from carme.translation import translated
 
@@ -150,12 +150,13 @@ def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
 def test_which_nodes_reservations_keep() -> None:
     cluster = of([node("n1"), node("n2"), node("n3")])
     saved = [reservation("maint", -5, 90, "n1", "n2", "x9"), reservation("carme-b", 30, 200, "n3")]
-    assert in_german_too(kept_nodes(waiting(), cluster, saved, NOW)) == (
+    assert in_german_too(reserved_nodes(waiting(), cluster, saved, NOW)) == (
         f"kept for the reservation maint until {at(90)}: n1 and n2"
     )
-    assert in_german_too(kept_nodes(waiting(reservation="maint"), cluster, saved, NOW)) == (
+    assert in_german_too(reserved_nodes(waiting(reservation="maint"), cluster, saved, NOW)) == (
         f"kept for the reservation carme-b from {at(30)} on until {at(200)}: n3"
     )
     assert (
-        in_german_too(kept_nodes(waiting(reservation="maint", minutes_limit=20), cluster, saved, NOW)) == ""
+        in_german_too(reserved_nodes(waiting(reservation="maint", minutes_limit=20), cluster, saved, NOW))
+        == ""
     )

@@ -220,10 +220,10 @@ class Shown:
     vendor = "nvidia"
 
     def __init__(self, reading: GpuReading) -> None:
-        self._reading, self.asked = reading, 0
+        self._reading, self.reads = reading, 0
 
     def read(self) -> list[GpuReading]:
-        self.asked += 1
+        self.reads += 1
         return [self._reading]
 
     def close(self) -> None:
@@ -290,11 +290,11 @@ def test_one_scrape_is_one_pass(tmp_path: Path):
     server = MetricsServer("127.0.0.1:0", registry, None)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
     try:
-        assert (library.asked, cgroups.passes) == (0, 0)  # nor does its start cost one
+        assert (library.reads, cgroups.passes) == (0, 0)  # nor does its start cost one
         for number in (1, 2, 3):
             answer = httpx.get(f"http://127.0.0.1:{server.server_port}/metrics", trust_env=False)
             assert "carme_gpu_utilization_ratio" in answer.text
-            assert (library.asked, cgroups.passes) == (number, number)
+            assert (library.reads, cgroups.passes) == (number, number)
     finally:
         server.shutdown()
         server.server_close()

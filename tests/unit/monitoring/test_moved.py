@@ -30,7 +30,7 @@ def counts(processes: Path, pid: int, read: int, written: int) -> None:
     )
 
 
-def told(file: Path, job_id: int = 7) -> tuple[int | None, int | None]:
+def moved_bytes(file: Path, job_id: int = 7) -> tuple[int | None, int | None]:
     usage = Usage(job_id)
     MovedRecords(file).add_to([usage])
     return usage.read_bytes, usage.written_bytes
@@ -46,8 +46,8 @@ def test_a_job_has_what_all_its_steps_have_moved(processes: Path, tmp_path: Path
     assert (usage.read_bytes, usage.written_bytes) == (3060, 306)
     assert (usage.steps["0"].read_bytes, usage.steps["0"].written_bytes) == (2050, 205)
     assert usage.steps["1"].read_bytes is None
-    assert told(tmp_path / "jobs.json", 8) == (0, 0)
-    assert told(tmp_path / "jobs.json", 9) == (None, None)
+    assert moved_bytes(tmp_path / "jobs.json", 8) == (0, 0)
+    assert moved_bytes(tmp_path / "jobs.json", 9) == (None, None)
 
 
 def test_what_has_ended_stays_counted_and_is_counted_once(processes: Path, tmp_path: Path):
@@ -58,15 +58,15 @@ def test_what_has_ended_stays_counted_and_is_counted_once(processes: Path, tmp_p
     moved.look({7: {"batch": [101, 102]}})
     counts(processes, 101, 510, 51)  # it waited for the other, which had read a little more
     moved.look({7: {"batch": [101]}})
-    assert told(file) == (510, 51)
+    assert moved_bytes(file) == (510, 51)
     counts(processes, 103, 40, 4)
     moved.look({7: {"batch": [101], "0": [103]}})
-    assert told(file) == (550, 55)
+    assert moved_bytes(file) == (550, 55)
     moved.look({7: {"batch": [101]}})  # nobody waited: the step is over
-    assert told(file) == (550, 55)
+    assert moved_bytes(file) == (550, 55)
     counts(processes, 101, 520, 51)
     moved.look({7: {"batch": [101]}})
-    assert told(file) == (560, 55)
+    assert moved_bytes(file) == (560, 55)
 
 
 def test_a_reader_that_was_restarted_goes_on_and_counts_nothing_twice(processes: Path, tmp_path: Path):
@@ -77,10 +77,10 @@ def test_a_reader_that_was_restarted_goes_on_and_counts_nothing_twice(processes:
     moved = MovedBytes(file, processes)
     counts(processes, 101, 103, 10)
     moved.look({7: {"batch": [101]}})
-    assert told(file) == (1000, 100)
+    assert moved_bytes(file) == (1000, 100)
     counts(processes, 101, 105, 10)
     moved.look({7: {"batch": [101]}})
-    assert told(file) == (1002, 100)
+    assert moved_bytes(file) == (1002, 100)
 
 
 def test_a_job_that_has_ended_is_forgotten(processes: Path, tmp_path: Path):
@@ -89,10 +89,10 @@ def test_a_job_that_has_ended_is_forgotten(processes: Path, tmp_path: Path):
     moved = MovedBytes(file, processes)
     moved.look({7: {"batch": [101]}})
     moved.look({})
-    assert told(file) == (None, None)
+    assert moved_bytes(file) == (None, None)
     counts(processes, 101, 30, 3)
     moved.look({7: {"batch": [101]}})  # its number is used again
-    assert told(file) == (30, 3)
+    assert moved_bytes(file) == (30, 3)
 
 
 @pytest.mark.parametrize(
@@ -101,10 +101,10 @@ def test_a_job_that_has_ended_is_forgotten(processes: Path, tmp_path: Path):
 def test_a_file_of_something_else_is_as_none(text: str, processes: Path, tmp_path: Path):
     file = tmp_path / "jobs.json"
     file.write_text(text)
-    assert told(file) in ((None, None), (0, 0))
+    assert moved_bytes(file) in ((None, None), (0, 0))
     counts(processes, 101, 30, 3)
     MovedBytes(file, processes).look({7: {"0": [101]}})
-    assert told(file) == (30, 3)
+    assert moved_bytes(file) == (30, 3)
 
 
 def test_what_control_groups_report_counts_more(tmp_path: Path):

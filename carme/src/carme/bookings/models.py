@@ -85,7 +85,7 @@ class Wish(BaseModel):
         return self.gpus * self.minutes / 60
 
 
-class _Kept(BaseModel):
+class _Reserved(BaseModel):
     """Nodes that a reservation of Slurm keeps for a time."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -103,7 +103,7 @@ class _Kept(BaseModel):
         return self
 
 
-class Hold(_Kept):
+class Hold(_Reserved):
     """What Slurm is to keep for a booking: these nodes, whole, for users or for a project's account.
 
     `name` is the reservation's, see NAME_PATTERN.
@@ -122,7 +122,7 @@ class Hold(_Kept):
         return self
 
 
-class Window(_Kept):
+class Window(_Reserved):
     """A time in which administrators have nodes for themselves: no job starts that would still run then.
 
     `name` is the reservation's, see MAINTENANCE_PATTERN.

@@ -12,7 +12,7 @@ __all__ = ["Accesses"]
 
 _log = logging.getLogger("carme.broker")
 
-KEPT_SECONDS = 60.0
+CACHE_SECONDS = 60.0
 RETRY_SECONDS = 10.0
 MOST_USERS = 4096  # that are remembered
 
@@ -36,7 +36,7 @@ class Accesses:
                 return access
             groups = await asyncio.to_thread(account.groups)
             try:
-                found, seconds = await self._ask(account.name, groups), KEPT_SECONDS
+                found, seconds = await self._ask(account.name, groups), CACHE_SECONDS
             except CarmeError as error:
                 if error.code != "no-accounting":
                     _log.warning("What %s may use in Slurm is not known: %s", account.name, error)

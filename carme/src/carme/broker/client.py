@@ -177,7 +177,7 @@ class _Client:
     report = Call(protocol.GetReport)
     warnings = Call(protocol.GetWarnings)
     access = Call(protocol.GetAccess)
-    accounts_led = Call(protocol.GetCoordinatedAccounts)
+    coordinated_accounts = Call(protocol.GetCoordinatedAccounts)
     overview = Call(protocol.GetOverview)
     events = Call(protocol.GetEvents)
     sessions = Call(protocol.GetSessions)

@@ -31,7 +31,7 @@ class Feed:
         return self._change
 
     def number(self) -> int:
-        """A number for a new change. `tell` afterwards."""
+        """A number for a new change. `notify` afterwards."""
         self._change += 1
         return self._change
 
@@ -46,7 +46,7 @@ class Feed:
             return None
         return since if self._floor <= (since := int(number)) <= self._change else None
 
-    async def tell(self) -> None:
+    async def notify(self) -> None:
         """Wake those who wait."""
         async with self._news:
             self._news.notify_all()

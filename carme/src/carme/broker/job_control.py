@@ -57,7 +57,7 @@ class JobControl:
                     await context.slurm.cancel(name, owner)
         if whole or job.array_id is None:  # else other tasks may still want the data
             await self._stage_ins.cancel_for(job, owner)
-        await context.feed.tell()
+        await context.feed.notify()
         await context.book.save()
         context.watch.hurry()
 

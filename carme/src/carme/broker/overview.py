@@ -13,11 +13,11 @@ from carme.sessions import Ending, Session, SessionState, Step
 __all__ = ["JobFigures", "Overview", "SessionFigures"]
 
 
-class _Told(BaseModel):
+class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class JobFigures(_Told):
+class JobFigures(_Model):
     """One job in Slurm's queue; fields as in `Job`."""
 
     id: int
@@ -41,7 +41,7 @@ class JobFigures(_Told):
         return cls(**{name: getattr(job, name) for name in cls.model_fields})
 
 
-class SessionFigures(_Told):
+class SessionFigures(_Model):
     """One session that is active or ended within the last day; `marks` are the steps of its start."""
 
     job_id: int
@@ -62,7 +62,7 @@ class SessionFigures(_Told):
         )
 
 
-class Overview(_Told):
+class Overview(_Model):
     """What the broker knows about the site. Nothing in it is asked of Slurm for this answer.
 
     Attributes:

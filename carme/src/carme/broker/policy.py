@@ -36,7 +36,7 @@ _log = logging.getLogger("carme.broker")
 LOOK_SECONDS = 60.0
 MOST_STOPS = 20  # in one look: a rule that went wrong must not end everything at once
 FILE = "warnings.json"
-STOPS_TOLD = timedelta(days=1)  # a portal that was away learns of a stop all the same
+STOPS_PUBLISHED = timedelta(days=1)  # a portal that was away learns of a stop all the same
 
 
 class Alert(BaseModel, frozen=True):
@@ -68,7 +68,7 @@ class Warned(BaseModel):
     ended: datetime | None = None
 
 
-_KEPT = TypeAdapter(dict[int, Warned])
+_STORED = TypeAdapter(dict[int, Warned])
 
 
 def firing(answer: Any, names: Iterable[str]) -> dict[int, list[Alert]]:
@@ -183,11 +183,11 @@ class Policy:
     async def look(self, alerts: Mapping[int, list[Alert]], now: datetime) -> None:
         """Warn and stop by what fires now."""
         every = timedelta(minutes=self._policy.every_minutes)
-        before = _KEPT.dump_json(self._warned)
+        before = _STORED.dump_json(self._warned)
         # What is suspended cannot use its GPUs.
         jobs = {job.id: job for job in self._watch.jobs() if job.is_running and not job.is_suspended}
         for job_id, known in list(self._warned.items()):
-            if known.ended is not None and now - known.ended < STOPS_TOLD:
+            if known.ended is not None and now - known.ended < STOPS_PUBLISHED:
                 continue
             known.quiet = None if job_id in alerts else known.quiet or now
             is_over = job_id not in jobs or not _is_of(known, jobs[job_id])
@@ -216,7 +216,7 @@ class Policy:
             elif stops < MOST_STOPS and (_stops(self._policy, mine) or not self._policy.stop):
                 stops += 1
                 await self._end(job, known, now)
-        if _KEPT.dump_json(self._warned) != before:
+        if _STORED.dump_json(self._warned) != before:
             await asyncio.to_thread(_write, self._file, self._warned)
 
     async def _end(self, job: Job, known: Warned, now: datetime) -> None:
@@ -262,7 +262,7 @@ def _is_exempt(job: Job, policy: PolicySettings) -> bool:
 
 def _read(file: Path) -> dict[int, Warned]:
     try:
-        return _KEPT.validate_json(file.read_bytes())
+        return _STORED.validate_json(file.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValidationError) as error:
@@ -274,5 +274,5 @@ def _write(file: Path, warned: dict[int, Warned]) -> None:
     draft = file.with_suffix(".new")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
-        json.dump(_KEPT.dump_python(warned, mode="json"), opened)
+        json.dump(_STORED.dump_python(warned, mode="json"), opened)
     draft.replace(file)

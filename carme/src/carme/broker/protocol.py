@@ -368,7 +368,7 @@ class GetAccess(Operation[Access]):
     user: User = None
 
 
-@operation("accounts_led")
+@operation("coordinated_accounts")
 class GetCoordinatedAccounts(Operation[list[str]]):
     """List the accounts whose coordinator the user is in Slurm."""
 

@@ -18,7 +18,7 @@ from carme.scaling import Prediction
 __all__ = ["Record", "Records"]
 
 #: For so long a record is kept after its job has left the queue; later its comment in the accounting counts.
-KEPT = timedelta(days=14)
+RETENTION = timedelta(days=14)
 
 #: How far the clocks of this host and of Slurm's controller may be apart: munge takes no more.
 CLOCKS = timedelta(minutes=5)
@@ -166,7 +166,7 @@ class Records:
         """Forget those whose jobs left the queue long ago, or never came into it."""
         for key, record in list(self._records.items()):
             last = record.left if record.shown else record.submitted
-            if last is not None and last < now - KEPT:
+            if last is not None and last < now - RETENTION:
                 self._drop(key)
 
     def take(self) -> tuple[list[Record], list[str]]:
@@ -206,7 +206,7 @@ class Records:
                 what["name"] = record.name  # others' names are their owners' words and nothing else
             return job.model_copy(update=what)
         # Of jobs that are over records are kept only so long.
-        since = self._since + CLOCKS if job.is_active else max(self._since + CLOCKS, now - KEPT)
+        since = self._since + CLOCKS if job.is_active else max(self._since + CLOCKS, now - RETENTION)
         if job.key is not None and job.submitted is not None and job.submitted > since:
             # We would know it: somebody wrote a comment like ours into a job of another origin.
             return job.model_copy(update={"key": None, "kind": "other", "image": None})

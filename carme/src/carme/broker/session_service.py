@@ -41,7 +41,7 @@ class SessionService:
             await context.watch.catch_up(job_id)
             job_id = book.job_of(request.job_id, request.user, request.session)
         book.note(job_id, request.user, request.note)
-        await context.feed.tell()
+        await context.feed.notify()
         await book.save()
         if request.note.ending:
             context.audit.succeeded(peer, request, request.user)
@@ -61,5 +61,5 @@ class SessionService:
         except (CarmeError, TimeoutError) as error:
             _log.info("The log of job %s cannot be read: %s", job.id, error or "it took too long")
         self._context.book.logged(job.id, text)
-        await self._context.feed.tell()
+        await self._context.feed.notify()
         await self._context.book.save()

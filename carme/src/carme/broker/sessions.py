@@ -21,8 +21,8 @@ from carme.sessions.outlook import Range, places, used_share
 from carme.sessions.outlook import outlook as outlook_of
 from carme.translation import message as _
 
-KEPT = timedelta(days=14)  # after the end
-KEPT_OF_USER = 500  # ended sessions of one user
+RETENTION = timedelta(days=14)  # after the end
+MOST_OF_USER = 500  # ended sessions of one user
 RECENT = timedelta(days=1)  # ended so lately, they are part of the full picture
 
 _SILENT = re.compile(r"DOWN|NOT_RESPONDING|\*")
@@ -261,13 +261,13 @@ class SessionBook:
     def expire(self) -> None:
         """Forget sessions and jobs that ended long ago, and the oldest sessions of users with very many."""
         self.records.expire(self._clock())
-        old = self._clock() - KEPT
+        old = self._clock() - RETENTION
         ended: Counter[str] = Counter()
         for job_id, entry in sorted(self._entries.items(), reverse=True):
             if entry.facts.ended is None:
                 continue
             ended[entry.session.owner] += 1
-            if entry.facts.ended < old or ended[entry.session.owner] > KEPT_OF_USER:
+            if entry.facts.ended < old or ended[entry.session.owner] > MOST_OF_USER:
                 self._feed.forget(entry.changed)
                 del self._entries[job_id]
                 self._forgotten.add(job_id)

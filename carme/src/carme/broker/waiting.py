@@ -9,7 +9,7 @@ from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation
 from carme.jobs.explanations import BY_SLURM
 from carme.jobs.limits import Limits, limit_detail
-from carme.jobs.shortage import kept_nodes, running_on, shortage
+from carme.jobs.shortage import reserved_nodes, running_on, shortage
 from carme.slurm import Slurm
 from carme.translation import message as _
 
@@ -42,7 +42,7 @@ class Waiting:
         self._short: dict[int, str] = {}
         self._short_of: set[int] = set()
         self._short_due = -SHORT_SECONDS
-        self._asked = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
+        self._requested = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
 
     async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
         """Those of the jobs, by id, about whose waiting or suspension more is known than the queue says."""
@@ -86,9 +86,9 @@ class Waiting:
 
     def _due(self, what: str, wanted: bool, new: bool) -> bool:
         now = time.monotonic()
-        if not wanted or now < self._asked[what] + (1.0 if new else AGAIN_SECONDS):
+        if not wanted or now < self._requested[what] + (1.0 if new else AGAIN_SECONDS):
             return False
-        self._asked[what] = now
+        self._requested[what] = now
         return True
 
     def _detail(self, job: Job, cluster: Cluster | None) -> str:
@@ -120,7 +120,7 @@ class Waiting:
             away = ", ".join(gone[:NODES_SHOWN])
             if len(gone) > NODES_SHOWN:
                 away = _("{names} and {more} more", names=away, more=len(gone) - NODES_SHOWN)
-            if saved := kept_nodes(job, cluster, self._reservations, datetime.now(UTC)):
+            if saved := reserved_nodes(job, cluster, self._reservations, datetime.now(UTC)):
                 return _("{saved} and down or drained: {away}", saved=saved, away=away) if away else saved
             return away
         return ""

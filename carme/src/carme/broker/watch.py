@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from carme.broker.aftermath import Aftermaths
+from carme.broker.accounting_lookup import AccountingLookup
 from carme.broker.feed import Feed
 from carme.broker.overview import JobFigures, Overview
 from carme.broker.preemptions import Preemptions
@@ -74,7 +74,7 @@ class Watch:
         self._feed = feed
         self._book = book
         self._entries: dict[int, _Entry] = {}
-        self._aftermaths = Aftermaths(slurm)
+        self._lookup = AccountingLookup(slurm)
         self._preemptions = Preemptions(slurm)
         self._waiting = Waiting(slurm)
         self._cluster: Cluster | None = None
@@ -163,14 +163,14 @@ class Watch:
             self._entries[job.id] = _Entry(job, self._feed.number(), self._polls)
         self._unwanted.discard(job.id)
         self._book.submitted(job)
-        await self._feed.tell()
+        await self._feed.notify()
         await self._book.save()
         self.hurry()
 
-    def data_is(self, told: dict[int, str]) -> None:
+    def data_is(self, data: dict[int, str]) -> None:
         """How far the data of waiting jobs is, by job; shown with the next look."""
-        if told != self._waiting.data:
-            self._waiting.data = told
+        if data != self._waiting.data:
+            self._waiting.data = data
             self.hurry()
 
     def unwanted(self, job_id: int) -> None:
@@ -238,7 +238,7 @@ class Watch:
                 _("What Slurm answered could not be read."),
                 _("Tell an administrator; the broker's journal says more."),
             )
-        await self._feed.tell()
+        await self._feed.notify()
         await self._book.save()
         async with self._polled:
             self._finished = number
@@ -273,7 +273,7 @@ class Watch:
 
     async def _show(self, taken: datetime) -> None:
         self._book.observe(self.jobs(), self._cluster, taken)
-        await self._feed.tell()
+        await self._feed.notify()
 
     async def _cancel_abandoned(self, found: list[Job]) -> None:
         for job in found:
@@ -363,7 +363,7 @@ class Watch:
                 )
         if self._cluster is not None:
             jobs = {job_id: job.on(self._cluster) for job_id, job in jobs.items()}
-        jobs |= await self._aftermaths.complete(jobs.values())
+        jobs |= await self._lookup.complete(jobs.values())
         jobs |= await self._preemptions.complete(jobs.values())
         jobs |= await self._waiting.complete(jobs.values(), self._cluster)
         for job in found:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import date
 from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, listed, moment, print_table, said
+from carme.cli.output import add_json, listed, moment, print_table, printed
 from carme.cli.portal import client, read_time
 from carme.errors import InvalidRequest
 from carme.translation import message as _
@@ -131,31 +131,31 @@ def _enrol(options: argparse.Namespace) -> int:
         made = portal.admin.take_in(options.user, email=options.email, project=options.project)
     lines = made.done or ["Nothing was to be done."]
     password = [f"First password of {made.user.name}: {made.password}"] if made.password else []
-    return said(options, made, *lines, *password)
+    return printed(options, made, *lines, *password)
 
 
 def _disable(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.set_active(options.user, False)
-    return said(options, found, f"{options.user} cannot sign in any more.")
+    return printed(options, found, f"{options.user} cannot sign in any more.")
 
 
 def _enable(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.set_active(options.user, True)
-    return said(options, found, f"{options.user} can sign in again.")
+    return printed(options, found, f"{options.user} can sign in again.")
 
 
 def _factor(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.take_second_factor(options.user)
-    return said(options, {"user": options.user}, f"{options.user} has no second factor now.")
+    return printed(options, {"user": options.user}, f"{options.user} has no second factor now.")
 
 
 def _message(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.message(options.user, options.message)
-    return said(options, {"told": options.user}, f"{options.user} is told.")
+    return printed(options, {"told": options.user}, f"{options.user} is told.")
 
 
 def _nodes(options: argparse.Namespace) -> int:
@@ -172,13 +172,13 @@ def _nodes(options: argparse.Namespace) -> int:
 def _drain(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.drain(options.node, options.reason)
-    return said(options, {"drained": options.node}, f"No more jobs start on {options.node}.")
+    return printed(options, {"drained": options.node}, f"No more jobs start on {options.node}.")
 
 
 def _resume(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.resume(options.node)
-    return said(options, {"resumed": options.node}, f"Jobs start on {options.node} again.")
+    return printed(options, {"resumed": options.node}, f"Jobs start on {options.node} again.")
 
 
 def _jobs(options: argparse.Namespace) -> int:
@@ -196,7 +196,7 @@ def _jobs(options: argparse.Namespace) -> int:
 def _stop(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.stop(options.job, options.message)
-    return said(options, found, f"Job {found.id} of {found.user} is ended; its owner is told.")
+    return printed(options, found, f"Job {found.id} of {found.user} is ended; its owner is told.")
 
 
 def _approvals(options: argparse.Namespace) -> int:
@@ -214,13 +214,13 @@ def _approvals(options: argparse.Namespace) -> int:
 def _approve(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.decide(options.booking, True, options.reason)
-    return said(options, found, f"Booking {found.name}: {found.label}.")
+    return printed(options, found, f"Booking {found.name}: {found.label}.")
 
 
 def _refuse(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.decide(options.booking, False, options.reason)
-    return said(options, found, f"Booking {found.name}: {found.label}.")
+    return printed(options, found, f"Booking {found.name}: {found.label}.")
 
 
 def _record(options: argparse.Namespace) -> int:
@@ -245,7 +245,7 @@ def _policies(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.policies()
     if options.json:
-        return said(options, found)
+        return printed(options, found)
     rows = [[part.title, key, value] for part in found for key, value in part.values.items()]
     print_table(["PART", "KEY", "VALUE"], rows)
     return 0
@@ -271,13 +271,13 @@ def _plan(options: argparse.Namespace) -> int:
             nodes=options.nodes.replace(",", " ").split(),
             text=options.text,
         )
-    return said(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
+    return printed(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
 
 
 def _call_off(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.call_off(options.name)
-    return said(options, {"called_off": options.name}, "Its nodes take jobs again.")
+    return printed(options, {"called_off": options.name}, "Its nodes take jobs again.")
 
 
 def _news(options: argparse.Namespace) -> int:
@@ -296,10 +296,10 @@ def _publish(options: argparse.Namespace) -> int:
         made = portal.admin.publish(
             options.title, options.text, until=_day(options.until), number=options.number
         )
-    return said(options, made, f"Told, as number {made.number}.")
+    return printed(options, made, f"Told, as number {made.number}.")
 
 
 def _unpublish(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.take_away(options.number)
-    return said(options, {"deleted": options.number}, "It is told no more.")
+    return printed(options, {"deleted": options.number}, "It is told no more.")

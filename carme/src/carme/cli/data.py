@@ -196,13 +196,13 @@ def _verify(arguments: argparse.Namespace) -> int:
         operations=max(0, arguments.operations),
         engine=arguments.engine,
     )
-    return teller.end(verify(arguments.source, arguments.destination, options, tell=teller))
+    return teller.end(verify(arguments.source, arguments.destination, options, notify=teller))
 
 
 def _pack(arguments: argparse.Namespace) -> int:
     teller = Teller(arguments.json, arguments.quiet, verb="packed")
     options = Options(workers=arguments.workers, hash=arguments.hash)
-    return teller.end(pack(arguments.source, arguments.image, arguments.compression, options, tell=teller))
+    return teller.end(pack(arguments.source, arguments.image, arguments.compression, options, notify=teller))
 
 
 def _copy(arguments: argparse.Namespace) -> int:
@@ -215,7 +215,7 @@ def _copy(arguments: argparse.Namespace) -> int:
         raise InvalidRequest(
             _("--dsync, --partition and --time are for jobs."), _("Add --nodes N, or leave them out.")
         )
-    return teller.end(copy(arguments.source, arguments.destination, _options(arguments), tell=teller))
+    return teller.end(copy(arguments.source, arguments.destination, _options(arguments), notify=teller))
 
 
 def _sync(arguments: argparse.Namespace) -> int:
@@ -225,7 +225,7 @@ def _sync(arguments: argparse.Namespace) -> int:
         arguments.destination,
         _options(arguments),
         dry_run=arguments.dry_run,
-        tell=teller,
+        notify=teller,
     )
     return teller.end(result)
 

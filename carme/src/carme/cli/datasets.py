@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from carme.broker import BrokerClient
-from carme.cli.output import add_json, moment, print_json, print_table, said
+from carme.cli.output import add_json, moment, print_json, print_table, printed
 from carme.config import load
 from carme.datasets import OWN, Dataset, Datasets, copies, readers, unpack
 from carme.errors import CarmeError, InvalidRequest
@@ -65,7 +65,7 @@ def _whose(parser: argparse.ArgumentParser) -> None:
 def _list(options: argparse.Namespace) -> int:
     found = datasets().all()
     if options.json:
-        print_json([_told(one) for one in found])
+        print_json([_fields(one) for one in found])
         return 0
     if not found:
         print("There are no datasets yet. Add one with: carme datasets add NAME FOLDER")
@@ -81,7 +81,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     one = datasets().get(options.name)
-    reported = _told(one, _copies(one))
+    reported = _fields(one, _copies(one))
     if options.json:
         print_json(reported)
         return 0
@@ -105,7 +105,7 @@ def _copies(one: Dataset) -> dict[str, list[str]]:
     return copies(one, nodes, os.getuid())
 
 
-def _told(one: Dataset, copies: dict[str, list[str]] | None = None) -> dict[str, Any]:
+def _fields(one: Dataset, copies: dict[str, list[str]] | None = None) -> dict[str, Any]:
     values = one.model_dump(mode="json")
     for version, each in zip(one.versions, values["versions"], strict=True):
         each |= {"short": version.short, "readers": readers(version.path)}
@@ -132,9 +132,9 @@ def _add(options: argparse.Namespace) -> int:
     newest = one.version()
     what = f"{newest.files} files, {size(newest.size)}"
     known = "" if new else " It was there already."
-    return said(
+    return printed(
         options,
-        _told(one),
+        _fields(one),
         f"The dataset {one.name} has version {newest.short} ({what}).{known}",
         f"Use it with: carme submit --stage {one.name} ...",
     )
@@ -143,4 +143,4 @@ def _add(options: argparse.Namespace) -> int:
 def _remove(options: argparse.Namespace) -> int:
     datasets().remove(options.name, site=options.site)
     line = f"The dataset {options.name} is out of the catalogue; its data stays where it is."
-    return said(options, {"removed": options.name}, line)
+    return printed(options, {"removed": options.name}, line)

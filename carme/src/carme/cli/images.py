@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from carme.api import ImageDetails
-from carme.cli.output import add_json, print_json, print_table, said
+from carme.cli.output import add_json, print_json, print_table, printed
 from carme.cli.portal import client
 from carme.errors import NotFound
 
@@ -139,10 +139,10 @@ def _share(options: argparse.Namespace) -> int:
     with client() as portal:
         known = portal.images.get(options.name).share(options.project, folder=options.folder)
     who = f"The members of {known.project}" if known.project else "Nobody but you"
-    return said(options, known, f"{who} can use {known.reference} now.")
+    return printed(options, known, f"{who} can use {known.reference} now.")
 
 
 def _delete(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.images.get(options.name).delete()
-    return said(options, {"deleted": options.name}, f"The image {options.name} is deleted.")
+    return printed(options, {"deleted": options.name}, f"The image {options.name} is deleted.")

@@ -7,7 +7,7 @@ import time
 from carme.api import JobOut
 from carme.broker import BrokerClient
 from carme.cli import portal
-from carme.cli.output import add_json, listed, moment, plain, print_json, said, short
+from carme.cli.output import add_json, listed, moment, plain, print_json, printed, short
 from carme.jobs import Job, arrays, minutes_text, parse_minutes
 from carme.translation import translated
 
@@ -143,7 +143,7 @@ def _extend(options: argparse.Namespace) -> int:
     else:
         client = BrokerClient()
         given = client.extend(job_id if task is None else client.job(job_id, task=task).id, minutes)
-    return said(options, given, f"The job now ends at {moment(given.ends)}.")
+    return printed(options, given, f"The job now ends at {moment(given.ends)}.")
 
 
 def _logs(options: argparse.Namespace) -> int:

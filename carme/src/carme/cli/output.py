@@ -58,7 +58,7 @@ def listed(
     return 0
 
 
-def said(options: argparse.Namespace, value: object, *lines: str) -> int:
+def printed(options: argparse.Namespace, value: object, *lines: str) -> int:
     """Print what a command has done, `value` for programs and the lines for people; its exit code."""
     if options.json:
         print_json(value)

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, listed, moment, plain, print_json, print_table, said
+from carme.cli.output import add_json, listed, moment, plain, print_json, print_table, printed
 from carme.cli.portal import add_share, add_size, client
 from carme.errors import NotFound
 from carme.jobs import parse_minutes
@@ -91,31 +91,31 @@ def _progress(done: int, size: int) -> None:
 def _upload(options: argparse.Namespace) -> int:
     with client() as portal:
         path = portal.files.upload(options.file, options.path, replace=options.replace, progress=_progress)
-    return said(options, {"path": path}, f"Sent to {path}.")
+    return printed(options, {"path": path}, f"Sent to {path}.")
 
 
 def _download(options: argparse.Namespace) -> int:
     with client() as portal:
         file = portal.files.download(options.path, options.file, replace=options.replace, progress=_progress)
-    return said(options, {"file": str(file)}, f"Fetched to {file}.")
+    return printed(options, {"file": str(file)}, f"Fetched to {file}.")
 
 
 def _make(options: argparse.Namespace) -> int:
     with client() as portal:
         path = portal.files.make_folder(options.path)
-    return said(options, {"path": path}, f"Made {path}.")
+    return printed(options, {"path": path}, f"Made {path}.")
 
 
 def _rename(options: argparse.Namespace) -> int:
     with client() as portal:
         path = portal.files.rename(options.path, options.name)
-    return said(options, {"path": path}, f"It is {path} now.")
+    return printed(options, {"path": path}, f"It is {path} now.")
 
 
 def _delete(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.files.delete(options.path)
-    return said(options, {"deleted": options.path}, f"Deleted {options.path}.")
+    return printed(options, {"deleted": options.path}, f"Deleted {options.path}.")
 
 
 def _room(options: argparse.Namespace) -> int:
@@ -173,19 +173,19 @@ def _save(options: argparse.Namespace) -> int:
             memory_mb_per_node=options.memory,
             partition=options.partition,
         )
-    return said(options, found, f"Saved as {found.name!r}: {found.link}")
+    return printed(options, found, f"Saved as {found.name!r}: {found.link}")
 
 
 def _start(options: argparse.Namespace) -> int:
     with client() as portal:
         known = portal.presets.start(options.name).info()
-    return said(options, known, f"Session {known.name}: {known.label}.")
+    return printed(options, known, f"Session {known.name}: {known.label}.")
 
 
 def _forget(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.presets.delete(options.name)
-    return said(options, {"deleted": options.name}, f"The preset {options.name!r} is deleted.")
+    return printed(options, {"deleted": options.name}, f"The preset {options.name!r} is deleted.")
 
 
 # --- notices ---------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _notices(options: argparse.Namespace) -> int:
 def _read(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.notices.read()
-    return said(options, {"read": True}, "All is marked as read.")
+    return printed(options, {"read": True}, "All is marked as read.")
 
 
 def _kinds(options: argparse.Namespace) -> int:
@@ -245,7 +245,7 @@ def _choose(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.notices.choose(options.kind, page=options.page == "yes", mail=options.mail == "yes")
     words = f"{found.title}: on pages {_yes(found.page)}, by mail {_yes(found.mail)}."
-    return said(options, found, words)
+    return printed(options, found, words)
 
 
 def _yes(value: bool) -> str:
@@ -311,7 +311,7 @@ def _projects(options: argparse.Namespace) -> int:
     return listed(options, found, titles, row, "You are in no project.")
 
 
-def _tell(options: argparse.Namespace, found: ProjectOut) -> int:
+def _show_project(options: argparse.Namespace, found: ProjectOut) -> int:
     if options.json:
         print_json(found)
         return 0
@@ -345,38 +345,38 @@ def _most(limit: int | None) -> str:
 
 def _show(options: argparse.Namespace) -> int:
     with client() as portal:
-        return _tell(options, portal.projects.get(options.name))
+        return _show_project(options, portal.projects.get(options.name))
 
 
 def _invite(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.invite(options.name, options.user)
-    return said(options, found, f"{options.user} is invited.")
+    return printed(options, found, f"{options.user} is invited.")
 
 
 def _withdraw(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.withdraw(options.name, options.user)
-    return said(options, found, f"{options.user} is not invited any more.")
+    return printed(options, found, f"{options.user} is not invited any more.")
 
 
 def _role(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.set_manager(options.name, options.user, options.role == "manager")
-    return said(options, found, f"{options.user} is a {options.role} now.")
+    return printed(options, found, f"{options.user} is a {options.role} now.")
 
 
 def _remove(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.remove(options.name, options.user)
     words = f"{options.user} is not in the project any more. Jobs that run go on until they end."
-    return said(options, {"removed": options.user}, words)
+    return printed(options, {"removed": options.user}, words)
 
 
 def _leave(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.remove(options.name, portal.profile().user)
-    return said(options, {"left": options.name}, f"You are not in {options.name} any more.")
+    return printed(options, {"left": options.name}, f"You are not in {options.name} any more.")
 
 
 def _invitations(options: argparse.Namespace) -> int:
@@ -401,18 +401,18 @@ def _invitation(portal: Client, name: str) -> InvitationOut:
 def _accept(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.accept(_invitation(portal, options.name))
-    return said(options, {"joined": options.name}, f"You are in {options.name} now.")
+    return printed(options, {"joined": options.name}, f"You are in {options.name} now.")
 
 
 def _decline(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.projects.decline(_invitation(portal, options.name))
-    return said(options, {"declined": options.name}, f"You do not join {options.name}.")
+    return printed(options, {"declined": options.name}, f"You do not join {options.name}.")
 
 
 def _create(options: argparse.Namespace) -> int:
     with client() as portal:
-        return _tell(options, portal.projects.create(options.name, options.title, options.manager))
+        return _show_project(options, portal.projects.create(options.name, options.title, options.manager))
 
 
 def _limit(options: argparse.Namespace) -> int:
@@ -425,14 +425,14 @@ def _limit(options: argparse.Namespace) -> int:
     if options.time:
         given["minutes"] = None if options.time == "none" else parse_minutes(options.time)
     with client() as portal:
-        return _tell(options, portal.projects.limit(options.name, **given))
+        return _show_project(options, portal.projects.limit(options.name, **given))
 
 
 def _close(options: argparse.Namespace) -> int:
     with client() as portal:
-        return _tell(options, portal.projects.close(options.name))
+        return _show_project(options, portal.projects.close(options.name))
 
 
 def _reopen(options: argparse.Namespace) -> int:
     with client() as portal:
-        return _tell(options, portal.projects.reopen(options.name))
+        return _show_project(options, portal.projects.reopen(options.name))

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, listed, moment, said
+from carme.cli.output import add_json, listed, moment, printed
 from carme.config import DEFAULT_PATH
 from carme.errors import CarmeError, ConfigError, InvalidRequest
 from carme.jobs import parse_minutes
@@ -222,37 +222,37 @@ def _book(options: argparse.Namespace) -> int:
             except CarmeError:
                 made.delete()  # half of what was asked for is not it
                 raise
-    return _tell_booking(options, known)
+    return _show_booking(options, known)
 
 
-def _tell_booking(options: argparse.Namespace, known: BookingOut) -> int:
+def _show_booking(options: argparse.Namespace, known: BookingOut) -> int:
     lines = [f"Booking {known.name}: {known.label}, {moment(known.start)} to {moment(known.end)}."]
     if known.session_image:
         data = f", with {', '.join(one.name for one in known.stage)} near it" if known.stage else ""
         lines.append(f"A session in {known.session_image} starts by itself in its first minute{data}.")
     if known.offered_to:
         lines.append(f"{known.offered_to} may take it over.")
-    return said(options, known, *lines)
+    return printed(options, known, *lines)
 
 
 def _booked_session(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.bookings.get(options.name)
         known = found.start_session(options.image, stage=options.stage, results=options.results)
-    return _tell_booking(options, known)
+    return _show_booking(options, known)
 
 
 def _offer(options: argparse.Namespace) -> int:
     with client() as portal:
         known = portal.bookings.get(options.name).offer(options.user)
-    return _tell_booking(options, known)
+    return _show_booking(options, known)
 
 
 def _accept(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.bookings.get(options.name)
         known = found.decline() if options.decline else found.accept()
-    return _tell_booking(options, known)
+    return _show_booking(options, known)
 
 
 def _free(options: argparse.Namespace) -> int:
@@ -272,4 +272,4 @@ def _delete(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.bookings.get(options.name).delete()
     words = f"The booking {options.name} is deleted; its nodes are free for others."
-    return said(options, {"deleted": options.name}, words)
+    return printed(options, {"deleted": options.name}, words)

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from carme.cli import predictions
-from carme.cli.output import add_json, listed, moment, print_json, said
+from carme.cli.output import add_json, listed, moment, print_json, printed
 from carme.cli.portal import add_share, add_size, client
 from carme.errors import InvalidRequest
 from carme.jobs import parse_minutes
@@ -66,7 +66,7 @@ def _start(options: argparse.Namespace) -> int:
         )
         known = session.wait() if options.wait else session.info()
     apps = [f"{app.title}: {app.url}" for app in known.apps]
-    return said(options, known, f"Session {known.name}: {known.label}.", *apps)
+    return printed(options, known, f"Session {known.name}: {known.label}.", *apps)
 
 
 def every(options: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def extend(options: argparse.Namespace) -> int:
     """Give one more time."""
     with client() as portal:
         given = portal.sessions.get(options.name).extend(parse_minutes(options.minutes))
-    return said(options, given, f"The session {options.name} now ends at {moment(given.ends)}.")
+    return printed(options, given, f"The session {options.name} now ends at {moment(given.ends)}.")
 
 
 def stop(options: argparse.Namespace) -> int:
@@ -141,4 +141,4 @@ def stop(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.sessions.get(options.name).stop()
     words = f"The session {options.name} is being stopped. Files that you saved stay."
-    return said(options, {"stopped": options.name}, words)
+    return printed(options, {"stopped": options.name}, words)

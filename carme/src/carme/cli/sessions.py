@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from carme.broker import BrokerClient
 from carme.cli import portal_sessions, shell
-from carme.cli.output import add_json, length, listed, moment, plain, print_json, print_table, said
+from carme.cli.output import add_json, length, listed, moment, plain, print_json, print_table, printed
 from carme.cli.portal import is_remote
 from carme.config import load
 from carme.errors import InvalidRequest
@@ -150,7 +150,7 @@ def _open(options: argparse.Namespace) -> int:
     find = portal_sessions.address if is_remote() else _address
     url = find(options.name, options.app)
     opened = _has_display() and webbrowser.open(url)
-    return said(options, {"url": url, "opened": opened}, url)
+    return printed(options, {"url": url, "opened": opened}, url)
 
 
 def _address(name: str, app: str) -> str:
@@ -203,7 +203,7 @@ def _extend(options: argparse.Namespace) -> int:
     extension = client.extend(client.session(options.name).job_id, minutes)
     limit = minutes_text(extension.minutes_limit)
     line = f"The session {options.name} now ends at {moment(extension.ends)}, {limit} after its start."
-    return said(options, extension, line)
+    return printed(options, extension, line)
 
 
 def _stop(options: argparse.Namespace) -> int:
@@ -216,4 +216,4 @@ def _stop(options: argparse.Namespace) -> int:
         line = f"The session {session.name} is over already: {session.label.lower()}."
     else:
         line = f"The session {session.name} is being stopped. Files that you saved stay."
-    return said(options, {"stopped": session.name, "job_id": session.job_id}, line)
+    return printed(options, {"stopped": session.name, "job_id": session.job_id}, line)

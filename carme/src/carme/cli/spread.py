@@ -26,13 +26,13 @@ LOOK = 1.0
 PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"
 
 
-def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callable[[Any], None]) -> Result:
+def copy_by_nodes(arguments: argparse.Namespace, options: Options, notify: Callable[[Any], None]) -> Result:
     """Copy with an array of jobs; who runs the same command again follows the jobs that there are.
 
     Args:
         arguments: The command's.
         options: How to copy.
-        tell: Called with problems and progress.
+        notify: Called with problems and progress.
 
     Raises:
         CarmeError: It cannot be begun, or the jobs copied nothing.
@@ -69,7 +69,7 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
     begun = time.monotonic()
     try:
         while _active(client, job):
-            tell(Progress(spread.progress()[0], time.monotonic() - begun))
+            notify(Progress(spread.progress()[0], time.monotonic() - begun))
             time.sleep(LOOK)
     except KeyboardInterrupt:
         print(
@@ -80,8 +80,8 @@ def copy_by_nodes(arguments: argparse.Namespace, options: Options, tell: Callabl
     counts, hosts = spread.progress()
     if not hosts:
         raise _without_hosts(job, arguments.destination, spread.dsync)
-    tell(Progress(counts, time.monotonic() - begun))
-    result = spread.finish(tell)
+    notify(Progress(counts, time.monotonic() - begun))
+    result = spread.finish(notify)
     result.seconds = time.monotonic() - begun
     return result
 

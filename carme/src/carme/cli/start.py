@@ -160,7 +160,7 @@ def _submit(options: argparse.Namespace) -> int:
         }
     )
     _check_room(request.results)
-    return _tell(options, BrokerClient().submit(request), f", for {minutes_text(minutes)} at most")
+    return _print_submitted(options, BrokerClient().submit(request), f", for {minutes_text(minutes)} at most")
 
 
 def _expected_start(options: argparse.Namespace) -> Callable[[int, int], str]:
@@ -226,7 +226,7 @@ def _check_room(results: str | None) -> None:
             )
 
 
-def _tell(options: argparse.Namespace, job_id: int, limit: str = "") -> int:
+def _print_submitted(options: argparse.Namespace, job_id: int, limit: str = "") -> int:
     if options.json:
         print_json({"job_id": job_id})
     elif options.array:
@@ -316,9 +316,9 @@ def _through_portal(
     workdir: str | None = None,
 ) -> int:
     with portal.client() as site:
-        from carme.client import Asked  # it is installed, or there would be no client
+        from carme.client import JobOptions  # it is installed, or there would be no client
 
-        requested = Asked(
+        requested = JobOptions(
             gpus=options.gpus,
             nodes=options.nodes,
             minutes=parse_minutes(options.time) if options.time else None,
@@ -341,7 +341,7 @@ def _through_portal(
         else:
             job_id = site.submit(what, *arguments, **requested).id
     assert job_id is not None
-    return _tell(options, job_id)
+    return _print_submitted(options, job_id)
 
 
 def _command(options: argparse.Namespace) -> list[str]:

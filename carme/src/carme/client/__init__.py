@@ -12,7 +12,7 @@ from carme.client.bookings import Booking, Bookings
 from carme.client.connection import Login, Unreachable, trusting
 from carme.client.files import Files
 from carme.client.images import Image, Images
-from carme.client.jobs import Array, Asked, Job, JobFailed, Jobs
+from carme.client.jobs import Array, Job, JobFailed, JobOptions, Jobs
 from carme.client.main import Client
 from carme.client.personal import Notices, Presets
 from carme.client.projects import Projects
@@ -21,7 +21,6 @@ from carme.client.sessions import Session, Sessions
 __all__ = [
     "Admin",
     "Array",
-    "Asked",
     "Booking",
     "Bookings",
     "Client",
@@ -30,6 +29,7 @@ __all__ = [
     "Images",
     "Job",
     "JobFailed",
+    "JobOptions",
     "Jobs",
     "Login",
     "Notices",

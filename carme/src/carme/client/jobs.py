@@ -34,7 +34,7 @@ from carme.scaling import Prediction
 from carme.translation import message as _
 from carme.wording import nearest
 
-__all__ = ["Array", "Asked", "Job", "JobFailed", "Jobs"]
+__all__ = ["Array", "Job", "JobFailed", "JobOptions", "Jobs"]
 
 Value = TypeVar("Value")
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments of one call, and those by name
@@ -197,8 +197,8 @@ class Job:
     def _ask(self, method: str, path: str, **query: Any) -> Any:
         return self._connection.ask(method, path, task=self.task, **query)
 
-    def _part(self, what: str, **asked: int | None) -> api.LogOut:
-        return api.LogOut.model_validate(self._ask("GET", f"jobs/{self.id}/{what}", **asked))
+    def _part(self, what: str, **options: int | None) -> api.LogOut:
+        return api.LogOut.model_validate(self._ask("GET", f"jobs/{self.id}/{what}", **options))
 
     def _text(self, what: str, follow: bool, tail: int | None = None, offset: int = 0) -> Iterator[str]:
         pause = LOOK
@@ -313,7 +313,7 @@ def _numbers(tasks: str) -> list[int]:
     return list(arrays.numbers(tasks)) if tasks else []
 
 
-class Asked(TypedDict, total=False):
+class JobOptions(TypedDict, total=False):
     """What a job asks for; what is left out, the site decides.
 
     Attributes:
@@ -367,7 +367,7 @@ class Jobs:
         /,
         *arguments: Any,
         named: dict[str, Any] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[JobOptions],
     ) -> Job:
         """Start a batch job.
 
@@ -375,17 +375,17 @@ class Jobs:
             what: A function; a script of this computer (a path), which is sent along; or a command (a list).
             arguments: The function's or the script's.
             named: The function's arguments by name.
-            asked: See `Asked`.
+            options: See `JobOptions`.
 
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        body = self._what(what, arguments, [(arguments, named or {})]) | _given(asked, what)
+        body = self._what(what, arguments, [(arguments, named or {})]) | _given(options, what)
         found = self._connection.ask("POST", "jobs", body)
         return Job(self._connection, found["id"], returns=callable(what))
 
     def array(
-        self, what: str | Path | list[str], tasks: str, /, *arguments: Any, **asked: Unpack[Asked]
+        self, what: str | Path | list[str], tasks: str, /, *arguments: Any, **options: Unpack[JobOptions]
     ) -> Array:
         """Start a script or a command as an array: one Slurm job with a task for each number.
 
@@ -394,12 +394,12 @@ class Jobs:
             tasks: Their numbers, as Slurm writes them: `0-99`, `1,3,5`, `0-99%4` (four at a time). A task
                 finds its number in `SLURM_ARRAY_TASK_ID`.
             arguments: The script's.
-            asked: See `Asked`; GPUs, processors, memory and time are each task's.
+            options: See `JobOptions`; GPUs, processors, memory and time are each task's.
 
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        body = self._what(what, arguments, None) | _given(asked, what) | {"array": tasks}
+        body = self._what(what, arguments, None) | _given(options, what) | {"array": tasks}
         found = self._connection.ask("POST", "jobs", body)
         return Array(self._connection, found["id"], arrays.numbers(tasks))
 
@@ -410,14 +410,14 @@ class Jobs:
         *arguments: Iterable[Any],
         at_once: int | None = None,
         named: dict[str, Any] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[JobOptions],
     ) -> Array:
         """Call a function for each item of the iterables, like the built-in `map`, in the tasks of an array.
 
         Args:
             at_once: How many tasks may run at a time; by default as many as there is room for.
             named: The same arguments by name for all of them.
-            asked: See `Asked`; GPUs, processors, memory and time are each task's.
+            options: See `JobOptions`; GPUs, processors, memory and time are each task's.
 
         Raises:
             InvalidRequest: With the field, and what is possible.
@@ -426,7 +426,7 @@ class Jobs:
         if not calls:
             return Array(self._connection, None, ())
         tasks = arrays.expression(len(calls), at_once)
-        body = self._what(function, (), calls) | _given(asked, function) | {"array": tasks}
+        body = self._what(function, (), calls) | _given(options, function) | {"array": tasks}
         found = self._connection.ask("POST", "jobs", body)
         return Array(self._connection, found["id"], range(len(calls)), returns=True)
 
@@ -510,14 +510,14 @@ def _script(path: Path) -> str:
     return text
 
 
-def _given(asked: Asked, what: Any) -> dict[str, Any]:
+def _given(options: JobOptions, what: Any) -> dict[str, Any]:
     """What is asked for, by the API's names; the job's name is by default that of what it runs."""
-    for name in asked:
-        if name not in Asked.__annotations__:
+    for name in options:
+        if name not in JobOptions.__annotations__:
             raise InvalidRequest(
-                _("A job has no {name!r}.", name=name), nearest(name, Asked.__annotations__), field=name
+                _("A job has no {name!r}.", name=name), nearest(name, JobOptions.__annotations__), field=name
             )
-    given: dict[str, Any] = {_WIRE.get(name, name): value for name, value in asked.items()}
+    given: dict[str, Any] = {_WIRE.get(name, name): value for name, value in options.items()}
     if "stage" in given:
         given["stage"] = list(given["stage"])
     if prediction := given.get("prediction"):

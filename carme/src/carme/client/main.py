@@ -14,7 +14,7 @@ from carme.client.bookings import Bookings
 from carme.client.connection import Connection, Login, trusting
 from carme.client.files import Files
 from carme.client.images import Images
-from carme.client.jobs import Array, Asked, Job, Jobs
+from carme.client.jobs import Array, Job, JobOptions, Jobs
 from carme.client.personal import Notices, Presets
 from carme.client.projects import Projects
 from carme.client.sessions import Sessions
@@ -66,16 +66,16 @@ class Client:
         /,
         *arguments: Any,
         named: dict[str, Any] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[JobOptions],
     ) -> Job:
         """Start a batch job; see `Jobs.submit`."""
-        return self.jobs.submit(what, *arguments, named=named, **asked)
+        return self.jobs.submit(what, *arguments, named=named, **options)
 
     def array(
-        self, what: str | Path | list[str], tasks: str, /, *arguments: Any, **asked: Unpack[Asked]
+        self, what: str | Path | list[str], tasks: str, /, *arguments: Any, **options: Unpack[JobOptions]
     ) -> Array:
         """Start a script or a command as an array; see `Jobs.array`."""
-        return self.jobs.array(what, tasks, *arguments, **asked)
+        return self.jobs.array(what, tasks, *arguments, **options)
 
     def map(
         self,
@@ -84,10 +84,10 @@ class Client:
         *arguments: Iterable[Any],
         at_once: int | None = None,
         named: dict[str, Any] | None = None,
-        **asked: Unpack[Asked],
+        **options: Unpack[JobOptions],
     ) -> Array:
         """Call a function for each item, in the tasks of an array; see `Jobs.map`."""
-        return self.jobs.map(function, *arguments, at_once=at_once, named=named, **asked)
+        return self.jobs.map(function, *arguments, at_once=at_once, named=named, **options)
 
     def profile(self) -> api.Account:
         """Whose token this is, and what it allows."""

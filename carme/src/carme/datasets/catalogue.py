@@ -258,7 +258,7 @@ def digest_of(path: str) -> tuple[str, int, int]:
         found.append((os.fsencode(name), size, digest))
 
     options = Options()
-    result = compare(path, path, options, index, tell=None, workers=worker_count(options, path))
+    result = compare(path, path, options, index, notify=None, workers=worker_count(options, path))
     if not result.ok:
         first = result.problems[0]
         raise CarmeError(

@@ -17,7 +17,7 @@ from carme.storage import Limits, Space
 from carme.translation import message as _
 from carme.translation import noop
 
-__all__ = ["Entry", "FileError", "Files", "Kept", "Listing", "Part", "Upload"]
+__all__ = ["Entry", "FileError", "Files", "Listing", "Part", "Saved", "Upload"]
 
 CHUNK = 1 << 20
 #: Seconds without a byte; a file system that hangs must not hold the portal.
@@ -60,11 +60,11 @@ class FileError(CarmeError):
     number = 0
 
 
-class _Told(BaseModel):
+class _Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Entry(_Told):
+class Entry(_Answer):
     """Something in a folder: `kind` is `file`, `folder` or `other`; `changed` in seconds since 1970."""
 
     name: str
@@ -74,14 +74,14 @@ class Entry(_Told):
     link: bool = False
 
 
-class Listing(_Told):
+class Listing(_Answer):
     """A folder; `more`: it has more entries than are told."""
 
     entries: list[Entry]
     more: bool = False
 
 
-class Upload(_Told):
+class Upload(_Answer):
     """How far an upload is: bytes that have arrived, whether that is all, whether its name is taken."""
 
     offset: int
@@ -89,7 +89,7 @@ class Upload(_Told):
     exists: bool = False
 
 
-class Kept(Upload):
+class Saved(Upload):
     """How far a job's input is, and where it lies."""
 
     path: str
@@ -104,9 +104,9 @@ class Part:
         changed: When the file was changed, in seconds since 1970.
     """
 
-    def __init__(self, connection: socket.socket, stream: BinaryIO, told: dict[str, Any]) -> None:
+    def __init__(self, connection: socket.socket, stream: BinaryIO, header: dict[str, Any]) -> None:
         self._connection, self._stream = connection, stream
-        self.size, self.length, self.changed = told["size"], told["length"], told["changed"]
+        self.size, self.length, self.changed = header["size"], header["length"], header["changed"]
 
     def __enter__(self) -> Self:
         return self
@@ -185,14 +185,14 @@ class Files:
         values = {"offset": offset, "size": size, "replace": replace}
         return Upload.model_validate(self._send("write", part, length, path=path, upload=upload, **values))
 
-    def keep(self, name: str, part: BinaryIO, *, offset: int, length: int, size: int) -> Kept:
+    def keep(self, name: str, part: BinaryIO, *, offset: int, length: int, size: int) -> Saved:
         """Add a part to what a job is to read; see `write`.
 
         Args:
             name: 32 hexadecimal digits.
         """
         values = {"offset": offset, "size": size}
-        return Kept.model_validate(self._send("keep", part, length, name=name, **values))
+        return Saved.model_validate(self._send("keep", part, length, name=name, **values))
 
     def _send(self, do: str, part: BinaryIO, length: int, **values: Any) -> dict[str, Any]:
         def send(connection: socket.socket) -> None:

@@ -24,7 +24,7 @@ MOST_DATASETS = 200
 MOST_TEXT = 1 << 18  # bytes of a file that is read whole
 CHUNK = 1 << 20
 INPUTS = ".local/share/carme/inputs"
-INPUTS_KEPT = 90 * 86400.0  # seconds
+INPUTS_LIFETIME = 90 * 86400.0  # seconds
 PARTIAL = ".carme-upload-"
 SIGN_OF_LIFE = 5.0  # seconds between two blanks before an answer that takes long
 
@@ -57,7 +57,7 @@ def _say(sink: BinaryIO, answer: dict[str, Any]) -> int:
     return 0
 
 
-def _told(status: os.stat_result) -> dict[str, Any]:
+def _fields(status: os.stat_result) -> dict[str, Any]:
     kind = "folder" if stat.S_ISDIR(status.st_mode) else "file" if stat.S_ISREG(status.st_mode) else "other"
     return {"kind": kind, "size": status.st_size, "changed": status.st_mtime}
 
@@ -74,7 +74,7 @@ def show(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
                 more = True
                 break
             try:
-                reported = _told(entry.stat())
+                reported = _fields(entry.stat())
             except OSError:  # a link to nowhere, or gone by now
                 reported = {"kind": "other", "size": 0, "changed": 0.0}
             entries.append({"name": entry.name, "link": entry.is_symlink(), **reported})
@@ -139,7 +139,7 @@ def read(source: BinaryIO, sink: BinaryIO, path: str, offset: int = 0, length: i
         raise ValueError("a negative place")
     most = max(0, status.st_size - offset)
     left = most if length is None else min(length, most)
-    _say(sink, {"ok": {"length": left, **_told(status)}})
+    _say(sink, {"ok": {"length": left, **_fields(status)}})
     # What is cut off meanwhile is told by the connection's end before `length`.
     while left and (sent := os.sendfile(sink.fileno(), file, offset, min(left, 1 << 30))):
         offset, left = offset + sent, left - sent
@@ -224,7 +224,7 @@ def keep(source: BinaryIO, sink: BinaryIO, name: str, offset: int, length: int, 
 
 
 def _remove_old(folder: str) -> None:
-    oldest = time.time() - INPUTS_KEPT
+    oldest = time.time() - INPUTS_LIFETIME
     with os.scandir(folder) as found:
         for entry in found:
             try:

@@ -131,13 +131,13 @@ def build(recipe: ImageRecipe, catalogue: ImageCatalogue) -> Built:
     with tempfile.TemporaryDirectory(prefix="carme-image-") as temporary:
         folder = Path(temporary)
         image = folder / "image.sif"
-        _tell("building")
+        _report_step("building")
         _run_build(recipe, catalogue, folder, image)
-        _tell("looking at what is in it")
+        _report_step("looking at what is in it")
         _check_programs(image)
         labels = _labels(image)
         packages = _packages(image)
-        _tell(f"copying it to {target}")
+        _report_step(f"copying it to {target}")
         digest = _put(image, target, shared=recipe.shared)
         return Built(
             digest=digest,
@@ -293,7 +293,7 @@ def _put(image: Path, target: Path, *, shared: bool) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def _tell(what: str) -> None:
+def _report_step(what: str) -> None:
     print(f"{_PROGRAM}: {what}", flush=True)
 
 

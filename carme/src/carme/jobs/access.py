@@ -84,11 +84,11 @@ class Access(BaseModel):
         ]
         return max(found, key=lambda one: bool(one.partition), default=None)
 
-    def quality(self, account: str | None, partition: str, asked: str | None) -> str:
+    def quality(self, account: str | None, partition: str, requested: str | None) -> str:
         """The quality of service that a job gets; empty: not known."""
         association = self.association(account, partition)
-        if asked or association is None:
-            return asked or ""
+        if requested or association is None:
+            return requested or ""
         if association.default_qos or not association.qos:
             return association.default_qos
         return association.qos[0] if len(association.qos) == 1 else ORDINARY_QOS
@@ -232,23 +232,23 @@ def _account_refusal(partition: Partition, access: Access, account: str | None) 
 
 
 def _qos_refusal(
-    partition: Partition, access: Access, account: str | None, asked: str | None
+    partition: Partition, access: Access, account: str | None, requested: str | None
 ) -> _Refusal | None:
     association = access.association(account, partition.name)
     own = association.qos if association else []
-    if asked and own and asked not in own and access.enforced:
+    if requested and own and requested not in own and access.enforced:
         return (
             _(
                 "You may not use the quality of service {qos!r} with the account {account!r}; yours are: "
                 "{own}.",
-                qos=asked,
+                qos=requested,
                 account=account,
                 own=listing(own),
             ),
             _("Choose one of these."),
             "qos",
         )
-    name = access.quality(account, partition.name, asked)
+    name = access.quality(account, partition.name, requested)
     if not name or not partition.refuses_qos(name):
         return None
     able = [one for one in own if not partition.refuses_qos(one)]

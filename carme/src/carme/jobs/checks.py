@@ -262,13 +262,13 @@ def _check_size(request: JobRequest | SessionOptions, partition: Partition, node
         )
 
 
-def _too_long(what: str, limit: int, asked: int) -> InvalidRequest:
+def _too_long(what: str, limit: int, requested: int) -> InvalidRequest:
     return InvalidRequest(
         _(
             "{what} lasts at most {limit}, not {asked}.",
             what=what,
             limit=minutes_text(limit),
-            asked=minutes_text(asked),
+            asked=minutes_text(requested),
         ),
         _("Ask for at most {limit}.", limit=minutes_text(limit)),
         field="minutes",

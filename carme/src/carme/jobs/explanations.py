@@ -201,7 +201,7 @@ _RESOURCES = {
 }
 
 #: How a detail begins to name a reservation that keeps nodes from the job.
-KEPT = "kept for the reservation"
+RESERVED = "kept for the reservation"
 
 #: The detail of a suspended job in a partition in which Slurm itself suspends jobs.
 BY_SLURM = "slurm"
@@ -243,7 +243,7 @@ def waiting_for(reason: str, detail: str = "") -> str:
             "The job is next in line and waits ({detail}); wait, or ask for less to start sooner.",
             detail=detail,
         )
-    if (match := _UNAVAILABLE.search(reason)) and KEPT not in detail:
+    if (match := _UNAVAILABLE.search(reason)) and RESERVED not in detail:
         detail = match[1]
     # What is known belongs to the cause, which ends where the next step begins.
     shown = _(" ({detail})", detail=detail) if detail else ""

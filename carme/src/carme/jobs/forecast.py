@@ -157,8 +157,8 @@ def _left(total: int, uses: Iterable[_Use], steps: int) -> list[int]:
     return left
 
 
-def _type_on(node: Node, asked: str | None) -> str:
-    return asked if asked in node.gpus else next(iter(node.gpus), asked or "gpu")
+def _type_on(node: Node, requested: str | None) -> str:
+    return requested if requested in node.gpus else next(iter(node.gpus), requested or "gpu")
 
 
 def _only_type(nodes: Iterable[Node]) -> str:

@@ -88,7 +88,7 @@ Cpus = Annotated[int | None, Field(ge=1, le=65_536)]
 Memory = Annotated[int | None, Field(ge=1, le=2**31 - 1)]
 
 
-class _Asked(BaseModel):
+class _Requested(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
@@ -126,7 +126,7 @@ def refusal(error: ValidationError, model: type[Any], skip: int = 0) -> InvalidR
     return InvalidRequest(problem(detail, subject), _("Correct it and ask again."), field=field or None)
 
 
-class JobRequest(_Asked):
+class JobRequest(_Requested):
     """What a user asks for.
 
     `environment` and `files` may hold secrets: they never leave the job's private folder. `files` (name to
@@ -189,7 +189,7 @@ def _check_file(image: str | None, file: ImageFile | None) -> None:
         raise ValueError(_("names a file for an image that is not a user's own, like torch-mine@alice"))
 
 
-class SessionOptions(_Asked):
+class SessionOptions(_Requested):
     """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open.
 
     `account` pays: a project's, one of the user's own in Slurm, or None for the site's default one; `qos` is

@@ -15,7 +15,7 @@ from carme.translation import message as _
 from carme.translation import plural
 from carme.wording import listing, number
 
-__all__ = ["Held", "kept_nodes", "running_on", "shortage"]
+__all__ = ["Held", "reserved_nodes", "running_on", "shortage"]
 
 NAMED = 4  # nodes, and jobs, in one sentence
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -86,7 +86,7 @@ def shortage(
     for node in able:
         if node.available:
             there = running.get(node.name, ())
-            saved = [_kept(one, node, there, now) for one in others if node.name in one.node_names]
+            saved = [_reserved(one, node, there, now) for one in others if node.name in one.node_names]
             waits.append(_wait(node, kind, needed, there, saved))
     count = max(1, job.nodes)
     if len(waits) < count:
@@ -123,7 +123,7 @@ def _both(first: str, second: str) -> str:
     return _("{first} and {last}", first=first, last=second) if first and second else first or second
 
 
-def kept_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservation], now: datetime) -> str:
+def reserved_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservation], now: datetime) -> str:
     """Which nodes of a job's partition a reservation keeps from it, the first of several, and until when.
 
     Empty if none does.
@@ -147,7 +147,7 @@ def _in_the_way(job: Job, reservations: Iterable[Reservation], now: datetime) ->
     return [one for one in reservations if one.name != job.reservation and one.end > now and one.start < ends]
 
 
-def _kept(reservation: Reservation, node: Node, there: Iterable[Held], now: datetime) -> Held:
+def _reserved(reservation: Reservation, node: Node, there: Iterable[Held], now: datetime) -> Held:
     """What a reservation keeps of a node beside what its own jobs use there."""
     whole = node.cpus, node.memory_mb
     gpus = sum(node.gpus.values())
@@ -163,11 +163,11 @@ def _kept(reservation: Reservation, node: Node, there: Iterable[Held], now: date
     return Held(0, "", None, amounts, reservation.end, reservation.name, begins)
 
 
-def _reservations(kept_for: Mapping[str, datetime | None], now: datetime) -> str:
+def _reservations(begins_of: Mapping[str, datetime | None], now: datetime) -> str:
     """For which reservations nodes are kept, as a part of a sentence; empty for none."""
-    if len(kept_for) > 1:
-        return _("kept for the reservations {names}", names=_some(sorted(kept_for)))
-    for name, begins in kept_for.items():
+    if len(begins_of) > 1:
+        return _("kept for the reservations {names}", names=_some(sorted(begins_of)))
+    for name, begins in begins_of.items():
         if begins:
             return _(
                 "kept for the reservation {name} from {begins} on",
@@ -183,17 +183,17 @@ def _has(amounts: _Amounts, needed: _Amounts) -> bool:
 
 
 def _wait(
-    node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held], kept: Iterable[Held] = ()
+    node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held], reserved: Iterable[Held] = ()
 ) -> _Wait:
     gpus, cpus, memory_mb = _size(node, kind)
     gpus -= node.gpus_used.get(kind, 0) if kind else sum(node.gpus_used.values())
     free = (gpus, cpus - node.cpus_used, memory_mb - node.memory_used_mb)
-    for one in kept:
+    for one in reserved:
         gpus, cpus, memory_mb = one.amounts
         free = (free[0] - gpus, free[1] - cpus, free[2] - memory_mb)
     lacks = tuple(max(0, needs - max(0, has)) for needs, has in zip(needed, free, strict=True))
     holders, until = [], _ALWAYS
-    for held in sorted([*there, *kept], key=lambda held: held.ends):
+    for held in sorted([*there, *reserved], key=lambda held: held.ends):
         gpus, cpus, memory_mb = held.amounts
         if kind and held.gpu_type and held.gpu_type != kind:
             gpus = 0

@@ -93,14 +93,14 @@ def stage(spec: JobSpec, folder: str, job_id: str, nodes: int, private: str) -> 
 
 def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged) -> str:
     name, source = wanted.name, wanted.source
-    begun, said, outlook = time.monotonic(), 0.0, Outlook()
+    begun, printed, outlook = time.monotonic(), 0.0, Outlook()
 
     def report(what: Any) -> None:
-        nonlocal said
+        nonlocal printed
         if isinstance(what, Progress):
             rates = outlook(what)
-            if time.monotonic() - said >= SAY_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - printed >= SAY_SECONDS:
+                printed = time.monotonic()
                 _say(f"{name}: {progress_text(what, rates)}")
 
     if not os.path.exists(source):
@@ -111,7 +111,7 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
     try:
         if wanted.target == "ram":
             path = f"/dev/shm/carme-{job_id}-{wanted.key}"
-            result = sync(source, path, Options(estimate=True), tell=report)
+            result = sync(source, path, Options(estimate=True), notify=report)
             staged.folders.append(path)
             if not result.ok:
                 raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
@@ -125,7 +125,7 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
         else:
             place, limit = _place(wanted.target, places)
             path, held, was_there = Cache(place, limit).hold(
-                wanted.key, source, wanted.version, job=job_id, tell=report
+                wanted.key, source, wanted.version, job=job_id, notify=report
             )
             staged.held.append(held)
     except CarmeError as error:
@@ -138,7 +138,7 @@ def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged
     return path
 
 
-def _into_beeond(wanted: StageSpec, places: StagingPlaces, job_id: str, tell: Any) -> tuple[str, bool]:
+def _into_beeond(wanted: StageSpec, places: StagingPlaces, job_id: str, notify: Any) -> tuple[str, bool]:
     """Where it is in the job's own file system, which the prolog has made, and whether it was there.
 
     The job's first node copies it before the others begin.
@@ -152,7 +152,7 @@ def _into_beeond(wanted: StageSpec, places: StagingPlaces, job_id: str, tell: An
     path, done = f"{place}/{wanted.key}", f"{place}/.{wanted.key}.complete"
     if os.path.exists(done):
         return path, True
-    result = sync(wanted.source, path, Options(estimate=True), tell=tell)
+    result = sync(wanted.source, path, Options(estimate=True), notify=notify)
     if not result.ok:
         raise CarmeError(f"{result.problems[0].path}: {result.problems[0].reason}.")
     os.close(os.open(done, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))

@@ -1,10 +1,15 @@
-"""What a job's owner should change next time, from what it used. One function for each thing to look at."""
+"""What a job's owner should change next time, from what it used. One function for each thing to look at.
+
+The sentences are messages: they keep their templates and values, and are translated where they are shown.
+"""
 
 import math
 import statistics
 
 from carme.jobs import Job, JobState, minutes_text
 from carme.reports.models import Advice, Usage
+from carme.translation import message as _
+from carme.translation import plural
 from carme.wording import number
 
 __all__ = ["advise", "efficiency"]
@@ -60,24 +65,30 @@ def _gpus(job: Job, usage: Usage) -> list[Advice]:
     count, working = len(usage.gpus), len(usage.gpus) - len(idle)
     each = math.ceil(working / max(1, job.nodes))
     if not working:
-        which = "The job's GPU" if count == 1 else f"None of the job's {count} GPUs"
-        did = "did nothing" if count == 1 else "did anything"
         return [
             Advice(
                 topic="gpu",
-                text=f"{which} {did}. See that the program uses a GPU (torch.cuda.is_available()), or "
-                "ask for none.",
-                change="leave out --gpus",
+                text=plural(
+                    "The job's GPU did nothing. See that the program uses a GPU "
+                    "(torch.cuda.is_available()), or ask for none.",
+                    "None of the job's {count} GPUs did anything. See that the program uses a GPU "
+                    "(torch.cuda.is_available()), or ask for none.",
+                    count,
+                ),
+                change=_("leave out --gpus"),
             )
         ]
     if idle:
         return [
             Advice(
                 topic="gpu",
-                text=f"{len(idle)} of the job's {count} GPUs did nothing. Ask for fewer, or start one "
-                "process for "
-                "each.",
-                change=f"--gpus {each}, or: carme-run -n {count} PROGRAM",
+                text=_(
+                    "{idle} of the job's {count} GPUs did nothing. Ask for fewer, or start one process for "
+                    "each.",
+                    idle=len(idle),
+                    count=count,
+                ),
+                change=_("--gpus {each}, or: carme-run -n {count} PROGRAM", each=each, count=count),
             )
         ]
     return _busy_gpus(usage)
@@ -91,10 +102,13 @@ def _busy_gpus(usage: Usage) -> list[Advice]:
         return [
             Advice(
                 topic="balance",
-                text=f"The GPUs worked unevenly: the busiest {max(busy):.0%} of the time, the idlest "
-                f"{min(busy):.0%}. "
-                "Ranks wait for each other.",
-                change="give all ranks equal shares of the data (torch.utils.data.DistributedSampler)",
+                text=_(
+                    "The GPUs worked unevenly: the busiest {most:.0%} of the time, the idlest {least:.0%}. "
+                    "Ranks wait for each other.",
+                    most=max(busy),
+                    least=min(busy),
+                ),
+                change=_("give all ranks equal shares of the data (torch.utils.data.DistributedSampler)"),
             )
         ]
     if mean >= LAZY_GPU:
@@ -105,56 +119,73 @@ def _busy_gpus(usage: Usage) -> list[Advice]:
         return [
             Advice(
                 topic="loader",
-                text=f"The GPUs waited for data {1 - mean:.0%} of the time, while all processors were "
-                "busy preparing "
-                "it. Ask for more processors, or prepare the data once.",
+                text=_waited(_("GPUs"), 1 - mean),
                 change=f"--cpus {int(2 * given)}",
             )
         ]
     return [
         Advice(
             topic="gpu",
-            text=f"The GPUs worked {mean:.0%} of the time, and processors were free. Give the loader "
-            "more workers, "
-            "make batches larger, or copy small files to /tmp first.",
+            text=_(
+                "The GPUs worked {share:.0%} of the time, and processors were free. Give the loader more "
+                "workers, make batches larger, or copy small files to /tmp first.",
+                share=mean,
+            ),
             change="DataLoader(..., num_workers=PROCESSORS, pin_memory=True)",
         )
     ]
+
+
+def _waited(who: str, share: float) -> str:
+    return _(
+        "The {who} waited for data {share:.0%} of the time, while all processors were busy preparing it. Ask "
+        "for more processors, or prepare the data once.",
+        who=who,
+        share=share,
+    )
 
 
 def _training(usage: Usage) -> list[Advice]:
     seen = usage.training
     if seen is None:
         return []
-    who = "GPUs" if usage.gpus else "ranks"
-    if (seen.data_wait or 0.0) > WAITS:
+    who, share = _("GPUs") if usage.gpus else _("ranks"), seen.data_wait or 0.0
+    if share > WAITS:
         busy = (efficiency(usage).get("cpu") or 0.0) > BUSY_CPU
         given = max((node.cpus or 0 for node in usage.nodes), default=0)
         if busy and given:
             return [
                 Advice(
                     topic="loader",
-                    text=f"The {who} waited for data {seen.data_wait:.0%} of the time, while all processors "
-                    "were busy preparing it. Ask for more processors, or prepare the data once.",
+                    text=_waited(who, share),
                     change=f"--cpus {int(2 * given)}",
                 )
             ]
         return [
             Advice(
                 topic="loader",
-                text=f"The {who} waited for data {seen.data_wait:.0%} of the time, and processors were free. "
-                "Stage the folder to the nodes, and give the loader more workers.",
-                change="--stage local:FOLDER, and DataLoader(..., num_workers=PROCESSORS, "
-                "persistent_workers=True)",
+                text=_(
+                    "The {who} waited for data {share:.0%} of the time, and processors were free. Stage the "
+                    "folder to the nodes, and give the loader more workers.",
+                    who=who,
+                    share=share,
+                ),
+                change=_(
+                    "--stage local:FOLDER, and DataLoader(..., num_workers=PROCESSORS, "
+                    "persistent_workers=True)"
+                ),
             )
         ]
     if seen.ranks > 1 and (seen.rank_wait or 0.0) > WAITS:
         return [
             Advice(
                 topic="balance",
-                text=f"Ranks waited for each other {seen.rank_wait:.0%} of the time. Make each rank's batch "
-                "larger, give all ranks equal shares, or use fewer nodes; carme-run --profile shows which "
-                "rank comes last.",
+                text=_(
+                    "Ranks waited for each other {share:.0%} of the time. Make each rank's batch larger, "
+                    "give all ranks equal shares, or use fewer nodes; carme-run --profile shows which rank "
+                    "comes last.",
+                    share=seen.rank_wait,
+                ),
                 change="carme-run --profile FOLDER PROGRAM",
             )
         ]
@@ -174,9 +205,12 @@ def _memory(job: Job, usage: Usage) -> list[Advice]:
         return [
             Advice(
                 topic="memory",
-                text=f"At most {used / GIB:.1f} of {limit / GIB:.1f} GiB were used on a node. What is "
-                "held and not "
-                "used keeps others waiting, and yourself: smaller jobs start sooner.",
+                text=_(
+                    "At most {used:.1f} of {limit:.1f} GiB were used on a node. What is held and not used "
+                    "keeps others waiting, and yourself: smaller jobs start sooner.",
+                    used=used / GIB,
+                    limit=limit / GIB,
+                ),
                 change=f"--memory {wanted >> 20}",
             )
         ]
@@ -188,7 +222,9 @@ def _out_of_memory(job: Job) -> list[Advice]:
     return [
         Advice(
             topic="memory",
-            text="The job ran out of memory. Ask for more, or use smaller batches and fewer loader workers.",
+            text=_(
+                "The job ran out of memory. Ask for more, or use smaller batches and fewer loader workers."
+            ),
             change=f"--memory {math.ceil(1.5 * each / 1024) * 1024}" if each else "--memory MIB",
         )
     ]
@@ -206,7 +242,9 @@ def _cpus(job: Job, usage: Usage) -> list[Advice]:
     return [
         Advice(
             topic="cpu",
-            text=f"On average {used:.1f} of {number(int(given), 'processor')} worked.",
+            text=_(
+                "On average {used:.1f} of {given} worked.", used=used, given=number(int(given), "processor")
+            ),
             change=f"--cpus {wanted}",
         )
     ]
@@ -217,9 +255,10 @@ def _time(job: Job) -> list[Advice]:
         return [
             Advice(
                 topic="time",
-                text="The job reached its time limit. Ask for more time, and save the state now and "
-                "then so that a "
-                "new job goes on from there.",
+                text=_(
+                    "The job reached its time limit. Ask for more time, and save the state now and then so "
+                    "that a new job goes on from there."
+                ),
                 change=f"--time {2 * job.minutes_limit}" if job.minutes_limit else "--time MINUTES",
             )
         ]
@@ -232,9 +271,11 @@ def _time(job: Job) -> list[Advice]:
     return [
         Advice(
             topic="time",
-            text=f"It took {minutes_text(max(1, round(ran)))} of {minutes_text(limit)}. Jobs with "
-            "shorter limits fit "
-            "into gaps and start sooner.",
+            text=_(
+                "It took {took} of {limit}. Jobs with shorter limits fit into gaps and start sooner.",
+                took=minutes_text(max(1, round(ran))),
+                limit=minutes_text(limit),
+            ),
             change=f"--time {wanted}",
         )
     ]

@@ -5,6 +5,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict, Field
 
 from carme.jobs import Job
+from carme.translation.models import Sentence, WithMessages
 
 __all__ = [
     "Advice",
@@ -20,11 +21,11 @@ __all__ = [
 ]
 
 
-class _Told(BaseModel):
+class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class GpuUse(_Told):
+class GpuUse(_Model):
     """What one GPU did over the job's time.
 
     Attributes:
@@ -43,7 +44,7 @@ class GpuUse(_Told):
     energy_joules: float | None = None
 
 
-class NodeUse(_Told):
+class NodeUse(_Model):
     """What the job did on one node.
 
     Attributes:
@@ -62,7 +63,7 @@ class NodeUse(_Told):
     written_bytes: float | None = None
 
 
-class RankUse(_Told):
+class RankUse(_Model):
     """How training went on one rank, since its first step; fields as in `TrainingUse`."""
 
     node: str
@@ -74,7 +75,7 @@ class RankUse(_Told):
     loss: float | None = None
 
 
-class TrainingUse(_Told):
+class TrainingUse(_Model):
     """How training went, as its ranks told; None: nobody measured that.
 
     Attributes:
@@ -95,7 +96,7 @@ class TrainingUse(_Told):
     each: list[RankUse] = []
 
 
-class Usage(_Told):
+class Usage(_Model):
     """All of it; `seconds`: the time that was looked at; `nodes_left_out`: those for which was no room."""
 
     seconds: float
@@ -105,7 +106,7 @@ class Usage(_Told):
     training: TrainingUse | None = None
 
 
-class Curve(_Told):
+class Curve(_Model):
     """One line over the job's time: ratios every `step` seconds from `start` (seconds since 1970).
 
     Attributes:
@@ -122,15 +123,15 @@ class Curve(_Told):
     whole: float | None = None
 
 
-class Advice(_Told):
-    """What to change: a sentence for why, and what to write instead."""
+class Advice(WithMessages, _Model):
+    """What to change: a sentence for why, and what to write instead; show both by `translated`."""
 
     topic: str
-    text: str
-    change: str = ""
+    text: Sentence
+    change: Sentence = ""
 
 
-class JobWarning(_Told):
+class JobWarning(_Model):
     """What the site's policy about alerts did last to a job.
 
     Attributes:
@@ -151,7 +152,7 @@ class JobWarning(_Told):
     stopped: datetime | None = None
 
 
-class Peers(_Told):
+class Peers(_Model):
     """The owner's earlier jobs of the same name and size: how many, and the medians of their efficiency."""
 
     jobs: int = 0
@@ -160,7 +161,7 @@ class Peers(_Told):
     memory: float | None = None
 
 
-class Report(_Told):
+class Report(_Model):
     """What `carme report` tells.
 
     Attributes:

@@ -154,23 +154,23 @@ def _why_unknown(report: Report) -> str:
     return "not known: nothing was measured, or the record is gone"
 
 
-def training_text(told: TrainingUse) -> str:
+def training_text(training: TrainingUse) -> str:
     """How training went, in one line."""
-    return ", ".join(filter(None, (number(told.ranks, "rank"), _parts(told))))
+    return ", ".join(filter(None, (number(training.ranks, "rank"), _parts(training))))
 
 
-def _parts(told: TrainingUse | RankUse) -> str:
+def _parts(training: TrainingUse | RankUse) -> str:
     parts = []
-    if told.step_seconds is not None:
-        parts.append(f"{told.step_seconds:.3g} s for a step")
-    if told.samples_per_second is not None:
-        parts.append(f"{told.samples_per_second:.3g} samples in a second")
-    if told.data_wait is not None:
-        parts.append(f"{told.data_wait:.0%} of the time waiting for data")
-    if told.rank_wait is not None:
-        parts.append(f"{told.rank_wait:.0%} for other ranks")
-    if told.loss is not None:
-        parts.append(f"last loss {told.loss:.4g}")
+    if training.step_seconds is not None:
+        parts.append(f"{training.step_seconds:.3g} s for a step")
+    if training.samples_per_second is not None:
+        parts.append(f"{training.samples_per_second:.3g} samples in a second")
+    if training.data_wait is not None:
+        parts.append(f"{training.data_wait:.0%} of the time waiting for data")
+    if training.rank_wait is not None:
+        parts.append(f"{training.rank_wait:.0%} for other ranks")
+    if training.loss is not None:
+        parts.append(f"last loss {training.loss:.4g}")
     return ", ".join(parts)
 
 
@@ -196,9 +196,9 @@ def as_text(report: Report) -> str:
         "Advice" if report.advice else "Advice: none; that looks well." if report.usage else "Advice: none.",
     ]
     for advice in report.advice:
-        lines.append(f"- {advice.text}")
+        lines.append(f"- {translated(advice.text)}")
         if advice.change:
-            lines.append(f"    {advice.change}")
+            lines.append(f"    {translated(advice.change)}")
     return "\n".join(lines)
 
 
@@ -210,7 +210,8 @@ def _details(report: Report) -> str:
         if any(curve.what == what for curve in report.curves)
     )
     advice = "".join(
-        f"<li>{escape(one.text)}{f'<pre>{escape(one.change)}</pre>' if one.change else ''}</li>"
+        f"<li>{escape(translated(one.text))}"
+        f"{f'<pre>{escape(translated(one.change))}</pre>' if one.change else ''}</li>"
         for one in report.advice
     )
     none = "<p>None; that looks well.</p>" if report.usage else "<p>None.</p>"

@@ -24,13 +24,13 @@ _PR_SET_PDEATHSIG = 1
 _PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from carme.staging.alone import serve; serve()"
 
 
-def run(function: Callable[..., Any], *arguments: Any, tell: Callable[[Any], None] | None) -> Any:
+def run(function: Callable[..., Any], *arguments: Any, notify: Callable[[Any], None] | None) -> Any:
     """Call a function there.
 
     Args:
         function: One that a module of `carme` has under its name: that name is what travels.
         arguments: For it.
-        tell: Called here with what it tells.
+        notify: Called here with what it tells.
 
     Raises:
         CarmeError: What the function raised, or the process ended unexpectedly.
@@ -42,12 +42,12 @@ def run(function: Callable[..., Any], *arguments: Any, tell: Callable[[Any], Non
     assert process.stdin is not None and process.stdout is not None
     try:
         with process.stdin as request:
-            pickle.dump((function, arguments, tell is not None, os.getpid()), request)
+            pickle.dump((function, arguments, notify is not None, os.getpid()), request)
         while True:
             kind, value = pickle.load(process.stdout)
             if kind == "told":
-                assert tell is not None
-                tell(value)
+                assert notify is not None
+                notify(value)
             elif kind == "error":
                 raise value
             else:
@@ -79,7 +79,7 @@ def serve() -> None:
         answer("told", value)
 
     try:
-        result = function(*arguments, tell=reported if wanted else None)
+        result = function(*arguments, notify=reported if wanted else None)
     except CarmeError as error:
         answer("error", error)
     else:

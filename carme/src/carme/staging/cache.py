@@ -22,7 +22,7 @@ from typing import Any
 
 from carme.errors import CarmeError
 from carme.staging import tree
-from carme.staging.engine import Tell, copy, sync
+from carme.staging.engine import Notify, copy, sync
 from carme.staging.options import Options
 from carme.storage import fit, space_of
 from carme.translation import message as _
@@ -76,7 +76,7 @@ class Cache:
             )
 
     def hold(
-        self, key: str, source: str, version: str = "", *, job: str = "0", tell: Tell | None = None
+        self, key: str, source: str, version: str = "", *, job: str = "0", notify: Notify | None = None
     ) -> tuple[str, int, bool]:
         """A complete copy, made or brought up to date where that is necessary.
 
@@ -85,7 +85,7 @@ class Cache:
             source: What is copied.
             version: The digest of what never changes; else the copy is compared by times and sizes.
             job: The job that asks, for a copy of its own where another one uses what is out of date.
-            tell: Called with the progress of copying.
+            notify: Called with the progress of copying.
 
         Returns:
             The copy's path, a descriptor that keeps it in use while it is open, and whether it was there.
@@ -105,13 +105,15 @@ class Cache:
                     os.close(lock)
                     lock = -1
                     # Another job works with what was there before.
-                    return self.hold(f"{key.partition('-')[0]}-{job}", source, version, job=job, tell=tell)
+                    return self.hold(
+                        f"{key.partition('-')[0]}-{job}", source, version, job=job, notify=notify
+                    )
                 fcntl.flock(lock, fcntl.LOCK_EX)
             # Somebody else may have been here first.
             if self._is_current(key, source, version):
                 fcntl.flock(lock, fcntl.LOCK_SH)
                 return self._data(key, source), lock, True
-            self._fill(key, source, version, tell)
+            self._fill(key, source, version, notify)
             fcntl.flock(lock, fcntl.LOCK_SH)
             held, lock = lock, -1
             return self._data(key, source), held, False
@@ -245,10 +247,10 @@ class Cache:
         if not os.path.isdir(source):
             ours, theirs = os.stat(self._data(key, source)), os.stat(source)
             return (ours.st_size, ours.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)
-        result = sync(source, self._data(key, source), dry_run=True, tell=count)
+        result = sync(source, self._data(key, source), dry_run=True, notify=count)
         return result.ok and not differing
 
-    def _fill(self, key: str, source: str, version: str, tell: Tell | None) -> None:
+    def _fill(self, key: str, source: str, version: str, notify: Notify | None) -> None:
         data = f"{self.folder}/{key}/data"
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self.folder}/{key}/about.json")
@@ -260,9 +262,9 @@ class Cache:
         # The nodes of a job, or of many, often begin to read the same at the same moment.
         turn = zlib.crc32(socket.gethostname().encode()) / 2**32
         if os.path.isdir(source):
-            result = sync(source, data, Options(estimate=True, turn=turn), tell=tell)
+            result = sync(source, data, Options(estimate=True, turn=turn), notify=notify)
         else:
-            result = copy(source, f"{data}/{os.path.basename(source)}", Options(turn=turn), tell=tell)
+            result = copy(source, f"{data}/{os.path.basename(source)}", Options(turn=turn), notify=notify)
         if not result.ok:
             first = result.problems[0]
             more = f" and {len(result.problems) - 1} more" if len(result.problems) > 1 else ""

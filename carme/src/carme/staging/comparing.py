@@ -16,7 +16,7 @@ from carme.staging.digests import algorithm
 from carme.staging.entries import BLOCK, Batch, Task, join, statuses
 from carme.staging.limits import Pace
 from carme.staging.native import chosen
-from carme.staging.options import BATCH, KEPT_PROBLEMS, PART, Options, Problem, Progress, Result
+from carme.staging.options import BATCH, MOST_PROBLEMS, PART, Options, Problem, Progress, Result
 from carme.staging.queue import Queue
 from carme.staging.walker import Report, Walker
 from carme.staging.worker_pool import CONTEXT, WorkerPool
@@ -215,7 +215,7 @@ def compare(
     options: Options,
     index: Callable[[str, int, str], None] | None = None,
     *,
-    tell: Callable[[Any], None] | None,
+    notify: Callable[[Any], None] | None,
     workers: int,
     seconds: bool = False,
 ) -> Result:
@@ -226,7 +226,7 @@ def compare(
         destination: The other.
         options: How to compare.
         index: Called with path, size and digest of each file that is the same.
-        tell: Called with differences and progress.
+        notify: Called with differences and progress.
         workers: How many.
         seconds: One of them keeps times in whole seconds only.
 
@@ -248,7 +248,7 @@ def compare(
         opened.callback(os.close, one)
         other = os.open(destination, tree.FOLDER)
         opened.callback(os.close, other)
-        return _Run(options, index, tell, workers).result(one, other, rename, seconds)
+        return _Run(options, index, notify, workers).result(one, other, rename, seconds)
 
 
 class _Run:
@@ -258,10 +258,10 @@ class _Run:
         self,
         options: Options,
         index: Callable[[str, int, str], None] | None,
-        tell: Callable[[Any], None] | None,
+        notify: Callable[[Any], None] | None,
         workers: int,
     ) -> None:
-        self._options, self._index, self._report, self._workers = options, index, tell, workers
+        self._options, self._index, self._report, self._workers = options, index, notify, workers
         self._begun = time.monotonic()
         name, self._digest = algorithm(options.hash, strong=index is not None)
         self._result = Result(workers=workers, hash=name, engine=chosen(options.engine))
@@ -307,7 +307,7 @@ class _Run:
             self._report(Progress(self._result.counts, self._heard - self._begun))
 
     def _add(self, problem: Problem) -> None:
-        if len(self._result.problems) < KEPT_PROBLEMS:
+        if len(self._result.problems) < MOST_PROBLEMS:
             self._result.problems.append(problem)
         if self._report:
             self._report(problem)

@@ -76,7 +76,7 @@ class ContentCopier(Walker):
         self.links = True
         self.plain_owner = False
         #: How much of the part at hand is told already, in bytes; None: it is told at its end.
-        self.told: int | None = None
+        self.reported: int | None = None
 
     def goal(self, name: str) -> str:
         """What a source's name is at the destination."""
@@ -214,7 +214,7 @@ class ContentCopier(Walker):
         ranges = data_ranges(one, start, end) if sparse else [(start, end)]
         device, compare = self.verify == "device", self.verify == "read"
         native = self.native and self.hashes and not device and not self.options.bandwidth
-        direct = native and self.direct and self.told is not None
+        direct = native and self.direct and self.reported is not None
         if (
             self.verify == "none"
             and not direct
@@ -260,7 +260,7 @@ class ContentCopier(Walker):
     def _step(self, one: int, other: int, start: int, end: int, compare: bool) -> None:
         """Copy a range by the compiled part."""
         assert self.native
-        way = "plain" if self.told is None else "direct" if self.direct else "early"
+        way = "plain" if self.reported is None else "direct" if self.direct else "early"
         same = self.native.transfer(one, other, start, end, compare=compare, way=way, threads=self.direct)
         if same is None:
             raise SourceChanged
@@ -270,8 +270,8 @@ class ContentCopier(Walker):
 
     def _progress(self, size: int) -> None:
         """So many bytes of the part at hand are copied."""
-        if self.told is not None:
-            self.told += size
+        if self.reported is not None:
+            self.reported += size
             self.report.counts.bytes_copied += size
             self.let_others_run()
 
@@ -380,7 +380,7 @@ class ContentCopier(Walker):
     def do_part(self, path: str, identity: str, number: int, sparse: bool) -> None:
         """A part of a large file."""
         for attempt in range(1, TRIES + 1):
-            self.told = 0
+            self.reported = 0
             copied = 0
             try:
                 with self._large(path, identity) as (one, other, _, status):
@@ -404,8 +404,8 @@ class ContentCopier(Walker):
                 return
             finally:
                 # Holes count as well; what was in vain does not.
-                self.report.counts.bytes_copied += copied - self.told
-                self.told = None
+                self.report.counts.bytes_copied += copied - self.reported
+                self.reported = None
 
     def do_complete(self, path: str, identity: str) -> None:
         """Give a large file, of which all parts are there, its attributes and its name."""

@@ -16,7 +16,7 @@ from carme.staging.digests import algorithm
 from carme.staging.native import Entries, Found, Native, chosen, hasher, library
 from carme.staging.options import (
     BATCH,
-    KEPT_PROBLEMS,
+    MOST_PROBLEMS,
     PART,
     TRIES,
     Counts,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from carme.staging.work import Copier
     from carme.staging.worker_pool import Total, WorkerPool
 
-__all__ = ["Tell", "copy", "pack", "sync", "verify"]
+__all__ = ["Notify", "copy", "pack", "sync", "verify"]
 
 #: With so many bytes of names of what has changed, the workers begin, who then look for the rest as well.
 ENOUGH = 4 << 20
@@ -50,11 +50,11 @@ IN_FLIGHT = 32
 
 #: Called with each problem as it is met, with what a dry run would do (`("remove", path)`), and some times a
 #: second with the progress.
-Tell = Callable[[Problem | Progress | tuple[str, str]], None]
+Notify = Callable[[Problem | Progress | tuple[str, str]], None]
 
 
 def copy(
-    source: str, destination: str, options: Options | None = None, *, tell: Tell | None = None
+    source: str, destination: str, options: Options | None = None, *, notify: Notify | None = None
 ) -> Result:
     """Make `destination` a verified copy of `source`; what is there and unchanged is not copied again.
 
@@ -67,7 +67,7 @@ def copy(
         source: A folder or a file.
         destination: Where the copy goes.
         options: How to copy.
-        tell: Called with problems and progress.
+        notify: Called with problems and progress.
 
     Returns:
         What was done; its problems are files that could not be copied, with reasons.
@@ -75,7 +75,7 @@ def copy(
     Raises:
         CarmeError: It cannot be begun, or the destination takes no more (full, quota, read-only).
     """
-    return start("run", source, destination, options or Options(), False, False, tell=tell)
+    return start("run", source, destination, options or Options(), False, False, notify=notify)
 
 
 def sync(
@@ -84,7 +84,7 @@ def sync(
     options: Options | None = None,
     *,
     dry_run: bool = False,
-    tell: Tell | None = None,
+    notify: Notify | None = None,
 ) -> Result:
     """Copy, and remove from `destination` what `source` does not have.
 
@@ -92,9 +92,9 @@ def sync(
         source: A folder.
         destination: Its copy.
         options: How to copy.
-        dry_run: Change nothing; `tell` gets what would be done as pairs of `copy`, `update` or `remove` and
+        dry_run: Change nothing; `notify` gets what would be done as pairs of `copy`, `update` or `remove` and
             a path.
-        tell: Called with problems and progress.
+        notify: Called with problems and progress.
 
     Returns:
         As for `copy`.
@@ -102,11 +102,11 @@ def sync(
     Raises:
         CarmeError: As for `copy`.
     """
-    return start("run", source, destination, options or Options(), True, dry_run, tell=tell)
+    return start("run", source, destination, options or Options(), True, dry_run, notify=notify)
 
 
 def verify(
-    source: str, destination: str = "", options: Options | None = None, *, tell: Tell | None = None
+    source: str, destination: str = "", options: Options | None = None, *, notify: Notify | None = None
 ) -> Result:
     """Compare a copy with its source, byte by byte and with all attributes; nothing is changed.
 
@@ -116,7 +116,7 @@ def verify(
         destination: Its copy.
         options: `verify="device"` has both sides read from their devices, as far as this host has written
             out what it holds in memory.
-        tell: Called with differences and progress.
+        notify: Called with differences and progress.
 
     Returns:
         The differences are its problems and counted as `different`; `unchanged` are files that are the same.
@@ -124,7 +124,7 @@ def verify(
     Raises:
         CarmeError: One of them is not there.
     """
-    return start("run_verify", source, destination, options or Options(), tell=tell)
+    return start("run_verify", source, destination, options or Options(), notify=notify)
 
 
 def pack(
@@ -133,7 +133,7 @@ def pack(
     compression: str = "zstd",
     options: Options | None = None,
     *,
-    tell: Tell | None = None,
+    notify: Notify | None = None,
 ) -> Result:
     """Pack a folder into one squashfs image, and compare the two.
 
@@ -145,31 +145,31 @@ def pack(
         image: The image's file.
         compression: `zstd`, `lz4` or `none`.
         options: `hash` and `workers` count; the digest is a strong one unless another is named.
-        tell: Called with differences and progress.
+        notify: Called with differences and progress.
 
     Raises:
         CarmeError: It cannot be made, or is not like the folder.
     """
-    return start("run_pack", source, image, compression, options or Options(), tell=tell)
+    return start("run_pack", source, image, compression, options or Options(), notify=notify)
 
 
-def run_verify(source: str, destination: str, options: Options, *, tell: Tell | None) -> Result:
+def run_verify(source: str, destination: str, options: Options, *, notify: Notify | None) -> Result:
     """What `verify` does, in a process with one thread."""
     # What a copy does not need is not waited for.
     from carme.staging.comparing import compare
     from carme.staging.packing import check_image
 
     if not destination:
-        return check_image(source, tell=tell)
+        return check_image(source, notify=notify)
     paths = [path for path in (source, destination) if os.path.exists(path)]
-    return compare(source, destination, options, tell=tell, workers=worker_count(options, *paths))
+    return compare(source, destination, options, notify=notify, workers=worker_count(options, *paths))
 
 
-def run_pack(source: str, image: str, compression: str, options: Options, *, tell: Tell | None) -> Result:
+def run_pack(source: str, image: str, compression: str, options: Options, *, notify: Notify | None) -> Result:
     """What `pack` does, in a process with one thread."""
     from carme.staging.packing import pack_image
 
-    return pack_image(source, image, compression, options, tell=tell, workers=worker_count(options))
+    return pack_image(source, image, compression, options, notify=notify, workers=worker_count(options))
 
 
 def copy_names(
@@ -178,7 +178,7 @@ def copy_names(
     names: list[str],
     options: Options | None = None,
     *,
-    tell: Tell | None = None,
+    notify: Notify | None = None,
 ) -> Result:
     """Copy some entries of a folder that are no folders, as `copy` does; the folder itself is left as it is.
 
@@ -187,34 +187,34 @@ def copy_names(
         destination: The folder that they come into; it is there.
         names: The entries.
         options: How to copy.
-        tell: Called with problems and progress.
+        notify: Called with problems and progress.
     """
-    return start("run_names", source, destination, names, options or Options(), tell=tell)
+    return start("run_names", source, destination, names, options or Options(), notify=notify)
 
 
 def run_names(
-    source: str, destination: str, names: list[str], options: Options, *, tell: Tell | None
+    source: str, destination: str, names: list[str], options: Options, *, notify: Notify | None
 ) -> Result:
     """What `copy_names` does, in a process with one thread."""
     if not names:
         return Result()
     source, destination = tree.check(source, destination)
-    return _Run(source, destination, options, tell, False, False, None, names).result
+    return _Run(source, destination, options, notify, False, False, None, names).result
 
 
-def start(name: str, *arguments: Any, tell: Tell | None) -> Any:
+def start(name: str, *arguments: Any, notify: Notify | None) -> Any:
     """Call a function of this module, in a process with no other threads."""
     # Where nobody has imported it there are no others, and to import it takes as long as a thousand files.
     threading = sys.modules.get("threading")
     if threading and threading.active_count() > 1:
         from carme.staging import alone
 
-        return alone.run(globals()[name], *arguments, tell=tell)
-    return globals()[name](*arguments, tell=tell)
+        return alone.run(globals()[name], *arguments, notify=notify)
+    return globals()[name](*arguments, notify=notify)
 
 
 def run(
-    source: str, destination: str, options: Options, replace: bool, dry: bool, *, tell: Tell | None
+    source: str, destination: str, options: Options, replace: bool, dry: bool, *, notify: Notify | None
 ) -> Result:
     """What `copy` and `sync` do, in a process with one thread."""
     source, destination = tree.check(source, destination)
@@ -240,7 +240,7 @@ def run(
     if dry and not os.path.isdir(destination):
         absent = _("There is no folder {folder} to compare with.", folder=tree.shown(destination))
         raise CarmeError(absent, _("Copying would copy everything."))
-    return _Run(source, destination, options, tell, replace, dry, single).result
+    return _Run(source, destination, options, notify, replace, dry, single).result
 
 
 def worker_count(options: Options, *paths: str) -> int:
@@ -264,21 +264,21 @@ class _Run:
         source: str,
         destination: str,
         options: Options,
-        tell: Tell | None,
+        notify: Notify | None,
         replace: bool,
         dry: bool,
         single: tuple[str, str] | None,
         names: list[str] | None = None,
     ) -> None:
         self.names = names
-        self.options, self.tell = options, tell
+        self.options, self.notify = options, notify
         self.result = Result()
         self.begun = time.monotonic()
         self.queue = Queue()
         self.large: dict[str, _Large] = {}
         self.tries: dict[str, int] = {}
         self.lost: set[str] = set()
-        self._told = 0.0
+        self._reported = 0.0
         self.total: Total | None = None
         self.journal: Journal | None = None
         self.result.engine = chosen(options.engine)
@@ -299,8 +299,8 @@ class _Run:
                 tree.write_out(other)
         self.result.warnings = sorted(self.result.warnings)
         self.result.seconds = time.monotonic() - self.begun
-        if tell:
-            tell(self._progress())
+        if notify:
+            notify(self._progress())
 
     def _look(self, source: int, destination: int, path: str, replace: bool, dry: bool) -> bool:
         """Find what has changed since it was copied; whether there is nothing more to do.
@@ -387,7 +387,7 @@ class _Run:
     ) -> None:
         """Have what waits in the queue done, and what is found on the way."""
         # What is not needed where nothing has changed is not waited for.
-        from carme.staging.journal import told
+        from carme.staging.journal import explained_errors
         from carme.staging.limits import Pace
         from carme.staging.work import Copier
         from carme.staging.worker_pool import CONTEXT, Total, WorkerPool
@@ -419,7 +419,7 @@ class _Run:
                 if options.estimate and (dry or not first):
                     self.total = Total(one)
                     working.callback(self.total.close)
-                with told(journal.folder) if journal else contextlib.nullcontext():
+                with explained_errors(journal.folder) if journal else contextlib.nullcontext():
                     self._work(pool, single)
                 finished = True
         finally:
@@ -493,9 +493,9 @@ class _Run:
         self.result.warnings = list({*self.result.warnings, *report.warnings})
         for problem in report.problems:
             self._lose(problem)
-        if self.tell:
+        if self.notify:
             for action in report.actions:
-                self.tell(action)
+                self.notify(action)
         if self.journal is None:
             return
         for device, inode, path in report.links:
@@ -557,7 +557,7 @@ class _Run:
 
     def _lose(self, problem: Problem) -> None:
         """A file could not be copied, so it gets no other names."""
-        if len(self.lost) < KEPT_PROBLEMS:
+        if len(self.lost) < MOST_PROBLEMS:
             self.lost.add(problem.path)
         self._keep(problem)
 
@@ -566,15 +566,15 @@ class _Run:
         self._keep(problem)
 
     def _keep(self, problem: Problem) -> None:
-        if len(self.result.problems) < KEPT_PROBLEMS:
+        if len(self.result.problems) < MOST_PROBLEMS:
             self.result.problems.append(problem)
-        if self.tell:
-            self.tell(problem)
+        if self.notify:
+            self.notify(problem)
 
     def _tick(self) -> None:
-        if self.tell and time.monotonic() - self._told >= 0.5:
-            self._told = time.monotonic()
-            self.tell(self._progress())
+        if self.notify and time.monotonic() - self._reported >= 0.5:
+            self._reported = time.monotonic()
+            self.notify(self._progress())
 
     def _progress(self) -> Progress:
         total = self.total.known() if self.total else None

@@ -72,7 +72,7 @@ def statuses(folder: int | None, names: list[str]) -> list[os.stat_result | None
 size_of = operator.attrgetter("st_size")
 _links = operator.attrgetter("st_nlink")
 _changed = operator.attrgetter("st_ctime_ns")
-_kept = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_uid", "st_gid")
+_attributes = operator.attrgetter("st_mode", "st_size", "st_mtime_ns", "st_uid", "st_gid")
 _modes = operator.attrgetter("st_mode")
 
 
@@ -84,7 +84,7 @@ def all_the_same(theirs: list[os.stat_result | None], ours: list[os.stat_result 
         max(map(_links, theirs)) == 1
         and max(map(_changed, theirs)) <= min(map(_changed, ours))
         and all(map(stat.S_ISREG, set(map(_modes, theirs))))
-        and all(map(operator.eq, map(_kept, theirs), map(_kept, ours)))
+        and all(map(operator.eq, map(_attributes, theirs), map(_attributes, ours)))
     )
 
 

@@ -29,7 +29,7 @@ def copy_few(
     destination: int,
     path: str,
     found: list[Found],
-    tell: Callable[[int, int], None],
+    notify: Callable[[int, int], None],
 ) -> list[Found]:
     """Copy what has changed in folders, where that is only the contents of plain small files.
 
@@ -40,7 +40,7 @@ def copy_few(
         destination: Descriptor of the destination's top.
         path: The destination.
         found: What has changed.
-        tell: Called with how many files were copied and their bytes.
+        notify: Called with how many files were copied and their bytes.
 
     Returns:
         What is left to those who know all cases.
@@ -62,7 +62,7 @@ def copy_few(
             return found
         rest: list[Found] = []
         for each in found:
-            rest += _copy(native, keeper, source, destination, each, tell)
+            rest += _copy(native, keeper, source, destination, each, notify)
         finished = True
         return rest
     finally:
@@ -75,7 +75,7 @@ def _copy(
     source: int,
     destination: int,
     found: Found,
-    tell: Callable[[int, int], None],
+    notify: Callable[[int, int], None],
 ) -> list[Found]:
     entries = found.entries
     if entries is None or found.parts or found.surplus:
@@ -89,7 +89,7 @@ def _copy(
                 return [found]
             status = os.fstat(one)
             writing = "".join(f"{tree.partial_name(name)}\0" for _, name in new).encode()
-            if left := native.copy(one, other, new, writing, False, tell):
+            if left := native.copy(one, other, new, writing, False, notify):
                 return [Found(found.path, left)]
             # The top comes last: until then the record is in it.
             if found.path:

@@ -37,7 +37,7 @@ __all__ = ["main"]
 _JOB = re.compile(r"[0-9]{1,12}")
 _OURS = re.compile(r"carme_[0-9]+_[0-9a-f]{24}")
 #: So many copies on a node are told to Slurm, the ones that were used last.
-_TOLD = 64
+_MOST_NAMED = 64
 _SECONDS = 60
 _NOBODY = 65534  # the group of nobody in particular
 
@@ -82,8 +82,8 @@ class Janitor:
             return 0
         names = become(status.st_uid, lambda: " ".join(os.listdir(folder)))
         if "staged" in names.split():
-            with self._told("what this node has"):
-                self.tell_slurm()
+            with self._logged("what this node has"):
+                self.publish_features()
         if "results.json" in names.split() and not here and shutil.which("systemd-run"):
             # The node is free for others meanwhile.
             unit = [f"--unit=carme-results-{job}", "--property=Nice=10", "--property=IOSchedulingClass=idle"]
@@ -105,11 +105,11 @@ class Janitor:
         active = active_jobs()
         for folder in folders:
             if _JOB.fullmatch(folder.name) and folder.name not in active:
-                with self._told(f"job {folder.name}"):
+                with self._logged(f"job {folder.name}"):
                     self.failed |= bool(self.after(folder.name, here=True))
         self.stop_beeond(active)
         self.trim()
-        self.tell_slurm()
+        self.publish_features()
         return int(self.failed)
 
     def stop_beeond(self, active: set[str]) -> None:
@@ -118,7 +118,7 @@ class Janitor:
             return
         for job in self.beeond.jobs():
             if job not in active:
-                with self._told(f"BeeOND of job {job}"):
+                with self._logged(f"BeeOND of job {job}"):
                     self.beeond.stop(job)
                     print(f"carme-janitor: BeeOND of job {job} is removed")
 
@@ -133,7 +133,7 @@ class Janitor:
             if not self._is_over(entries):
                 break
             _, taken, user, key = entry
-            with self._told(f"copy {key} of user {user}"):
+            with self._logged(f"copy {key} of user {user}"):
                 if become(user, lambda user=user, key=key: str(self._of(user).remove(key))) == "True":
                     entries.remove(entry)
                     removed.append(f"{user}/{key}")
@@ -145,7 +145,7 @@ class Janitor:
         entries = []
         for user in self._users():
             # One user's folder must not keep the others' from being looked at.
-            with self._told(f"copies of user {user}"):
+            with self._logged(f"copies of user {user}"):
                 message = become(user, lambda user=user: known_text(self._of(user), measured))
                 entries += [(used, taken, user, key) for used, taken, key in json.loads(message)]
         return entries
@@ -156,7 +156,7 @@ class Janitor:
         return short or (self.limit > 0 and sum(taken for _, taken, *_ in entries) > self.limit)
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _logged(self, what: str) -> Iterator[None]:
         """Say what could not be done, and go on."""
         try:
             yield
@@ -164,7 +164,7 @@ class Janitor:
             self.failed = True
             print(f"carme-janitor: {what}: {error}", file=sys.stderr)
 
-    def tell_slurm(self) -> None:
+    def publish_features(self) -> None:
         """Let Slurm know, as features of this node, which copies it has."""
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
         shown = ask("scontrol", "--oneliner", "show", "node", node)
@@ -196,7 +196,7 @@ class Janitor:
                             found.append(
                                 (os.lstat(f"{entry.path}/lock").st_mtime, f"carme_{user}_{entry.name}")
                             )
-        return sorted(name for _, name in sorted(found)[-_TOLD:])
+        return sorted(name for _, name in sorted(found)[-_MOST_NAMED:])
 
     def _of(self, user: int) -> Cache:
         return Cache(str(self.cache / "users" / str(user)))

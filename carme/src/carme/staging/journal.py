@@ -20,7 +20,7 @@ from carme.staging.state import JOURNAL, State
 from carme.staging.tree import reason
 from carme.translation import message as _
 
-__all__ = ["Journal", "told"]
+__all__ = ["Journal", "explained_errors"]
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS run (name TEXT PRIMARY KEY, value);
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS folder (path BLOB PRIMARY KEY) WITHOUT ROWID;
 
 
 @contextlib.contextmanager
-def told(folder: Path) -> Iterator[None]:
+def explained_errors(folder: Path) -> Iterator[None]:
     """Tell in words that the record cannot be written."""
     try:
         yield
@@ -61,7 +61,7 @@ class Journal:
 
     def __init__(self, folder: str, about: str, hash: str) -> None:
         self.folder = Path(folder)
-        with told(self.folder), contextlib.ExitStack() as failing:
+        with explained_errors(self.folder), contextlib.ExitStack() as failing:
             self.state = State(folder)
             failing.callback(self.state.close, finished=False)
             self.resumed = self.state.resumed

@@ -348,7 +348,7 @@ class Native:
         entries: Entries,
         writing: bytes | None,
         plain: bool,
-        tell: Callable[[int, int], None],
+        notify: Callable[[int, int], None],
     ) -> Entries:
         """Copy those that are small and plain files.
 
@@ -358,7 +358,7 @@ class Native:
             entries: Files among them have the letter `f` or `n`.
             writing: Their names, each with a zero, until they are complete; None: their own at once.
             plain: New files in `target` belong to this process' user and group.
-            tell: Called with how many were copied and their bytes, some times a second.
+            notify: Called with how many were copied and their bytes, some times a second.
 
         Returns:
             Those that were not copied.
@@ -379,7 +379,7 @@ class Native:
             rest.append(ctypes.string_at(room, counts.left))
             records = records[done:]
             writing = writing and writing[counts.names :]
-            tell(counts.files, counts.bytes)
+            notify(counts.files, counts.bytes)
         return Entries(b"".join(rest))
 
     def reserve(self, file: int, size: int) -> None:

@@ -23,7 +23,7 @@ BATCH = 2048
 #: How often a file that changes while it is read is tried.
 TRIES = 3
 #: How many problems a result holds; all are told as they come.
-KEPT_PROBLEMS = 10_000
+MOST_PROBLEMS = 10_000
 #: What copies: see Options.
 ENGINES = ("auto", "native", "python")
 #: What images can be compressed with.

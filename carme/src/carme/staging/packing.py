@@ -36,7 +36,7 @@ def pack_image(
     compression: str,
     options: Options,
     *,
-    tell: Callable[[Any], None] | None,
+    notify: Callable[[Any], None] | None,
     workers: int,
 ) -> Result:
     """See carme.staging.pack."""
@@ -48,7 +48,7 @@ def pack_image(
         with contextlib.suppress(FileNotFoundError):
             os.unlink(writing)
         _make(program, source, writing, compression, workers)
-        result, verified = _verified(source, writing, image, options, tell, workers)
+        result, verified = _verified(source, writing, image, options, notify, workers)
         if not result.ok:
             raise CarmeError(
                 _("The image is not like the folder; the differences are above."),
@@ -131,7 +131,7 @@ def _make(program: str, source: str, writing: str, compression: str, workers: in
         )
 
 
-def check_image(image: str, *, tell: Callable[[Any], None] | None) -> Result:
+def check_image(image: str, *, notify: Callable[[Any], None] | None) -> Result:
     """Whether an image still has the digest that was written down when it was packed."""
     begun = time.monotonic()
     try:
@@ -143,8 +143,8 @@ def check_image(image: str, *, tell: Callable[[Any], None] | None) -> Result:
             problem = Problem(os.path.basename(image), "it is not the image that was packed")
             result.problems.append(problem)
             result.counts.different += 1
-            if tell:
-                tell(problem)
+            if notify:
+                notify(problem)
         else:
             result.counts.unchanged = 1
             result.counts.bytes_unchanged = os.stat(image).st_size
@@ -164,7 +164,12 @@ def check_image(image: str, *, tell: Callable[[Any], None] | None) -> Result:
 
 
 def _verified(
-    source: str, writing: str, image: str, options: Options, tell: Callable[[Any], None] | None, workers: int
+    source: str,
+    writing: str,
+    image: str,
+    options: Options,
+    notify: Callable[[Any], None] | None,
+    workers: int,
 ) -> tuple[Result, bool]:
     """Compare the image with the folder and write its index; whether it could be mounted for that."""
     with contextlib.ExitStack() as opened, _partial(f"{image}.index") as file:
@@ -174,7 +179,9 @@ def _verified(
             file.write(json.dumps({"path": path, "size": size, "digest": digest}) + "\n")
 
         place = opened.enter_context(_mounted(writing))
-        result = compare(source, place or source, options, index, tell=tell, workers=workers, seconds=True)
+        result = compare(
+            source, place or source, options, index, notify=notify, workers=workers, seconds=True
+        )
     if place is None:
         result.warnings.append("the image was not compared with the folder: squashfuse is not here")
     return result, place is not None

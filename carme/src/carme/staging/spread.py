@@ -23,7 +23,7 @@ from typing import Any
 
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.staging import tree
-from carme.staging.engine import Tell, copy, copy_names
+from carme.staging.engine import Notify, copy, copy_names
 from carme.staging.options import PART, Counts, Options, Problem, Progress, Result, shown
 from carme.storage import balanced, first_targets
 from carme.translation import message as _
@@ -37,7 +37,7 @@ UNITS = 32
 #: So many files of one folder are one unit.
 NAMES = 5000
 #: A worker tells how far it is so often, in seconds.
-TELL = 1.0
+REPORT_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Spread:
         self.options = options
         self.workers, self.dsync = 1, False
         self.folder = Path(self.destination) / FOLDER
-        with _told(self.folder):
+        with _explained_errors(self.folder):
             os.makedirs(self.destination, 0o700, exist_ok=True)
             self.folder.mkdir(mode=0o700, exist_ok=True)
             status = self.folder.lstat()
@@ -100,7 +100,7 @@ class Spread:
             workers: How many there will be. They share the limits on bytes and operations.
             dsync: There are no units; mpiFileUtils' dsync copies, started by one worker on all of its nodes.
         """
-        with _told(self.folder):
+        with _explained_errors(self.folder):
             for unit in self._begun():
                 _copy_unit(self.source, self.destination, unit, self.options, None)
             for name in ("claims", "done", "workers"):
@@ -119,7 +119,7 @@ class Spread:
 
     def submitted(self, job: int) -> None:
         """Note which job does it."""
-        with _told(self.folder):
+        with _explained_errors(self.folder):
             self._note(job)
 
     def _note(self, job: int | None) -> None:
@@ -150,22 +150,22 @@ class Spread:
                     hosts.add(reported["host"])
         return counts, sorted(hosts)
 
-    def finish(self, tell: Tell | None = None) -> Result:
+    def finish(self, notify: Notify | None = None) -> Result:
         """What the workers have not done, when there are none any more; the whole copy's result."""
         done, hosts = self.progress()
-        with _told(self.folder):
+        with _explained_errors(self.folder):
             for unit in self._begun():
                 _copy_unit(self.source, self.destination, unit, self.options, None)
 
         def reported(what: Problem | Progress | tuple[str, str]) -> None:
-            if tell and isinstance(what, Problem):
-                tell(what)
+            if notify and isinstance(what, Problem):
+                notify(what)
 
         options = self.options
         if self.dsync and options.verify != "none":
             # It does not read back what it has written.
             options = Options(**{**vars(options), "contents": True})
-        result = copy(self.source, self.destination, options, tell=reported)
+        result = copy(self.source, self.destination, options, notify=reported)
         if self.dsync:
             result.engine = "dsync"
             result.warnings.append("what dsync has copied counts as unchanged")
@@ -178,7 +178,7 @@ class Spread:
         counts.bytes_copied += done.bytes_copied
         result.hosts = hosts
         if result.ok:
-            with _told(self.folder):
+            with _explained_errors(self.folder):
                 shutil.rmtree(self.folder)
                 _restore_times(self.source, self.destination)
         return result
@@ -205,7 +205,7 @@ def work(folder: str, name: str = "") -> Result:
     host = socket.gethostname()
     total = Result(hosts=[host])
     begun = time.monotonic()
-    said = 0.0
+    reported = 0.0
     mine = where / "workers" / f"{name or host}-{os.getpid()}.json"
 
     def say(now: Counts | None = None) -> None:
@@ -215,12 +215,12 @@ def work(folder: str, name: str = "") -> Result:
         _write(mine, {"host": host, "counts": vars(counts)})
 
     def report(what: Problem | Progress | tuple[str, str]) -> None:
-        nonlocal said
-        if isinstance(what, Progress) and time.monotonic() - said > TELL:
-            said = time.monotonic()
+        nonlocal reported
+        if isinstance(what, Progress) and time.monotonic() - reported > REPORT_SECONDS:
+            reported = time.monotonic()
             say(what.counts)
 
-    with _told(where):
+    with _explained_errors(where):
         say()
         if plan.get("dsync"):
             _dsync(source, destination)
@@ -234,8 +234,8 @@ def work(folder: str, name: str = "") -> Result:
             total.problems += result.problems
             total.engine, total.hash = result.engine, result.hash or total.hash
             _write(where / "done" / str(number), {"host": host})
-            if time.monotonic() - said > TELL:
-                said = time.monotonic()
+            if time.monotonic() - reported > REPORT_SECONDS:
+                reported = time.monotonic()
                 say()
         say()
     total.seconds = time.monotonic() - begun
@@ -260,7 +260,7 @@ def _dsync(source: str, destination: str) -> None:
 
 
 def _copy_unit(
-    source: str, destination: str, unit: Unit, options: Options, tell: Callable[[Any], None] | None
+    source: str, destination: str, unit: Unit, options: Options, notify: Callable[[Any], None] | None
 ) -> Result:
     """Copy a unit; what is in its way is left to the copy of the whole, which tells of it."""
     one = os.path.join(source, unit.path) if unit.path else source
@@ -274,8 +274,8 @@ def _copy_unit(
         return Result()  # A symlink is in the way.
     try:
         if unit.names is None:
-            return copy(one, other, options, tell=tell)
-        return copy_names(one, other, unit.names, options, tell=tell)
+            return copy(one, other, options, notify=notify)
+        return copy_names(one, other, unit.names, options, notify=notify)
     except (NotFound, InvalidRequest):
         return Result()
 
@@ -357,7 +357,7 @@ def _restore_times(source: str, destination: str) -> None:
 
 
 @contextlib.contextmanager
-def _told(folder: Path) -> Iterator[None]:
+def _explained_errors(folder: Path) -> Iterator[None]:
     """Tell in words that the plan cannot be read or written."""
     try:
         yield

@@ -23,7 +23,7 @@ from carme.translation import message as _
 __all__ = ["CONTEXT", "Total", "WorkerPool"]
 
 #: A worker tells what it has done at least so often, in seconds.
-TELL = 0.25
+REPORT_SECONDS = 0.25
 #: Forked: that is quick, and the workers inherit what they need.
 CONTEXT = multiprocessing.get_context("fork")
 _PR_SET_PDEATHSIG = 1
@@ -83,7 +83,9 @@ class WorkerPool:
                     connection.send(tasks)
             if len(self._idle) == self.count:
                 return
-            for connection in wait([each for each in self._connections if each not in self._idle], TELL):
+            for connection in wait(
+                [each for each in self._connections if each not in self._idle], REPORT_SECONDS
+            ):
                 assert isinstance(connection, Connection)
                 self._receive(connection, hear)
             tick()
@@ -186,17 +188,17 @@ def _work(
     gc.set_threshold(200_000, 50, 50)
     worker = make(wanted)
     assert isinstance(worker, Walker) and callable(worker)
-    told = time.monotonic()
+    reported = time.monotonic()
 
     def flush(done: bool = False) -> None:
-        nonlocal told
+        nonlocal reported
         report, worker.report = worker.report, Report()
         report.done = done
         connection.send(report)
-        told = time.monotonic()
+        reported = time.monotonic()
 
     def let_others_run() -> None:
-        if time.monotonic() - told > TELL:
+        if time.monotonic() - reported > REPORT_SECONDS:
             flush()
 
     worker.flush, worker.let_others_run = flush, let_others_run

@@ -53,7 +53,7 @@ LARGE = 256 << 20
 #: The pool that every BeeGFS has.
 FIRST_POOL = "1"
 #: Of so many files at most is asked where they begin: each time a program is run.
-ASKED = 128
+QUERY_BATCH = 128
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def fit(folder: str, files: int, size: int) -> bool:
     return True
 
 
-def first_targets(files: Sequence[str], most: int = ASKED) -> dict[str, str]:
+def first_targets(files: Sequence[str], most: int = QUERY_BATCH) -> dict[str, str]:
     """The target that each file begins on, for the first so many of them that lie on a BeeGFS.
 
     What BeeGFS does not tell is left out: files can be read in any order.

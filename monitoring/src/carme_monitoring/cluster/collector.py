@@ -43,7 +43,7 @@ class ClusterCollector(Collector):
     ) -> None:
         self._overview, self._health, self._most = overview, health, most
         self._events = Events()
-        self._said = ""
+        self._last_message = ""
         self._turn = threading.Lock()
 
     def describe(self) -> Iterable[Metric]:
@@ -64,9 +64,9 @@ class ClusterCollector(Collector):
         except CarmeError as error:
             overview, message = None, str(error)
         answers["broker"] = Answer(overview is not None, time.monotonic() - requested)
-        if message != self._said:
+        if message != self._last_message:
             _log.warning("%s", message) if message else _log.info("The broker answers again.")
-            self._said = message
+            self._last_message = message
         yield from _services(answers)
         if overview is not None:
             self._events.take(overview)
@@ -99,7 +99,7 @@ class ClusterCollector(Collector):
         yield states
 
     def _queue(self, jobs: list[JobFigures]) -> Iterator[Metric]:
-        partitions = self._kept(Counter(job.partition for job in jobs))
+        partitions = self._largest(Counter(job.partition for job in jobs))
         states: Counter[tuple[str, str]] = Counter()
         reasons: Counter[tuple[str, str]] = Counter()
         wanted: Counter[tuple[str, str]] = Counter()
@@ -119,7 +119,7 @@ class ClusterCollector(Collector):
         all_reasons: Counter[str] = Counter()
         for (_, reason), count in reasons.items():
             all_reasons[reason] += count
-        kinds = self._kept(all_reasons)
+        kinds = self._largest(all_reasons)
         reported: Counter[tuple[str, str]] = Counter()
         for (partition, reason), count in reasons.items():
             reported[partition, kinds[reason]] += count
@@ -238,7 +238,7 @@ class ClusterCollector(Collector):
     def _nodes(self, nodes: list[Node]) -> Iterator[Metric]:
         states = GaugeMetricFamily("carme_nodes", "Nodes, by Slurm's state.", labels=("state",))
         counts = Counter(node.state.lower().rstrip("*~#!%$@^-") for node in nodes)
-        names = self._kept(counts)
+        names = self._largest(counts)
         reported: Counter[str] = Counter()
         for state, count in counts.items():
             reported[names[state]] += count
@@ -298,7 +298,7 @@ class ClusterCollector(Collector):
                 family.add_metric((licence.name,), getattr(licence, name))
             yield family
 
-    def _kept(self, counts: Counter[str]) -> dict[str, str]:
+    def _largest(self, counts: Counter[str]) -> dict[str, str]:
         return largest({name: (float(count),) for name, count in counts.items()}, self._most)
 
 

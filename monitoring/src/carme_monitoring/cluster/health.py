@@ -33,16 +33,16 @@ class Health:
     """Asks all services at once.
 
     Args:
-        asked: A plain HTTP address for each service.
+        addresses: A plain HTTP address for each service.
     """
 
-    def __init__(self, asked: Mapping[str, str]) -> None:
-        self._asked = dict(asked)
-        self._threads = ThreadPoolExecutor(max_workers=max(1, len(asked)), thread_name_prefix="health")
+    def __init__(self, addresses: Mapping[str, str]) -> None:
+        self._addresses = dict(addresses)
+        self._threads = ThreadPoolExecutor(max_workers=max(1, len(addresses)), thread_name_prefix="health")
 
     def look(self) -> dict[str, Answer]:
         """How each service answers now; takes `PATIENCE` seconds at most."""
-        return dict(zip(self._asked, self._threads.map(_ask, self._asked.values()), strict=True))
+        return dict(zip(self._addresses, self._threads.map(_ask, self._addresses.values()), strict=True))
 
 
 def _ask(url: str) -> Answer:

@@ -76,7 +76,7 @@ class _Lost(Exception):
     """The GPU fell off the bus."""
 
 
-def _asked(question: Callable[..., T], *arguments: Any) -> T | None:
+def _query(question: Callable[..., T], *arguments: Any) -> T | None:
     """The answer, None where the GPU does not know such a thing. Raises _Lost."""
     try:
         return question(*arguments)
@@ -141,8 +141,8 @@ class _Device:
         self.gpu = Gpu(
             index=str(index),
             uuid=nvml.nvmlDeviceGetUUID(handle),
-            model=_asked(nvml.nvmlDeviceGetName, handle) or "",
-            minor=_asked(nvml.nvmlDeviceGetMinorNumber, handle),
+            model=_query(nvml.nvmlDeviceGetName, handle) or "",
+            minor=_query(nvml.nvmlDeviceGetMinorNumber, handle),
         )
         self.measures_itself = _measures_itself(handle)
         self.activities: dict[str, _Activity] = {}
@@ -165,7 +165,7 @@ class _Device:
 
 
 def _measures_itself(handle: Any) -> bool:
-    support = _asked(nvml.nvmlGpmQueryDeviceSupport, handle)
+    support = _query(nvml.nvmlGpmQueryDeviceSupport, handle)
     return bool(support and support.isSupportedDevice)
 
 
@@ -283,16 +283,16 @@ class NvidiaLibrary:
 
     def _whole(self, device: _Device) -> GpuReading:
         handle = device.handle
-        rates = _asked(nvml.nvmlDeviceGetUtilizationRates, handle)
+        rates = _query(nvml.nvmlDeviceGetUtilizationRates, handle)
         measured = device.measured("")
-        memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle)
         fields = _fields(handle)
-        temperature = _asked(nvml.nvmlDeviceGetTemperatureV, handle, nvml.NVML_TEMPERATURE_GPU)
-        throttles = _asked(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+        temperature = _query(nvml.nvmlDeviceGetTemperatureV, handle, nvml.NVML_TEMPERATURE_GPU)
+        throttles = _query(nvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
         temperatures = {"gpu": temperature, "memory": fields.get("memory_temperature")}
         clocks = {
-            "sm": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory": _asked(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "sm": _query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory": _query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
         }
         return GpuReading(
             gpu=device.gpu,
@@ -300,9 +300,9 @@ class NvidiaLibrary:
             memory_activity=rates.memory / 100 if rates else None,
             memory_used_bytes=int(memory.used) if memory else None,
             memory_total_bytes=int(memory.total) if memory else None,
-            power_watts=_scaled(_asked(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
-            power_limit_watts=_scaled(_asked(nvml.nvmlDeviceGetPowerManagementLimit, handle), 1e-3),
-            energy_joules=_scaled(_asked(nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1e-3),
+            power_watts=_scaled(_query(nvml.nvmlDeviceGetPowerUsage, handle), 1e-3),
+            power_limit_watts=_scaled(_query(nvml.nvmlDeviceGetPowerManagementLimit, handle), 1e-3),
+            energy_joules=_scaled(_query(nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1e-3),
             temperatures={name: float(value) for name, value in temperatures.items() if value is not None},
             clocks_hertz={name: value * 1e6 for name, value in clocks.items() if value is not None},
             activity=_activity(measured),
@@ -326,21 +326,21 @@ class NvidiaLibrary:
 
     def _instances(self, device: _Device) -> Iterator[GpuReading]:
         """The MIG instances of a GPU that is divided."""
-        mode = _asked(nvml.nvmlDeviceGetMigMode, device.handle)
+        mode = _query(nvml.nvmlDeviceGetMigMode, device.handle)
         if not mode or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return
-        for place in range(_asked(nvml.nvmlDeviceGetMaxMigDeviceCount, device.handle) or 0):
-            handle = _asked(nvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, place)
+        for place in range(_query(nvml.nvmlDeviceGetMaxMigDeviceCount, device.handle) or 0):
+            handle = _query(nvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, place)
             if handle is None:
                 continue
-            instance = _asked(nvml.nvmlDeviceGetGpuInstanceId, handle)
-            name = f"{instance}.{_asked(nvml.nvmlDeviceGetComputeInstanceId, handle)}"
-            memory = _asked(nvml.nvmlDeviceGetMemoryInfo, handle)
+            instance = _query(nvml.nvmlDeviceGetGpuInstanceId, handle)
+            name = f"{instance}.{_query(nvml.nvmlDeviceGetComputeInstanceId, handle)}"
+            memory = _query(nvml.nvmlDeviceGetMemoryInfo, handle)
             yield GpuReading(
                 gpu=Gpu(
                     index=device.gpu.index,
-                    uuid=_asked(nvml.nvmlDeviceGetUUID, handle) or f"{device.gpu.uuid}/{name}",
-                    model=_asked(nvml.nvmlDeviceGetName, handle) or device.gpu.model,
+                    uuid=_query(nvml.nvmlDeviceGetUUID, handle) or f"{device.gpu.uuid}/{name}",
+                    model=_query(nvml.nvmlDeviceGetName, handle) or device.gpu.model,
                     minor=device.gpu.minor,
                     mig=name,
                 ),
@@ -364,7 +364,7 @@ def _fields(handle: Any) -> dict[Any, float]:
     wanted = [
         (number, _ALL_LINKS) if name.startswith("nvlink") else number for name, number in _FIELDS.items()
     ]
-    answers = _asked(nvml.nvmlDeviceGetFieldValues, handle, [*wanted, *_LINK_ERRORS.values()])
+    answers = _query(nvml.nvmlDeviceGetFieldValues, handle, [*wanted, *_LINK_ERRORS.values()])
     found: dict[Any, float] = {}
     for name, answer in zip((*_FIELDS, *_LINK_ERRORS), answers or (), strict=False):
         if answer.nvmlReturn == nvml.NVML_SUCCESS:
@@ -396,14 +396,14 @@ def _ecc(handle: Any) -> dict[str, int]:
         "uncorrected": nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
     }
     counts = {
-        name: _asked(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
+        name: _query(nvml.nvmlDeviceGetTotalEccErrors, handle, kind, nvml.NVML_VOLATILE_ECC)
         for name, kind in kinds.items()
     }
     return {name: count for name, count in counts.items() if count is not None}
 
 
 def _remapped(handle: Any) -> dict[str, int]:
-    rows = _asked(nvml.nvmlDeviceGetRemappedRows, handle)
+    rows = _query(nvml.nvmlDeviceGetRemappedRows, handle)
     if rows is None:
         return {}
     corrected, uncorrected, pending, failure = rows
@@ -421,7 +421,7 @@ def _processes(handle: Any) -> tuple[GpuProcess, ...]:
         nvml.nvmlDeviceGetComputeRunningProcesses,
         nvml.nvmlDeviceGetGraphicsRunningProcesses,
     ):
-        for process in _asked(question, handle) or ():
+        for process in _query(question, handle) or ():
             used = process.usedGpuMemory
             found[process.pid] = GpuProcess(process.pid, int(used) if used is not None else None)
     return tuple(found.values())

@@ -35,21 +35,21 @@ class _Reader:
         self.library = library
         self._wanted = threading.Semaphore(0)
         self._done = threading.Condition()
-        self._asked = self._answered = 0
+        self._requested = self._answered = 0
         self._look = Look(LibraryState.MISSING, (), 0.0)
-        self._said: object = None
+        self._last_report: object = None
         threading.Thread(target=self._run, name=f"gpus-{library.vendor}", daemon=True).start()
 
     def look(self, limit: float) -> Look:
         """A fresh look, or the state HANGING when it takes longer than `limit` seconds."""
         with self._done:
-            if self._asked == self._answered:
-                self._asked += 1
+            if self._requested == self._answered:
+                self._requested += 1
                 self._wanted.release()
-            wanted = self._asked
+            wanted = self._requested
             if self._done.wait_for(lambda: self._answered >= wanted, limit):
                 return self._look
-        self._tell(LibraryState.HANGING, f"did not answer within {limit:g} s")
+        self._report(LibraryState.HANGING, f"did not answer within {limit:g} s")
         return Look(LibraryState.HANGING, (), limit)
 
     def _run(self) -> None:
@@ -69,14 +69,18 @@ class _Reader:
                 self._look = Look(state, readings, time.monotonic() - begun)
                 self._answered += 1
                 self._done.notify_all()
-            self._tell(state, message)
+            self._report(state, message)
 
-    def _tell(self, state: LibraryState, said: str) -> None:
-        if (state, said) != self._said:
-            self._said = (state, said)
+    def _report(self, state: LibraryState, message: str) -> None:
+        if (state, message) != self._last_report:
+            self._last_report = (state, message)
             level = logging.INFO if state in (LibraryState.OK, LibraryState.MISSING) else logging.WARNING
             _log.log(
-                level, "GPU library of %s: %s%s", self.library.vendor, state, f" ({said})" if said else ""
+                level,
+                "GPU library of %s: %s%s",
+                self.library.vendor,
+                state,
+                f" ({message})" if message else "",
             )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from carme_monitoring.jobs.files import KeptFiles, KeptFolders, text_of, whole_text_of
+from carme_monitoring.jobs.files import OpenFiles, OpenFolders, text_of, whole_text_of
 
 __all__ = ["Cgroups", "StepUsage", "Usage"]
 
@@ -103,7 +103,7 @@ class Cgroups:
         self._places: dict[int, str] = {}  # of each job that there is
         self._kills: dict[int, dict[str, int]] = {}  # by job and group, for version 1
         self._jobs_of: dict[int, tuple[int, int]] = {}  # inode and job, by process
-        self._files, self._folders, self._lock = KeptFiles(), KeptFolders(), threading.Lock()
+        self._files, self._folders, self._lock = OpenFiles(), OpenFolders(), threading.Lock()
 
     def usage(self, owned: Container[int] = ()) -> list[Usage]:
         """What each job uses now; a job that ends meanwhile is left out or has gaps.
@@ -159,14 +159,14 @@ class Cgroups:
         known = self._jobs_of.get(pid)
         if known and known[0] == inode:
             return known[1]
-        job_id = self._asked_job(pid)
+        job_id = self._read_job(pid)
         if inode is not None and job_id is not None:
             if len(self._jobs_of) >= _MOST_REMEMBERED:
                 self._jobs_of = {}
             self._jobs_of[pid] = inode, job_id
         return job_id
 
-    def _asked_job(self, pid: int) -> int | None:
+    def _read_job(self, pid: int) -> int | None:
         text = text_of(f"{self._processes}/{pid}/cgroup")
         if found := _JOB_OF_PROCESS.search(text):
             return int(found[1])
@@ -251,13 +251,13 @@ class Cgroups:
         folder = f"{parent}/{name}"
         if folder not in self._names:
             self._names = {path: number for path, number in self._names.items() if os.path.isdir(path)}  # noqa: PTH112
-            job_id = self._asked(folder)
+            job_id = self._job_of_titles(folder)
             if job_id is None:
                 return None
             self._names[folder] = job_id
         return self._names[folder]
 
-    def _asked(self, folder: str) -> int | None:
+    def _job_of_titles(self, folder: str) -> int | None:
         """The job that slurmstepd names in its title, from a folder that has another kind of name.
 
         Users may give their processes any title; slurmstepd's owner is that of the folder, which it made.
@@ -399,12 +399,12 @@ class Cgroups:
         if inode is None:
             return None
         which = folder, inode
-        uid = known.get(which) or self._asked_owner(folder)
+        uid = known.get(which) or self._read_owner(folder)
         if uid is not None:
             self._owners[which] = uid
         return uid
 
-    def _asked_owner(self, folder: str) -> int | None:
+    def _read_owner(self, folder: str) -> int | None:
         for pid in _processes(folder):
             if uid := _owner_of(f"{self._processes}/{pid}"):
                 return uid

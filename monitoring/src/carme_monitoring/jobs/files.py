@@ -3,7 +3,7 @@
 import os
 import resource
 
-__all__ = ["KeptFiles", "KeptFolders", "text_of", "whole_text_of"]
+__all__ = ["OpenFiles", "OpenFolders", "text_of", "whole_text_of"]
 
 MOST_BYTES = 1 << 16
 #: A longer part of a list of processes may not be its end: the kernel tells less than a page at a time.
@@ -11,7 +11,7 @@ SURELY_ALL = 3072
 SPARE = 512  # descriptors that are left for everything else
 
 
-class KeptFiles:
+class OpenFiles:
     """Reads files that it keeps open: finding one by its path takes several times as long as reading it.
 
     Made for control groups, which answer anew whenever they are read from the beginning, and say ENODEV once
@@ -73,7 +73,7 @@ class KeptFiles:
         self._used = set()
 
 
-class KeptFolders:
+class OpenFolders:
     """Knows the folders in a folder, and lists them anew only when some came or went.
 
     Made for control groups, each of which has some thirty files that the kernel lists with its folders. The

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from carme_monitoring.jobs.cgroups import Usage
-from carme_monitoring.jobs.files import KeptFiles
+from carme_monitoring.jobs.files import OpenFiles
 
 __all__ = ["MovedBytes", "MovedRecords"]
 
@@ -50,7 +50,7 @@ class MovedBytes:
 
     def __init__(self, file: Path, processes: Path = Path("/proc")) -> None:
         self._file, self._processes = file, str(processes)
-        self._kept = KeptFiles()
+        self._files = OpenFiles()
         self._sums: dict[int, dict[str, _Sum]] = {
             job_id: {step: _Sum(*(int(value) for value in values)) for step, values in steps.items()}
             for job_id, steps in _read(file).items()
@@ -68,11 +68,11 @@ class MovedBytes:
             for step, pids in steps.items():
                 found = [self._of(pid) for pid in pids]
                 sums.setdefault(step, _Sum()).grow(sum(r for r, _ in found), sum(w for _, w in found))
-        self._kept.close_unused()
+        self._files.close_unused()
         self._write()
 
     def _of(self, pid: int) -> tuple[int, int]:
-        text = self._kept.text(f"{self._processes}/{pid}/io")
+        text = self._files.text(f"{self._processes}/{pid}/io")
         read, written = (text.partition(name)[2].partition("\n")[0] for name in _NAMES)
         return int(read) if read.isdecimal() else 0, int(written) if written.isdecimal() else 0
 

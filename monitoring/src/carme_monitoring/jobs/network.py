@@ -145,7 +145,7 @@ class Network:
             for name, counts in _counted(text).items():
                 # Its interfaces began at 0 with the namespace, which is the job's.
                 _add(job, "namespace", (inode, name), counts, (0, 0))
-        return _told(job, "namespace")
+        return _traffic(job, "namespace")
 
     def _of_node(self, job: _Job, *, fresh: bool) -> Traffic:
         for name, counts in self._node().items():
@@ -153,7 +153,7 @@ class Network:
             if fresh:
                 job.before[key] = counts
             _add(job, "node", key, counts, counts)
-        return _told(job, "node")
+        return _traffic(job, "node")
 
     def _node(self) -> Counted:
         """The node's interfaces and ports that lead out of it."""
@@ -191,7 +191,7 @@ def _add(
     job.before[key] = counts
 
 
-def _told(job: _Job, source: str) -> Traffic:
+def _traffic(job: _Job, source: str) -> Traffic:
     received, sent = job.sums.get(source, (0, 0))
     return Traffic(received, sent, source)
 

@@ -102,7 +102,7 @@ def test_a_second_sync_finds_what_is_gone_wherever_it_is(
     before = walk(target)
 
     reported: list[object] = []
-    dry = sync(str(source), str(target), dry_run=True, tell=reported.append)
+    dry = sync(str(source), str(target), dry_run=True, notify=reported.append)
     gone = {path for what, path in (pair for pair in reported if isinstance(pair, tuple)) if what == "remove"}
     assert gone == {"d0/f3", "d7/below/d1", "d8/link", "d9/f3", "d10/f4", "at the top"}
     assert dry.ok and dry.counts.removed == 6 and walk(target) == before

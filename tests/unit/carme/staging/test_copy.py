@@ -165,7 +165,7 @@ def test_sync_removes_what_is_gone(place: Path) -> None:
     (target / "outside").symlink_to("/etc")
     before = walk(target)
     reported: list[object] = []
-    dry = sync(str(source), str(target), dry_run=True, tell=reported.append)
+    dry = sync(str(source), str(target), dry_run=True, notify=reported.append)
     assert walk(target) == before
     assert {pair for pair in reported if isinstance(pair, tuple)} == {
         ("remove", "d0"),
@@ -404,7 +404,7 @@ def test_from_a_program_with_threads(tmp_path: Path) -> None:
     other = threading.Thread(target=ended.wait)
     other.start()
     try:
-        result = copy(str(source), str(target), tell=reported.append)
+        result = copy(str(source), str(target), notify=reported.append)
         with pytest.raises(NotFound):
             copy(str(tmp_path / "nowhere"), str(target))
     finally:

@@ -414,6 +414,6 @@ def test_a_vanished_worker_is_reported(memory: Path) -> None:
     os.kill(int(children[0]), signal.SIGKILL)
     _, errors = process.communicate(timeout=HANG)
     assert process.returncode == 1 and "A worker ended unexpectedly" in errors and not reported
-    result = copy(str(source), str(target), tell=reported.append)
+    result = copy(str(source), str(target), notify=reported.append)
     assert result.ok and walk(target) == walk(source)
     assert not [each for each in reported if isinstance(each, Problem)]

@@ -18,7 +18,7 @@ from carme import __version__
 from carme import api as wire
 from carme.broker.protocol import JobFacts, Recipe
 from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.files.client import Files, Kept
+from carme.files.client import Files, Saved
 from carme.jobs import NEVER_BEGUN, SessionOptions, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK
 from carme.translation import message, translated
@@ -252,7 +252,7 @@ def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
 
 @jobs.put(
     "/inputs",
-    response=answers(Kept, *REFUSED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    response=answers(Saved, *REFUSED, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
     openapi_extra={"requestBody": {"required": True, "content": files.BYTES}},
 )
 def keep_input(

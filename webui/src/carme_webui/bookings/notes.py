@@ -10,7 +10,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import tell_all
 
-__all__ = ["asked", "begun", "decided", "ended", "moved", "not_staged", "trouble"]
+__all__ = ["begun", "decided", "ended", "moved", "not_staged", "requested", "trouble"]
 
 
 def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[], str], key: str = "") -> None:
@@ -34,7 +34,7 @@ def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[],
     tell_all(users, words, kind, key=event, link=booking.get_absolute_url())
 
 
-def asked(booking: Booking) -> None:
+def requested(booking: Booking) -> None:
     """It waits for a manager."""
     managers = User.objects.filter(is_staff=True, is_active=True)
     _say(booking, managers, Kind.APPROVAL, lambda: _("%(who)s asks to book “%(what)s”, %(when)s."))

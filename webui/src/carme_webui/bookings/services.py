@@ -129,7 +129,7 @@ def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booki
             booking.delete()
             raise
     else:
-        notes.asked(booking)
+        notes.requested(booking)
     return booking
 
 
@@ -185,7 +185,7 @@ def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -
     try:
         if booking.state == BookingState.REQUESTED:
             let_go(booking, broker)
-            notes.asked(booking)
+            notes.requested(booking)
         else:
             keep(booking, broker)
     except CarmeError:

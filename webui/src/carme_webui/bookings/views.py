@@ -97,8 +97,8 @@ def new(request: HttpRequest) -> HttpResponse:
         form = BookingForm(
             offered=offered,
             projects=own_projects(user),
-            start=_asked_start(request),
-            initial=_asked(request, offered),
+            start=_initial_start(request),
+            initial=_initial_values(request, offered),
         )
         return _form_page(request, form, banner)
     form = BookingForm(_with_slot(request), offered=offered, projects=own_projects(user))
@@ -108,7 +108,7 @@ def new(request: HttpRequest) -> HttpResponse:
         except CarmeError as error:
             form.refuse(error)
         else:
-            _tell(made)
+            _notify_people(made)
             messages.success(
                 request,
                 _("Booked: %s.") % made.span
@@ -163,7 +163,7 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
             form.refuse(error)
             found.refresh_from_db()
         else:
-            _tell(found)
+            _notify_people(found)
             messages.success(request, _("Changed: %s.") % found.span)
             return redirect(found)
     return _form_page(request, form, banner, found, form.wish)
@@ -181,7 +181,7 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
         except CarmeError as error:
             messages.error(request, str(error))
         else:
-            _tell(found)
+            _notify_people(found)
             messages.success(request, _("The booking is deleted; its nodes are free for others."))
     return redirect(found)
 
@@ -243,7 +243,7 @@ def answer_offer(request: HttpRequest, name: str) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, str(error))
     notifier.notify([former])
-    _tell(found)
+    _notify_people(found)
     return redirect(found if found.may_be_seen_by(user) else "bookings")
 
 
@@ -263,7 +263,7 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
     except CarmeError as error:
         messages.error(request, str(error))
     else:
-        _tell(found)
+        _notify_people(found)
         messages.success(request, _("Done: %s.") % found.label)
     logger.info("%s decided on booking %s: %s", user.username, found.name, found.label)
     return redirect("admin-approvals" if request.POST.get("back") == "queue" else found)
@@ -347,7 +347,7 @@ def _with_slot(request: HttpRequest) -> Any:
     return data
 
 
-def _asked(request: HttpRequest, offered: list[Kind]) -> dict[str, Any]:
+def _initial_values(request: HttpRequest, offered: list[Kind]) -> dict[str, Any]:
     """What a link into the form fills in."""
     kind = _chosen(offered, request.GET.get("kind", ""))
     requested = {"kind": kind.key} if kind else {}
@@ -359,7 +359,7 @@ def _asked(request: HttpRequest, offered: list[Kind]) -> dict[str, Any]:
     return requested
 
 
-def _asked_start(request: HttpRequest) -> datetime:
+def _initial_start(request: HttpRequest) -> datetime:
     now = timezone.now()
     requested = moment_of(request.GET.get("start", ""))
     return max(requested, now) if requested else next_start(now)
@@ -401,5 +401,5 @@ def _feed_address(user: User) -> str:
     return f"{settings.SITE.site.url}{path}"
 
 
-def _tell(found: Booking) -> None:
+def _notify_people(found: Booking) -> None:
     notifier.notify(one.username for one in found.people())

@@ -56,7 +56,7 @@ def of_account(request: HttpRequest, account: str, question: str) -> HttpRespons
     """About the jobs of an account that one leads."""
     user = signed_in(request)
     try:
-        allowed = user.is_superuser or _manages(user, account) or account in _led_by(user)
+        allowed = user.is_superuser or _manages(user, account) or account in _coordinated_by(user)
     except CarmeError as error:
         return _failed(error, HTTPStatus.BAD_GATEWAY)
     return _answer(request, question, Scope.of_account(account) if allowed else None)
@@ -74,11 +74,11 @@ def _manages(user: User, account: str) -> bool:
     return account in {account_of(name) for name in rows.values_list("project__name", flat=True)}
 
 
-def _led_by(user: User) -> list[str]:
+def _coordinated_by(user: User) -> list[str]:
     key = f"accounts-led-{user.pk}"
     known = cache.get(key)
     if known is None:
-        known = broker().accounts_led(user=user.username)
+        known = broker().coordinated_accounts(user=user.username)
         cache.set(key, known, REMEMBERED)
     return known
 

@@ -17,7 +17,7 @@ AT_ONCE = 500  # jobs in one question
 _STATES = {JobState.CANCELLED, JobState.OUT_OF_MEMORY, JobState.NODE_FAIL}
 
 
-class Aftermaths:
+class AccountingLookup:
     """What is known about the ends of jobs: one question for all of them, only while something is missing.
 
     Args:
@@ -28,7 +28,7 @@ class Aftermaths:
         self._slurm = slurm
         self._known: dict[int, Outcome] = {}
         self._since: dict[int, float] = {}
-        self._asked = 0.0
+        self._requested = 0.0
         self._question: asyncio.Task[dict[int, Outcome]] | None = None
 
     async def complete(self, jobs: Iterable[Job]) -> dict[int, Job]:
@@ -42,7 +42,7 @@ class Aftermaths:
         self._since = {job_id: self._since.get(job_id, now) for job_id in ended}
         self._known = {job_id: known for job_id, known in self._known.items() if job_id in ended}
         missing = [job for job in ended.values() if self._is_missing(job, now)]
-        if missing and (fresh or now >= self._asked + AGAIN_SECONDS):
+        if missing and (fresh or now >= self._requested + AGAIN_SECONDS):
             await self._ask(missing[:AT_ONCE], now)
         return {
             job_id: ended[job_id].model_copy(
@@ -63,7 +63,7 @@ class Aftermaths:
 
     async def _ask(self, jobs: list[Job], now: float) -> None:
         if self._question is None:
-            self._asked = now
+            self._requested = now
             self._question = asyncio.create_task(self._slurm.outcomes(jobs))
         await asyncio.wait({self._question}, timeout=ANSWER_SECONDS)
         if self._question.done():
