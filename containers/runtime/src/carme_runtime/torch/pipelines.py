@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import nn
 
@@ -32,6 +33,7 @@ from carme_runtime.torch.tracing import capture, example_tensors
 from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
 
 _STEPS_KEPT = 50
+_NONE, _DENSE, _SPARSE = range(3)  # kinds of gradients
 # How names of BatchNorm's statistics end, in PyTorch and in Keras.
 _RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
 
@@ -551,12 +553,32 @@ class Pipeline:
 
 
 def _sum(group: Group, parameters: list[nn.Parameter], timeout: int) -> None:
-    for dtype in dict.fromkeys(p.dtype for p in parameters):
-        chosen = [p for p in parameters if p.dtype == dtype]
+    """Sum gradients over a group; where none of it has one, there is none.
+
+    Raises:
+        InvalidCall: One is sparse, on any rank of the group.
+    """
+    kinds = numpy.array([_kind_of(p.grad) for p in parameters], numpy.int64)
+    if not len(kinds):
+        return
+    group.allreduce(kinds, "max", timeout=timeout)
+    if kinds.max() == _SPARSE:
+        raise InvalidCall(
+            "A gradient is sparse, and it is to be summed over ranks.", "Make the layer with sparse=False."
+        )
+    there = [p for p, kind in zip(parameters, kinds, strict=True) if kind]
+    for dtype in dict.fromkeys(p.dtype for p in there):
+        chosen = [p for p in there if p.dtype == dtype]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in chosen])
         _allreduce(group, flat, timeout)
         for p, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):
             p.grad = part.view(p.shape)
+
+
+def _kind_of(gradient: torch.Tensor | None) -> int:
+    if gradient is None:
+        return _NONE
+    return _SPARSE if gradient.is_sparse else _DENSE
 
 
 def _allreduce(group: Group, flat: torch.Tensor, timeout: int) -> None:
