@@ -34,6 +34,12 @@ def test_losses_and_gradients_are_those_of_one_process(launcher, model, ways, no
     run(launcher, nodes, model, str(len(nodes)), *ways)
 
 
+@pytest.mark.parametrize("nodes", [[0, 0], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
+def test_a_parameter_for_which_no_rank_has_a_gradient_gets_none(launcher, nodes):
+    """It is in both stages; weight decay and momentum leave it as it is."""
+    run(launcher, nodes, "untrained", "2", "1f1b:4:clip", "zb1p:4:accumulate")
+
+
 def test_one_process_alone_is_a_pipeline_of_one_stage(launcher):
     run(launcher, [0], "inputs", "1", "zbv:4", "1f1b:3")
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from patience import HANG
+
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
 @pytest.mark.parametrize("what", ["overlap", "uses", "divided"])
@@ -15,3 +17,10 @@ def test_three_ranks_on_unlike_nodes_stream(launcher):
 
 def test_a_start_that_does_not_exist_is_refused(launcher):
     launcher.run("streamed", [0, 0], "mistakes")
+
+
+@pytest.mark.timeout(4 * HANG)
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
+def test_the_first_step_of_a_pipeline_runs_while_parameters_travel(launcher, nodes):
+    ranks = launcher.start("pipeline_streamed", nodes, "2")
+    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.said()

@@ -164,6 +164,23 @@ def automatic():
     return model, [evaluate(model), losses]
 
 
+def without_gradients():
+    """Some variables have no gradient on one rank, and some on none: these are not decayed either."""
+    layers = [keras.layers.Dense(12) for _ in range(3)]
+    model = wrapped(keras.Sequential([keras.Input((12,)), *layers]))
+    decaying = optimizer(keras.optimizers.AdamW(0.01, weight_decay=0.5))
+    model(keras.ops.convert_to_tensor(x[:1]), training=True)  # from here on all have rank 0's weights
+    for begin in range(0, 32, 8):
+        inputs = keras.ops.convert_to_tensor(x[begin + rank : begin + 8 : size])
+        loss: Any = keras.ops.mean(layers[0](inputs) ** 2)
+        if rank == 0:
+            loss = loss + size * keras.ops.mean(layers[1](x[:4]) ** 2)
+        found = torch.autograd.grad(loss, [v.value for v in model.trainable_weights], allow_unused=True)
+        with torch.no_grad():
+            decaying.apply(list(found), model.trainable_weights)
+    return model, 0.0
+
+
 def after_fit():
     """The optimizer of a model that was compiled and trained before, and the model trained again after it."""
     model = mlp(keras.Input((12,)))
@@ -222,7 +239,11 @@ for kind in (
     usual,
     unbuilt,
     embedding,
-    *((automatic,) if on_torch else (as_a_function, unbuilt_in_a_function, unwrapped_in_a_function)),
+    *(
+        (automatic, without_gradients)
+        if on_torch
+        else (as_a_function, unbuilt_in_a_function, unwrapped_in_a_function)
+    ),
     after_fit,
     own_data,
     micro_batches,

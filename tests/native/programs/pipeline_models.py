@@ -103,6 +103,21 @@ class Recurrent(nn.Module):
         return self.head(self.norm(hidden[:, -1]))
 
 
+class Untrained(nn.Module):
+    """Both stages have a layer that gets no gradients."""
+
+    cut_points = ("middle",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.first, self.middle = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(x)) + self.shared(x).detach()
+        hidden = torch.tanh(self.middle(hidden))
+        return hidden + self.shared(hidden).detach()
+
+
 def mlp() -> nn.Module:
     layers = [layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())]
     return nn.Sequential(*layers, nn.Linear(8, 3))
@@ -121,6 +136,7 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "transformer": lambda: (Transformer(), (words,), words.roll(1, 1)),
         "dropout": lambda: (Transformer(0.2), (words,), words.roll(1, 1)),
         "lstm": lambda: (Recurrent(), (words,), classes),
+        "untrained": lambda: (Untrained(), (torch.randn(24, 8),), classes),
         "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),
     }[name]()
     return model, inputs, targets

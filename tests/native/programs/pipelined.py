@@ -56,7 +56,7 @@ def single_step(model: Any, inputs: Any, targets: Any, micro_batches: int, toget
 
 def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> None:
     model, inputs, targets = pipeline_models.make(name)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"cut_points": getattr(model, "cut_points", ())}
     if "frozen" in words:
         for parameter in list(model.parameters())[:3]:
             parameter.requires_grad_(False)
@@ -64,8 +64,8 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
         if word in ("micro", "exact", "deferred"):
             options["batch_norm"] = word
     reference = copy.deepcopy(model)
-    theirs = torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9)
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    theirs = torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
     if dist.is_initialized() and dist.get_rank():
         for parameter in model.parameters():  # rank 0's count
             parameter.data.zero_()

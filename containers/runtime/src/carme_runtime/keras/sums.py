@@ -93,18 +93,26 @@ class TorchSums:
         self._part = samples / total
 
     def reduced(self, gradients: list[Any], variables: list[Any]) -> list[Any]:
-        """The gradients of the mean loss over the whole batch."""
+        """The gradients of the mean loss over the whole batch.
+
+        A variable may have none on some ranks; where no rank has one, None stays.
+        """
         import torch
 
         whole = list(gradients)
-        made = {i: gradient.detach() for i, gradient in enumerate(gradients) if gradient is not None}
+        # Behind each bucket's elements: for each variable whether there is a gradient.
+        made = {
+            i: torch.zeros_like(v.value) if g is None else g.detach()
+            for i, (g, v) in enumerate(zip(gradients, variables, strict=True))
+        }
         for number, bucket in enumerate(_buckets(made, self._bucket_bytes, lambda t: t.element_size())):
-            flat = torch.cat([made[index].reshape(-1) for index in bucket])
+            flags = made[bucket[0]].new_tensor([gradients[index] is not None for index in bucket])
+            flat = torch.cat([*(made[index].detach().reshape(-1) for index in bucket), flags])
             scaled = flat * self._part if self._part else torch.zeros_like(flat)
             there = self._world.add(scaled.cpu(), f"gradients {number}").to(flat.device)
-            parts = there.split([made[index].numel() for index in bucket])
-            for index, reduced in zip(bucket, parts, strict=True):
-                whole[index] = reduced.reshape(made[index].shape)
+            *parts, found = there.split([*(made[index].numel() for index in bucket), len(bucket)])
+            for index, reduced, has in zip(bucket, parts, found.tolist(), strict=True):
+                whole[index] = reduced.reshape(made[index].shape) if has else None
         return whole
 
 

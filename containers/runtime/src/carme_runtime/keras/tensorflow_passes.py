@@ -10,11 +10,12 @@ import numpy as np
 from carme_runtime import profile
 from carme_runtime.activity import doing
 from carme_runtime.collectives.errors import InvalidCall
-from carme_runtime.collectives.mailboxes import Box
+from carme_runtime.keras import messages
 from carme_runtime.keras.calls import Call, Calls
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.world import World
-from carme_runtime.pipeline import KINDS, Plan, Schedule, make, messages, simulate
+from carme_runtime.pipeline import KINDS, Plan, Schedule, make, simulate
+from carme_runtime.pipeline.messages import Post, boxes_of
 from carme_runtime.pipeline.schedules import FORWARD, Action
 from carme_runtime.pipeline.simulation import Channel
 
@@ -69,11 +70,9 @@ class Passes:
         operators = made.graph.operators
         self._own = {p: [by_name[operators[at].name] for at in made.pieces.span(p)] for p in self._pieces}
         self._functions: dict[tuple[int, bool], Any] = {}
-        self._remote = set(made.remote(made.pieces.channels))
-        self._boxes = line.mailboxes(self._described(ranks))
+        self._post = Post(made, line.mailboxes(boxes_of(made, ranks)), self._packed, self._unpacked)
         self._schedules: dict[int, Schedule] = {}
         self._held: dict[tuple[int, int], _Held] = {}
-        self._local: dict[tuple[Channel, bool, int], list[Any]] = {}
         self._outputs: list[list[Any]] = []
         self._gradients: dict[str, Any] = {}
 
@@ -89,9 +88,7 @@ class Passes:
 
     def close(self) -> None:
         """Give up the memory of messages. All ranks of the pipeline call it together."""
-        if self._boxes:
-            self._boxes.close()
-            self._boxes = None
+        self._post.close()
 
     def train(self, batch: Batch) -> dict[str, Any]:
         """All passes of a step; gradients of this rank's variables, by name."""
@@ -100,7 +97,7 @@ class Passes:
         with profile.pipeline_step(self.stage, schedule.bubble):
             for action in schedule.actions[self.stage]:
                 self._do(action, batch)
-        self._flush()
+        self._post.flush()
         return self._gradients
 
     def evaluate(self, batch: Batch) -> list[Any]:
@@ -111,26 +108,9 @@ class Passes:
             for piece in self._pieces:
                 with doing(self.stage, "forward pass", micro):
                     self._forward(piece, micro, batch)
-        self._flush()
+        self._post.flush()
         tf = self._tf
         return [tf.concat(parts, 0) for parts in zip(*self._outputs, strict=True)]
-
-    def _flush(self) -> None:
-        if self._boxes:
-            self._boxes.flush()
-
-    def _described(self, ranks: list[int]) -> dict[Any, Box]:
-        """The mailboxes between ranks of this pipeline."""
-        made, boxes = self._plan, {}
-        for channel, slots in made.slots.items():
-            source, target = (ranks[made.schedule.holders[piece]] for piece in channel)
-            for back in (False, True):
-                names = made.pieces.gradients(channel) if back else made.pieces.channels[channel]
-                sizes = [made.graph.value_bytes(name, made.micro_samples) for name in names]
-                ends = (target, source) if back else (source, target)
-                if names:
-                    boxes[channel, back] = Box(*ends, slots, messages.room(sizes))
-        return boxes
 
     def _schedule(self, micro_batches: int) -> Schedule:
         """The plan's, or for the last, smaller batch one with fewer micro-batches."""
@@ -190,7 +170,7 @@ class Passes:
                     loss = loss * tf.cast(batch.shares[micro], loss.dtype)
         for channel, sent in pieces.channels.items():
             if channel[0] == piece:
-                self._send(channel, False, micro, [results[name] for name in sent])
+                self._post.send(channel, False, micro, [results[name] for name in sent])
         if tape:
             self._held[piece, micro] = _Held(tape, leaves, results, loss)
 
@@ -241,31 +221,25 @@ class Passes:
         for channel in pieces.channels:
             names = pieces.gradients(channel) if channel[1] == piece else ()
             if names:
-                self._send(channel, True, micro, [back[name] for name in names])
+                self._post.send(channel, True, micro, [back[name] for name in names])
         for name, gradient in zip(trained, found[len(leaves) :], strict=True):
             if gradient is not None:
                 self._gradients[name] = sum_of_gradients(self._gradients.get(name), gradient)
 
     # -- messages
 
-    def _send(self, channel: Channel, back: bool, micro: int, parts: list[Any]) -> None:
-        if channel not in self._remote:
-            self._local[channel, back, micro] = parts
-            return
-        assert self._boxes
-        name = (channel, back)
-        what = f"the message from stage {channel[back]} to stage {channel[not back]}"
-        arrays = [None if part is None else self._tf.convert_to_tensor(part).numpy() for part in parts]
-        self._boxes.put(name, messages.pack(self._boxes.slot(name), arrays, what))
-
     def _receive(self, channel: Channel, back: bool, micro: int, names: Sequence[str]) -> list[Any]:
-        if channel not in self._remote:
-            return self._local.pop((channel, back, micro))
-        assert self._boxes
+        parts, give_up = self._post.receive(channel, back, micro, names)
+        give_up()
+        return parts
+
+    def _packed(self, memory: Any, parts: list[Any], what: str) -> int:
+        arrays = [None if part is None else self._tf.convert_to_tensor(part).numpy() for part in parts]
+        return messages.pack(memory, arrays, what)
+
+    def _unpacked(self, memory: Any, names: Sequence[str]) -> list[Any]:
         types = [np.dtype(self._plan.graph.value[name].dtype) for name in names]
-        memory, number = self._boxes.take((channel, back))
         parts = messages.unpack(memory, types)
-        self._boxes.give_up((channel, back), number)
         return [None if part is None else self._tf.convert_to_tensor(part) for part in parts]
 
 

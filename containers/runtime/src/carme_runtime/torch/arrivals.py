@@ -7,9 +7,10 @@ travels waits for it first. Modules that are called by themselves wait for all.
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +72,21 @@ class Arrivals:
                 if wait is not None:
                     wait()
                     self._due.pop(id(parameter), None)
+
+    @contextlib.contextmanager
+    def looking(self, first: Iterable[Any] | None) -> Iterator[None]:
+        """Calls of PyTorch's functions in it wait for what they get.
+
+        Args:
+            first: What is waited for before, where not all is used by such calls; None: nothing.
+        """
+        if first is not None:
+            self.wait_for(first)
+        if not self._due:
+            yield
+            return
+        with _Looking(self):
+            yield
 
     @property
     def travelling(self) -> bool:

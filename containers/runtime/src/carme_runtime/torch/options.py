@@ -1,4 +1,4 @@
-"""What `parallelize` can be asked for."""
+"""What `parallelize` can be asked for, and `pipeline` as well."""
 
 # As in backend.py.
 # pyright: reportMissingImports=false
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import wire_type
 
-__all__ = ["Options"]
+__all__ = ["STREAMED", "Options", "check_start"]
 
+STREAMED = "streamed"
 _MIB = 1 << 20
 
 
@@ -47,8 +48,7 @@ class Options:
                 "Give one of the two.",
             )
         wire_type(self.wire)
-        if self.start not in ("", "streamed"):
-            raise InvalidCall(f"There is no start '{self.start}'.", "Give 'streamed', or leave it out.")
+        check_start(self.start)
         if self.shard_optimizer and self.wire:
             raise InvalidCall(
                 "wire and shard_optimizer exclude each other: divided gradients travel as they are.",
@@ -63,4 +63,10 @@ class Options:
     @property
     def streamed(self) -> bool:
         """Whether rank 0's parameters travel while the model is used."""
-        return self.start == "streamed"
+        return self.start == STREAMED
+
+
+def check_start(start: str) -> None:
+    """Raise InvalidCall for a start that there is not."""
+    if start not in ("", STREAMED):
+        raise InvalidCall(f"There is no start '{start}'.", f"Give '{STREAMED}', or leave it out.")

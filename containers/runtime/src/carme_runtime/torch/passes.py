@@ -17,11 +17,12 @@ from carme_runtime import profile
 from carme_runtime.activity import doing
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
-from carme_runtime.collectives.mailboxes import Box, Mailboxes
+from carme_runtime.collectives.mailboxes import Mailboxes
 from carme_runtime.pipeline import KINDS, Plan, Schedule, make, simulate
+from carme_runtime.pipeline.messages import Post, boxes_of
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
-from carme_runtime.pipeline.simulation import Channel
 from carme_runtime.torch import messages
+from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.calls import Called
 from carme_runtime.torch.evaluation import Constants, evaluated
 from carme_runtime.torch.pieces import (
@@ -85,11 +86,22 @@ class Passes:
         run: The ranks; see `pipelines`.
         ranks: Those of this pipeline, by stage.
         group: The same, where there are several.
+        arrivals: What waits for parameters that still travel.
     """
 
-    def __init__(self, traced: Traced, made: Plan, run: Any, ranks: list[int], group: Group | None) -> None:
+    def __init__(
+        self,
+        traced: Traced,
+        made: Plan,
+        run: Any,
+        ranks: list[int],
+        group: Group | None,
+        arrivals: Arrivals,
+    ) -> None:
         self._traced, self._plan, self._run = traced, made, run
-        self._ranks, self._group = ranks, group
+        self._ranks, self._group, self._arrivals = ranks, group, arrivals
+        # Not all is then used by calls of PyTorch's functions that are seen.
+        self._opaque = made.schedule.split or any(node.op == "call_module" for node in traced.nodes)
         self._stage = ranks.index(run.rank)
         self._statistics, self._later = Statistics(), Later()
         self._pieces = self._own_pieces()
@@ -100,11 +112,10 @@ class Passes:
         # A single process may run them in another order than the stages.
         self._dropouts = sorted(dropouts, key=lambda node: node.meta.get("order", 0))
         self._own_masks = {n for p in self._pieces.values() for kind, n in p.arguments if kind == "mask"}
-        self._remote = set(made.remote(made.pieces.channels))
-        self._boxes = Mailboxes(run.context, group, self._described(), run.timeout) if group else None
+        boxes = Mailboxes(run.context, group, boxes_of(made, ranks), run.timeout) if group else None
+        self._post = Post(made, boxes, messages.pack, self._unpacked)
         self._schedules: dict[int, Schedule] = {}
         self._held: dict[tuple[int, int], _Held] = {}
-        self._local: dict[tuple[Channel, bool, int], list[Any]] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._losses: list[torch.Tensor] = []
         self._device = next((t.device for t in traced.named_tensors().values()), torch.device("cpu"))
@@ -121,9 +132,7 @@ class Passes:
 
     def close(self) -> None:
         """Give up the memory of messages."""
-        if self._boxes:
-            self._boxes.close()
-            self._boxes = None
+        self._post.close()
 
     def run(
         self, batch: tuple[torch.Tensor, ...], targets: Any, loss: Loss, counted: int | None = None
@@ -210,8 +219,7 @@ class Passes:
 
     def _end(self, statistics: bool = True) -> None:
         """After the passes of a batch."""
-        if self._boxes:
-            self._boxes.flush()
+        self._post.flush()
         if statistics and self._plan.batch_norm == "deferred":
             with torch.no_grad():
                 update_running_statistics(self._traced, self._statistics, self._own_operators)
@@ -254,19 +262,6 @@ class Passes:
                 )
 
     # Before the step
-
-    def _described(self) -> dict[Any, Box]:
-        """The mailboxes between ranks of this pipeline."""
-        boxes = {}
-        pieces, samples = self._plan.pieces, self._plan.micro_samples
-        for channel, slots in self._plan.slots.items():
-            source, target = (self._ranks[self._plan.schedule.holders[piece]] for piece in channel)
-            sizes = {n: self._traced.graph.value_bytes(n, samples) for n in pieces.channels[channel]}
-            boxes[channel, False] = Box(source, target, slots, messages.room(list(sizes.values())))
-            if gradients := pieces.gradients(channel):
-                room = messages.room([sizes[name] for name in gradients])
-                boxes[channel, True] = Box(target, source, slots, room)
-        return boxes
 
     def _check(self, batch: tuple[torch.Tensor, ...]) -> None:
         graph = self._traced.graph
@@ -411,7 +406,7 @@ class Passes:
             if channel[1] != piece:
                 continue
             gradients = self._plan.pieces.gradients(channel)
-            parts, give_up = self._receive(channel, False, micro, len(names))
+            parts, give_up = self._post.receive(channel, False, micro, names)
             if batch.loss is None:
                 # Its backward pass comes late, or never: the slot is needed before.
                 parts = [part.clone() if isinstance(part, torch.Tensor) else part for part in parts]
@@ -433,11 +428,13 @@ class Passes:
             "mask": batch.masks[micro],
             "helper": helpers,
         }
-        results = own.function(*(sources[kind][name] for kind, name in own.arguments))
+        given_to = [sources[kind][name] for kind, name in own.arguments]
+        with self._arrivals.looking(given_to if self._opaque else None):
+            results = own.function(*given_to)
         held.results = dict(zip(own.results, results, strict=True))
         for channel, names in self._plan.pieces.channels.items():
             if channel[0] == piece:
-                self._send(channel, False, micro, [held.results[name] for name in names])
+                self._post.send(channel, False, micro, [held.results[name] for name in names])
         if piece == self._plan.pieces.count - 1:
             outputs = [{**values, **held.results}[name] for name in self._traced.graph.results]
             if batch.loss is None:
@@ -463,7 +460,7 @@ class Passes:
             names = self._plan.pieces.gradients(channel) if channel[0] == piece else ()
             if not names:
                 continue
-            parts, give_up = self._receive(channel, True, micro, len(names))
+            parts, give_up = self._post.receive(channel, True, micro, names)
             for name, part in zip(names, parts, strict=True):
                 if part is not None and held.results[name].requires_grad:
                     roots.append(held.results[name])
@@ -479,7 +476,9 @@ class Passes:
             names = self._plan.pieces.gradients(channel) if channel[1] == piece else ()
             if names:
                 leaves = [held.leaves.get(name) for name in names]
-                self._send(channel, True, micro, [None if leaf is None else leaf.grad for leaf in leaves])
+                self._post.send(
+                    channel, True, micro, [None if leaf is None else leaf.grad for leaf in leaves]
+                )
         held.loss, held.results, held.leaves, held.outputs = None, {}, {}, []
         held.gradients = []
 
@@ -487,26 +486,8 @@ class Passes:
         for give_up in self._held.pop((piece, micro)).give_up:
             give_up()
 
-    # Messages
-
-    def _send(self, channel: Channel, back: bool, micro: int, parts: list[Any]) -> None:
-        if channel not in self._remote:
-            self._local[channel, back, micro] = parts
-            return
-        assert self._boxes
-        name = (channel, back)
-        what = f"the message from stage {channel[back]} to stage {channel[not back]}"
-        self._boxes.put(name, messages.pack(self._boxes.slot(name), parts, what))
-
-    def _receive(
-        self, channel: Channel, back: bool, micro: int, count: int
-    ) -> tuple[list[Any], Callable[[], None]]:
-        if channel not in self._remote:
-            return self._local.pop((channel, back, micro)), _nothing
-        assert self._boxes
-        name = (channel, back)
-        memory, number = self._boxes.take(name)
-        return self._here(messages.unpack(memory, count)), partial(self._boxes.give_up, name, number)
+    def _unpacked(self, memory: Any, names: Sequence[str]) -> list[Any]:
+        return self._here(messages.unpack(memory, len(names)))
 
 
 def _draw(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
@@ -517,10 +498,6 @@ def _draw_on_gpu(device: torch.device, shape: list[int], keep: float, dtype: tor
     """As the GPU's own kernel draws it."""
     ones = torch.ones(shape, dtype=dtype, device=device)
     return (torch.nn.functional.dropout(ones, 1 - keep) != 0).to(dtype)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _part(samples: int, begin: int, end: int, leaf: Any) -> Any:

@@ -24,9 +24,12 @@ from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
+from carme_runtime.torch.options import STREAMED, check_start
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
 from carme_runtime.torch.pipeline_run import Run
+from carme_runtime.torch.pipeline_start import send_parameters
+from carme_runtime.torch.pipeline_sums import allreduce, sum_gradients
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
 from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
@@ -51,6 +54,7 @@ def pipeline(
     whole_layers: Sequence[str] = (),
     graph: Graph | None = None,
     whole_batch: bool = False,
+    start: str = "",
 ) -> tuple["Pipeline", torch.optim.Optimizer]:
     """Train `model` as a pipeline over all ranks of the run.
 
@@ -77,19 +81,23 @@ def pipeline(
         whole_layers: Names of layers that are not traced into.
         graph: Of this model, measured before (see `trace`): nothing is measured then.
         whole_batch: Whether the example is a batch of all replicas together.
+        start: `streamed`: return while rank 0's parameters still travel to the stages and their replicas, and
+            wait for each in the first forward pass. Until then use them by the pipeline's calls, `state_dict`
+            and `load_state_dict` only.
 
     Raises:
         InvalidCall: An argument that cannot be, or a model that cannot be traced.
         PlanError: A plan that cannot be; it names the nearest that can.
         Mismatch: Ranks with different models.
     """
+    check_start(start)
     strategies.follow()
     run = Run()
     points = tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
     requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
     traced, made = _planned_or_ended(model, optimizer, example, requested, run)
-    return Pipeline(traced, made, optimizer, run), optimizer
+    return Pipeline(traced, made, optimizer, run, start == STREAMED), optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,13 +240,15 @@ class Pipeline:
     loss.backward()
     """
 
-    def __init__(self, traced: Traced, made: Plan, optimizer: torch.optim.Optimizer, run: Run) -> None:
+    def __init__(
+        self, traced: Traced, made: Plan, optimizer: torch.optim.Optimizer, run: Run, streamed: bool
+    ) -> None:
         self._traced, self._plan, self._run = traced, made, run
         self._took: list[float] = []
         self._modes = {module: module.training for module in traced.model.modules()}
         self._tensors = _persistent(traced.model)
         self._described = {name: (t.shape, t.dtype) for name, t in self._tensors.items()}
-        for tensor in self._tensors.values():
+        for tensor in traced.model.buffers():
             if run.everyone:
                 with torch.no_grad():
                     content = _on_host(tensor)
@@ -251,12 +261,20 @@ class Pipeline:
         self._pipeline = run.group(self._ranks)
         self._replicas = run.group(range(self._stage, run.size, stages))
         self._owners = self._holders()
+        self._arrivals, self._carriers = send_parameters(traced, self._owners, stages, run)
+        if not streamed:
+            self._settle()
         self._optimizer = optimizer
         self._groups = named_groups(optimizer, {id(p): name for name, p in traced.model.named_parameters()})
         self._keep_own(optimizer)
         self._sharing = self._groups_of_shared()
-        self._passes = Passes(traced, made, run, self._ranks, self._pipeline)
+        self._passes = Passes(traced, made, run, self._ranks, self._pipeline, self._arrivals)
         watch_clipping(self)
+
+    def _settle(self) -> None:
+        """Wait for all parameters that travel, here or from here."""
+        self._arrivals.wait_all()
+        self._arrivals.remove()
 
     @property
     def replica(self) -> int:
@@ -307,7 +325,10 @@ class Pipeline:
                 "An input of the pipeline wants a gradient, and none is made for inputs.",
                 "Use inputs.detach().",
             )
+        if not self.training:
+            self._settle()
         called = self._passes.call(batch, None if self.training else self._described)
+        self._settle()
         if not torch.is_grad_enabled():
             outputs = tuple(called.outputs)
             if self.training:
@@ -382,6 +403,7 @@ class Pipeline:
         batch = example_tensors(inputs)
         with self._adding():
             value = self._passes.run(batch, targets, loss, counted)
+            self._settle()
         total = torch.tensor([value], dtype=torch.float64)
         if self._run.everyone:
             self._run.everyone.allreduce(total, timeout=self._run.timeout)
@@ -431,6 +453,7 @@ class Pipeline:
 
         All ranks call it together.
         """
+        self._settle()
         whole: dict[str, torch.Tensor] = {}
         for name, (shape, dtype) in self._described.items():
             owner = self._owners[name][0]
@@ -451,6 +474,7 @@ class Pipeline:
         Raises:
             InvalidCall: Its names or shapes are not the model's. No rank has changed anything then.
         """
+        self._settle()
         names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
         problem = mismatch(state, names, self._described) if self._run.rank == 0 else ""
         problem = self._run.broadcast(problem.encode()).decode()
@@ -488,6 +512,7 @@ class Pipeline:
         Without it that memory goes after all ranks have let go of this object, with the next pipeline.
         """
         forget_clipping(self)
+        self._settle()
         self._passes.close()
 
     def _holders(self) -> dict[str, list[int]]:
@@ -537,7 +562,7 @@ class Pipeline:
         ]
         if buffers:
             flat = torch.cat([buffer.reshape(-1).double() for buffer in buffers])
-            _allreduce(self._replicas, flat, self._run.timeout)
+            allreduce(self._replicas, flat, self._run.timeout)
             parts = (flat / self.replicas).split([buffer.numel() for buffer in buffers])
             for buffer, part in zip(buffers, parts, strict=True):
                 buffer.copy_(part.view(buffer.shape))
@@ -545,26 +570,9 @@ class Pipeline:
     def _reduce(self, own: list[nn.Parameter]) -> None:
         """Sum gradients over replicas, and those of shared parameters over stages."""
         if self._replicas:
-            _sum(self._replicas, own, self._run.timeout)
+            sum_gradients(self._replicas, own, self._run.timeout)
         for group, parameters in self._sharing:
-            _sum(group, parameters, self._run.timeout)
-
-
-def _sum(group: Group, parameters: list[nn.Parameter], timeout: int) -> None:
-    for dtype in dict.fromkeys(p.dtype for p in parameters):
-        chosen = [p for p in parameters if p.dtype == dtype]
-        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in chosen])
-        _allreduce(group, flat, timeout)
-        for p, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):
-            p.grad = part.view(p.shape)
-
-
-def _allreduce(group: Group, flat: torch.Tensor, timeout: int) -> None:
-    """Sum over the ranks of a group, which takes host memory."""
-    host = flat.cpu()
-    group.allreduce(host, timeout=timeout)
-    if host is not flat:
-        flat.copy_(host)
+            sum_gradients(group, parameters, self._run.timeout)
 
 
 def _on_host(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,148 @@
+"""The first step of a pipeline runs while rank 0's parameters still travel.
+
+    pipeline_streamed.py STAGES
+
+Other ranks' parameters are NaN, and what travels is laid into them only by who waits for it: what is used
+before that shows.
+"""
+
+import copy
+import sys
+import time
+from typing import Any
+
+import pipeline_models
+import pytest
+import torch
+import torch.distributed as dist
+from pipelined import alike, rank, single_step, size
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from carme_runtime.collectives import Group
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.torch import pipeline
+
+torch.set_num_threads(1)
+WAIT, COMPUTE = "wait", "tanh"
+events: list[str] = []
+broadcast: Any = Group.broadcast
+
+
+class Noting(TorchDispatchMode):
+    """Notes what is computed."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        events.append(func.__name__.split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+class Travelling:
+    """What arrives in a tensor when somebody waits for it."""
+
+    def __init__(self, group: Group, into: torch.Tensor, *arguments: Any, **options: Any) -> None:
+        if rank() == size() - 1:
+            time.sleep(0.05)  # this rank is late
+        self._into, self._content = into, into.clone()
+        self._pending = broadcast(group, self._content, *arguments, **options)
+
+    def wait(self) -> None:
+        events.append(WAIT)
+        self._pending.wait()
+        if rank():
+            self._into.copy_(self._content)
+
+
+def travelling(group: Group, into: Any, *arguments: Any, **options: Any) -> Any:
+    kind = Travelling if options.get("asynchronous") else broadcast
+    return kind(group, into, *arguments, **options)
+
+
+def made(name: str, stages: int, schedule: str = "1f1b") -> tuple[Any, Any, Any, Any]:
+    """A pipeline whose parameters travel, its optimizer, and rank 0's model and optimizer."""
+    model, inputs, targets = pipeline_models.make(name)
+    reference = copy.deepcopy(model)
+    if rank():
+        for parameter in model.parameters():
+            parameter.data.fill_(float("nan"))
+    share = len(targets) // (size() // stages)
+    ours, optimizer = pipeline(
+        model,
+        torch.optim.SGD(model.parameters(), 0.05, momentum=0.9),
+        example=[t[:share] for t in inputs],
+        stages=stages,
+        micro_batches=4,
+        schedule=schedule,
+        cut_points=["6"] if name == "mlp" else (),
+        start="streamed",
+    )
+    return ours, optimizer, reference, torch.optim.SGD(reference.parameters(), 0.05, momentum=0.9)
+
+
+def train(name: str, stages: int, schedule: str) -> None:
+    """Losses, gradients and weights are those of one process."""
+    ours, optimizer, reference, theirs = made(name, stages, schedule)
+    _, inputs, targets = pipeline_models.make(name)
+    share = len(targets) // ours.replicas
+    own = slice(ours.replica * share, (ours.replica + 1) * share)
+    events.clear()
+    for step in range(2):
+        with Noting():
+            loss = ours.step([t[own] for t in inputs], targets[own], loss=functional.cross_entropy)
+        alike(loss, single_step(reference, inputs, targets, 1, True), f"loss of step {step}")
+        known = dict(reference.named_parameters())
+        for each, parameter in ours.named_parameters():
+            alike(parameter.grad, known[each].grad, f"gradient of {each} in step {step}")  # pyright: ignore
+        for one in (optimizer, theirs):
+            one.step()
+            one.zero_grad()
+    if rank() and name == "mlp" and schedule == "1f1b":
+        last = len(events) - events[::-1].index(WAIT)
+        assert events.index(COMPUTE) < last, "the first layer waited for the last one"
+    assert rank() == 0 or WAIT in events, "nothing travelled when the first step began"
+    same_state(ours, reference)
+    ours.close()
+
+
+def same_state(ours: Any, reference: Any) -> None:
+    state = ours.state_dict()
+    for name, value in reference.state_dict().items() if rank() == 0 else ():
+        alike(state[name], value, name)
+
+
+def first_uses(stages: int) -> None:
+    """Whatever uses the pipeline first has rank 0's parameters."""
+    ours, _, reference, _ = made("mlp", stages)
+    same_state(ours, reference)
+    ours.close()
+    ours, _, reference, _ = made("mlp", stages)
+    other = {name: value + 1 for name, value in reference.state_dict().items()}
+    ours.load_state_dict(other if rank() == 0 else {})  # which nothing that travels comes after
+    reference.load_state_dict(other)
+    same_state(ours, reference)
+    ours.close()
+    ours, _, reference, _ = made("mlp", stages)
+    _, inputs, _ = pipeline_models.make("mlp")
+    with torch.no_grad():
+        alike(ours.eval()(*inputs), reference(*inputs), "evaluation")
+    ours.close()
+    ours, _, _, _ = made("mlp", stages)  # and is never used: nobody waits for it in vain
+    ours.close()
+
+
+def mistake() -> None:
+    model, inputs, _ = pipeline_models.make("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(InvalidCall, match=r"no start 'slowly'.*'streamed'"):
+        pipeline(model, optimizer, example=inputs, start="slowly")
+
+
+if __name__ == "__main__":
+    dist.init_process_group("carme")
+    Group.broadcast = travelling  # pyright: ignore[reportAttributeAccessIssue]
+    stages = int(sys.argv[1])
+    mistake()
+    for name, schedule in (("mlp", "1f1b"), ("mlp", "zb1p"), ("transformer", "1f1b")):
+        train(name, stages, schedule)
+    first_uses(stages)
+    dist.destroy_process_group()
