@@ -26,6 +26,7 @@ from carme_runtime.compare import (
     figures,
     report,
     results,
+    rounds,
     verdict,
 )
 from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
@@ -33,6 +34,7 @@ from carme_runtime.compare.door import Door, Line, Lost, come_in
 from carme_runtime.compare.machine import busy_seconds, probe
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, MEASURED, VOID, Result, Row, Turn
+from carme_runtime.compare.work_folder import work_folder
 from carme_runtime.errors import CarmeRuntimeError
 from patience import HANG
 
@@ -471,3 +473,75 @@ def test_a_contestant_that_fails_is_void_with_its_own_words(
     entry.end()
     assert entry.row.void.startswith("it did not start: it ended. Its last line: FileNotFoundError: ")
     assert "none.npz" in entry.row.void
+
+
+# What a comparison leaves that is ended
+
+#: Ends well only if SIGTERM has reached the other one too, whichever it reaches first.
+TOGETHER = """
+import pathlib, signal, sys, time
+here, name, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+def end(*_):
+    (here / f"{name}.asked").touch()
+    while not (here / f"{other}.asked").exists():
+        time.sleep(0.01)
+    (here / f"{name}.ended").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_a_comparison_that_is_ended_asks_all_to_end_at_once_and_removes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, a cancelled job would be killed before it has come to the folder."""
+    names = ["parallelize", "torch-gloo"]
+    started: list[str] = []
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def start(entry: entries.Entry, *_: object) -> None:
+        name = entry.row.contestant
+        (other,) = set(names) - {name}
+        command = [sys.executable, "-c", TOGETHER, str(tmp_path), name, other]
+        process = entry._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+        process.stdout.close()
+        started.append(name)
+        if len(started) == len(names):
+            raise SystemExit(143)  # as SIGTERM does
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setattr(entries.Entry, "start", start)
+    monkeypatch.setattr(entries, "STOP_SECONDS", HANG)
+    with pytest.raises(SystemExit):
+        rounds.compare(rounds.Plan(tuple(names), ("tiny",), (1,)), {}, out, lambda line: None)
+    assert sorted(path.name for path in tmp_path.glob("*.ended")) == [f"{name}.ended" for name in names]
+    assert list(out.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_comparison_goes_with_the_next_start_and_no_others(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, signal, sys; from carme_runtime.compare.work_folder import work_folder\n"
+        "with work_folder(pathlib.Path(sys.argv[1])) as made: print(made, flush=True); signal.pause()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    (tmp_path / ".compare-mine").mkdir()  # of nobody that holds a lock in it
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        made = Path(process.stdout.readline().strip())
+        try:
+            with work_folder(tmp_path) as own:
+                assert made.exists(), "it still runs"
+                assert own.exists()
+            assert not own.exists()
+        finally:
+            process.kill()
+    assert made.exists(), "it had no time to remove it"
+    with work_folder(tmp_path) as own:
+        assert not made.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".compare-mine"]
