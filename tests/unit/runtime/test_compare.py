@@ -35,6 +35,7 @@ from carme_runtime.compare.machine import busy_seconds, probe
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, MEASURED, VOID, Result, Row, Turn
 from carme_runtime.compare.work_folder import work_folder
+from carme_runtime.compare.worker import cores_of
 from carme_runtime.errors import CarmeRuntimeError
 from patience import HANG
 
@@ -473,6 +474,29 @@ def test_a_contestant_that_fails_is_void_with_its_own_words(
     entry.end()
     assert entry.row.void.startswith("it did not start: it ended. Its last line: FileNotFoundError: ")
     assert "none.npz" in entry.row.void
+
+
+# Cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "nodes", "size"),
+    [(2, 1, 2, 1), (8, 2, 2, 2), (6, 2, 3, 1), (5, 2, 3, 2), (4, 1, 1, 4)],
+)
+def test_ranks_have_cores_of_their_own(cores: int, threads: int, nodes: int, size: int) -> None:
+    """Those of a node always, and those of nodes that share a host as long as it has enough."""
+    own = [
+        [cores_of(list(range(10, 10 + cores)), rank, size, node, threads) for rank in range(size)]
+        for node in range(nodes)
+    ]
+    for node in own:
+        assert all(len(one) == threads for one in node) and len(set().union(*node)) == threads * size
+    if threads * size * nodes <= cores:
+        assert len(set().union(*(one for node in own for one in node))) == threads * size * nodes
+
+
+def test_a_rank_for_which_there_are_no_cores_takes_none() -> None:
+    assert [cores_of([4, 5], rank, 3, 1, 1) for rank in range(3)] == [{4}, {5}, set()]
 
 
 # What a comparison leaves that is ended
