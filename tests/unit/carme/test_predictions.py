@@ -275,16 +275,16 @@ def test_what_cannot_start_leaves_room_for_what_can(
     """The result has more choices than a table shows, and an account may have no more than eight nodes."""
     assert (8, 16) not in [(one.nodes, one.gpus_per_node) for one in choices(curve, 1024, 16, (1, 1))]
     options = argparse.Namespace(scaling=result, nodes=1, gpus=1, steps=None, reason="", json=True)
-    asked: list[tuple[int, int]] = []
+    requested: list[tuple[int, int]] = []
 
     def start(nodes: int, gpus: int) -> str:
-        asked.append((nodes, gpus))
+        requested.append((nodes, gpus))
         return "now" if nodes <= 8 else predictions.NOT_POSSIBLE
 
     assert predictions.show(options, start) == 0
     found = {(one["nodes"], one["gpus_per_node"]): one for one in json.loads(capsys.readouterr().out)}
     assert found[8, 16]["fastest"] and found[8, 16]["expected_start"] == "now"
-    assert len(asked) == len(set(asked)), "Slurm is asked for a choice once"
+    assert len(requested) == len(set(requested)), "Slurm is asked for a choice once"
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ def main() -> None:
     name, file = sys.argv[1], Path(sys.argv[2])
     rank, ranks = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     threads = int(os.environ[THREADS])
-    own = (int(os.environ.get(key, default)) for key, default in _PLACE)
-    cores = take_cores(*own, threads)
+    local_rank, local_size, node = (int(os.environ.get(key, default)) for key, default in _PLACE)
+    cores = take_cores(local_rank, local_size, node, threads)
     contestant = CONTESTANTS[name]
     program = importlib.import_module(f"carme_runtime.compare.programs.{contestant.program}")
     is_bf16 = os.environ.get(PRECISION) == "bf16"
