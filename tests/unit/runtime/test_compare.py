@@ -272,10 +272,16 @@ def test_the_report_names_all_and_needs_no_other_file(result: Result) -> None:
     assert page.startswith("<!doctype html>") and page.count("<table>") == page.count("</table>")
 
 
+def test_the_report_lists_options_as_they_are_typed(result: Result) -> None:
+    result.options |= {"networks": ["mlp", "tiny"], "slower": {}}
+    page = report.page(result)
+    assert "mlp, tiny" in page and "[&#x27;mlp" not in page and "option slower" not in page
+
+
 def test_the_verdict_is_three_sentences(result: Result) -> None:
     fastest, scaling, trust = verdict.sentences(result)
     assert fastest.startswith("Over all networks on 2 ranks, PyTorch, parallelize is fastest; a step takes")
-    assert re.search(r"PyTorch DDP, Gloo \(1\.[23]\d\) times", fastest)
+    assert re.search(r"longer with PyTorch DDP, Gloo \(1\.[23]\d times as long\)\.", fastest)
     assert (
         "2 ranks are at most 1.77 times as fast as one (PyTorch, parallelize with mlp)" in scaling
         and "2 is ideal" in scaling
