@@ -8,12 +8,14 @@ are left out. MXNet needs one of its own: run them again with it.
 import json
 import os
 import re
+import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from carme_runtime.launcher.backends import BACKENDS
-from demo_site import ROOT, DemoSite
+from demo_site import ROOT, DemoSite, wait_until
 from patience import HANG
 
 PROGRAM = ROOT / "tests/native/programs/frameworks.py"
@@ -44,9 +46,19 @@ def demo(environment: Path) -> DemoSite:
     return demo
 
 
+@pytest.fixture
+def job_name(demo: DemoSite) -> Iterator[str]:
+    """Jobs of this name end with the test, also where its limit ends it before it knows their numbers."""
+    name = f"carme-test-{secrets.token_hex(4)}"
+    yield name
+    demo.run("head", "scancel", f"--name={name}", user=demo.user)
+    left = ("squeue", "--noheader", f"--name={name}")
+    wait_until("the job is gone", lambda: not demo.run("head", *left).stdout.strip())
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_trains_on_two_nodes_what_one_process_trains(
-    demo: DemoSite, environment: Path, name: str
+    demo: DemoSite, environment: Path, job_name: str, name: str
 ) -> None:
     program = environment.parent / "carme-test-frameworks.py"
     demo.run("head", "tee", str(program), data=PROGRAM.read_text(), user=demo.user)
@@ -54,7 +66,7 @@ def test_a_script_trains_on_two_nodes_what_one_process_trains(
         words = ["--", "python", str(program), name] if name == "mpi" else [str(program), name]
         run = ["carme-run", "--backend", name, "-n", "2", *words]
         path = f"PATH={environment}/bin:/usr/bin:/bin"
-        options = ["--json", "--image", "torch", "--nodes", "2", "--time", "15m"]
+        options = ["--json", "--image", "torch", "--nodes", "2", "--time", "15m", "--name", job_name]
         done = demo.carme("submit", *options, "--", "env", path, *run)
         job_id = json.loads(done.stdout)["job_id"]
         message = demo.carme("logs", "--follow", str(job_id), timeout=10 * HANG).stdout

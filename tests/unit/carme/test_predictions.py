@@ -1,5 +1,6 @@
 """Predictions of a probe's result: read from its file, kept with jobs, and compared with what came."""
 
+import argparse
 import asyncio
 import json
 from datetime import timedelta
@@ -10,7 +11,7 @@ import pytest
 from scaling_results import write_result
 
 from carme.broker.records import Record, Records
-from carme.cli import main
+from carme.cli import main, predictions
 from carme.config import Settings
 from carme.config.settings import ScalingSettings
 from carme.errors import InvalidRequest
@@ -266,6 +267,24 @@ async def test_a_choice_that_slurm_refuses_does_not_hide_the_others(
     calls = site.slurm.calls("sbatch")
     assert calls and all({"--cpus-per-task=3", "--mem=100M"} <= set(call["arguments"]) for call in calls)
     assert site.slurm.jobs == []
+
+
+def test_what_cannot_start_leaves_room_for_what_can(
+    result: Path, curve: Curve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The result has more choices than a table shows, and an account may have no more than eight nodes."""
+    assert (8, 16) not in [(one.nodes, one.gpus_per_node) for one in choices(curve, 1024, 16, (1, 1))]
+    options = argparse.Namespace(scaling=result, nodes=1, gpus=1, steps=None, reason="", json=True)
+    requested: list[tuple[int, int]] = []
+
+    def start(nodes: int, gpus: int) -> str:
+        requested.append((nodes, gpus))
+        return "now" if nodes <= 8 else predictions.NOT_POSSIBLE
+
+    assert predictions.show(options, start) == 0
+    found = {(one["nodes"], one["gpus_per_node"]): one for one in json.loads(capsys.readouterr().out)}
+    assert found[8, 16]["fastest"] and found[8, 16]["expected_start"] == "now"
+    assert len(requested) == len(set(requested)), "Slurm is asked for a choice once"
 
 
 @pytest.mark.parametrize(

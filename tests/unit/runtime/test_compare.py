@@ -26,6 +26,7 @@ from carme_runtime.compare import (
     figures,
     report,
     results,
+    rounds,
     verdict,
 )
 from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
@@ -33,6 +34,8 @@ from carme_runtime.compare.door import Door, Line, Lost, come_in
 from carme_runtime.compare.machine import busy_seconds, probe
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, MEASURED, VOID, Result, Row, Turn
+from carme_runtime.compare.work_folder import work_folder
+from carme_runtime.compare.worker import cores_of
 from carme_runtime.errors import CarmeRuntimeError
 from patience import HANG
 
@@ -269,10 +272,16 @@ def test_the_report_names_all_and_needs_no_other_file(result: Result) -> None:
     assert page.startswith("<!doctype html>") and page.count("<table>") == page.count("</table>")
 
 
+def test_the_report_lists_options_as_they_are_typed(result: Result) -> None:
+    result.options |= {"networks": ["mlp", "tiny"], "slower": {}}
+    page = report.page(result)
+    assert "mlp, tiny" in page and "[&#x27;mlp" not in page and "option slower" not in page
+
+
 def test_the_verdict_is_three_sentences(result: Result) -> None:
     fastest, scaling, trust = verdict.sentences(result)
     assert fastest.startswith("Over all networks on 2 ranks, PyTorch, parallelize is fastest; a step takes")
-    assert re.search(r"PyTorch DDP, Gloo \(1\.[23]\d\) times", fastest)
+    assert re.search(r"longer with PyTorch DDP, Gloo \(1\.[23]\d times as long\)\.", fastest)
     assert (
         "2 ranks are at most 1.77 times as fast as one (PyTorch, parallelize with mlp)" in scaling
         and "2 is ideal" in scaling
@@ -471,3 +480,98 @@ def test_a_contestant_that_fails_is_void_with_its_own_words(
     entry.end()
     assert entry.row.void.startswith("it did not start: it ended. Its last line: FileNotFoundError: ")
     assert "none.npz" in entry.row.void
+
+
+# Cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "nodes", "size"),
+    [(2, 1, 2, 1), (8, 2, 2, 2), (6, 2, 3, 1), (5, 2, 3, 2), (4, 1, 1, 4)],
+)
+def test_ranks_have_cores_of_their_own(cores: int, threads: int, nodes: int, size: int) -> None:
+    """Those of a node always, and those of nodes that share a host as long as it has enough."""
+    own = [
+        [cores_of(list(range(10, 10 + cores)), rank, size, node, threads) for rank in range(size)]
+        for node in range(nodes)
+    ]
+    for node in own:
+        assert all(len(one) == threads for one in node) and len(set().union(*node)) == threads * size
+    if threads * size * nodes <= cores:
+        assert len(set().union(*(one for node in own for one in node))) == threads * size * nodes
+
+
+def test_a_rank_for_which_there_are_no_cores_takes_none() -> None:
+    assert [cores_of([4, 5], rank, 3, 1, 1) for rank in range(3)] == [{4}, {5}, set()]
+
+
+# What a comparison leaves that is ended
+
+#: Ends well only if SIGTERM has reached the other one too, whichever it reaches first.
+TOGETHER = """
+import pathlib, signal, sys, time
+here, name, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+def end(*_):
+    (here / f"{name}.asked").touch()
+    while not (here / f"{other}.asked").exists():
+        time.sleep(0.01)
+    (here / f"{name}.ended").touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+
+def test_a_comparison_that_is_ended_asks_all_to_end_at_once_and_removes_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, a cancelled job would be killed before it has come to the folder."""
+    names = ["parallelize", "torch-gloo"]
+    started: list[str] = []
+    out = tmp_path / "out"
+    out.mkdir()
+
+    def start(entry: entries.Entry, *_: object) -> None:
+        name = entry.row.contestant
+        (other,) = set(names) - {name}
+        command = [sys.executable, "-c", TOGETHER, str(tmp_path), name, other]
+        process = entry._process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout and process.stdout.readline() == b"ready\n"
+        process.stdout.close()
+        started.append(name)
+        if len(started) == len(names):
+            raise SystemExit(143)  # as SIGTERM does
+
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setattr(entries.Entry, "start", start)
+    monkeypatch.setattr(entries, "STOP_SECONDS", HANG)
+    with pytest.raises(SystemExit):
+        rounds.compare(rounds.Plan(tuple(names), ("tiny",), (1,)), {}, out, lambda line: None)
+    assert sorted(path.name for path in tmp_path.glob("*.ended")) == [f"{name}.ended" for name in names]
+    assert list(out.iterdir()) == []
+
+
+def test_the_folder_of_a_killed_comparison_goes_with_the_next_start_and_no_others(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, signal, sys; from carme_runtime.compare.work_folder import work_folder\n"
+        "with work_folder(pathlib.Path(sys.argv[1])) as made: print(made, flush=True); signal.pause()"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    (tmp_path / ".compare-mine").mkdir()  # of nobody that holds a lock in it
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        made = Path(process.stdout.readline().strip())
+        try:
+            with work_folder(tmp_path) as own:
+                assert made.exists(), "it still runs"
+                assert own.exists()
+            assert not own.exists()
+        finally:
+            process.kill()
+    assert made.exists(), "it had no time to remove it"
+    with work_folder(tmp_path) as own:
+        assert not made.exists()
+    assert [path.name for path in tmp_path.iterdir()] == [".compare-mine"]

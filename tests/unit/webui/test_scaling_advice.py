@@ -15,6 +15,7 @@ from scaling_results import write_result
 
 from carme.bookings import BookingState
 from carme.config.settings import ScalingSettings
+from carme.errors import SlurmError
 from carme.jobs import JobRequest, Node, Partition
 from carme.scaling import MOST_BYTES, Prediction
 from carme_webui import start_times
@@ -104,12 +105,34 @@ def test_a_partition_without_such_gpus_is_refused_beside_its_field(
     partitions = [*broker.cluster.partitions, Partition(name="cpu", node_names=["n9"])]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes, "partitions": partitions})
     text = estimate(browser, partition="cpu", gpu_type="", nodes=1, gpus_per_node=1)
-    assert "Cheapest: 1 GPU." in text
+    assert "This site can start none of these choices." in text and "1.00 times" in text
     started = browser.send(
         "/", "/sessions/start/", **(FORM | {"partition": "cpu", "gpu_type": "", "gpus_per_node": 1})
     )
     assert started.status_code == 422
-    assert "Cheapest: 1 GPU." in predicted(browser, partition="cpu", nodes=1, gpus_per_node=1)
+    assert "1.00 times" in predicted(browser, partition="cpu", nodes=1, gpus_per_node=1)
+
+
+@pytest.mark.parametrize("ask", [estimate, predicted])
+def test_nobody_is_sent_to_a_choice_that_cannot_start(
+    browser: Browser, broker: FakeBroker, home: Path, ask: Any
+) -> None:
+    """Such as one beyond the limit of an account."""
+    most = 2
+
+    def starts(request: JobRequest) -> datetime:
+        if request.nodes > most:
+            raise SlurmError("Your account may have no more nodes.")
+        return datetime.now(UTC)
+
+    broker.starts = starts
+    text = ask(browser, steps=36_000)
+    assert re.search(r"Fastest: 8 GPUs \(2 nodes\), ", text)
+    assert re.search(r"16 GPUs \(4 nodes\)\S* 1\d\.\d [^%]* % not possible", text), "listed, without marks"
+    most = 0
+    text = ask(browser, steps=18_000, minutes=90)
+    assert "This site can start none of these choices." in text and "Cheapest" not in text
+    assert "not possible" in text
 
 
 @pytest.mark.parametrize("ask", [estimate, predicted])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +65,19 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
         raise InvalidRequest(
             _("--choices needs the result of a probe."), _("Add --scaling RESULT.json."), field="scaling"
         )
+    when_of = cache(start or (lambda nodes, gpus: ""))
+
+    def is_possible(nodes: int, gpus: int) -> bool:
+        return when_of(nodes, gpus) != NOT_POSSIBLE
+
     # Of what is asked for there may be no row; the others are shown all the same.
-    found = choices(curve, _MOST_NODES, _MOST_GPUS, (options.nodes, options.gpus), options.steps)
+    chosen = (options.nodes, options.gpus)
+    found = choices(curve, _MOST_NODES, _MOST_GPUS, chosen, options.steps, is_possible)
     if not found:
         raise InvalidRequest(
             _("The probe's result has no prediction for any of these."), _("Measure again."), field="scaling"
         )
-    starts = [start(one.nodes, one.gpus_per_node) if start else "" for one in found]
+    starts = [when_of(one.nodes, one.gpus_per_node) for one in found]
     # What this site cannot start is shown, but recommended to nobody.
     possible = [one for one, when in zip(found, starts, strict=True) if when != NOT_POSSIBLE]
     cheapest, fastest = marks(possible) if possible else (None, None)
@@ -81,7 +88,7 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
     rows = []
     for one, when in zip(found, starts, strict=True):
         which = [name for name, best in (("cheapest", cheapest), ("fastest", fastest)) if best is one]
-        if (one.nodes, one.gpus_per_node) == (options.nodes, options.gpus):
+        if (one.nodes, one.gpus_per_node) == chosen:
             which.append("chosen")
         row = one.row
         rows.append(

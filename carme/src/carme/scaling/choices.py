@@ -1,6 +1,6 @@
 """What else could be chosen, with what each takes and costs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from carme.errors import InvalidRequest
@@ -44,7 +44,12 @@ class Choice:
 
 
 def choices(
-    curve: Curve, most_nodes: int, most_gpus: int, chosen: tuple[int, int], steps: int | None = None
+    curve: Curve,
+    most_nodes: int,
+    most_gpus: int,
+    chosen: tuple[int, int],
+    steps: int | None = None,
+    is_possible: Callable[[int, int], bool] = lambda nodes, gpus: True,
 ) -> list[Choice]:
     """What could be chosen, from the smallest to the largest: powers of two, as few nodes as possible.
 
@@ -54,6 +59,8 @@ def choices(
         chosen: Nodes and GPUs of each that are asked for; they are in the list. Without
             GPUs: choose among nodes alone.
         steps: Of the whole training.
+        is_possible: Whether the site can start so many nodes with so many GPUs of each. What it cannot start
+            fills only the room that the others leave.
     """
     sizes = {chosen}
     # Where no node has any, what is asked for is shown all the same; its field says what is wrong.
@@ -66,7 +73,7 @@ def choices(
             found.append(Choice(nodes, each, curve.row(nodes, each), steps))
         except InvalidRequest:
             continue
-    return _fewer(found, chosen)
+    return _fewer(found, chosen, is_possible)
 
 
 def marks(several: Sequence[Choice]) -> tuple[Choice, Choice]:
@@ -82,10 +89,15 @@ def _powers(most: int) -> Iterable[int]:
         count *= 2
 
 
-def _fewer(several: list[Choice], chosen: tuple[int, int]) -> list[Choice]:
-    """As many as a form has room for: those that matter, and the largest of the rest."""
+def _fewer(
+    several: list[Choice], chosen: tuple[int, int], is_possible: Callable[[int, int], bool]
+) -> list[Choice]:
+    """As many as a form has room for: those that matter, and the smallest of the rest."""
     if len(several) <= _MOST:
         return several
-    needed = [one for one in several if one in marks(several) or (one.nodes, one.gpus_per_node) == chosen]
-    rest = [one for one in several if one not in needed][: _MOST - len(needed)]
+    possible = [one for one in several if is_possible(one.nodes, one.gpus_per_node)]
+    best = marks(possible) if possible else ()
+    needed = [one for one in several if one in best or (one.nodes, one.gpus_per_node) == chosen]
+    others = [*possible, *(one for one in several if one not in possible)]
+    rest = [one for one in others if one not in needed][: _MOST - len(needed)]
     return [one for one in several if one in needed or one in rest]

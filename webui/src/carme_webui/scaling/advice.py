@@ -24,6 +24,21 @@ __all__ = ["Advice", "Offer", "advice", "size_words", "starts"]
 
 
 @dataclass(frozen=True)
+class Start:
+    """When a choice would start.
+
+    Attributes:
+        when: None: nobody can say.
+        words: The same, or why not.
+        possible: Whether the site can start it at all.
+    """
+
+    when: datetime | None
+    words: str
+    possible: bool = True
+
+
+@dataclass(frozen=True)
 class Offer:
     """One choice.
 
@@ -78,14 +93,14 @@ class Advice:
     Attributes:
         curve: What was read.
         offers: Choices, the smallest first.
-        cheapest, fastest: Of these.
+        cheapest, fastest: Of those that the site can start; None: it can start none.
         picture: The curve (SVG).
     """
 
     curve: Curve
     offers: list[Offer]
-    cheapest: Offer
-    fastest: Offer
+    cheapest: Offer | None
+    fastest: Offer | None
     picture: SafeString
 
     @property
@@ -96,7 +111,7 @@ class Advice:
     @property
     def has_hours(self) -> bool:
         """Whether the steps of the training are known."""
-        return self.cheapest.choice.hours is not None
+        return any(offer.choice.hours is not None for offer in self.offers)
 
     @property
     def extrapolated(self) -> bool:
@@ -110,7 +125,7 @@ def advice(
     gpu_type: str | None,
     chosen: tuple[int, int],
     steps: int | None,
-    start: Callable[[int, int], tuple[datetime | None, str]],
+    start: Callable[[int, int], Start],
 ) -> Advice | None:
     """What a form shows; None: nothing is predicted for any choice that the partition has.
 
@@ -119,37 +134,40 @@ def advice(
         gpu_type: That is asked for; None: any.
         chosen: Nodes and GPUs of each that the form asks for.
         steps: Of the whole training.
-        start: Says when so many nodes with so many GPUs would start, or why never.
+        start: Says when so many nodes with so many GPUs would start.
     """
     most_nodes, most_gpus = _bounds(nodes, gpu_type, chosen[1])
     found = choices(curve, most_nodes, most_gpus, chosen, steps)
     if not found:
         return None
-    cheapest, fastest = marks(found)
-    offers = [_offer(one, (cheapest, fastest), chosen, start) for one in found]
+    starting = {one: start(one.nodes, one.gpus_per_node) for one in found}
+    possible = [one for one in found if starting[one].possible]
+    best = marks(possible) if possible else ()
+    offers = [_offer(one, best, chosen, starting[one]) for one in found]
     ends = [offer for offer in offers if offer.finish]
     if len(offers) > 1 and ends:
         first = min(ends, key=lambda offer: offer.finish or timezone.now())
         first.marks.append(_("done first"))
     by_choice = {offer.choice: offer for offer in offers}
-    return Advice(curve, offers, by_choice[cheapest], by_choice[fastest], drawing(found, chosen))
+    cheapest, fastest = [by_choice[one] for one in best] or (None, None)
+    return Advice(curve, offers, cheapest, fastest, drawing(found, chosen))
 
 
-def starts(
-    request: JobRequest, user: User, broker: BrokerClient
-) -> Callable[[int, int], tuple[datetime | None, str]]:
-    """Says when a job like this would start with other nodes and GPUs: the moment, and words for it."""
+def starts(request: JobRequest, user: User, broker: BrokerClient) -> Callable[[int, int], Start]:
+    """Says when a job like this would start with other nodes and GPUs."""
 
-    def start(nodes: int, gpus_per_node: int) -> tuple[datetime | None, str]:
+    def start(nodes: int, gpus_per_node: int) -> Start:
         other = request.model_copy(update={"nodes": nodes, "gpus_per_node": gpus_per_node})
         try:
             when, _earliest, refusal = expected_start(other, user.username, broker)
         except CarmeError:
-            return None, _("unknown")
+            return Start(None, _("unknown"))
         if when is None:
-            return None, _("not possible") if refusal else _("unknown")
+            return Start(None, _("not possible"), False) if refusal else Start(None, _("unknown"))
         now = timezone.now()
-        return (now, _("now")) if when <= now + AT_ONCE else (when, moment_words(when, reader_zone()))
+        return (
+            Start(now, _("now")) if when <= now + AT_ONCE else Start(when, moment_words(when, reader_zone()))
+        )
 
     return start
 
@@ -165,19 +183,18 @@ def _bounds(nodes: Sequence[Node], gpu_type: str | None, gpus: int) -> tuple[int
 
 def _offer(
     choice: Choice,
-    best: tuple[Choice, Choice],
+    best: Sequence[Choice],
     chosen: tuple[int, int],
-    start: Callable[[int, int], tuple[datetime | None, str]],
+    start: Start,
 ) -> Offer:
-    when, words = start(choice.nodes, choice.gpus_per_node)
     finish = None
-    if when and choice.hours is not None:
+    if start.when and choice.hours is not None:
         with contextlib.suppress(OverflowError):  # after the last day of calendars
-            finish = when + timedelta(hours=choice.hours)
+            finish = start.when + timedelta(hours=choice.hours)
     is_chosen = (choice.nodes, choice.gpus_per_node) == chosen
-    names = zip((_("cheapest"), _("fastest")), best, strict=True)
+    names = zip((_("cheapest"), _("fastest")), best, strict=False)
     found = [name for name, one in names if one == choice]
-    return Offer(choice, words, finish, [*found, *([_("chosen")] if is_chosen else [])], is_chosen)
+    return Offer(choice, start.words, finish, [*found, *([_("chosen")] if is_chosen else [])], is_chosen)
 
 
 def size_words(choice: Choice) -> str:

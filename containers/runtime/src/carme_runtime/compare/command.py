@@ -91,7 +91,7 @@ def _compare(options: argparse.Namespace) -> None:
         for name, value in dataclasses.asdict(plan).items()
     }
     # Scripts are ended with SIGTERM; ranks must not stay behind.
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, _end)
     try:
         result = compare(plan, requested, folder, lambda line: print(line, file=sys.stderr, flush=True))
     finally:
@@ -102,6 +102,11 @@ def _compare(options: argparse.Namespace) -> None:
     print(json.dumps(results.as_dict(result), indent=1) if options.json else report.text(result).rstrip())
     if not result.measured:
         raise CompareError("All rows are void, so nothing was measured.", "The report says why.")
+
+
+def _end(*_: object) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the cleaning up
+    sys.exit(128 + signal.SIGTERM)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from carme_runtime.compare.worker import PRECISION, SLOWER, THREADS
 
 LAUNCH = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
 START_SECONDS, TURN_SECONDS, END_SECONDS = 300.0, 300.0, 20.0
+STOP_SECONDS = 2.0  # the processes of a cancelled job are killed 5 s after SIGTERM
 _LOG_LINES = 400  # characters of a log's end in a sentence
 
 
@@ -108,6 +109,16 @@ class Entry:
                 self._process.wait(patience)
                 return
 
+    def stop(self) -> "subprocess.Popen[bytes] | None":
+        """Ask its ranks to end, and do not wait for them; what is still to end, if anything is."""
+        for line in self._lines:
+            line.close()
+        self._lines = []
+        if self._process is None or self._process.poll() is not None:
+            return None
+        self._process.terminate()
+        return self._process
+
     def _is_alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
@@ -118,6 +129,19 @@ class Entry:
         errors = [line for line in lines if "Error" in line or line.startswith("carme-run: ")]
         text = (errors or [line for line in lines if line] or [""])[-1]
         return text[:_LOG_LINES]
+
+
+def stop_all(several: Iterable[Entry]) -> None:
+    """End all at the same time, and kill those that need longer."""
+    ending = [process for entry in several if (process := entry.stop())]
+    end = time.monotonic() + STOP_SECONDS
+    for process in ending:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(end - time.monotonic(), 0))
+    for process in ending:
+        process.kill()
+    for process in ending:
+        process.wait()
 
 
 def command(contestant: str, ranks: int, task: Path) -> list[str]:

@@ -220,11 +220,16 @@ def _how(result: Result) -> list[str]:
 
 def _environment(result: Result) -> list[str]:
     found: dict[str, Any] = {**result.environment, "seed": result.seed}
-    found |= {f"option {name}": value for name, value in result.options.items() if value not in (None, "")}
+    requested = {name: value for name, value in result.options.items() if value not in (None, "", {})}
+    found |= {f"option {name}": _option(value) for name, value in requested.items()}
     versions = {name: version for row in result.rows for name, version in row.versions.items()}
     found |= {f"version of {name}": version for name, version in sorted(versions.items())}
     rows = [(name, str(value)) for name, value in found.items() if value != ""]
     return ["<h2>Machine and versions</h2>", _table([("", ""), *rows], texts=(1,))]
+
+
+def _option(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _table(rows: Sequence[tuple[str, ...]], texts: Iterable[int] = ()) -> str:

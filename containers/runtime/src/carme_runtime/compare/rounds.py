@@ -4,9 +4,7 @@ import dataclasses
 import datetime
 import os
 import random
-import shutil
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,11 +15,12 @@ from carme_runtime.compare import checks, machine, tasks
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door
 from carme_runtime.compare.energy import drawn, energy
-from carme_runtime.compare.entries import Entry, Progress, layout, sample
+from carme_runtime.compare.entries import Entry, Progress, layout, sample, stop_all
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import spread
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import Result, Row, Turn
+from carme_runtime.compare.work_folder import work_folder
 
 CHECKED_STEPS = 3
 _LEAST_STEPS, _MOST_STEPS = 4, 200
@@ -102,21 +101,12 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
     result = Result(
         created, plan.seed, machine.environment() | {"threads": threads, "precision": plan.precision}, options
     )
-    with _work_folder(folder) as work, _door(there.address) as door:
+    with work_folder(folder) as work, _door(there.address) as door:
         probes: list[float] = []
         for network in plan.networks:
             _Contest(plan, network, result, work, door, progress).hold(probes)
     _note_noise(result, probes)
     return result
-
-
-@contextmanager
-def _work_folder(folder: Path) -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(dir=folder, prefix=".compare-"))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 @contextmanager
@@ -178,9 +168,10 @@ class _Contest:
             self._check_work()
             if self.able:
                 self._take_turns()
-        finally:
             for entry in self.entries:
                 entry.end()
+        finally:
+            stop_all(self.entries)  # those that an error or a cancelled job has left
         all_probes += self.probes
 
     def _prepare(self) -> None:

@@ -77,8 +77,10 @@ def _fastest(result: Result) -> str:
         return f"{order[0][0]} alone was measured {where}, so there is nothing to compare it with."
     level = _level(result, order[0][0])
     others = f", level with {_listed(level)}" if level else ""
-    rest = [f"{title} ({mean / order[0][1]:.2f})" for title, mean in order[1:] if title not in level]
-    ends = f"; a step takes longer with {_listed(rest)} times" if rest else ""
+    rest = [
+        f"{title} ({mean / order[0][1]:.2f} times as long)" for title, mean in order[1:] if title not in level
+    ]
+    ends = f"; a step takes longer with {_listed(rest)}" if rest else ""
     return f"Over all networks {where}, {order[0][0]} is fastest{others}{ends}."
 
 

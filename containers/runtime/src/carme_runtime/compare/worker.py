@@ -17,6 +17,7 @@ from carme_runtime.compare.programs import Step, Work
 
 THREADS, SLOWER = "CARME_COMPARE_THREADS", "CARME_COMPARE_SLOWER"
 PRECISION = "CARME_COMPARE_PRECISION"
+_PLACE = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("NODE_RANK", 0))
 
 
 def main() -> None:
@@ -24,7 +25,8 @@ def main() -> None:
     name, file = sys.argv[1], Path(sys.argv[2])
     rank, ranks = (int(os.environ.get(key, default)) for key, default in (("RANK", 0), ("WORLD_SIZE", 1)))
     threads = int(os.environ[THREADS])
-    cores = take_cores(int(os.environ.get("LOCAL_RANK", 0)), threads)
+    local_rank, local_size, node = (int(os.environ.get(key, default)) for key, default in _PLACE)
+    cores = take_cores(local_rank, local_size, node, threads)
     contestant = CONTESTANTS[name]
     program = importlib.import_module(f"carme_runtime.compare.programs.{contestant.program}")
     is_bf16 = os.environ.get(PRECISION) == "bf16"
@@ -37,14 +39,25 @@ def main() -> None:
     os._exit(0)
 
 
-def take_cores(local_rank: int, threads: int) -> set[int]:
+def take_cores(local_rank: int, local_size: int, node: int, threads: int) -> set[int]:
     """As many cores as threads for this rank alone, before libraries count them; none if there are fewer."""
-    cores = sorted(os.sched_getaffinity(0))
-    own = set(cores[local_rank * threads : (local_rank + 1) * threads])
-    if len(own) < threads:
-        return set()
-    os.sched_setaffinity(0, own)
+    own = cores_of(sorted(os.sched_getaffinity(0)), local_rank, local_size, node, threads)
+    if own:
+        os.sched_setaffinity(0, own)
     return own
+
+
+def cores_of(cores: list[int], local_rank: int, local_size: int, node: int, threads: int) -> set[int]:
+    """Those of a rank among a node's cores, which are not those of another; none if there are too few.
+
+    Each node begins where the one before would end: nodes may be containers that share a host's cores.
+    """
+    parts = len(cores) // threads
+    if local_rank >= parts:
+        return set()
+    # As long as all its ranks have cores, a node's are different ones wherever they begin.
+    first = (local_rank + (node * local_size if local_size <= parts else 0)) % parts * threads
+    return set(cores[first : first + threads])
 
 
 def versions(modules: tuple[str, ...]) -> dict[str, str]:
