@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -38,9 +39,14 @@ class Redis:
         assert self._command and not self._process
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         end = time.monotonic() + HANG
-        while not self.socket.exists():
+        while not self._listens():
             assert self._process.poll() is None and time.monotonic() < end, "Redis has not started"
             time.sleep(0.01)
+
+    def _listens(self) -> bool:
+        # Its socket is there a moment earlier: whoever connects then is refused.
+        with socket.socket(socket.AF_UNIX) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
 
     def flush(self) -> None:
         """Have it forget everything."""

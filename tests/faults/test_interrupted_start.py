@@ -29,10 +29,10 @@ def test_the_session_becomes_ready_and_has_one_job(demo: DemoSite, unit: str, la
             assert not demo.carme_json("jobs")
             return
         visitor.wait(name, "ready", timeout=HANG)
-        listed = demo.run(
-            *("head", "sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
-            *(f"--name=session-{name}", "--user=user1", "--format=JobIDRaw"),
-        ).stdout.split()
+        words = ["sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--user=user1"]
+        words += [f"--name=session-{name}", "--format=JobIDRaw"]
+        # Accounting hears of jobs some time after they have begun.
+        listed = wait_until("accounting has the job", lambda: demo.run("head", *words).stdout.split())
         assert len(listed) == 1
         visitor.stop(name)
         visitor.wait(name, "ended", timeout=HANG)

@@ -12,6 +12,8 @@ from patience import HANG
 #: Installing anew takes minutes on a slow machine.
 DEPLOYMENT = 20 * HANG
 
+pytestmark = pytest.mark.timeout(DEPLOYMENT + 3 * HANG)  # the suite's own limit is shorter
+
 
 @pytest.mark.parametrize("stopped", ["carme-broker", "slurmctld", "mariadb"])
 def test_the_next_start_repairs_what_a_killed_stop_leaves(demo: DemoSite, stopped: str) -> None:

@@ -18,7 +18,8 @@ def test_a_session_whose_node_does_not_answer_is_out_of_reach_until_it_is_back(d
         )
         demo.carme("submit", "--time", "1", "--", "true")
 
-    with demo.slurm_settings("SlurmdTimeout=40\n"), demo.visitor("user1") as visitor:
+    # Slurm pings every third of it. A busy machine needs some time between the first lost ping and the end.
+    with demo.slurm_settings("SlurmdTimeout=240\n"), demo.visitor("user1") as visitor:
         name = visitor.start(START)
         visitor.wait(name, "ready", timeout=HANG)
         node = demo.carme_json("session", "show", name)["node_list"]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ def test_functions_run_on_the_cluster_and_what_uses_ranges_here(client: Any, tmp
     with net.start(client, folder=tmp_path / "run") as run:
         run.put(x, *range(8))
         marking = run.wait(HANG)
-        own = run.workers
+        while len(own := run.workers) < 2:  # one may have done all before the other has begun
+            time.sleep(0.01)
     cluster = set(client.run(os.getpid).values())
     assert sorted(size for size, _ in marking["sizes"]) == list(range(10, 18))
     assert set(marking["z"]) <= cluster

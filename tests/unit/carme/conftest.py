@@ -21,7 +21,6 @@ import pytest_asyncio
 from carme.broker import AsyncBrokerClient
 from carme.broker import server as server_module
 from carme.broker.access import Peer
-from carme.broker.protocol import MAXIMUM_WAIT
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.cli import main
@@ -183,16 +182,19 @@ class Site:
     home: Path
     client: AsyncBrokerClient
     peer: Peer
+    broker: Broker
 
     def act(self, name: str, trusted: bool = False) -> None:
         self.peer = Peer(1, UnixAccount.named(name), trusted)
 
     async def queue(self, jobs: list[dict[str, Any]]) -> None:
         """Let squeue write of these jobs, and wait until the broker has seen them."""
-        cursor = (await self.client.events()).cursor
+        watch = self.broker._watch
         self.slurm.jobs = jobs
-        while (await self.client.events(cursor, wait=MAXIMUM_WAIT)).cursor == cursor:
-            pass
+        # One that is under way may have read half of the queue before: squeue is asked twice.
+        wanted = watch._polls + 1
+        async with asyncio.timeout(HANG), watch._polled:
+            await watch._polled.wait_for(lambda: watch._finished >= wanted)
 
     def audit(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.settings.broker.audit_log.read_text().splitlines()]
@@ -234,6 +236,7 @@ async def running(
         home,
         AsyncBrokerClient(settings.broker.socket),
         Peer(1, UnixAccount.named("ada"), trusted=False),
+        broker,
     )
 
     async def identify(*_: object) -> Peer:

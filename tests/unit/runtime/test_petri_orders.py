@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from carme_runtime.petri import Memory, Net, PetriError, Range, store
+from carme_runtime.petri.ranges import lasting
 from carme_runtime.petri.serving import RangeServer
 from carme_runtime.petri.store import Description, Store
 from patience import HANG
@@ -137,6 +138,22 @@ def test_what_another_task_maps_is_not_deleted_wherever_it_was_moved_just_before
         monkeypatch.setattr(memory, "_begin", move_and_map)
         with pytest.raises(PetriError, match="another task or the program has it mapped"):
             memory.delete("there")
+
+
+def test_what_another_net_saves_of_a_lost_range_goes_when_the_net_ends(folder: Path, shared: Path):
+    with Net("lost").start(1, folder=folder) as run:
+        run.memory.allocate("single", 8).close()
+        ranges, elsewhere = run._ranges, Store(run.memory.identity, folder, 1 << 20, [], "n2")
+        elsewhere.begin()
+        store._move(ranges.store.shared, elsewhere.shared, "single")
+        ranges.holders.homes["single"], ranges.holders.copies["single"] = ["n2"], {"n2": 0}
+        assert ranges.take_message("lost", "n2") == ["single"]
+        # The next net on that node, which has found all processes of this run dead.
+        elsewhere.let_go()
+        store.sweep("", lambda *_: {"single"} if elsewhere.shared.exists() else set())
+        assert list(Memory.at(folder)) == ["single"]
+    assert list(Memory.at(folder)) == []
+    assert lasting(folder, elsewhere.identity, ranges.store.node) == set(), "nor is it saved after the end"
 
 
 def test_what_moves_to_the_disk_meanwhile_is_among_all_ranges(made: Store, monkeypatch: pytest.MonkeyPatch):

@@ -164,6 +164,13 @@ def notebook(site: Site, name: str, code: str) -> None:
     (site.broker.socket.parent / name).write_text(text)
 
 
+async def has_loaded(page: Page) -> None:
+    """Wait until JupyterLab's page has what it needs: without its server it would complain of the rest."""
+    await expect(page.locator("#carme-session-time")).to_be_attached()
+    await expect(page.locator("body[data-jp-theme-name]")).to_be_attached()
+    await expect(page.locator("#jupyterlab-splash")).to_have_count(0)
+
+
 async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(
     front: Front, page: Page, server: Site
 ) -> None:
@@ -203,7 +210,7 @@ async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_
     front: Front, page: Page, server: Site
 ) -> None:
     await page.goto(f"{front.url}{BASE}lab")
-    await expect(page.locator("#carme-session-time")).to_be_attached()
+    await has_loaded(page)
     # The node does not answer: that is no end yet.
     front.told = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
     server.broker.processes[100].kill()
@@ -228,6 +235,7 @@ async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
     file = server.broker.socket.parent / "unsaved.txt"
     file.write_text("first line\n")
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt")
+    await has_loaded(page)
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.press("Control+End")
     await page.keyboard.type("never saved by hand")
@@ -244,7 +252,7 @@ async def test_a_session_that_has_ended_starts_again_from_its_dialog(
 ) -> None:
     await page.clock.install()
     await page.goto(f"{front.url}{BASE}lab")
-    await expect(page.locator("#carme-session-time")).to_be_attached()
+    await has_loaded(page)
     # Told to end; its server is gone before the portal knows, and nothing of it is needed.
     front.told = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
     server.broker.processes[100].terminate()
@@ -271,7 +279,7 @@ async def test_starting_again_without_the_portals_answer_leads_to_its_page(
     front: Front, page: Page, server: Site
 ) -> None:
     await page.goto(f"{front.url}{BASE}lab")
-    await expect(page.locator("#carme-session-time")).to_be_attached()
+    await has_loaded(page)
     server.broker.processes[100].terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await dialog.get_by_role("button", name="Start Again").click()
@@ -330,6 +338,7 @@ async def test_who_stays_for_unsaved_documents_is_asked_again(front: Front, page
     (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
     await page.clock.install()
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    await has_loaded(page)
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.type("not saved")
     front.told = {"over": True, "state": "ended", "sentence": "Over.", "token": "a token", "fresh": "s2"}
@@ -348,6 +357,7 @@ async def test_who_stays_for_unsaved_documents_is_asked_again(front: Front, page
 
 async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, page: Page) -> None:
     now = datetime.now(UTC)
+    await page.clock.set_fixed_time(now)  # a busy machine may need more than a minute for the page
 
     def moment(minutes: float) -> str:
         return (now + timedelta(minutes=minutes)).isoformat()

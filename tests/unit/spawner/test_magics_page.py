@@ -47,6 +47,10 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     cells = [code("a", "", report(123)), code("b", "", report(7)), code("c", "", *wrong)]
     notebook(server, *cells, code("d", "", report(8)), code("e", "", report(9)))
     await page.clock.install()
+    # JupyterLab draws only cells that are in view, and outputs that come first move the others out of it.
+    settings = server.broker.socket.parent / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
+    settings.mkdir(parents=True)
+    (settings / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
     await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
     shown = page.locator(".carme-report")
     await expect(shown.first).to_contain_text("GPUs 12% used")

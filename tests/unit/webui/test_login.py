@@ -233,6 +233,7 @@ def test_add_user_refuses_what_is_no_unix_name(db, monkeypatch, capsys, name: st
 @pytest.mark.django_db(transaction=True)
 def test_the_console_script_takes_hyphens(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["carme-portal", "add-user", "carol", "--json"])
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "carme_webui.settings")  # which it sets itself
     monkeypatch.setattr(sys, "stdin", io.StringIO("secret\n"))
     main()
     assert json.loads(capsys.readouterr().out)["created"]

@@ -198,7 +198,7 @@ def judge_viewing(eyes: "Eyes") -> None:
     eyes.judge("looking", "files refused")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(10 * HANG)
 def test_no_page_keeps_anybody_out(
     context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker, alice: User
 ) -> None:

@@ -80,6 +80,7 @@ class Ranges:
         self._lock: Any = threading.RLock()
         #: What was lost with the memory of a node.
         self.lost: list[str] = []
+        self._lost: dict[str, Description] = {}  # since the run began
         self._removals: list[tuple[str, str]] = []
         self._old_copies: list[str] = []  # in the run's folder
         self._entries: list[Any] = []  # for the journal, when it is written next
@@ -287,10 +288,12 @@ class Ranges:
 
     def _end(self, journal: Journal) -> list[str]:
         entries: list[Any] = []
-        net = [each.name for each in self.known.values() if each.lifetime == "net"]
-        self.take(self.store.node, ([], net, {}), entries)
+        ended = {name: each for name, each in (self._lost | self.known).items() if each.lifetime == "net"}
+        self.take(self.store.node, ([], list(ended), {}), entries)
         journal.write(entries)
         self.settle()
+        for name in self._lost.keys() & ended:
+            self.store.remove(name)  # which another net has moved to the disk meanwhile, see `sweep`
         trouble = []
         for each in self.known.values():
             try:
@@ -313,7 +316,7 @@ class Ranges:
         """Forget ranges that no node has, unless there is a copy of them in the run's folder."""
         lost = [name for name in self.holders.missing() if not self._take_copy(name)]
         for name in lost:
-            del self.known[name]
+            self._lost[name] = self.known.pop(name)
             self.holders.forget([name])
         self.holders.lost.update(lost)
         self.lost += lost
