@@ -14,9 +14,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import carme_runtime
 from carme_runtime.out_of_core import pages
+from carme_runtime.out_of_core.gpu_ahead import Growth
+from carme_runtime.out_of_core.optimizers import parameter_by_parameter
+from carme_runtime.out_of_core.trace import Operation, Trace
 from memory_cgroups import MemoryCgroup, memory_cgroup
 from patience import HANG
 
@@ -116,6 +121,65 @@ def test_optimizers_that_take_all_parameters_at_once_take_them_one_by_one(
     assert losses(limited) == losses(finish(start(optimizer, 512, 40, 3)))
 
 
+class Lists(TorchDispatchMode):
+    """How many tensors each call of an operation of the optimizer took."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "_foreach_lerp" in str(func):
+            self.lengths.append(len(args[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def adamw_of_lists(sizes: list[int]) -> torch.optim.Optimizer:
+    torch.manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(size)) for size in sizes]
+    for each in parameters:
+        each.grad = torch.randn(each.shape)
+    return torch.optim.AdamW(parameters, foreach=True)
+
+
+def test_a_step_ends_with_a_large_parameter_before_it_begins_with_the_next_one() -> None:
+    sizes = [MIB, MIB, MIB, 8, 8]
+    expected, optimizer = adamw_of_lists(sizes), adamw_of_lists(sizes)
+    expected.step()
+    hook = register_optimizer_step_pre_hook(parameter_by_parameter)
+    try:
+        with Lists() as seen:
+            optimizer.step()
+    finally:
+        hook.remove()
+    assert seen.lengths == [1, 1, 1, 2]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [5]
+    for one, other in zip(*(each.param_groups[0]["params"] for each in (expected, optimizer)), strict=True):
+        assert torch.equal(one, other)
+        for name in ("exp_avg", "exp_avg_sq", "step"):
+            assert torch.equal(expected.state[one][name], optimizer.state[other][name])
+
+
+def test_an_optimizer_that_needs_all_parameters_gets_them() -> None:
+    parameters = [nn.Parameter(torch.ones(2 * MIB)) for _ in range(2)]
+    optimizer = torch.optim.LBFGS(parameters, max_iter=1, history_size=1)
+    assert parameter_by_parameter(optimizer, (optimizer,), {}) is None
+
+
+def test_what_a_gpu_needs_until_the_steps_peak_is_known() -> None:
+    operations = [
+        Operation("forward", (1,), makes=((10, 4),)),
+        Operation("forward", (1, 10), makes=((11, 6),)),
+        Operation("backward", (1, 11), makes=((12, 3),), dies=(11,)),
+        Operation("step", (1, 12), (1,), dies=(10,)),
+    ]
+    growth = Growth(Trace(operations, {1: 5, 10: 4, 11: 6, 12: 3}, leftovers_end=0))
+    # Block 12 is left to the next step, and gone before that makes its first one: after the operations there
+    # are 4, 10, 7 and 3 bytes of what a step makes, and 13 at a time while the third one runs.
+    assert growth.peak_at == 2
+    assert growth.to_peak == growth.soon == [9, 3, 6, 10]
+
+
 def test_what_convolutions_save_leaves_memory_too(tmp_path: Path) -> None:
     def train(budget: Any) -> list[float]:
         torch.manual_seed(0)
@@ -138,7 +202,7 @@ def test_what_convolutions_save_leaves_memory_too(tmp_path: Path) -> None:
         return [*found, *(each.double().sum().item() for each in model.buffers())]
 
     expected = train(None)
-    with carme_runtime.memory(limit(room=12), tmp_path) as budget:
+    with carme_runtime.memory(limit(room=16), tmp_path) as budget:
         assert train(budget) == expected
         plan = budget.plan()
     assert plan.measured_written > 0 and plan.blocks["activations"] > plan.room

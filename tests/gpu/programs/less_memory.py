@@ -202,10 +202,10 @@ def a_block_that_was_used_while_it_was_copied_keeps_its_content() -> None:
     store.capacity = 2 * block.size
     with torch.cuda.stream(store._out):
         torch.cuda._sleep(500_000_000)  # cycles, before the copy begins
-    assert store.leave_ahead(block.size, 0.0) == block.size and block.state is State.LEAVING
+    assert store.leave_ahead(block.size, 0, 0) == block.size and block.state is State.LEAVING
     store.acquire([block], [], 0)
     store.release([block])
-    assert store.leave_ahead(block.size, 0.0) == block.size and block.state is State.ABSENT
+    assert store.leave_ahead(block.size, 0, 0) == block.size and block.state is State.ABSENT
     other = torch.full((64 * MIB,), -1, dtype=torch.int32, device="cuda")  # takes the memory that is free now
     store.acquire([block], [], 0)
     assert torch.equal(numbers.cpu(), torch.arange(64 * MIB, dtype=torch.int32))

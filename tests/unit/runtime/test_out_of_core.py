@@ -159,3 +159,9 @@ def test_the_next_use_is_that_of_the_step_or_of_the_next_one(order: list[int]) -
         for block in set(order):
             assert trace.next_use(block, position) == endless.index(block, position + 1)
     assert trace.next_use(99, 0) == math.inf
+
+
+def test_when_a_block_is_gone_is_known_also_if_the_next_step_loses_it() -> None:
+    makes = [Operation("make", makes=((1, 4), (2, 4)), dies=()), Operation("use", (1,), dies=(1,))]
+    trace = Trace(makes, {1: 4, 2: 4}, leftovers_end=1)
+    assert trace.gone == {1: 1, 2: 3}

@@ -1,5 +1,6 @@
 """Blocks of memory that can leave for the disk and come back to the same addresses."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -43,6 +44,8 @@ class Block:
         offset: Its part of the spill file; None when it has none yet.
         pins: It stays in memory while there are any.
         last_use: The number of the operation that used it last.
+        next_use: The number of the operation that uses it next, by the recorded step; see `Steps`.
+        gone: The number of the operation after which it is gone, by the recorded step.
         step_pins: Those of `pins` that the step's end takes away.
         is_forgotten: Its owner is gone, and must not be asked about again.
     """
@@ -57,6 +60,8 @@ class Block:
     offset: int | None = None
     pins: int = 0
     last_use: int = 0
+    next_use: float = math.inf
+    gone: float = math.inf
     step_pins: int = 0
     is_forgotten: bool = False
 

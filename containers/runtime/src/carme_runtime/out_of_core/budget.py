@@ -11,12 +11,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch._dynamo  # optimizers import it anyway, and it is large: the limit counts it from the beginning
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import pages, spill, watch
 from carme_runtime.out_of_core.blocks import State
 from carme_runtime.out_of_core.limits import Limit
+from carme_runtime.out_of_core.optimizers import parameter_by_parameter
 from carme_runtime.out_of_core.plan import Plan
 from carme_runtime.out_of_core.sizes import parse_size, show_size
 from carme_runtime.out_of_core.steps import Steps
@@ -34,6 +35,7 @@ class Budget:
     """What a process may take of memory, and where the rest goes; see `carme_runtime.memory`."""
 
     place, others = "the disk", "Python, libraries and your data"  # what plans say
+    both_ways = False  # reading takes the disk from writing
 
     def __init__(self, limit: int | str, folder: str | os.PathLike[str]) -> None:
         self._size = parse_size(limit)
@@ -75,6 +77,7 @@ class Budget:
         self._operations = operations = watch.Operations(store, self._steps, limit)
         stack.callback(self._restore)
         stack.enter_context(_storages_written_by(operations))
+        stack.callback(register_optimizer_step_pre_hook(parameter_by_parameter).remove)
         stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
         stack.enter_context(watch.Escapes(operations))
         stack.enter_context(operations)
@@ -168,6 +171,7 @@ class Budget:
             measured_written=self._steps.moved[1],
             place=self.place,
             others=self.others,
+            both_ways=self.both_ways,
         )
 
     def _blocks_by_kind(self, trace: Any) -> dict[str, int]:

@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import watch
 from carme_runtime.out_of_core.blocks import Block, State
 from carme_runtime.out_of_core.budget import Budget
+from carme_runtime.out_of_core.gpu_ahead import Ahead
 from carme_runtime.out_of_core.gpu_store import GpuStore
+from carme_runtime.out_of_core.optimizers import parameter_by_parameter
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.out_of_core.trace import Operation
 
@@ -92,6 +94,7 @@ class GpuOperations(watch.Operations):
 
     def __init__(self, store: GpuStore, steps: Any, limit: GpuLimit) -> None:
         super().__init__(store, steps, limit)  # pyright: ignore[reportArgumentType]
+        self._ahead = Ahead(steps, store)
         self._timed_ones: list[tuple[Operation, Any, Any]] = []
 
     def adopt(self, storage: torch.UntypedStorage) -> Block | None:
@@ -110,6 +113,10 @@ class GpuOperations(watch.Operations):
             if block is not None:
                 self.store.show(block)
         return func(*args, **kwargs)
+
+    def look_ahead(self) -> None:
+        """Let blocks leave and come before that is needed."""
+        self._ahead.look()
 
     def run_timed(self, call: Callable[[], Any], operation: Operation, planned: Operation | None) -> Any:
         """Kernels take their time later: events of the first steps say how long."""
@@ -150,6 +157,7 @@ class GpuBudget(Budget):
     """What a process may take of a GPU's memory; see `carme_runtime.memory`."""
 
     place, others = "the link to the host", "small tensors and libraries"
+    both_ways = True
 
     def __init__(self, limit: int | str, device: str | torch.device) -> None:
         super().__init__(limit, ".")
@@ -184,6 +192,7 @@ class GpuBudget(Budget):
         self._operations = operations = GpuOperations(store, self._steps, limit)
         stack.callback(self._restore)
         stack.enter_context(_storages_have_their_sizes(store))
+        stack.callback(register_optimizer_step_pre_hook(parameter_by_parameter).remove)
         stack.callback(register_optimizer_step_post_hook(self._end_step).remove)
         stack.enter_context(watch.Escapes(operations))
         stack.enter_context(operations)

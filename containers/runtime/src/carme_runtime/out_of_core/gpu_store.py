@@ -10,6 +10,7 @@ of the program waits for a copy where it needs what that brings, or the memory t
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from carme_runtime.out_of_core.blocks import Block, State
 from carme_runtime.out_of_core.trace import DoesNotFit
 
+_next_use = attrgetter("next_use")
 _PROBE, _PROBES = 64 << 20, 4  # bytes that are copied to see how fast the link is, and how often
 
 
@@ -45,19 +47,22 @@ class GpuStore:
         distance: How far a block's next use is; the farthest leaves first.
     """
 
-    slack_seconds = 0.002
-
     def __init__(self, device: torch.device, distance: Callable[[Block], float]) -> None:
         self.device = device
         self.capacity = self.used = 0
         self.blocks: dict[int, Block] = {}  # by what identifies their owners
         self.read = self.written = 0  # bytes, ever
         self.busy_seconds = 0.0  # not measured: the plan then takes the link's own speed
+        self.absent: dict[Block, None] = {}  # those whose content the host alone has
         self._distance = distance
         self._twins: dict[Block, torch.Tensor] = {}  # what the host has
+        # Memory of the host that blocks had which are gone, by its size; what must pass before it is written.
+        self._spares: dict[int, list[tuple[torch.Tensor, torch.cuda.Event | None]]] = {}
+        self._unused: dict[Block, None] = {}  # what has been fetched ahead, and not been used yet
         self._leaving: dict[Block, _Copy] = {}  # in their order, as are
         self._arriving: dict[Block, _Copy] = {}
         self._copied: dict[Block, torch.cuda.Event] = {}  # the last copy to the host of each
+        self._read: dict[Block, torch.cuda.Event] = {}  # and the last one from it
         self._forgotten: list[Block] = []
         self._out, self._in = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self.file = self._measured()
@@ -90,12 +95,17 @@ class GpuStore:
         changed = set(writes)
         for block in blocks:
             block.pins += 1
-        try:
-            with _disable_current_modes():
-                self._bring(blocks, room, wished_room)
-        except BaseException:
-            self.release(blocks)
-            raise
+        there = all(block.state is State.PRESENT for block in blocks)
+        if there and self.used + max(room, wished_room) <= self.capacity:
+            for block in blocks:
+                self._unused.pop(block, None)
+        else:
+            try:
+                with _disable_current_modes():
+                    self._bring(blocks, room, wished_room)
+            except BaseException:
+                self.release(blocks)
+                raise
         for block in changed:
             block.version += 1
 
@@ -123,6 +133,15 @@ class GpuStore:
     def collect(self) -> list[Block]:
         """Forget blocks whose owners are gone. Returns all that were forgotten since the last call."""
         self._collect()
+        forgotten, self._forgotten = self._forgotten, []
+        return forgotten
+
+    def collect_of(self, blocks: Iterable[Block]) -> list[Block]:
+        """The same, but look at these alone: it takes its time to look at all."""
+        dead = {block for block in blocks if not block.is_forgotten and block.owner.expired()}
+        if dead:
+            for key in [key for key, block in self.blocks.items() if block in dead]:
+                self._remove(key, self.blocks[key])
         forgotten, self._forgotten = self._forgotten, []
         return forgotten
 
@@ -161,28 +180,29 @@ class GpuStore:
 
     # What is done ahead of need
 
-    def queued_bytes(self) -> int:
-        """Bytes that are being copied."""
-        self._see_what_is_over()
-        copies = (*self._leaving.items(), *self._arriving.items())
-        return sum(block.size for block, copy in copies if not copy.over.query())
+    def unused_bytes(self) -> int:
+        """Bytes that have been fetched ahead and are waiting to be used."""
+        return sum(block.size for block in self._unused)
 
     def expected_free(self) -> int:
         """Bytes that are free when all that leaves has left."""
         return self.capacity - self.used + sum(block.size for block in self._leaving if not block.pins)
 
-    def fetch_ahead(self, block: Block) -> None:
-        """Bring a block if there is room, or room that needs no waiting."""
+    def fetch_ahead(self, block: Block) -> bool:
+        """Bring a block before it is used, if what leaves makes room for it. Whether it comes."""
         if block.state is not State.ABSENT or block.is_forgotten:
-            return
+            return False
         with _disable_current_modes():
-            for other, copy in list(self._leaving.items()):
+            for other in list(self._leaving):
                 if self.used + block.size <= self.capacity:
                     break
-                if copy.over.query() and not other.pins:
+                if not other.pins:
                     self._leave(other)
-            if self.used + block.size <= self.capacity:
-                self._fetch(block)
+            if self.used + block.size > self.capacity:
+                return False
+            self._fetch(block)
+            self._unused[block] = None
+        return True
 
     def stay(self, block: Block) -> bool:
         """Let a block stay whose memory has not been given away yet; whether it does."""
@@ -192,13 +212,32 @@ class GpuStore:
             block.state = State.PRESENT
         return block.state is State.PRESENT
 
-    def leave_ahead(self, size: int, beyond: float) -> int:
-        """Let blocks leave that are not used up to `beyond`, `size` bytes or more. Returns how many leave."""
-        gained = 0
+    def leave_ahead(self, size: int, now: float, beyond: float) -> int:
+        """Let blocks leave that are neither used nor gone by then, `size` bytes or more.
+
+        Args:
+            size: Bytes.
+            now: The number of the operation that has been launched.
+            beyond: As many operations later.
+
+        Returns:
+            How many bytes leave.
+        """
+        gained, until = 0, now + beyond
         with _disable_current_modes():
             while gained < size:
-                victim = self._victim()
-                if victim is None or self._distance(victim) <= beyond:
+                # What dies soon leaves by itself, and needs no copy.
+                victim = max(
+                    (
+                        block
+                        for block in self.blocks.values()
+                        if block.state is State.PRESENT and not block.pins and block.next_use > until
+                        and block.gone > until
+                    ),
+                    key=_next_use,
+                    default=None,
+                )  # fmt: skip
+                if victim is None:
                     break
                 self._let_leave(victim)
                 gained += victim.size
@@ -216,6 +255,7 @@ class GpuStore:
         """Give the host its memory back."""
         torch.cuda.synchronize(self.device)
         self._twins.clear()
+        self._spares.clear()
 
     # Steps
 
@@ -231,6 +271,7 @@ class GpuStore:
 
     def _bring(self, blocks: Sequence[Block], room: int, wished_room: int) -> None:
         for block in blocks:
+            self._unused.pop(block, None)
             self.stay(block)
         missing = [block for block in blocks if block.state is State.ABSENT]
         size = sum(block.size for block in missing)
@@ -274,8 +315,7 @@ class GpuStore:
         if not block.dirty:
             self._drop(block, storage)
             return
-        if block not in self._twins:
-            self._twins[block] = torch.empty(block.size, dtype=torch.uint8, pin_memory=True)
+        self._give_twin(block)
         self._out.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._out):
             self._twins[block].copy_(_bytes(storage, self.device), non_blocking=True)
@@ -285,6 +325,18 @@ class GpuStore:
         self.written += block.size
         block.saved, block.state = block.version, State.LEAVING
         self._leaving[block] = _Copy(over, storage)
+
+    def _give_twin(self, block: Block) -> None:
+        """Memory of the host for a block, if it has none yet."""
+        if block in self._twins:
+            return
+        if spares := self._spares.get(block.size):
+            twin, over = spares.pop()
+            if over is not None:
+                self._out.wait_event(over)
+        else:
+            twin = torch.empty(block.size, dtype=torch.uint8, pin_memory=True)
+        self._twins[block] = twin
 
     def _leave(self, block: Block) -> None:
         """Give the memory of a block away that is copied to the host: what is launched from now on waits."""
@@ -301,6 +353,8 @@ class GpuStore:
             torch.cuda.current_stream(self.device).wait_event(over)
         storage.resize_(0)
         block.state = State.ABSENT
+        self.absent[block] = None
+        self._unused.pop(block, None)
         self.used -= block.size
 
     def _fetch(self, block: Block) -> None:
@@ -320,6 +374,8 @@ class GpuStore:
             over = torch.cuda.Event()
             over.record(self._in)
         self.read += block.size
+        del self.absent[block]
+        self._read[block] = over
         block.saved, block.state = block.version, State.ARRIVING
         self._arriving[block] = _Copy(over, storage)
 
@@ -341,8 +397,12 @@ class GpuStore:
             self.used -= block.size
         self._leaving.pop(block, None)
         self._arriving.pop(block, None)
-        self._twins.pop(block, None)
-        self._copied.pop(block, None)
+        self.absent.pop(block, None)
+        self._unused.pop(block, None)
+        self._copied.pop(block, None)  # the next copy to the same memory is one of the same stream
+        read = self._read.pop(block, None)
+        if (twin := self._twins.pop(block, None)) is not None:
+            self._spares.setdefault(block.size, []).append((twin, read))
         block.is_forgotten = True
         self._forgotten.append(block)
         block.owner.forget()

@@ -28,6 +28,7 @@ class Plan:
         measured_written: Bytes that the last step wrote.
         place: Where blocks go.
         others: What does not move.
+        both_ways: Whether reading and writing go on at a time without slowing each other down.
     """
 
     limit: int
@@ -47,11 +48,13 @@ class Plan:
     measured_written: int
     place: str = "the disk"
     others: str = "Python, libraries and your data"
+    both_ways: bool = False
 
     @property
     def transfer_seconds(self) -> float:
-        """How long the disk works for a step."""
-        return self.read / self.read_rate + self.written / self.write_rate
+        """How long the disk, or the link, works for a step."""
+        ways = self.read / self.read_rate, self.written / self.write_rate
+        return max(ways) if self.both_ways else sum(ways)
 
     @property
     def floor_seconds(self) -> float:

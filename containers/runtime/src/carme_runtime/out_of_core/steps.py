@@ -1,7 +1,7 @@
 """Follows a program through its steps: records one, and then knows what comes next."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from carme_runtime.out_of_core.blocks import Block, State
 from carme_runtime.out_of_core.store import Store
@@ -27,7 +27,8 @@ class Steps:
         self.followed = False  # the last step went as the one before
         self.seconds = 0.0  # of the last step
         self.moved = (0, 0)  # bytes that the last step read and wrote
-        self._position = -1  # of the last operation that began
+        self.position = -1  # of the last operation that began
+        self.now = -1  # the same, counted through all steps that go as the recorded one
         self._record: list[Operation] = []
         self._sizes: dict[int, int] = {}
         self._labels = 0
@@ -41,26 +42,31 @@ class Steps:
         self._labels += 1
         return self._labels
 
+    def blocks_of(self, labels: Iterable[int]) -> list[Block]:
+        """The blocks that have these numbers in this step, as far as they are there."""
+        return [self._by_label[label] for label in labels if label in self._by_label]
+
     def distance(self, block: Block) -> float:
         """How far the next use of a block is: by the recorded step, else the longer ago it was used."""
         if self.trace is None or not self.in_step:
             return self.operations - block.last_use
-        if self._by_label.get(block.label) is not block:
-            return NEVER  # another one has its place in this step
-        return self.trace.next_use(block.label, self._position) - self._position
+        return block.next_use - self.now
 
     def begin(self, name: str, uses: Sequence[Block]) -> Operation | None:
         """An operation begins. Returns the recorded one, if it is the same."""
         self.operations += 1
-        self._position += 1
+        self.position += 1
+        self.now += 1
         for block in uses:
             block.last_use = self.operations
             self._by_label[block.label] = block
         if self.trace is None or not self.in_step:
             return None
-        if self._position < len(self.trace):
-            planned = self.trace.operations[self._position]
+        if self.position < len(self.trace):
+            planned = self.trace.operations[self.position]
             if planned.name == name and planned.uses == tuple(block.label for block in uses):
+                for block in uses:
+                    self._look_up(block)
                 return planned
         self._leave_trace()
         return None
@@ -110,7 +116,7 @@ class Steps:
         self.seconds, self._began = now - self._began, now
         self.moved = (read - self._before[0], written - self._before[1])
         self._before = (read, written)
-        self.followed = self.trace is not None and self.in_step and self._position + 1 == len(self.trace)
+        self.followed = self.trace is not None and self.in_step and self.position + 1 == len(self.trace)
         if self.followed and self.trace is not None:
             # The same operations, with newer times.
             self.trace = Trace(self.trace.operations, self.trace.sizes, self.trace.leftovers_end)
@@ -120,8 +126,12 @@ class Steps:
             if self._record:
                 self.trace = Trace(self._record, self._sizes, self._leftovers_end)
         self._record, self._sizes, self._leftovers_end = [], {}, 0
-        self._position, self.in_step = -1, True
+        self.position, self.in_step = -1, True
         self.count += 1
+        if not self.followed:
+            self.now = -1
+            for block in self._by_label.values():
+                self._look_up(block)
 
     def look_ahead(self, store: Store) -> None:
         """Let blocks come that are used soon, and others leave for them and for what will be made."""
@@ -136,10 +146,10 @@ class Steps:
         free = store.expected_free()
         rate = min(store.file.read_rate, store.file.write_rate)
         length = len(trace)
-        for ahead in range(self._position + 1, self._position + 1 + min(_FARTHEST, length)):
+        for ahead in range(self.position + 1, self.position + 1 + min(_FARTHEST, length)):
             wrapped, place = divmod(ahead, length)
             operation = trace.operations[place]
-            until = trace.clock[place] + wrapped * trace.seconds - trace.clock[self._position + 1]
+            until = trace.clock[place] + wrapped * trace.seconds - trace.clock[self.position + 1]
             for label in operation.uses:
                 block = self._by_label.get(label)
                 if block is None or (wrapped and label in trace.made):
@@ -151,7 +161,7 @@ class Steps:
                     continue
                 if until > _SLACK * (queued + block.size) / rate + store.slack_seconds:
                     return
-                distance = ahead - self._position
+                distance = ahead - self.position
                 if free < block.size:
                     free += store.leave_ahead(block.size - free, distance)
                     if free < block.size:
@@ -161,7 +171,7 @@ class Steps:
                 queued += block.size
             needed = operation.made_bytes + operation.workspace
             if free < needed:
-                free += store.leave_ahead(needed - free, ahead - self._position)
+                free += store.leave_ahead(needed - free, ahead - self.position)
                 queued = store.queued_bytes()
             free -= operation.made_bytes
             free += sum(
@@ -171,15 +181,26 @@ class Steps:
                 return
 
     def _take(self, block: Block, label: int) -> None:
+        former = self._by_label.get(label)
+        if former is not None:
+            former.next_use = NEVER  # this one has its place from now on
         block.label = label
         block.last_use = self.operations
         self._by_label[label] = block
+        self._look_up(block)
+
+    def _look_up(self, block: Block) -> None:
+        """When a block is used next."""
+        if self.trace is not None and self.in_step:
+            begin = self.now - self.position  # of this step
+            block.next_use = begin + self.trace.next_use(block.label, self.position)
+            block.gone = begin + self.trace.gone.get(block.label, NEVER)
 
     def _leave_trace(self, whole: bool = False) -> None:
         """This step goes another way; what it had in common with the last one is recorded."""
         assert self.trace is not None
         self.in_step = False
-        end = self._position + 1 if whole else self._position
+        end = self.position + 1 if whole else self.position
         self._record = [_copy(operation) for operation in self.trace.operations[:end]]
         self._sizes = {
             label: self.trace.sizes[label]

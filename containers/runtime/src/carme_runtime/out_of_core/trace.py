@@ -76,6 +76,7 @@ class Trace:
     sizes: dict[int, int]
     leftovers_end: int = 0
     made: dict[int, int] = field(init=False)  # the operation that makes a block
+    gone: dict[int, int] = field(init=False)  # the operation after which a block that is made is gone
     clock: list[float] = field(init=False)  # seconds from the step's begin until each operation
 
     def __post_init__(self) -> None:
@@ -89,6 +90,10 @@ class Trace:
             for block, _ in operation.makes:
                 self.made.setdefault(block, position)
         self._uses = dict(uses)
+        # What is left goes in the next step.
+        self.gone = dict.fromkeys(self.made, len(self.operations) + self.leftovers_end)
+        for position, operation in enumerate(self.operations):
+            self.gone.update(dict.fromkeys(operation.dies, position))
 
     def __len__(self) -> int:
         return len(self.operations)

@@ -137,8 +137,12 @@ class Operations(TorchDispatchMode):
         if facts.stays:
             for block in uses:
                 self.store.pin_for_step(block)
-        self.steps.look_ahead(self.store)
+        self.look_ahead()
         return result
+
+    def look_ahead(self) -> None:
+        """Let blocks come and leave before that is needed."""
+        self.steps.look_ahead(self.store)
 
     def view(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run what makes a view."""

@@ -13,6 +13,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -225,52 +226,33 @@ class GpuProcessGroup(ProcessGroupCarme):
         wholes = [tensor.detach().contiguous() for tensor in results] if op else []
         before = torch.cuda.Event()
         before.record(torch.cuda.current_stream(device))
-        method, form = getattr(ProcessGroupCarme, name), stated_form()
-        # Whose content stays is not written to either: autograd would take it for changed.
-        sends = name == "send" or (name == "broadcast" and arguments[1].rootRank == self.rank())
-        changes = not sends
-        given = milliseconds(getattr(arguments[1], "timeout", timedelta(0))) if op and arguments[1:] else -1
-
-        def in_chunks(chunks: Chunks) -> None:
-            with torch.no_grad(), torch.cuda.device(device):
-                for tensor, whole in zip(results, wholes, strict=True):
-                    label = form if form is not None else form_of(tensor, tensor.dtype)
-                    timeout = given if given > 0 else self.limit
-                    copied = chunks.reduce(whole, op, self._staging, label, timeout, before)
-                    if whole.data_ptr() != tensor.data_ptr():
-                        copied = chunks.bring(tensor, whole)
-            work.conclude(copied, None)
-
-        def run(host: ProcessGroupCarme) -> None:
-            with torch.no_grad(), torch.cuda.device(device):
-                stream = _side_stream(device)
-                with torch.cuda.stream(stream):
-                    stream.wait_event(before)
-                    back: list[tuple[torch.Tensor, torch.Tensor]] = []
-                    first = _on_host(arguments[0], stream, back, matters)
-                    rest = [_on_host(argument, stream, [], True) for argument in arguments[1:]]
-                    stream.synchronize()
-                    with stating(form):
-                        begun = method(host, first, *rest, **keywords)
-                    begun.wait()
-                    if changes:
-                        for tensor, twin in back:
-                            tensor.copy_(twin, non_blocking=True)
-                    copied = torch.cuda.Event()
-                    copied.record(stream)
-            work.conclude(copied, None)
+        call = _Call(name, matters, device, arguments, keywords, before, stated_form())
 
         def order(host: ProcessGroupCarme) -> None:
             try:
-                if op:
-                    in_chunks(self._chunks_for(device))
-                else:
-                    run(host)
+                with torch.no_grad(), torch.cuda.device(device):
+                    copied = self._in_chunks(call, op, results, wholes) if op else _as_a_whole(host, call)
+                work.conclude(copied, None)
             except BaseException as error:
                 work.conclude(None, error)
 
         self._orders.put(order)
         return work
+
+    def _in_chunks(
+        self, call: "_Call", op: str, results: list[torch.Tensor], wholes: list[torch.Tensor]
+    ) -> "torch.cuda.Event | None":
+        """Sum tensors piece by piece; `wholes` are the results, or contiguous copies of them."""
+        arguments, copied = call.arguments, None
+        given = milliseconds(getattr(arguments[1], "timeout", timedelta(0))) if arguments[1:] else -1
+        timeout = given if given > 0 else self.limit
+        chunks = self._chunks_for(call.device)
+        for tensor, whole in zip(results, wholes, strict=True):
+            label = call.form if call.form is not None else form_of(tensor, tensor.dtype)
+            copied = chunks.reduce(whole, op, self._staging, label, timeout, call.before)
+            if whole.data_ptr() != tensor.data_ptr():
+                copied = chunks.bring(tensor, whole)
+        return copied
 
     def _chunks_for(self, device: torch.device) -> Chunks:
         if device not in self._chunks:
@@ -283,6 +265,46 @@ class GpuProcessGroup(ProcessGroupCarme):
         while (order := self._orders.get()) is not None:
             order(host)
             del order
+
+
+@dataclass
+class _Call:
+    """A collective on GPU tensors, as the program called it.
+
+    Attributes:
+        matters: Whether it matters what the first argument holds beforehand.
+        before: The arguments are there when this has passed.
+        form: What the ranks compare, where the program stated it.
+    """
+
+    name: str
+    matters: bool
+    device: torch.device
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    before: torch.cuda.Event
+    form: str | None
+
+
+def _as_a_whole(host: ProcessGroupCarme, call: _Call) -> torch.cuda.Event:
+    """Carry out a collective on copies in host memory. Returns what has passed when the copies are back."""
+    stream, arguments = _side_stream(call.device), call.arguments
+    with torch.cuda.stream(stream):
+        stream.wait_event(call.before)
+        back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        first = _on_host(arguments[0], stream, back, call.matters)
+        rest = [_on_host(argument, stream, [], True) for argument in arguments[1:]]
+        stream.synchronize()
+        with stating(call.form):
+            begun = getattr(ProcessGroupCarme, call.name)(host, first, *rest, **call.keywords)
+        begun.wait()
+        # Whose content stays is not written to: autograd would take it for changed.
+        sends = call.name == "send" or (call.name == "broadcast" and arguments[1].rootRank == host.rank())
+        for tensor, twin in [] if sends else back:
+            tensor.copy_(twin, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record(stream)
+    return copied
 
 
 def _dispatching(name: str) -> Callable[..., Any]:

@@ -1,0 +1,45 @@
+"""The order in which an optimizer's step takes the parameters."""
+
+# As in torch/backend.py.
+# pyright: reportMissingImports=false
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+_TOGETHER = 4 << 20  # bytes of parameters that are taken at a time; a larger one is taken alone
+
+
+def parameter_by_parameter(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    """A hook before an optimizer's step: let it end with one parameter before it begins with the next one.
+
+    An optimizer that takes lists passes over all parameters, gradients and state once for each of its
+    operations, and none of them stays in memory from one to the next. The numbers are the same either way, as
+    PyTorch's optimizers treat each parameter by itself; others, and L-BFGS, are left alone.
+
+    Returns:
+        The arguments of the step, with a view of the optimizer whose groups have few parameters each.
+    """
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim.") or kind is torch.optim.LBFGS:
+        return None
+    groups = [part for group in optimizer.param_groups for part in _parts(group)]
+    if len(groups) == len(optimizer.param_groups):
+        return None
+    view: Any = object.__new__(kind)
+    view.__dict__.update(optimizer.__dict__, param_groups=groups)  # the state is the same one
+    return (view, *args[1:]), kwargs
+
+
+def _parts(group: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    part: list[torch.Tensor] = []
+    size = 0
+    for parameter in group["params"]:
+        own = parameter.numel() * parameter.element_size()
+        if part and size + own > _TOGETHER:
+            yield {**group, "params": part}
+            part, size = [], 0
+        part.append(parameter)
+        size += own
+    yield {**group, "params": part}
