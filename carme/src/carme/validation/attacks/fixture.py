@@ -188,7 +188,7 @@ class Fixture:
             self.attacker_node.ask("gpus_allowed")
         except CarmeError as error:
             raise CarmeError(
-                f"{self.attacker.name} cannot be brought to {self.node}, the node of {self.victim.name}: {error}",
+                f"{self.attacker.name} cannot be brought to {self.node}, to {self.victim.name}: {error}",
                 "See that a second job of this size has room on that node, or leave the attacks out: "
                 "-e validation_attacks=false.",
             ) from None
