@@ -52,6 +52,37 @@ def test_sessions_run_where_and_on_whose_account_the_site_says() -> None:
     visitor = SimpleNamespace(login=lambda *_: None, start=lambda fields: requested.append(fields) or "a")
     fixture._begin(cast(Any, SimpleNamespace(name="ada", password="x", visitor=visitor)))
     assert requested[0]["partition"] == "gpu" and "account" not in requested[0]
+    # Not its share of the node by GPUs: other jobs of the check start on the same node.
+    assert (requested[0]["cpus_per_node"], requested[0]["memory_mb_per_node"]) == ("1", "4096")
+
+
+@pytest.mark.parametrize("attackers_node", ["n1", "n2"])
+def test_the_attacker_needs_no_job_more_where_both_sessions_fill_a_node(attackers_node: str) -> None:
+    """On a node of two GPUs a third job would wait until the first session ends."""
+    settings = cast(Any, SimpleNamespace(site=SimpleNamespace(url="https://localhost")))
+    fixture = Fixture(settings, None, ("root", "x"), ("root", "y"), "base", 1, {"account": "research"})
+    fixture.victim.job = cast(Any, SimpleNamespace(id=7, node_list="n1", partition="gpu"))
+    fixture.attacker.job = cast(Any, SimpleNamespace(id=8, node_list=attackers_node, partition="gpu"))
+    words = fixture._beside_victim()
+    assert ("--overlap" in words, "--jobid=8" in words) == (attackers_node == "n1",) * 2
+    # A job of its own does not wait for ever.
+    beside = {"--nodelist=n1", "--partition=gpu", "--account=research", "--immediate=60"}
+    assert beside <= set(words) or attackers_node == "n1"
+    assert "--gres=gpu:1" in words and "--jobid=7" not in words
+
+
+def test_where_the_attackers_job_has_no_room_the_check_reports_it(tmp_path: Path) -> None:
+    settings = cast(Any, SimpleNamespace(site=SimpleNamespace(url="https://localhost")))
+    fixture = Fixture(settings, None, ("root", "x"), ("daemon", "y"), "base", 1)
+    fixture.victim.job = cast(Any, SimpleNamespace(id=7, node_list="n1", partition="gpu"))
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise CarmeError("srun: error: Unable to allocate resources: Requested nodes are busy")
+
+    fixture.attacker_node = cast(Any, SimpleNamespace(ask=refused))
+    with pytest.raises(CarmeError, match=r"daemon cannot be brought to n1.* busy") as caught:
+        fixture._reach_node()
+    assert "validation_attacks=false" in str(caught.value.remedy)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +113,10 @@ def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, s
 
 
 def test_attacks_on_gpus_need_gpus() -> None:
-    assert verdict([Attack("x", "", "", reached, reached, needs_gpus=True)], FIXTURE, print)["attacks"] == []
+    report = verdict([Attack("x", "Area", "", reached, reached, needs_gpus=True)], FIXTURE, print)
+    assert report["attacks"] == []
+    assert report["left_out"] == {"Area: x": "the sessions have no GPUs"}
+    assert "- Area: x: the sessions have no GPUs" in markdown(report)
 
 
 def test_every_attack_has_a_name_of_its_own() -> None:

@@ -157,10 +157,10 @@ def partition_nodes(partition: str) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def gpus(user: str, node_names: list[str], count: int, partition: str = "", account: str = "") -> str:
-    """A job of an ordinary user must see the GPUs that it asked for, and the other ones not."""
+def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str = "") -> str:
+    """A job of an ordinary user must see the GPU that it asked for, and the other ones of a node not."""
     script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
-    for name in node_names:
+    for name, count in node_gpus.items():
         message = run(
             *("runuser", "--user", user, "--", "srun", "--chdir=/", "--immediate=60", "--time=1"),
             *([f"--partition={partition}"] if partition else []),
@@ -174,7 +174,7 @@ def gpus(user: str, node_names: list[str], count: int, partition: str = "", acco
         refused = message.lower().count("operation not permitted")
         if refused != count - 1:
             raise Wrong(f"A job with one GPU on {name} is kept from {refused} of the {count - 1} other GPUs.")
-    return f"one GPU visible, {count - 1} closed, on {len(node_names)} nodes"
+    return f"one GPU visible and all others closed on {len(node_gpus)} nodes"
 
 
 def apart(owner: str, stranger: str) -> str:
@@ -237,14 +237,12 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
             "scontrol show node NAME says why; scontrol update nodename=NAME state=resume.",
         ),
     ]
-    if users and wanted["gpus"]:
+    if users and wanted["gpu_nodes"]:
         remedy = "Check gres.conf, cgroup.conf (ConstrainDevices) and slurmd.log on the node."
         table.append(
             (
                 "gpus",
-                lambda: gpus(
-                    users[0], wanted["gpu_nodes"], wanted["gpus"], wanted["partition"], wanted["account"]
-                ),
+                lambda: gpus(users[0], wanted["gpu_nodes"], wanted["partition"], wanted["account"]),
                 remedy,
             )
         )

@@ -34,6 +34,11 @@ OBSERVED_SECONDS = 120.0
 CALM_AFTER = 60.0
 CALM_TIMES = 4
 
+# On a large site a look takes a while; so many times as long the broker then has for everything else, but not
+# more than so many seconds.
+REST_TIMES = 3.0
+REST_SECONDS = 2.0
+
 # A job whose processes have ended is over within moments; for so many seconds it is looked at more often.
 ENDING_SECONDS = 1.5
 POLL_SECONDS_ENDING = 0.3
@@ -88,6 +93,7 @@ class Watch:
         self._answered: datetime | None = None
         self._changed = time.monotonic()
         self._failure: CarmeError | None = None
+        self._rest = 0.0  # seconds until the next look at the earliest, unless somebody wants it at once
         self._seen = False
         self._abandoned: dict[str, UnixAccount] = {}
         self._missing: dict[int, float] = {}  # jobs that vanished, and when that was seen first
@@ -221,6 +227,7 @@ class Watch:
     async def _poll(self) -> None:
         self._polls += 1
         number = self._polls
+        begun = time.process_time()
         try:
             await self._look(number)
             if self._failure:
@@ -240,6 +247,7 @@ class Watch:
             )
         await self._feed.notify()
         await self._book.save()
+        self._rest = min(REST_SECONDS, REST_TIMES * (time.process_time() - begun))
         async with self._polled:
             self._finished = number
             self._polled.notify_all()
@@ -340,11 +348,11 @@ class Watch:
         """Seconds until the next poll."""
         now = time.monotonic()
         if now < self._ending_until:
-            return min(self._seconds, POLL_SECONDS_ENDING)
+            return max(self._rest, min(self._seconds, POLL_SECONDS_ENDING))
         calm = now >= self._changed + CALM_AFTER and self._failure is None
         if calm and not any(entry.job.key and entry.job.is_active for entry in self._entries.values()):
             return CALM_TIMES * self._seconds
-        return self._seconds
+        return max(self._rest, self._seconds)
 
     async def _take(self, found: list[Job], number: int) -> bool:
         """Put what was found into the picture; whether a job is another than before."""

@@ -31,16 +31,20 @@ from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import job_folder, log_name, start_in_folder
 from carme.slurm.gateway import ExitStatus, Order, Outcome
+from carme.slurm.known import KnownJobs
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
 from carme.slurm.refusals import refusal
-from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE, allotted
+from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE
 from carme.translation import message as _
 
 # Times as seconds since 1970, whatever the host's zone.
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 # And all tasks of an array that wait, however long that makes the line.
 _WHOLE = {"SLURM_BITSTR_LEN": "0"}
+# With so many jobs there is hardly a moment at which none changes, and what scontrol tells of a job is four
+# times as long as what squeue does: the queue is read each time.
+MANY_JOBS = 2_000
 # What `scontrol show job` tells anew each time, although nothing has happened to the job.
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
 _MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
@@ -60,8 +64,11 @@ class SlurmCommands:
         self._python = python
         self._cluster = cluster
         self._exclusive = ""  # squeue's field for it, once it is known
+        self._known = KnownJobs()
 
     async def pulse(self) -> str:
+        if self._known.count > MANY_JOBS:
+            return secrets.token_hex(8)
         # squeue asks the controller two questions each time, scontrol one. Its output is not read, as users'
         # words in it cannot be told from Slurm's: all they can bring about is another look at the queue.
         output = await _ask("scontrol", "--oneliner", "show", "job")
@@ -79,8 +86,9 @@ class SlurmCommands:
             self._exclusive = next((field for field in EXCLUSIVE if field in known), "")
         exclusive = self._exclusive or "OverSubscribe"
         long = ",".join(f"{field}:{separator}" for field in (*ALLOTTED_FIELDS, exclusive))
-        has = allotted(await _ask(*which, f"--Format={long}"), separator, exclusive)
-        return parsing.queue(await _ask(*which, f"--format={form}"), separator, has)
+        has = await _ask(*which, f"--Format={long}")
+        short = await _ask(*which, f"--format={form}")
+        return self._known.queue(short, has, separator, exclusive)
 
     async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))

@@ -204,7 +204,7 @@ class Validation:
         return f"{self.stranger.name} was refused at the notebook server and at the session's page."
 
     def _training(self, visitor: Visitor) -> str:
-        ranks = self.nodes * self.gpus_per_node
+        ranks = self.nodes * max(1, self.gpus_per_node)  # without GPUs the ranks train on processors
         with visitor.kernel(self.server_url) as kernel:
             parallel = self._train(kernel, ranks)
             single = self._train(kernel, 1)

@@ -23,6 +23,10 @@ from carme.validation.visitor import Visitor
 #: What the attacker's own server answers to anybody, without asking who it is.
 EVIL = "/carme-evil"
 EVIL_TEXT = "delivered by the attacker"
+#: For which a job of the attacker's own waits for room on the victim's node.
+ROOM_SECONDS = 60
+#: Of each session: enough for a notebook server and one kernel.
+SESSION_MEMORY_MB = 4096
 _EVIL_CONFIGURATION = f'''
 # Written by Carme's security check, and removed by it.
 import sys, types
@@ -145,20 +149,49 @@ class Fixture:
             player.job = self._job(player)
         for player, head in ((victim, self.victim_head), (attacker, self.attacker_head)):
             player.environment = head.ask("load", path=f"{player.folder}/environment.json")
-        assert victim.job
-        inside = [
-            *["srun", f"--jobid={victim.job.id}", "--overlap", "--ntasks=1", "--nodes=1", "--chdir=/"],
+        self.victim_node = stack.enter_context(
+            Executor(victim.name, victim.account.home, self._within(victim))
+        )
+        self.attacker_node = stack.enter_context(
+            Executor(attacker.name, attacker.account.home, self._beside_victim())
+        )
+        self._reach_node()
+        self._look()
+
+    def _within(self, player: Player) -> list[str]:
+        """The arguments that run a program in a session's job, outside of its container."""
+        assert player.job
+        return [
+            *["srun", f"--jobid={player.job.id}", "--overlap", "--ntasks=1", "--nodes=1", "--chdir=/"],
             *([f"--gres=gpu:{self.gpus}"] if self.gpus else []),
         ]
-        beside = [
+
+    def _beside_victim(self) -> list[str]:
+        """The arguments that run the attacker's program on the victim's node.
+
+        Where both sessions are on one node they may have filled it: no third job would start there.
+        """
+        assert self.victim.job and self.attacker.job
+        if self.attacker.job.node_list == self.node:
+            return self._within(self.attacker)
+        return [
             *["srun", f"--nodelist={self.node}", "--ntasks=1", "--nodes=1", "--chdir=/", "--time=20"],
-            *["--job-name=security-check", f"--partition={victim.job.partition}"],
+            *["--job-name=security-check", f"--partition={self.victim.job.partition}"],
             *([f"--account={self._more['account']}"] if "account" in self._more else []),
             *([f"--gres=gpu:{self.gpus}"] if self.gpus else []),
+            f"--immediate={ROOM_SECONDS}",
         ]
-        self.victim_node = stack.enter_context(Executor(victim.name, victim.account.home, inside))
-        self.attacker_node = stack.enter_context(Executor(attacker.name, attacker.account.home, beside))
-        self._look()
+
+    def _reach_node(self) -> None:
+        """See that the attacker's program runs. Raises CarmeError where it does not."""
+        try:
+            self.attacker_node.ask("gpus_allowed")
+        except CarmeError as error:
+            raise CarmeError(
+                f"{self.attacker.name} cannot be brought to {self.node}, to {self.victim.name}: {error}",
+                "See that a second job of this size has room on that node, or leave the attacks out: "
+                "-e validation_attacks=false.",
+            ) from None
 
     def _look(self) -> None:
         """What an attacker can find out or guess, and what the victim knows."""
@@ -203,6 +236,9 @@ class Fixture:
                 "image": self._image,
                 "nodes": "1",
                 "gpus_per_node": str(self.gpus),
+                # Little, so that the small jobs of some attacks find room beside both sessions.
+                "cpus_per_node": "1",
+                "memory_mb_per_node": str(SESSION_MEMORY_MB),
                 "minutes": "20",
                 "title": f"Security check {self.secret}",
                 **self._more,

@@ -60,10 +60,11 @@ def _outcome(step: Step, fixture: Fixture, failed: bool) -> Outcome:
 def verdict(attacks: Iterable[Attack], fixture: Fixture, tell: Callable[[str], None]) -> dict[str, Any]:
     """Make all attacks; the verdict as plain data. `tell` gets a line for each."""
     results = []
+    left_out: dict[str, str] = {}
     for attack in attacks:
-        if attack.needs_gpus and not fixture.victims_gpus:
-            continue
-        if attack.needs_metrics and not fixture.settings.monitoring.prometheus:
+        if reason := _missing(attack, fixture):
+            left_out[f"{attack.area}: {attack.name}"] = reason
+            tell(f"left out           {attack.area}: {attack.name}: {reason}")
             continue
         result = carry_out(attack, fixture)
         results.append(result)
@@ -73,8 +74,18 @@ def verdict(attacks: Iterable[Attack], fixture: Fixture, tell: Callable[[str], N
         "ok": all(result.ok for result in results),
         "fixture": evidence(fixture),
         "attacks": [asdict(result) for result in results],
+        "left_out": left_out,
         "checks": [as_check(result) for result in results],
     }
+
+
+def _missing(attack: Attack, fixture: Fixture) -> str:
+    """What the site does not have and the attack needs; empty where it has all."""
+    if attack.needs_gpus and not fixture.victims_gpus:
+        return "the sessions have no GPUs"
+    if attack.needs_metrics and not fixture.settings.monitoring.prometheus:
+        return "the site has no Prometheus"
+    return ""
 
 
 def as_check(result: Result) -> dict[str, Any]:
@@ -110,4 +121,7 @@ def markdown(report: dict[str, Any]) -> str:
         mark = "stopped" if attack["ok"] else "**not stopped**" if not attack["stopped"] else "**no control**"
         cells = [mark, f"{attack['area']}: {attack['what']}", attack["how"], attack["control"]]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |")
+    if left_out := report["left_out"]:
+        lines += ["", "Left out:", ""]
+        lines += [f"- {name}: {reason}" for name, reason in left_out.items()]
     return "\n".join(lines) + "\n"

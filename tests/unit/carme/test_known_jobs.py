@@ -1,0 +1,103 @@
+"""What is read anew of squeue's output, and what is the job of the last look."""
+
+import time
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from unit.carme.conftest import RUNNING, FakeSlurm
+
+from carme.broker.feed import Feed
+from carme.broker.watch import Watch
+from carme.errors import SlurmError
+from carme.jobs import JobState
+from carme.slurm import SlurmCommands, parsing, tres
+from carme.slurm import commands as commands_module
+from carme.slurm.known import KnownJobs
+
+S = "\x1e!"
+SHORT: dict[str, Any] = {
+    "A": "7", "u": "ada", "a": "lab", "P": "gpu", "T": "RUNNING", "D": "1", "N": "n1", "C": "2",
+    "m": "1000M", "l": "1:00:00", "L": "59:00", "V": "1795181000", "S": "1795181010", "e": "1795184610",
+    "F": "7", "K": "N/A", "B": "n1", "j": "train",
+}  # fmt: skip
+LONG = {"JobID": "7", "RestartCnt": "0", "NumNodes": "1", "NumTasks": "1", "tres-alloc": "cpu=2,mem=1000M"}
+
+
+def short(**changes: str) -> str:
+    return "".join(f"{(SHORT | changes).get(field, '(null)')}{S}" for field in parsing.QUEUE_FIELDS) + "\n"
+
+
+def long(exclusive: str = "OverSubscribe", word: str = "OK", **changes: str) -> str:
+    values = LONG | {exclusive: word} | {name.replace("_", "-"): text for name, text in changes.items()}
+    return "".join(f"{values.get(field, 'N/A')}{S}" for field in (*tres.ALLOTTED_FIELDS, exclusive)) + "\n"
+
+
+def test_a_job_of_which_squeue_tells_the_same_is_not_read_again() -> None:
+    known = KnownJobs()
+    (first,) = known.queue(short(), long(), S, "OverSubscribe")
+    assert known.count == 1
+    # The time that is left of a job that runs is no news.
+    (second,) = known.queue(short(L="58:58"), long(), S, "OverSubscribe")
+    assert second is first
+    assert known.queue("", "", S, "OverSubscribe") == [] and known.count == 0
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (short(T="COMPLETING"), long()),
+        (short(l="2:00:00"), long()),
+        (short(), long(tres_alloc="cpu=4,mem=1000M")),
+        (short(), long(word="NO")),
+        (short(), ""),
+    ],
+)
+def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) -> None:
+    known = KnownJobs()
+    known.queue(short(), long(), S, "OverSubscribe")
+    (job,) = known.queue(one, two, S, "OverSubscribe")
+    has = tres.allotted(two, S, "OverSubscribe")
+    assert [job] == parsing.queue(one, S, has)
+
+
+def test_of_a_suspended_job_the_time_that_is_left_counts() -> None:
+    known = KnownJobs()
+    jobs = [
+        known.queue(short(T="SUSPENDED", L=left), long(), S, "OverSubscribe")[0] for left in ("59:00", "9:00")
+    ]
+    assert [job.seconds_left for job in jobs] == [59 * 60, 9 * 60]
+    assert jobs[0].state is JobState.SUSPENDED
+
+
+async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = SlurmCommands(cluster="test")
+    slurm.jobs = [RUNNING, RUNNING | {"A": 8}]
+    monkeypatch.setattr(commands_module, "MANY_JOBS", 1)
+    # Before the first look nobody knows how many there are.
+    assert await adapter.pulse() == await adapter.pulse()
+    assert len(slurm.calls("scontrol")) == 2
+    assert [job.id for job in await adapter.queue()] == [7, 8]
+    assert await adapter.pulse() != await adapter.pulse()
+    assert len(slurm.calls("scontrol")) == 2
+
+
+async def test_after_a_look_that_took_long_the_broker_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy:
+        async def pulse(self) -> str:
+            begun = time.process_time()
+            while time.process_time() < begun + 0.05:
+                pass
+            raise SlurmError("Slurm is away.")
+
+    async def save() -> None: ...
+
+    watch = Watch(cast(Any, Busy()), 0.01, Feed(), cast(Any, SimpleNamespace(save=save)))
+    assert watch._pause() == 0.01
+    await watch._poll()
+    assert watch._pause() >= 0.15
+    monkeypatch.setattr("carme.broker.watch.REST_SECONDS", 0.1)
+    await watch._poll()
+    assert watch._pause() == 0.1
