@@ -177,6 +177,8 @@ class Fixture:
         return [
             *["srun", f"--nodelist={self.node}", "--ntasks=1", "--nodes=1", "--chdir=/", "--time=20"],
             *["--job-name=security-check", f"--partition={self.victim.job.partition}"],
+            # No more than a session: Slurm's default may be a whole node's memory.
+            *["--cpus-per-task=1", f"--mem={SESSION_MEMORY_MB}M"],
             *([f"--account={self._more['account']}"] if "account" in self._more else []),
             *([f"--gres=gpu:{self.gpus}"] if self.gpus else []),
             f"--immediate={ROOM_SECONDS}",
