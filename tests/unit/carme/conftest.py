@@ -188,13 +188,16 @@ class Site:
         self.peer = Peer(1, UnixAccount.named(name), trusted)
 
     async def queue(self, jobs: list[dict[str, Any]]) -> None:
-        """Let squeue write of these jobs, and wait until the broker has seen them."""
+        """Let squeue write of these jobs, and wait until the broker has seen them.
+
+        A look that failed has seen nothing: on a busy machine one may fail by itself.
+        """
         watch = self.broker._watch
         self.slurm.jobs = jobs
         # One that is under way may have read half of the queue before: squeue is asked twice.
         wanted = watch._polls + 1
         async with asyncio.timeout(HANG), watch._polled:
-            await watch._polled.wait_for(lambda: watch._finished >= wanted)
+            await watch._polled.wait_for(lambda: watch._finished >= wanted and watch._failure is None)
 
     def audit(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.settings.broker.audit_log.read_text().splitlines()]

@@ -108,6 +108,23 @@ async def test_while_slurm_is_away_the_last_picture_stays_and_says_so(site: Any)
     assert [job.id for job in (await until(away)).jobs] == [7]
 
 
+async def test_jobs_are_seen_by_a_look_that_has_not_failed(site: Any) -> None:
+    """So do tests wait for what squeue writes: on a busy machine a look may fail by itself."""
+    watch = site.broker._watch
+    site.slurm.fail("scontrol", "slurm_load_jobs error: Unable to contact slurm controller")
+    async with watch._polled:
+        await watch._polled.wait_for(lambda: watch._failure is not None)
+    seen = asyncio.create_task(site.queue([JOB]))
+    await asyncio.sleep(0)  # it has begun to wait
+    failed = watch._polls + 2
+    async with watch._polled:
+        await watch._polled.wait_for(lambda: watch._finished >= failed)
+    assert not seen.done()
+    site.slurm.heal("scontrol")
+    await seen
+    assert [job.id for job in watch.jobs()] == [7]
+
+
 @pytest.mark.parametrize("name", ["ada", "bob"])
 async def test_users_may_not_observe(site: Any, name: str) -> None:
     site.act(name)
