@@ -61,6 +61,14 @@ def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) ->
     assert [job] == parsing.queue(one, S, has)
 
 
+def test_where_a_field_ends_counts() -> None:
+    """Users name their jobs: what one field tells cannot be taken for what two tell."""
+    known = KnownJobs()
+    (first,) = known.queue(short(a="lab", P="gpu"), long(), S, "OverSubscribe")
+    (second,) = known.queue(short(a="labg", P="pu"), long(), S, "OverSubscribe")
+    assert [(job.account, job.partition) for job in (first, second)] == [("lab", "gpu"), ("labg", "pu")]
+
+
 def test_of_a_suspended_job_the_time_that_is_left_counts() -> None:
     known = KnownJobs()
     jobs = [
@@ -84,7 +92,9 @@ async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(
     assert len(slurm.calls("scontrol")) == 2
 
 
-async def test_after_a_look_that_took_long_the_broker_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_jobs_are_many_the_broker_rests_after_a_look_that_took_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Busy:
         async def pulse(self) -> str:
             begun = time.process_time()
@@ -95,7 +105,13 @@ async def test_after_a_look_that_took_long_the_broker_rests(monkeypatch: pytest.
     async def save() -> None: ...
 
     watch = Watch(cast(Any, Busy()), 0.01, Feed(), cast(Any, SimpleNamespace(save=save)))
+    monkeypatch.setattr("carme.broker.watch.MANY_JOBS", 1)
     assert watch._pause() == 0.01
+    # What else the broker did meanwhile does not let a small site's sessions end later.
+    watch._found = parsing.queue(short(), S, tres.allotted(long(), S, "OverSubscribe"))
+    await watch._poll()
+    assert watch._pause() == 0.01
+    watch._found = 2 * watch._found
     await watch._poll()
     assert watch._pause() >= 0.15
     monkeypatch.setattr("carme.broker.watch.REST_SECONDS", 0.1)

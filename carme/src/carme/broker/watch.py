@@ -18,6 +18,7 @@ from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Licence, Phase, Reservation
 from carme.slurm import Slurm, UnixAccount
+from carme.slurm.commands import MANY_JOBS
 from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
@@ -34,8 +35,9 @@ OBSERVED_SECONDS = 120.0
 CALM_AFTER = 60.0
 CALM_TIMES = 4
 
-# On a large site a look takes a while; so many times as long the broker then has for everything else, but not
-# more than so many seconds.
+# On a site with many jobs a look takes a while; so many times as long the broker then has for everything
+# else, but not more than so many seconds. On any other site a look is short: what else the broker does while
+# it waits for Slurm's programs is no reason to see the end of a session later.
 REST_TIMES = 3.0
 REST_SECONDS = 2.0
 
@@ -247,7 +249,8 @@ class Watch:
             )
         await self._feed.notify()
         await self._book.save()
-        self._rest = min(REST_SECONDS, REST_TIMES * (time.process_time() - begun))
+        took = time.process_time() - begun
+        self._rest = min(REST_SECONDS, REST_TIMES * took) if len(self._found) > MANY_JOBS else 0.0
         async with self._polled:
             self._finished = number
             self._polled.notify_all()

@@ -1,12 +1,12 @@
 """The jobs of the last look at the queue, so that only what has changed is read again."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 
 from carme.jobs import Job, JobState
 from carme.slurm import parsing
 from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE, allotted_of, records
 
-_Record = tuple[str, ...]
 _LEFT = parsing.QUEUE_FIELDS.index("L")
 _STATE = parsing.QUEUE_FIELDS.index("T")
 
@@ -14,11 +14,12 @@ _STATE = parsing.QUEUE_FIELDS.index("T")
 class KnownJobs:
     """Reads squeue's output; a job of which it tells the same as before is the very same object.
 
-    Of the tens of thousands of jobs of a large site a handful change from one look to the next.
+    Of the tens of thousands of jobs of a large site a handful change from one look to the next. Of what
+    squeue told of each only a digest is kept.
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[_Record, _Record | None], Job] = {}
+        self._jobs: dict[str, tuple[bytes, Job]] = {}  # by number, with the digest of what it was read of
 
     @property
     def count(self) -> int:
@@ -35,23 +36,30 @@ class KnownJobs:
             exclusive: The field that says whether a job has whole nodes.
         """
         fields = (*ALLOTTED_FIELDS, exclusive)
-        allotments = {record[0]: tuple(record) for record in records(long, separator, len(fields))}
-        found: dict[tuple[_Record, _Record | None], Job] = {}
+        allotments = {record[0]: record for record in records(long, separator, len(fields))}
+        found: dict[str, tuple[bytes, Job]] = {}
         jobs = []
         for record in records(short, separator, len(parsing.QUEUE_FIELDS)):
             has = allotments.get(record[0])
-            key = _lasting(record), has
-            job = self._jobs.get(key) or _read(record, dict(zip(fields, has, strict=True)) if has else None)
-            found[key] = job
+            digest = _digest((*_lasting(record), *(has or ())))
+            before, job = self._jobs.get(record[0], (b"", None))
+            if job is None or digest != before:
+                job = _read(record, dict(zip(fields, has, strict=True)) if has else None)
+            found[record[0]] = digest, job
             jobs.append(job)
         self._jobs = found
         return jobs
 
 
-def _lasting(record: list[str]) -> _Record:
+def _digest(fields: Iterable[str]) -> bytes:
+    """What only the very same fields give: squeue's are strings of C, so none of them holds a zero byte."""
+    return hashlib.blake2b("\0".join(fields).encode(errors="surrogatepass"), digest_size=16).digest()
+
+
+def _lasting(record: list[str]) -> Iterable[str]:
     """A record without the time that is left, of which nothing is read unless the job is suspended."""
     if record[_STATE] == JobState.SUSPENDED:
-        return tuple(record)
+        return record
     return (*record[:_LEFT], "", *record[_LEFT + 1 :])
 
 
