@@ -33,7 +33,7 @@ from carme.reports import (
 from carme.reports.metrics import Metrics
 from carme.reports.record import MOST_RANKS, PREFIX
 from carme.reports.text import as_html, as_text
-from carme.translation import translated
+from carme.translation import follow, translated
 
 GIB = 1 << 30
 END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
@@ -506,6 +506,21 @@ def test_a_page_holds_no_word_of_a_user_s_as_markup_and_loads_nothing() -> None:
     assert "http" not in page and "src=" not in page
     # A gap in what was measured is a gap in the line.
     assert page.count("<polyline") == 41
+
+
+def test_a_page_names_the_language_of_the_advice_that_is_translated() -> None:
+    found = report()
+    plain = Advice(topic="cpu", text="Of an earlier version.", change="--cpus 2")
+    found = found.model_copy(update={"advice": [*found.advice, plain]})
+    assert as_html(found).count("lang=") == 1  # the page's own
+    try:
+        follow(lambda: "de_DE.UTF-8")
+        page = as_html(found)
+    finally:
+        follow(lambda: None)
+    assert '<html lang="en">' in page and '<li><span lang="de">1 der 2 GPUs' in page
+    assert '<pre lang="de">--gpus 1, oder: carme-run -n 2 PROGRAMM</pre>' in page
+    assert "<li><span>Of an earlier version.</span><pre>--cpus 2</pre></li>" in page
 
 
 def test_a_plot_says_which_times_and_heights_it_shows() -> None:

@@ -131,7 +131,7 @@ def _busy_gpus(usage: Usage) -> list[Advice]:
                 "workers, make batches larger, or copy small files to /tmp first.",
                 share=mean,
             ),
-            change="DataLoader(..., num_workers=PROCESSORS, pin_memory=True)",
+            change=_("DataLoader(..., num_workers=PROCESSORS, pin_memory=True)"),
         )
     ]
 
@@ -186,7 +186,7 @@ def _training(usage: Usage) -> list[Advice]:
                     "comes last.",
                     share=seen.rank_wait,
                 ),
-                change="carme-run --profile FOLDER PROGRAM",
+                change=_("carme-run --profile FOLDER PROGRAM"),
             )
         ]
     return []
@@ -225,7 +225,7 @@ def _out_of_memory(job: Job) -> list[Advice]:
             text=_(
                 "The job ran out of memory. Ask for more, or use smaller batches and fewer loader workers."
             ),
-            change=f"--memory {math.ceil(1.5 * each / 1024) * 1024}" if each else "--memory MIB",
+            change=f"--memory {math.ceil(1.5 * each / 1024) * 1024}" if each else _("--memory MIB"),
         )
     ]
 
@@ -259,7 +259,7 @@ def _time(job: Job) -> list[Advice]:
                     "The job reached its time limit. Ask for more time, and save the state now and then so "
                     "that a new job goes on from there."
                 ),
-                change=f"--time {2 * job.minutes_limit}" if job.minutes_limit else "--time MINUTES",
+                change=f"--time {2 * job.minutes_limit}" if job.minutes_limit else _("--time MINUTES"),
             )
         ]
     if job.state is not JobState.COMPLETED or job.kind == "session" or not (job.started and job.ended):

@@ -8,7 +8,7 @@ from carme.jobs import minutes_text
 from carme.reports.models import Curve, RankUse, Report, TrainingUse, Usage
 from carme.scaling import outcome_text
 from carme.scaling.outcomes import prediction_text
-from carme.translation import translated
+from carme.translation import language_shown, translated
 from carme.wording import number, size
 
 __all__ = ["as_html", "as_text", "facts"]
@@ -210,12 +210,18 @@ def _details(report: Report) -> str:
         if any(curve.what == what for curve in report.curves)
     )
     advice = "".join(
-        f"<li>{escape(translated(one.text))}"
-        f"{f'<pre>{escape(translated(one.change))}</pre>' if one.change else ''}</li>"
+        f"<li>{_marked('span', one.text)}{_marked('pre', one.change) if one.change else ''}</li>"
         for one in report.advice
     )
     none = "<p>None; that looks well.</p>" if report.usage else "<p>None.</p>"
     return f"{_table(facts(report))}{plots}<h3>Advice</h3>{f'<ul>{advice}</ul>' if advice else none}"
+
+
+def _marked(tag: str, text: str) -> str:
+    """An element with a sentence in the reader's language, which it names where that is not the page's."""
+    language = language_shown(text)
+    named = "" if language == "en" else f' lang="{escape(language)}"'
+    return f"<{tag}{named}>{escape(translated(text))}</{tag}>"
 
 
 def _table(rows: list[tuple[str, str]]) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "follow",
     "joined",
     "language_of_terminal",
+    "language_shown",
     "message",
     "noop",
     "plural",
@@ -59,3 +60,12 @@ def translated(text: str, language: str | None = None) -> str:
         return text
     code = _language() if language is None else language
     return text.in_language(code) if code else str.__str__(text)
+
+
+def language_shown(text: str) -> str:
+    """The language in which `translated` shows a text now: `de` for German, `en` where it stays as it is.
+
+    Pages whose other words are English mark with it what is not.
+    """
+    code = _language() or ""
+    return "en" if translated(text) == str.__str__(text) else code[:2].lower()
