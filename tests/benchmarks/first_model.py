@@ -8,7 +8,8 @@ card of two nodes, presses "Start and open", opens the example of distributed tr
 presses "Run All". The way ends when the notebook shows the accuracy of the trained model. The browser itself
 counts each press of a button of the mouse. Names and passwords are typed at once, and each click comes as
 soon as its button is there: the seconds are what the site takes, without reading. Needs root and the
-demo; where other jobs have its GPUs the session waits for them, and so does this.
+demo; where other jobs have its GPUs the session waits for them, and so does this. The account `newcomer`,
+which it makes, stays with an empty home, and the next run uses it again.
 """
 
 import argparse
