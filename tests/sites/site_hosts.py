@@ -99,6 +99,12 @@ class SiteHosts:
             present = []
         for container in present:
             self.podman.run("rm", "--force", "--time", "5", container.id, check=False, timeout=120)
+        if (self.places.storage / "libpod").exists():
+            # Of a host whose creation was cut short podman may show nothing, and yet hold its name.
+            for name in self.machines:
+                left = self.podman.container(name)
+                self.podman.run("rm", "--force", "--ignore", "--time", "5", left, check=False, timeout=120)
+                self.podman.run("rm", "--force", "--storage", left, check=False, timeout=120)
         leftovers.sweep(self.podman, present, self.description.subnet)
         leftovers.remove_tree(self.places.shared)
         for file in self.places.networks.glob("*.json"):

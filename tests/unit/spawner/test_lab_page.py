@@ -432,6 +432,7 @@ async def test_a_session_that_is_stopped_names_what_could_not_be_saved(
 ) -> None:
     (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    await has_loaded(page)
     front.full = True
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.type("more than the disk holds")
