@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 import carme_runtime.onnx as carme_onnx
 import onnx_models
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.onnx import OnnxError, Runner
+from carme_runtime.onnx import OnnxError, Runner, folding
 from carme_runtime.petri.run import Run
 
 
@@ -52,6 +52,43 @@ def test_a_batch_whose_samples_depend_on_each_other_is_not_split():
     ]
     proto, x = onnx_models.model(nodes, {"x": ("N", 8)}, ["y"]), onnx_models.random(6, 8)
     check(carme_onnx.run(proto, {"x": x}, workers=2), onnx_models.expected(proto, {"x": x}))
+
+
+def with_large_constants() -> Any:
+    """A chain whose fourth of five steps adds what depends on constants alone, and takes long to make."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="product"),
+        helper.make_node("Relu", ["m"], ["r"], name="first"),
+        helper.make_node("ConstantOfShape", ["shape"], ["c0"], name="zeros"),
+        *(helper.make_node("Exp", [f"c{k}"], [f"c{k + 1}"], name=f"exp{k}") for k in range(3)),
+        helper.make_node("Add", ["r", "c3"], ["a"], name="sum"),
+        helper.make_node("Relu", ["a"], ["s"], name="second"),
+        helper.make_node("Neg", ["s"], ["y"], name="negative"),
+    ]
+    tensors = [
+        onnx_models.weights("w", 64, 640),
+        numpy_helper.from_array(np.array([640, 640]), "shape"),
+    ]
+    return onnx_models.model(nodes, {"x": (640, 64)}, ["y"], tensors)
+
+
+@pytest.mark.parametrize(
+    ("workers", "tasks", "batches"), [(2, 3, 20), (4, None, 1), (4, None, 20), (1, 5, 2)]
+)
+def test_no_task_is_of_constants_alone(
+    workers: int, tasks: int | None, batches: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing would start such a task; here constants take the most time, and are too large to fold."""
+    monkeypatch.setattr(folding, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(folding, "_LEAST_BYTES", 1 << 20)
+    proto = with_large_constants()
+    given = [{"x": onnx_models.random(640, 64, seed=k)} for k in range(batches)]
+    model = carme_onnx.load(proto)
+    assert len(model.nodes) == 9
+    for found, each in zip(Runner(model, workers, tasks=tasks).run(given), given, strict=True):
+        check(found, onnx_models.expected(proto, each))
+    with pytest.raises(OnnxError, match="5 operators that depend on its inputs.*Ask for 5 at most"):
+        Runner(model, workers, tasks=9).run(given)
 
 
 def test_inputs_of_different_shapes_follow_each_other():
