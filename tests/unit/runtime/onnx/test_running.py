@@ -87,7 +87,7 @@ def test_no_task_is_of_constants_alone(
     assert len(model.nodes) == 9
     for found, each in zip(Runner(model, workers, tasks=tasks).run(given), given, strict=True):
         check(found, onnx_models.expected(proto, each))
-    with pytest.raises(OnnxError, match="5 operators that depend on its inputs.*Ask for 5 at most"):
+    with pytest.raises(OnnxError, match=r"5 operators that depend on its inputs\..* 5 at most"):
         Runner(model, workers, tasks=9).run(given)
 
 
