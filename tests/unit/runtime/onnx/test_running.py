@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import carme_runtime.onnx as carme_onnx
 import onnx_models
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.onnx import OnnxError, Runner, folding
+from carme_runtime.onnx.execution import Pipeline
+from carme_runtime.petri import PetriError
 from carme_runtime.petri.run import Run
 
 
@@ -207,3 +210,40 @@ def test_what_fails_is_reported_in_a_sentence():
 def test_gpus_that_are_not_there_are_refused_before_anything_runs():
     with pytest.raises(OnnxError, match="cannot use GPUs"):
         carme_onnx.run(onnx_models.chain(2), {"x": onnx_models.random(2, 64)}, workers="cpu:1,gpu:1")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given, model = [{"x": onnx_models.random(4, 64)}], carme_onnx.load(onnx_models.chain())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OnnxError, match=r"cannot be written to .*/file/folder: Not a directory.*folder="):
+        Runner(model, 1, folder=tmp_path / "file" / "folder").run(given)
+    (tmp_path / "full" / "weights.bin").mkdir(parents=True)
+    with pytest.raises(OnnxError, match=r"cannot be written to .*/full: Is a directory"):
+        Runner(model, 1, folder=tmp_path / "full").run(given)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(OnnxError, match=r"the folder for temporary files: No such file.*TMPDIR"):
+        Runner(model, 1).run(given)
+
+
+def test_links_in_a_folder_are_not_followed_and_nobody_else_can_write_into_it(tmp_path: Path):
+    other = tmp_path / "other"
+    other.write_text("kept")
+    (tmp_path / "old").mkdir()
+    for name in ("weights.bin", "part_0.onnx", "onnx_pipeline.py", "onnx_pipeline.pickle"):
+        (tmp_path / "old" / name).symlink_to(other)
+    given, model = [{"x": onnx_models.random(4, 64)}], carme_onnx.load(onnx_models.chain())
+    found = Runner(model, 1, folder=tmp_path / "old").run(given)
+    check(found[0], onnx_models.expected(onnx_models.chain(), given[0]))
+    assert other.read_text() == "kept" and not (tmp_path / "old" / "weights.bin").is_symlink()
+    Runner(model, 1, folder=tmp_path / "new").run(given)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_pipeline_of_another_user_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Runner(carme_onnx.load(onnx_models.chain()), 1, folder=tmp_path).run([{"x": onnx_models.random(4, 64)}])
+    script = str(tmp_path / "onnx_pipeline.py")
+    assert Pipeline.saved(script).results == ["r7"]
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with pytest.raises(PetriError, match=r"The pipeline in .* belongs to another user"):
+        Pipeline.saved(script)
