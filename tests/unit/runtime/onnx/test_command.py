@@ -63,8 +63,8 @@ def test_errors_are_sentences_and_leave_no_output(model: Path, capsys: pytest.Ca
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["model.onnx", "x.npz"]
 
 
-def test_a_run_that_is_asked_to_end_leaves_no_folder(model: Path, tmp_path: Path):
-    """As Slurm asks at the time limit; here it does while the program gives the first input."""
+def test_a_run_that_sigterm_ends_leaves_no_folder(model: Path, tmp_path: Path):
+    """As Slurm sends it at the time limit; here it comes while the program gives the first input."""
     np.savez("x.npz", x=onnx_models.random(6, 64))
     (tmp_path / "temporary").mkdir()
     Path("program.py").write_text(

@@ -125,8 +125,7 @@ class Runner:
             except OSError as error:
                 raise unwritable(str(folder), error, _OTHER_FOLDER) from error
             return self._run(folder, self.plan, batches)
-        place = (Path.cwd(), _SHARED_FOLDER) if self._job else ()
-        with temporary(*place) as folder:
+        with temporary(Path.cwd(), _SHARED_FOLDER) if self._job else temporary() as folder:
             try:
                 return self._run(folder, self.plan, batches)
             except BaseException:
