@@ -160,6 +160,58 @@ def test_a_step_ends_with_a_large_parameter_before_it_begins_with_the_next_one()
             assert torch.equal(expected.state[one][name], optimizer.state[other][name])
 
 
+@pytest.mark.parametrize("within", ["hook", "closure"])
+def test_what_changes_in_an_optimizers_groups_before_it_steps_holds_for_that_step(within: str) -> None:
+    parameters = [nn.Parameter(torch.ones(MIB)) for _ in range(3)]
+    late = nn.Parameter(torch.ones(MIB))
+    for each in (*parameters, late):
+        each.grad = torch.ones(MIB)
+    optimizer = torch.optim.SGD(parameters, lr=1.0)
+
+    def change(*_: Any) -> float:
+        optimizer.param_groups[0]["lr"] = 0.5
+        optimizer.add_param_group({"params": [late], "lr": 0.25})
+        return 0.0
+
+    def changing(*_: Any) -> None:
+        change()
+
+    hooks = [register_optimizer_step_pre_hook(parameter_by_parameter)]
+    if within == "hook":
+        hooks.append(optimizer.register_step_pre_hook(changing))
+    try:
+        optimizer.step(change if within == "closure" else None)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert [each[0].item() for each in (*parameters, late)] == [0.5, 0.5, 0.5, 0.75]
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Muon"])
+def test_optimizers_that_pytorch_has_in_a_package_of_its_own_step_as_ever(name: str) -> None:
+    if not hasattr(torch.optim, name):
+        pytest.skip(f"This PyTorch has no {name}.")
+
+    def made() -> torch.optim.Optimizer:
+        torch.manual_seed(0)
+        parameters = [nn.Parameter(torch.randn(1024, 1024)) for _ in range(3)]
+        for each in parameters:
+            each.grad = torch.randn(each.shape)
+        return getattr(torch.optim, name)(parameters)
+
+    expected, optimizer = made(), made()
+    expected.step()
+    view, *_ = parameter_by_parameter(optimizer, (optimizer,), {})[0]
+    assert [len(group["params"]) for group in view.param_groups] == [1, 1, 1]
+    hook = register_optimizer_step_pre_hook(parameter_by_parameter)
+    try:
+        optimizer.step()
+    finally:
+        hook.remove()
+    for one, other in zip(*(each.param_groups[0]["params"] for each in (expected, optimizer)), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_an_optimizer_that_needs_all_parameters_gets_them() -> None:
     parameters = [nn.Parameter(torch.ones(2 * MIB)) for _ in range(2)]
     optimizer = torch.optim.LBFGS(parameters, max_iter=1, history_size=1)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,3 +61,34 @@ def test_errors_are_sentences_and_leave_no_output(model: Path, capsys: pytest.Ca
     assert main(["run", str(model), "--input", "x.npz", "--output", "none/y.npz"]) == 1
     assert "There is no folder" in capsys.readouterr().err
     assert sorted(path.name for path in Path.cwd().iterdir()) == ["model.onnx", "x.npz"]
+
+
+def test_a_run_that_sigterm_ends_leaves_no_folder(model: Path, tmp_path: Path):
+    """As Slurm sends it at the time limit; here it comes while the program gives the first input."""
+    np.savez("x.npz", x=onnx_models.random(6, 64))
+    (tmp_path / "temporary").mkdir()
+    Path("program.py").write_text(
+        "import signal, sys\n"
+        "from carme_runtime.onnx import command, running\n"
+        "running._put = lambda *_: signal.raise_signal(signal.SIGTERM)\n"
+        "sys.exit(command.main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "program.py", "run", str(model), "--input", "x.npz", "--output", "y.npz"],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1]),
+            "TMPDIR": str(tmp_path / "temporary"),
+        },
+    )
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert not list((tmp_path / "temporary").glob("carme-onnx-*")) and not Path("y.npz").exists()
+
+
+def test_a_run_leaves_what_signals_do_as_it_was(model: Path):
+    np.savez("x.npz", x=onnx_models.random(1, 64))
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["run", str(model), "--input", "x.npz", "--output", "y.npz", "--workers", "1"]) == 0
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from dataclasses import replace
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +13,8 @@ import carme_runtime.onnx as carme_onnx
 import onnx_models
 from carme_runtime.graph import Graph, Links, Operator, Timing, Value, files
 from carme_runtime.onnx import OnnxError, Plan
+from carme_runtime.onnx.fusion import balanced_cuts
+from carme_runtime.pipeline import partition
 
 
 def traced(proto: object, *shape: int) -> Graph:
@@ -204,3 +207,20 @@ def test_workers_that_do_not_exist_are_refused(workers: object):
 def test_more_tasks_than_operators_are_refused():
     with pytest.raises(OnnxError, match="Ask for 16 at most"):
         carme_onnx.plan(traced(onnx_models.chain(), 32, 64), 2, tasks=40)
+
+
+def test_pieces_longer_than_any_plan_needs_are_not_looked_at(monkeypatch: pytest.MonkeyPatch):
+    """With many parts nearly all are: a plan of 256 parts would take most of a minute."""
+    limits: list[float] = []
+    bounded = partition._bounded
+
+    def seen(pieces: int, times: list[float], crossed: list[float], most: float) -> object:
+        limits.append(most)
+        return bounded(pieces, times, crossed, most)
+
+    monkeypatch.setattr(partition, "_bounded", seen)
+    graph = in_a_row([("Relu", 4, 1.0)] * 1500)
+    cuts = balanced_cuts(graph, 256)
+    assert cuts is not None and len(cuts) == 255
+    longest = max(end - begin for begin, end in pairwise((0, *cuts, 1500)))
+    assert longest <= max(limits) <= 3 * 1500 / 256

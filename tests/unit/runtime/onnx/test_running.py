@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from onnx import helper, numpy_helper
 import carme_runtime.onnx as carme_onnx
 import onnx_models
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.onnx import OnnxError, Runner
+from carme_runtime.onnx import OnnxError, Runner, folding
+from carme_runtime.onnx.execution import Pipeline
+from carme_runtime.petri import PetriError
 from carme_runtime.petri.run import Run
 
 
@@ -52,6 +55,43 @@ def test_a_batch_whose_samples_depend_on_each_other_is_not_split():
     ]
     proto, x = onnx_models.model(nodes, {"x": ("N", 8)}, ["y"]), onnx_models.random(6, 8)
     check(carme_onnx.run(proto, {"x": x}, workers=2), onnx_models.expected(proto, {"x": x}))
+
+
+def with_large_constants() -> Any:
+    """A chain whose fourth of five steps adds what depends on constants alone, and takes long to make."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["m"], name="product"),
+        helper.make_node("Relu", ["m"], ["r"], name="first"),
+        helper.make_node("ConstantOfShape", ["shape"], ["c0"], name="zeros"),
+        *(helper.make_node("Exp", [f"c{k}"], [f"c{k + 1}"], name=f"exp{k}") for k in range(3)),
+        helper.make_node("Add", ["r", "c3"], ["a"], name="sum"),
+        helper.make_node("Relu", ["a"], ["s"], name="second"),
+        helper.make_node("Neg", ["s"], ["y"], name="negative"),
+    ]
+    tensors = [
+        onnx_models.weights("w", 64, 640),
+        numpy_helper.from_array(np.array([640, 640]), "shape"),
+    ]
+    return onnx_models.model(nodes, {"x": (640, 64)}, ["y"], tensors)
+
+
+@pytest.mark.parametrize(
+    ("workers", "tasks", "batches"), [(2, 3, 20), (4, None, 1), (4, None, 20), (1, 5, 2)]
+)
+def test_no_task_is_of_constants_alone(
+    workers: int, tasks: int | None, batches: int, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing would start such a task; here constants take the most time, and are too large to fold."""
+    monkeypatch.setattr(folding, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(folding, "_LEAST_BYTES", 1 << 20)
+    proto = with_large_constants()
+    given = [{"x": onnx_models.random(640, 64, seed=k)} for k in range(batches)]
+    model = carme_onnx.load(proto)
+    assert len(model.nodes) == 9
+    for found, each in zip(Runner(model, workers, tasks=tasks).run(given), given, strict=True):
+        check(found, onnx_models.expected(proto, each))
+    with pytest.raises(OnnxError, match=r"5 operators that depend on its inputs\..* 5 at most"):
+        Runner(model, workers, tasks=9).run(given)
 
 
 def test_inputs_of_different_shapes_follow_each_other():
@@ -170,3 +210,40 @@ def test_what_fails_is_reported_in_a_sentence():
 def test_gpus_that_are_not_there_are_refused_before_anything_runs():
     with pytest.raises(OnnxError, match="cannot use GPUs"):
         carme_onnx.run(onnx_models.chain(2), {"x": onnx_models.random(2, 64)}, workers="cpu:1,gpu:1")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    given, model = [{"x": onnx_models.random(4, 64)}], carme_onnx.load(onnx_models.chain())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OnnxError, match=r"cannot be written to .*/file/folder: Not a directory.*folder="):
+        Runner(model, 1, folder=tmp_path / "file" / "folder").run(given)
+    (tmp_path / "full" / "weights.bin").mkdir(parents=True)
+    with pytest.raises(OnnxError, match=r"cannot be written to .*/full: Is a directory"):
+        Runner(model, 1, folder=tmp_path / "full").run(given)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(OnnxError, match=r"the folder for temporary files: No such file.*TMPDIR"):
+        Runner(model, 1).run(given)
+
+
+def test_links_in_a_folder_are_not_followed_and_nobody_else_can_write_into_it(tmp_path: Path):
+    other = tmp_path / "other"
+    other.write_text("kept")
+    (tmp_path / "old").mkdir()
+    for name in ("weights.bin", "part_0.onnx", "onnx_pipeline.py", "onnx_pipeline.pickle"):
+        (tmp_path / "old" / name).symlink_to(other)
+    given, model = [{"x": onnx_models.random(4, 64)}], carme_onnx.load(onnx_models.chain())
+    found = Runner(model, 1, folder=tmp_path / "old").run(given)
+    check(found[0], onnx_models.expected(onnx_models.chain(), given[0]))
+    assert other.read_text() == "kept" and not (tmp_path / "old" / "weights.bin").is_symlink()
+    Runner(model, 1, folder=tmp_path / "new").run(given)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_pipeline_of_another_user_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    Runner(carme_onnx.load(onnx_models.chain()), 1, folder=tmp_path).run([{"x": onnx_models.random(4, 64)}])
+    script = str(tmp_path / "onnx_pipeline.py")
+    assert Pipeline.saved(script).results == ["r7"]
+    own = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    with pytest.raises(PetriError, match=r"The pipeline in .* belongs to another user"):
+        Pipeline.saved(script)

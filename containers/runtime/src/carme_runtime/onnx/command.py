@@ -1,12 +1,14 @@
 """`carme onnx`, which is `carme-run onnx` and `python -m carme_runtime.onnx`, too; and `carme-run --onnx`."""
 
 import argparse
+import contextlib
 import json
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +119,8 @@ def _run(options: argparse.Namespace) -> None:
     batches = micro_batches(model, _read(model, options.input), _workers(options))
     runner = Runner(model, _workers(options), tasks=options.tasks, memory=options.memory)
     began = time.perf_counter()
-    results = joined(model, batches, runner.run(batches))
+    with _ending():
+        results = joined(model, batches, runner.run(batches))
     seconds = time.perf_counter() - began
     _write(options.output, results)
     for notice in runner.notices:
@@ -133,6 +136,25 @@ def _run(options: argparse.Namespace) -> None:
         f"{model.name}: {len(batches)} micro-batch{'es' * (len(batches) != 1)} through {tasks} "
         f"task{'s' * (tasks != 1)} in {seconds:.2f} s. {options.output} has {outputs}."
     )
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """Let SIGTERM, which a job gets at its time limit, end the program as an error does: nothing is left."""
+    before = signal.getsignal(signal.SIGTERM)
+    if before is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield  # somebody else decides what it does
+        return
+
+    def end(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # another one must not end what is left to do
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _read(model: Model, path: Path) -> dict[str, Any]:

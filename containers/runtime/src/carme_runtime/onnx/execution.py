@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.onnx.errors import OnnxError
+from carme_runtime.onnx.files import replaced
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.plans import Plan
 from carme_runtime.onnx.sessions import result_of, session
 from carme_runtime.petri import Net
+from carme_runtime.petri.frames import bytes_of
 
 #: Smaller tensors are part of their token: a range costs more than their copy.
 INLINE_BYTES = 4096
@@ -261,13 +263,21 @@ class Pipeline:
 
     def save(self) -> None:
         """Write into the folder what workers of other nodes make the same net of."""
-        self._script.with_suffix(".pickle").write_bytes(pickle.dumps(self._given))
-        self._script.write_text(_SCRIPT)
+        for path, content in (
+            (self._script.with_suffix(".pickle"), pickle.dumps(self._given)),
+            (self._script, _SCRIPT.encode()),
+        ):
+            with replaced(path) as file:
+                file.write(content)
 
     @classmethod
     def saved(cls, script: str) -> "Pipeline":
-        """The pipeline of a folder, by the script in it that `save` has written."""
-        return cls(*pickle.loads(Path(script).with_suffix(".pickle").read_bytes()))
+        """The pipeline of a folder, by the script in it that `save` has written.
+
+        Raises:
+            PetriError: It cannot be read, or is another user's.
+        """
+        return cls(*pickle.loads(bytes_of(Path(script).with_suffix(".pickle"), "pipeline")))
 
 
 def _sum(places: Any) -> Any:

@@ -31,8 +31,21 @@ def crossing(graph: Graph) -> list[float]:
     return levels
 
 
+def fed(graph: Graph) -> list[bool]:
+    """Which operators depend on what the model is given; the others on constants alone, or on chance."""
+    found: list[bool] = []
+    for operator in graph.operators:
+        found.append(any(graph.maker[name] < 0 or found[graph.maker[name]] for name in operator.inputs))
+    return found
+
+
 def allowed(graph: Graph) -> list[int]:
-    """Places before which a part may begin: only arrays cross there."""
+    """Places before which a part may begin: only arrays cross there, and each part is given something.
+
+    For the latter no part ends with an operator that depends on constants alone.
+    """
+    given = fed(graph)
+    last = max((place for place, one in enumerate(given) if one), default=-1)
     bad = [0] * (len(graph.operators) + 1)
     for name, users in graph.users.items():
         made = graph.maker[name]
@@ -42,7 +55,7 @@ def allowed(graph: Graph) -> list[int]:
     found, level = [], 0
     for place in range(len(graph.operators)):
         level += bad[place]
-        if place and not level:
+        if 0 < place <= last and given[place - 1] and not level:
             found.append(place)
     return found
 
@@ -95,7 +108,10 @@ def _fork(graph: Graph, join: int) -> int:
 
 
 def components(graph: Graph, begin: int, end: int) -> list[list[int]]:
-    """Operators of a part in groups that need nothing of each other; small groups join the largest."""
+    """Operators of a part in groups that need nothing of each other.
+
+    Small groups join the largest, as do those that depend on constants alone: nothing would start their task.
+    """
     leader = {place: place for place in range(begin, end)}
 
     def top(place: int) -> int:
@@ -110,14 +126,21 @@ def components(graph: Graph, begin: int, end: int) -> list[list[int]]:
     groups: dict[int, list[int]] = {}
     for place in range(begin, end):
         groups.setdefault(top(place), []).append(place)
+    if len(groups) == 1:
+        return list(groups.values())
 
     def time(group: list[int]) -> float:
         return sum(graph.operators[place].forward_ms(graph.samples) for place in group)
 
-    ordered = sorted(groups.values(), key=time, reverse=True)
+    given = fed(graph)
+
+    def starts(group: list[int]) -> bool:
+        return any(given[place] for place in group)
+
+    ordered = sorted(groups.values(), key=lambda group: (starts(group), time(group)), reverse=True)
     first, others = ordered[0], []
     for group in ordered[1:]:
-        if time(group) >= WORTH * TASK_MS:
+        if starts(group) and time(group) >= WORTH * TASK_MS:
             others.append(group)
         else:
             first = sorted([*first, *group])

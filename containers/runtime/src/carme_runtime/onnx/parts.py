@@ -7,6 +7,7 @@ memory once.
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.onnx.files import replaced
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model
 from carme_runtime.onnx.nodes import needed
@@ -29,14 +30,15 @@ def write_parts(model: Model, found: Plan, folder: Path) -> list[Path]:
     weights = {each.name: each for each in model.proto.graph.initializer}
     nodes = {node.name: node for node in model.nodes}
     used = {name for node in model.nodes for name in needed(node)}
-    with (folder / WEIGHTS).open("wb") as file:
+    with replaced(folder / WEIGHTS) as file:
         placed = {name: _place(onnx, weights[name], file) for name in weights if name in used}
     types = _types(onnx, model, found)
     paths = []
     for task in found.tasks:
         proto = _part(onnx, model, task, [nodes[name] for name in task.operators], placed, types)
         path = folder / f"{task.name}.onnx"
-        path.write_bytes(proto.SerializeToString())
+        with replaced(path) as file:
+            file.write(proto.SerializeToString())
         paths.append(path)
     return paths
 

@@ -12,7 +12,7 @@ from typing import Any
 from carme_runtime.graph import Graph, Links, drawing
 from carme_runtime.graph.show import columns, size_text
 from carme_runtime.onnx.errors import OnnxError
-from carme_runtime.onnx.fusion import TASK_MS, balanced_cuts, branch_cuts, components
+from carme_runtime.onnx.fusion import TASK_MS, balanced_cuts, branch_cuts, components, fed
 
 KINDS = ("cpu", "gpu")
 #: As workers: a process for each processor of all nodes of the job.
@@ -242,8 +242,10 @@ def _wanted_cuts(graph: Graph, tasks: int) -> tuple[int, ...]:
         cuts = balanced_cuts(graph, parts)
         if cuts is not None:
             if parts < tasks:
+                count = sum(fed(graph))
                 raise OnnxError(
-                    f"The model cannot be cut into {tasks} tasks: it has {len(graph.operators)} operators.",
+                    f"The model cannot be cut into {tasks} tasks: it has {count} "
+                    f"operator{'s' * (count != 1)} that depend{'s' * (count == 1)} on its inputs.",
                     f"Ask for {parts} at most.",
                 )
             return cuts

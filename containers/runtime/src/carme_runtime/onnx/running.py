@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, overload
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.examples import check_inputs
 from carme_runtime.onnx.execution import Pipeline, label, stored
+from carme_runtime.onnx.files import temporary, unwritable
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.parts import write_parts
@@ -28,6 +28,8 @@ _MEASURED = 16
 #: Micro-batches that a batch becomes, for each worker.
 _EACH = 2
 _TOLERANCE = 1e-4
+_SHARED_FOLDER = "Start it in a folder of yours that all nodes see, or give such a one as folder=."
+_OTHER_FOLDER = "Give a folder of yours with room in it as folder=."
 
 
 @overload
@@ -118,22 +120,27 @@ class Runner:
             self.plan = plan(graph, workers, tasks=self._tasks, micro_batches=len(batches))
         if self._folder is not None:
             folder = Path(self._folder).absolute()
-            folder.mkdir(parents=True, exist_ok=True)
-            return self._run(folder, self.plan, batches)
-        where = Path.cwd() if self._job else None
-        with tempfile.TemporaryDirectory(prefix="carme-onnx-", dir=where) as temporary:
             try:
-                return self._run(Path(temporary), self.plan, batches)
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise unwritable(str(folder), error, _OTHER_FOLDER) from error
+            return self._run(folder, self.plan, batches)
+        with temporary(Path.cwd(), _SHARED_FOLDER) if self._job else temporary() as folder:
+            try:
+                return self._run(folder, self.plan, batches)
             except BaseException:
-                _free(Path(temporary) / "run")
+                _free(folder / "run")
                 raise
 
     def _run(self, folder: Path, found: Plan, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
         count = sum(found.workers.values())
         threads = 1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1)
-        write_parts(self.model, found, folder)
         pipeline = Pipeline(found, self.model.outputs, folder, threads)
-        pipeline.save()
+        try:
+            write_parts(self.model, found, folder)
+            pipeline.save()
+        except OSError as error:
+            raise unwritable(str(folder), error, _SHARED_FOLDER if self._job else _OTHER_FOLDER) from error
         gpus = found.workers.get("gpu", 0)
         offers = f"gpu:{gpus}" if gpus else ""
         results: list[dict[str, Any]] = [{} for _ in batches]
@@ -251,8 +258,8 @@ def _is_separable(model: Model, inputs: Inputs, sizes: Mapping[str, int]) -> boo
     def some(*places: int) -> dict[str, Any]:
         return {name: array[list(places)] if name in sizes else array for name, array in inputs.items()}
 
-    with tempfile.TemporaryDirectory(prefix="carme-onnx-") as folder:
-        own = session(as_source(model.proto, Path(folder), "whole"), name=model.name)
+    with temporary() as folder:
+        own = session(as_source(model.proto, folder, "whole"), name=model.name)
         try:
             together = result_of(own, None, some(0, other), model.name)
             apart = [result_of(own, None, some(k), model.name) for k in (0, other)]

@@ -1,12 +1,12 @@
 """Turns a model into the graph with its cost table, which partitioner, drawing and plans read."""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.graph import Graph, Links, Operator, Parameter, Timing, Value
+from carme_runtime.onnx.files import temporary
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model
 from carme_runtime.onnx.nodes import needed
@@ -76,8 +76,8 @@ def _observed(
     del proto.graph.output[:]
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     plain = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    with tempfile.TemporaryDirectory(prefix="carme-onnx-") as folder:
-        source = as_source(proto, Path(folder), "traced")
+    with temporary() as folder:
+        source = as_source(proto, folder, "traced")
         made = session(
             source,
             name=model.name,

@@ -4,7 +4,7 @@
 # pyright: reportMissingImports=false
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, SupportsIndex, overload
 
 import torch
 
@@ -16,20 +16,43 @@ def parameter_by_parameter(optimizer: torch.optim.Optimizer, args: Any, kwargs: 
 
     An optimizer that takes lists passes over all parameters, gradients and state once for each of its
     operations, and none of them stays in memory from one to the next. The numbers are the same either way, as
-    PyTorch's optimizers treat each parameter by itself; others, and L-BFGS, are left alone.
+    PyTorch's optimizers treat each parameter by itself; others, and L-BFGS, are left alone. What later hooks
+    and the step's closure change in the optimizer's groups holds for this step, as ever.
 
     Returns:
         The arguments of the step, with a view of the optimizer whose groups have few parameters each.
     """
     kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim.") or kind is torch.optim.LBFGS:
+    if not f"{kind.__module__}.".startswith("torch.optim.") or kind is torch.optim.LBFGS:
         return None
-    groups = [part for group in optimizer.param_groups for part in _parts(group)]
+    groups = _Groups(optimizer)
     if len(groups) == len(optimizer.param_groups):
         return None
     view: Any = object.__new__(kind)
     view.__dict__.update(optimizer.__dict__, param_groups=groups)  # the state is the same one
     return (view, *args[1:]), kwargs
+
+
+class _Groups(list[dict[str, Any]]):
+    """Groups of few parameters each, made of an optimizer's groups as these are when they are looked at."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self._optimizer = optimizer
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for group in self._optimizer.param_groups:
+            yield from _parts(group)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[dict[str, Any]]: ...
+    def __getitem__(self, place: Any) -> Any:
+        return list(iter(self))[place]
 
 
 def _parts(group: dict[str, Any]) -> Iterator[dict[str, Any]]:

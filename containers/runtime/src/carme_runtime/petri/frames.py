@@ -47,8 +47,12 @@ def header_of(file: Path) -> dict[str, Any]:
     raise PetriError(f"The journal in {file.parent} is damaged: it has no beginning.", "Start a new run.")
 
 
-def bytes_of(file: Path) -> bytes:
-    """All that a journal has.
+def bytes_of(file: Path, kind: str = "journal") -> bytes:
+    """All that a file has which is to be unpickled.
+
+    Args:
+        file: Of a journal, or of
+        kind: What it is.
 
     Raises:
         PetriError: It cannot be read, or is another user's.
@@ -58,15 +62,15 @@ def bytes_of(file: Path) -> bytes:
             # What it holds is unpickled, which may run anything that its owner has written there.
             if os.fstat(opened.fileno()).st_uid != os.getuid():
                 raise PetriError(
-                    f"The journal in {file.parent} belongs to another user.",
+                    f"The {kind} in {file.parent} belongs to another user.",
                     "Ask its owner for what it says.",
                 )
             return opened.read()
     except OSError as error:
-        raise unusable_journal(file.parent, error) from error
+        raise unusable_journal(file.parent, error, kind) from error
 
 
-def unusable_journal(folder: Path, error: OSError) -> PetriError:
+def unusable_journal(folder: Path, error: OSError, kind: str = "journal") -> PetriError:
     """What to say of a journal that an operation of the system failed on."""
     if error.errno in _FULL:
         return PetriError(
@@ -74,6 +78,6 @@ def unusable_journal(folder: Path, error: OSError) -> PetriError:
             "Free some room and resume it.",
         )
     return PetriError(
-        f"The journal in {folder} cannot be used: {error.strerror or error}.",
+        f"The {kind} in {folder} cannot be used: {error.strerror or error}.",
         "See that the folder is there and yours, and resume the run.",
     )

@@ -100,7 +100,9 @@ def cheapest_cuts(graph: Graph, places: Sequence[int], pieces: int, longer: floa
     times = _sums((o.forward_ms(n) + o.backward_ms(n) for o in graph.operators), ends)
     crossing = _crossing(graph, n)
     crossed = [0.0, *(crossing[end] for end in ends[1:-1]), 0.0]
-    shortest = _bounded(pieces, times, [0.0] * len(ends), _ENDLESS)[1]
+    # Pieces that are filled one after the other are never longer than this, so longer ones need no look.
+    most = (times[-1] / pieces + max(end - begin for begin, end in itertools.pairwise(times))) * 1.001
+    shortest = _bounded(pieces, times, [0.0] * len(ends), most)[1]
     return tuple(ends[at] for at in _bounded(pieces, times, crossed, longer * shortest)[2][:-1])
 
 
