@@ -100,6 +100,12 @@ def test_mistakes_end_in_sentences(launcher):
     assert ranks.finish(SECONDS) == [0, 0], ranks.said()
 
 
+def test_a_sparse_gradient_is_refused_on_all_ranks(launcher):
+    """It is that of one stage of two, in two replicas."""
+    ranks = launcher.start("pipeline_mistakes", [0, 0, 0, 0], "sparse")
+    assert ranks.finish(SECONDS) == [0] * 4, ranks.said()
+
+
 @pytest.mark.parametrize(
     ("model", "nodes", "stages", "ways"),
     [

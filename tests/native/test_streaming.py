@@ -1,7 +1,10 @@
 """The start of training while the model still travels."""
 
 import pytest
+import torch
+from torch import nn
 
+from carme_runtime.torch.arrivals import Arrivals
 from patience import HANG
 
 
@@ -24,3 +27,16 @@ def test_a_start_that_does_not_exist_is_refused(launcher):
 def test_the_first_step_of_a_pipeline_runs_while_parameters_travel(launcher, nodes):
     ranks = launcher.start("pipeline_streamed", nodes, "2")
     assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.said()
+
+
+def test_pytorch_before_2_5_loads_a_state_after_what_travels(monkeypatch):
+    """It has the private name alone, in all versions."""
+    monkeypatch.delattr(nn.Module, "register_load_state_dict_pre_hook", raising=False)
+    model = nn.Sequential(nn.Linear(1, 1))
+    arrivals = Arrivals(model)
+    arrivals.travel(model.parameters(), lambda: [p.data.fill_(7) for p in model.parameters()])
+    state = {"0.weight": torch.full((1, 1), 3.0), "0.bias": torch.full((1,), 3.0)}
+    model.load_state_dict(state)
+    assert not arrivals.travelling
+    assert [float(p.detach()) for p in model.parameters()] == [3, 3]
+    arrivals.remove()

@@ -148,6 +148,17 @@ def calls() -> None:
     scalar.close()
 
 
+def sparse() -> None:
+    """The first stage has sparse gradients, which cannot be summed over replicas: all ranks say so."""
+    torch.manual_seed(0)
+    layers = [nn.Embedding(5, 4, sparse=True), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 3)]
+    words = torch.randint(0, 5, (12, 2))
+    ours, _ = make(nn.Sequential(*layers), example=words, stages=2, micro_batches=2, cut_points=["2"])
+    refused("A gradient is sparse", lambda: ours.step(words, TARGETS, loss=functional.cross_entropy))
+    refused("A gradient is sparse", lambda: functional.cross_entropy(ours(words), TARGETS).backward())
+    ours.close()
+
+
 def lost() -> None:
     """Rank 1 ends; all others say so, within a second at one of several tries."""
     ours, _ = make(stages=3, micro_batches=4)
@@ -175,4 +186,4 @@ def lost() -> None:
 
 
 dist.init_process_group("carme")
-{"mistakes": mistakes, "lost": lost}[sys.argv[1]]()
+{"mistakes": mistakes, "sparse": sparse, "lost": lost}[sys.argv[1]]()

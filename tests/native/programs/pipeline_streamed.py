@@ -9,6 +9,7 @@ before that shows.
 import copy
 import sys
 import time
+import weakref
 from typing import Any
 
 import pipeline_models
@@ -100,6 +101,7 @@ def train(name: str, stages: int, schedule: str) -> None:
         last = len(events) - events[::-1].index(WAIT)
         assert events.index(COMPUTE) < last, "the first layer waited for the last one"
     assert rank() == 0 or WAIT in events, "nothing travelled when the first step began"
+    assert not ours._carriers, "what has carried parameters stays"
     same_state(ours, reference)
     ours.close()
 
@@ -130,6 +132,47 @@ def first_uses(stages: int) -> None:
     ours.close()
 
 
+def at_once(stages: int) -> None:
+    """Without streaming, parameters that need a copy on their way have one at a time."""
+    model, inputs, _ = pipeline_models.make("mlp")
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            parameter.data = parameter.data.t().contiguous().t()
+    reference = copy.deepcopy(model)
+    if rank():
+        for parameter in model.parameters():
+            parameter.data.fill_(float("nan"))
+    copies: list[weakref.ref[torch.Tensor]] = []
+
+    def noting(group: Group, into: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(into, torch.Tensor):
+            assert not any(one() is not None for one in copies), "there is another copy"
+            copies.append(weakref.ref(into))
+        return broadcast(group, into, *arguments, **options)
+
+    Group.broadcast = noting  # pyright: ignore[reportAttributeAccessIssue]
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    ours, _ = pipeline(model, optimizer, example=inputs, stages=stages, cut_points=["6"])
+    Group.broadcast = broadcast
+    assert copies
+    same_state(ours, reference)
+    ours.close()
+
+
+def failing(stages: int) -> None:
+    """A pipeline whose parameters did not arrive leaves the model to itself, and closes."""
+
+    def lose() -> None:
+        raise OSError("lost")
+
+    ours, _, _, _ = made("mlp", stages)
+    ours._arrivals.leave(lose)
+    with pytest.raises(OSError, match="lost"):
+        ours.close()
+    assert not any(module._forward_pre_hooks for module in ours._traced.model.modules())
+    assert ours._passes._post._boxes is None, "the memory of messages stays"
+
+
 def mistake() -> None:
     model, inputs, _ = pipeline_models.make("mlp")
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -139,10 +182,12 @@ def mistake() -> None:
 
 if __name__ == "__main__":
     dist.init_process_group("carme")
+    at_once(int(sys.argv[1]))
     Group.broadcast = travelling  # pyright: ignore[reportAttributeAccessIssue]
     stages = int(sys.argv[1])
     mistake()
     for name, schedule in (("mlp", "1f1b"), ("mlp", "zb1p"), ("transformer", "1f1b")):
         train(name, stages, schedule)
     first_uses(stages)
+    failing(stages)
     dist.destroy_process_group()

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -572,6 +573,81 @@ def test_the_folder_of_a_killed_comparison_goes_with_the_next_start_and_no_other
         finally:
             process.kill()
     assert made.exists(), "it had no time to remove it"
+    lock = made / "lock"
+    ours = lock.read_text()
+    lock.write_text(f"another-{ours}")
+    with work_folder(tmp_path) as own:
+        assert made.exists(), "whether it still runs on its node cannot be seen from here"
+    lock.write_text(ours)
     with work_folder(tmp_path) as own:
         assert not made.exists()
     assert [path.name for path in tmp_path.iterdir()] == [".compare-mine"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "lock.new", "a file"])
+def test_a_folder_that_got_no_lock_goes_when_it_is_old_and_empty(tmp_path: Path, name: str) -> None:
+    """Its comparison was killed before; another may be about to lock a new one."""
+    left = tmp_path / ".compare-left"
+    left.mkdir()
+    if name != "nothing":
+        (left / name).touch()
+    with work_folder(tmp_path):
+        assert left.exists()
+    os.utime(left, (0, 0))
+    with work_folder(tmp_path):
+        assert left.exists() == (name == "a file")
+
+
+#: Removes a folder with a file that goes only later, as what is open elsewhere on a network file system.
+REFUSED = """
+import pathlib, sys
+from carme_runtime.compare.work_folder import work_folder
+def refuse(event, arguments):
+    if refusing and event == "os.remove" and str(arguments[0]).endswith("open"):
+        raise OSError("in use")
+folder, refusing = pathlib.Path(sys.argv[1]), True
+sys.addaudithook(refuse)
+with work_folder(folder) as made:
+    for name in ("a", "open", "z"):
+        (made / name).touch()
+print(*sorted(path.name for path in made.iterdir()))
+refusing = False
+with work_folder(folder):
+    print(made.exists())
+"""
+
+
+def test_what_could_not_be_removed_goes_with_the_next_start(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", REFUSED, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "lock open\nFalse\n", done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_does_not_end_the_cleaning_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: signal.Signals
+) -> None:
+    cleaned: list[str] = []
+
+    def compare(_plan: object, _options: object, folder: Path, _progress: object) -> None:
+        with work_folder(folder):
+            try:
+                signal.raise_signal(first)
+            finally:
+                for second in (signal.SIGINT, signal.SIGTERM):
+                    signal.raise_signal(second)
+                    cleaned.append(second.name)
+
+    monkeypatch.setattr(command, "compare", compare)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command.main(["--quick", "--output", str(tmp_path)])
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 128 + first
+    assert cleaned == ["SIGINT", "SIGTERM"]
+    assert list(tmp_path.iterdir()) == []

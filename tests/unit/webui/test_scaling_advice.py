@@ -136,6 +136,28 @@ def test_nobody_is_sent_to_a_choice_that_cannot_start(
 
 
 @pytest.mark.parametrize("ask", [estimate, predicted])
+def test_what_cannot_start_leaves_room_for_what_can(
+    browser: Browser, broker: FakeBroker, home: Path, ask: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The site has more choices than a form shows, and an account may have no more than eight nodes."""
+    monkeypatch.setattr(start_times, "REMEMBERED", 3600)  # all questions fall into it on any machine
+    nodes = [Node(name=f"n{n}", cpus=16, memory_mb=64_000, gpus={"a100": 16}) for n in range(1, 257)]
+    partition = Partition(name="gpu", default=True, max_minutes=480, node_names=[node.name for node in nodes])
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes, "partitions": [partition]})
+
+    def starts(request: JobRequest) -> datetime:
+        if request.nodes > 8:
+            raise SlurmError("Your account may have no more nodes.")
+        return datetime.now(UTC)
+
+    broker.starts = starts
+    text = ask(browser, steps=36_000, nodes=1, gpus_per_node=1)
+    assert re.search(r"Fastest: 128 GPUs \(8 nodes\), ", text), text
+    sizes = [(one.request.nodes, one.request.gpus_per_node) for one in broker.asked_for("test")]
+    assert len(sizes) == len(set(sizes)), "Slurm is asked for a choice once"
+
+
+@pytest.mark.parametrize("ask", [estimate, predicted])
 def test_a_training_of_ages_has_no_end_on_a_calendar(browser: Browser, home: Path, ask: Any) -> None:
     text = ask(browser, steps=10**12)
     assert "Cheapest: 1 GPU, 277777778 GPU-hours." in text

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 
 from django.utils import timezone
 from django.utils.formats import number_format
@@ -137,10 +138,15 @@ def advice(
         start: Says when so many nodes with so many GPUs would start.
     """
     most_nodes, most_gpus = _bounds(nodes, gpu_type, chosen[1])
-    found = choices(curve, most_nodes, most_gpus, chosen, steps)
+    start_of = cache(start)
+
+    def is_possible(number: int, gpus_per_node: int) -> bool:
+        return start_of(number, gpus_per_node).possible
+
+    found = choices(curve, most_nodes, most_gpus, chosen, steps, is_possible)
     if not found:
         return None
-    starting = {one: start(one.nodes, one.gpus_per_node) for one in found}
+    starting = {one: start_of(one.nodes, one.gpus_per_node) for one in found}
     possible = [one for one in found if starting[one].possible]
     best = marks(possible) if possible else ()
     offers = [_offer(one, best, chosen, starting[one]) for one in found]

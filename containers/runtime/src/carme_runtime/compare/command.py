@@ -91,11 +91,12 @@ def _compare(options: argparse.Namespace) -> None:
         for name, value in dataclasses.asdict(plan).items()
     }
     # Scripts are ended with SIGTERM; ranks must not stay behind.
-    before = signal.signal(signal.SIGTERM, _end)
+    before = {number: signal.signal(number, _end) for number in _ending()}
     try:
         result = compare(plan, requested, folder, lambda line: print(line, file=sys.stderr, flush=True))
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     results.save(result, folder / "compare.json")
     results.write_whole(folder / "compare.html", report.page(result))
     print(f"The report: {folder / 'compare.html'}", file=sys.stderr, flush=True)
@@ -104,9 +105,16 @@ def _compare(options: argparse.Namespace) -> None:
         raise CompareError("All rows are void, so nothing was measured.", "The report says why.")
 
 
-def _end(*_: object) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not end the cleaning up
-    sys.exit(128 + signal.SIGTERM)
+def _ending() -> list[int]:
+    """Signals that end a comparison; a shell lets what it starts in the background ignore SIGINT."""
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return [signal.SIGTERM] if ignored else [signal.SIGTERM, signal.SIGINT]
+
+
+def _end(number: int, _: object) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, signal.SIG_IGN)  # a second one must not end the cleaning up
+    sys.exit(128 + number)
 
 
 def plan_of(options: argparse.Namespace) -> Plan:

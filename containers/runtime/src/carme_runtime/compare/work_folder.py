@@ -10,24 +10,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PREFIX, _LOCK = ".compare-", "lock"
+_PREFIX, _LOCK, _NEW_LOCK = ".compare-", "lock", "lock.new"
 _REMOVING = 1.0  # seconds at most: a cancelled job has few
+_MAKING = 3600.0  # seconds after which a folder without a lock will get none
 
 
 @contextmanager
 def work_folder(folder: Path) -> Iterator[Path]:
     """A new folder in `folder`, which ends with the comparison; what killed ones have left there goes first.
 
-    A comparison holds a lock of the kernel in its folder, so no other takes it for a killed one's.
+    A comparison holds a lock of the kernel in its folder, so no other takes it for a killed one's. On many
+    network file systems only processes of one node see each other's locks. So the lock's file names the node,
+    and others leave the folder alone.
     """
     _remove_left(folder)
     made = Path(tempfile.mkdtemp(dir=folder, prefix=_PREFIX))
     lock = None
     try:
         with contextlib.suppress(OSError):  # where nothing can be locked, the folder is never taken for left
-            lock = (made / f"{_LOCK}.new").open("w+b")
+            lock = (made / _NEW_LOCK).open("w+b")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            (made / f"{_LOCK}.new").rename(made / _LOCK)
+            lock.write(_this_node())
+            lock.flush()
+            (made / _NEW_LOCK).rename(made / _LOCK)
         yield made
     finally:
         if lock:
@@ -35,20 +40,59 @@ def work_folder(folder: Path) -> Iterator[Path]:
         _remove(made)
 
 
+def _this_node() -> bytes:
+    """Tells nodes apart, and their starts."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{os.uname().nodename} {boot}\n".encode()
+
+
 def _remove_left(folder: Path) -> None:
     for left in folder.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # also where a comparison holds the lock
-            if left.lstat().st_uid == os.getuid():
-                with (left / _LOCK).open("r+b") as lock:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    shutil.rmtree(left, ignore_errors=True)
-                _remove(left)  # a network file system kept the lock while it was open
+            if left.is_symlink() or left.lstat().st_uid != os.getuid():
+                continue
+            if not (left / _LOCK).exists():
+                _remove_empty(left)
+                continue
+            with (left / _LOCK).open("r+b") as lock:
+                if lock.read() != _this_node():
+                    continue
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(left)
+
+
+def _remove_empty(left: Path) -> None:
+    """Remove what a comparison has left that was killed before it had a lock, or after its lock was gone."""
+    if time.time() - left.stat().st_mtime > _MAKING and _names(left) <= {_NEW_LOCK}:
+        (left / _NEW_LOCK).unlink(missing_ok=True)
+        left.rmdir()
 
 
 def _remove(made: Path) -> None:
-    """A network file system keeps files that a process still has open, so it may take several tries."""
+    """Remove a folder, the lock last: what is not done here the next comparison does.
+
+    A network file system keeps files that a process still has open, so it may take several tries.
+    """
     end = time.monotonic() + _REMOVING
-    shutil.rmtree(made, ignore_errors=True)
-    while made.exists() and time.monotonic() < end:
+    while True:
+        with contextlib.suppress(OSError):
+            for name in _names(made) - {_LOCK}:
+                with contextlib.suppress(OSError):
+                    _remove_one(made / name)
+            if _names(made) <= {_LOCK}:
+                (made / _LOCK).unlink(missing_ok=True)
+                made.rmdir()
+        if not made.exists() or time.monotonic() >= end:
+            return
         time.sleep(0.05)
-        shutil.rmtree(made, ignore_errors=True)
+
+
+def _remove_one(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}

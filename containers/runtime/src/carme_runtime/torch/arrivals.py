@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
 
 from carme_runtime.torch.flat import tensors_in
 
@@ -42,7 +43,7 @@ class Arrivals:
         for module in model.modules():
             self._hooks.append(module.register_forward_pre_hook(before))
             self._hooks.append(module.register_state_dict_pre_hook(_Hook(self, Arrivals._settle)))
-            self._hooks.append(module.register_load_state_dict_pre_hook(_Hook(self, Arrivals._settle)))
+            self._hooks.append(_before_load(module, _Hook(self, Arrivals._settle)))
         self._hooks.append(model.register_forward_hook(_Hook(self, Arrivals._after), always_call=True))
 
     def travel(self, parameters: Iterable[nn.Parameter], wait: Callable[[], Any]) -> None:
@@ -158,6 +159,13 @@ class _Looking(TorchFunctionMode):
         if self._arrivals.travelling:
             self._arrivals.wait_for(tensors_in((args, kwargs)))
         return func(*args, **(kwargs or {}))
+
+
+def _before_load(module: nn.Module, hook: _Hook) -> RemovableHandle:
+    """Register what is called before a state is loaded into the module."""
+    if hasattr(module, "register_load_state_dict_pre_hook"):
+        return module.register_load_state_dict_pre_hook(hook)
+    return module._register_load_state_dict_pre_hook(hook, with_module=True)  # before PyTorch 2.5
 
 
 def _is_opaque(module: nn.Module) -> bool:

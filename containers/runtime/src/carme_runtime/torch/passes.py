@@ -3,6 +3,7 @@
 # As in backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -86,7 +87,7 @@ class Passes:
         run: The ranks; see `pipelines`.
         ranks: Those of this pipeline, by stage.
         group: The same, where there are several.
-        arrivals: What waits for parameters that still travel.
+        arrivals: What waits for parameters that still travel; None: none does.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Passes:
         run: Any,
         ranks: list[int],
         group: Group | None,
-        arrivals: Arrivals,
+        arrivals: Arrivals | None,
     ) -> None:
         self._traced, self._plan, self._run = traced, made, run
         self._ranks, self._group, self._arrivals = ranks, group, arrivals
@@ -429,7 +430,8 @@ class Passes:
             "helper": helpers,
         }
         given_to = [sources[kind][name] for kind, name in own.arguments]
-        with self._arrivals.looking(given_to if self._opaque else None):
+        first = given_to if self._opaque else None
+        with self._arrivals.looking(first) if self._arrivals else contextlib.nullcontext():
             results = own.function(*given_to)
         held.results = dict(zip(own.results, results, strict=True))
         for channel, names in self._plan.pieces.channels.items():

@@ -1,4 +1,4 @@
-"""Rank 0's parameters travel to the stages that need them, at once or while the first forward pass runs.
+"""Rank 0's buffers and parameters travel to the stages: at once, parameters also while the first step runs.
 
 The method is that of S-Caffe (Awan et al., PPoPP 2017); see `streaming`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from carme_runtime.collectives import Group
 from carme_runtime.torch.arrivals import Arrivals
@@ -17,21 +18,29 @@ from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.traced import Traced
 
 
+def send_buffers(model: nn.Module, run: Run) -> None:
+    """Give rank 0's buffers to all ranks, which call this together."""
+    for buffer in model.buffers():
+        if run.everyone and buffer.numel():
+            _give(run.everyone, buffer, run)
+
+
 def send_parameters(
-    traced: Traced, owners: Mapping[str, Sequence[int]], stages: int, run: Run
-) -> tuple[Arrivals, list[Group]]:
-    """Begin to give rank 0's parameters to the ranks that hold them, in the order of the model.
+    traced: Traced, owners: Mapping[str, Sequence[int]], stages: int, run: Run, arrivals: Arrivals | None
+) -> list[Group]:
+    """Give rank 0's parameters to the ranks that hold them, in the order of the model.
 
     Args:
         traced: The model, with all its parameters.
         owners: By name of a parameter: the stages that hold it.
         stages: Of one replica.
         run: The ranks, which call this together.
+        arrivals: What waits for them while they travel; None: all are there when this returns, and of one at
+            a time there is a copy in host memory.
 
     Returns:
-        What waits for them, and the groups that carry them, which must be kept until then.
+        The groups of what travels, which must be kept until then.
     """
-    arrivals = Arrivals(traced.model)
     parameters = dict(traced.model.named_parameters())
     groups: dict[tuple[int, ...], Group | None] = {}
     for holders in sorted({tuple(owners[name]) for name in parameters}):
@@ -41,28 +50,56 @@ def send_parameters(
         group = groups[tuple(owners[name])]
         if group is None or not parameter.numel():
             continue
-        content = _contiguous(parameter.detach())
-        sent = group.broadcast(content.view(-1).view(torch.uint8), 0, timeout=run.timeout, asynchronous=True)
-        assert sent
-        if run.rank == 0:
-            arrivals.leave(sent.wait)
+        if arrivals:
+            _begin(group, parameter, run, arrivals)
         else:
-            arrivals.travel([parameter], _arrival(sent.wait, parameter, content))
-    return arrivals, [group for group in groups.values() if group]
+            _give(group, parameter, run)
+    return [group for group in groups.values() if group and arrivals]
 
 
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy in host memory with its elements in order."""
+def _begin(group: Group, parameter: nn.Parameter, run: Run, arrivals: Arrivals) -> None:
+    """Begin to give rank 0's parameter to all of a group."""
+    content = _content(parameter, run)
+    sent = group.broadcast(bytes_of(content), 0, timeout=run.timeout, asynchronous=True)
+    assert sent
+    if run.rank == 0:
+        arrivals.leave(sent.wait)
+    else:
+        arrivals.travel([parameter], _arrival(sent.wait, parameter, content))
+
+
+def _give(group: Group, tensor: torch.Tensor, run: Run) -> None:
+    """Give rank 0's tensor to all of a group."""
+    content = _content(tensor, run)
+    group.broadcast(bytes_of(content), 0, timeout=run.timeout)
+    if run.rank:
+        _bring_back(content, tensor)
+
+
+def _content(tensor: torch.Tensor, run: Run) -> torch.Tensor:
+    """The tensor itself, or room for it in host memory with its elements in order; rank 0's is filled."""
+    tensor = tensor.detach()
     if tensor.device.type == "cpu" and tensor.is_contiguous():
         return tensor
+    if run.rank:
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
     return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _arrival(sent: Callable[[], Any], parameter: torch.Tensor, content: torch.Tensor) -> Callable[[], None]:
+def bytes_of(content: torch.Tensor) -> torch.Tensor:
+    """The memory of a tensor with its elements in order."""
+    return content.view(-1).view(torch.uint8)
+
+
+def _arrival(sent: Callable[[], Any], parameter: nn.Parameter, content: torch.Tensor) -> Callable[[], None]:
     def wait() -> None:
         sent()
-        if content.data_ptr() != parameter.data_ptr():
-            with torch.no_grad():
-                parameter.copy_(content)
+        _bring_back(content, parameter)
 
     return wait
+
+
+def _bring_back(content: torch.Tensor, tensor: torch.Tensor) -> None:
+    if content.data_ptr() != tensor.data_ptr():
+        with torch.no_grad():
+            tensor.copy_(content)

@@ -9,37 +9,36 @@ from torch import nn
 
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.torch.pipeline_run import Run
 
-_NONE, _DENSE, _SPARSE = range(3)  # kinds of gradients
 
+def refuse_sparse(run: Run, parameters: list[nn.Parameter]) -> None:
+    """Raise InvalidCall on all ranks of the run where any has a sparse gradient that is to be summed.
 
-def sum_gradients(group: Group, parameters: list[nn.Parameter], timeout: int) -> None:
-    """Sum gradients over a group; where none of it has one, there is none.
-
-    Raises:
-        InvalidCall: One is sparse, on any rank of the group.
+    Args:
+        run: The ranks, which call this together.
+        parameters: Those of this rank whose gradients are to be summed.
     """
-    kinds = numpy.array([_kind_of(p.grad) for p in parameters], numpy.int64)
-    if not len(kinds):
-        return
-    group.allreduce(kinds, "max", timeout=timeout)
-    if kinds.max() == _SPARSE:
+    sparse = any(p.grad is not None and p.grad.is_sparse for p in parameters)
+    if run.least(int(not sparse)) == 0:
         raise InvalidCall(
             "A gradient is sparse, and it is to be summed over ranks.", "Make the layer with sparse=False."
         )
-    there = [p for p, kind in zip(parameters, kinds, strict=True) if kind]
+
+
+def sum_gradients(group: Group, parameters: list[nn.Parameter], timeout: int) -> None:
+    """Sum gradients over a group, none of them sparse; where none of it has one, there is none."""
+    known = numpy.array([p.grad is not None for p in parameters], numpy.int64)
+    if not len(known):
+        return
+    group.allreduce(known, "max", timeout=timeout)
+    there = [p for p, is_known in zip(parameters, known, strict=True) if is_known]
     for dtype in dict.fromkeys(p.dtype for p in there):
         chosen = [p for p in there if p.dtype == dtype]
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in chosen])
         allreduce(group, flat, timeout)
         for p, part in zip(chosen, flat.split([p.numel() for p in chosen]), strict=True):
             p.grad = part.view(p.shape)
-
-
-def _kind_of(gradient: torch.Tensor | None) -> int:
-    if gradient is None:
-        return _NONE
-    return _SPARSE if gradient.is_sparse else _DENSE
 
 
 def allreduce(group: Group, flat: torch.Tensor, timeout: int) -> None:

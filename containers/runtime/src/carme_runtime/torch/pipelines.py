@@ -22,14 +22,15 @@ from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.pipeline.memory import memory_of_rank
+from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.options import STREAMED, check_start
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
 from carme_runtime.torch.pipeline_run import Run
-from carme_runtime.torch.pipeline_start import send_parameters
-from carme_runtime.torch.pipeline_sums import allreduce, sum_gradients
+from carme_runtime.torch.pipeline_start import bytes_of, send_buffers, send_parameters
+from carme_runtime.torch.pipeline_sums import allreduce, refuse_sparse, sum_gradients
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
 from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
@@ -248,12 +249,7 @@ class Pipeline:
         self._modes = {module: module.training for module in traced.model.modules()}
         self._tensors = _persistent(traced.model)
         self._described = {name: (t.shape, t.dtype) for name, t in self._tensors.items()}
-        for tensor in traced.model.buffers():
-            if run.everyone:
-                with torch.no_grad():
-                    content = _on_host(tensor)
-                    run.everyone.broadcast(_bytes_of(content), 0, timeout=run.timeout)
-                    tensor.copy_(content)
+        send_buffers(traced.model, run)
         stages = made.schedule.ranks
         first = run.rank - run.rank % stages
         self._stage, self._ranks = run.rank - first, list(range(first, first + stages))
@@ -261,9 +257,8 @@ class Pipeline:
         self._pipeline = run.group(self._ranks)
         self._replicas = run.group(range(self._stage, run.size, stages))
         self._owners = self._holders()
-        self._arrivals, self._carriers = send_parameters(traced, self._owners, stages, run)
-        if not streamed:
-            self._settle()
+        self._arrivals = Arrivals(traced.model) if streamed else None
+        self._carriers = send_parameters(traced, self._owners, stages, run, self._arrivals)
         self._optimizer = optimizer
         self._groups = named_groups(optimizer, {id(p): name for name, p in traced.model.named_parameters()})
         self._keep_own(optimizer)
@@ -273,8 +268,12 @@ class Pipeline:
 
     def _settle(self) -> None:
         """Wait for all parameters that travel, here or from here."""
-        self._arrivals.wait_all()
-        self._arrivals.remove()
+        if self._arrivals:
+            try:
+                self._arrivals.wait_all()
+                self._carriers.clear()
+            finally:
+                self._arrivals.remove()
 
     @property
     def replica(self) -> int:
@@ -460,7 +459,7 @@ class Pipeline:
             held = self._stage == owner and self._run.rank < self._plan.schedule.ranks
             content = _on_host(self._tensors[name]) if held else torch.empty(shape, dtype=dtype)
             if self._run.everyone and content.numel():
-                self._run.everyone.broadcast(_bytes_of(content), owner, timeout=self._run.timeout)
+                self._run.everyone.broadcast(bytes_of(content), owner, timeout=self._run.timeout)
             if self._run.rank == 0:
                 whole[name] = content
         names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
@@ -487,7 +486,7 @@ class Pipeline:
             if self._run.rank == 0:
                 content.copy_(state[name])
             if self._run.everyone and content.numel():
-                self._run.everyone.broadcast(_bytes_of(content), 0, timeout=self._run.timeout)
+                self._run.everyone.broadcast(bytes_of(content), 0, timeout=self._run.timeout)
             if self._stage in self._owners[first]:
                 with torch.no_grad():
                     self._tensors[first].copy_(content)
@@ -512,8 +511,10 @@ class Pipeline:
         Without it that memory goes after all ranks have let go of this object, with the next pipeline.
         """
         forget_clipping(self)
-        self._settle()
-        self._passes.close()
+        try:
+            self._settle()
+        finally:
+            self._passes.close()
 
     def _holders(self) -> dict[str, list[int]]:
         """By name of a parameter or buffer: the stages that hold it. The first holds what is not used."""
@@ -569,6 +570,9 @@ class Pipeline:
 
     def _reduce(self, own: list[nn.Parameter]) -> None:
         """Sum gradients over replicas, and those of shared parameters over stages."""
+        if self._replicas or any(len(stages) > 1 for stages in self._owners.values()):
+            shared = [p for _, parameters in self._sharing for p in parameters]
+            refuse_sparse(self._run, own if self._replicas else shared)
         if self._replicas:
             sum_gradients(self._replicas, own, self._run.timeout)
         for group, parameters in self._sharing:
@@ -591,7 +595,3 @@ def _first(model: nn.Module, name: str) -> str:
         **dict(model.named_buffers(remove_duplicate=False)),
     }
     return next(first for first, tensor in _persistent(model).items() if tensor is known[name])
-
-
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    return tensor.reshape(-1).view(torch.uint8)
