@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import processes
 from free_ports import free_port
 
 __all__ = ["ROOT", "Zabbix", "zabbix"]
@@ -36,7 +37,7 @@ class Zabbix:
 
     def stop_server(self) -> None:
         """Nothing is asked for or judged from now on."""
-        _end(self._server)
+        processes.end(self._server)
 
     def start_server(self) -> None:
         """It goes on with what its database has."""
@@ -102,7 +103,7 @@ def zabbix() -> Iterator[Zabbix]:
             log = ending.enter_context((folder / f"{Path(command[0]).name}.log").open("wb"))
             everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
             process = subprocess.Popen(everything, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            ending.callback(_end, process)
+            ending.callback(processes.end, process)
             return process
 
         utf8 = ("--encoding=UTF8", "--locale=C.UTF-8")
@@ -162,14 +163,3 @@ def zabbix() -> Iterator[Zabbix]:
             log = folder / "log/server.log"
             print(log.read_text()[-4000:] if log.exists() else "Zabbix wrote no log.")
             raise
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

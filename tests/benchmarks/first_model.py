@@ -40,7 +40,7 @@ CLICKS, SECONDS = 5, 60.0
 LIMIT = 1200.0
 EXAMPLE = "Distributed training in two lines: PyTorch"
 TRAINED = re.compile(r"accuracy [\d.]+% with (\d+) rank\(s\)")
-#: Tells of each press of a button of the mouse, in every document; of the browser's own events alone.
+#: Reports each press of a mouse button in every document; only the browser's own events count.
 COUNT = "addEventListener('pointerdown', event => event.isTrusted && window.carmeClicked(), true)"
 
 

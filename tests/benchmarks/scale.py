@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import processes
 from report import machine, print_table, row, tidy_up_when_ended, write_json
 
 from carme.broker import AsyncBrokerClient
@@ -195,12 +196,7 @@ directory = "{folder}/images"
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        processes.end(process)
 
 
 async def measure(size: tuple[int, int, int], seconds: float) -> Measured:

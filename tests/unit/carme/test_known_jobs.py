@@ -1,4 +1,4 @@
-"""What is read anew of squeue's output, and what is the job of the last look."""
+"""Which jobs are parsed anew from squeue's output, and which are those of the last look."""
 
 import time
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def long(exclusive: str = "OverSubscribe", word: str = "OK", **changes: str) -> 
     return "".join(f"{values.get(field, 'N/A')}{S}" for field in (*tres.ALLOTTED_FIELDS, exclusive)) + "\n"
 
 
-def test_a_job_of_which_squeue_tells_the_same_is_not_read_again() -> None:
+def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
     known = KnownJobs()
     (first,) = known.queue(short(), long(), S, "OverSubscribe")
     assert known.count == 1
@@ -62,7 +62,7 @@ def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) ->
 
 
 def test_where_a_field_ends_counts() -> None:
-    """Users name their jobs: what one field tells cannot be taken for what two tell."""
+    """Users name their jobs: what stands in one field cannot be taken for what stands in two."""
     known = KnownJobs()
     (first,) = known.queue(short(a="lab", P="gpu"), long(), S, "OverSubscribe")
     (second,) = known.queue(short(a="labg", P="pu"), long(), S, "OverSubscribe")

@@ -42,8 +42,8 @@ from carme.translation import message as _
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 # And all tasks of an array that wait, however long that makes the line.
 _WHOLE = {"SLURM_BITSTR_LEN": "0"}
-# With so many jobs there is hardly a moment at which none changes, and what scontrol tells of a job is four
-# times as long as what squeue does: the queue is read each time.
+# With so many jobs there is hardly a moment at which none changes, and what scontrol prints for a job is four
+# times as long as what squeue prints: the queue is read each time.
 MANY_JOBS = 2_000
 # What `scontrol show job` tells anew each time, although nothing has happened to the job.
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")

@@ -12,10 +12,10 @@ _STATE = parsing.QUEUE_FIELDS.index("T")
 
 
 class KnownJobs:
-    """Reads squeue's output; a job of which it tells the same as before is the very same object.
+    """Reads squeue's output; a job for which it prints the same as before is the very same object.
 
     Of the tens of thousands of jobs of a large site a handful change from one look to the next. Of what
-    squeue told of each only a digest is kept.
+    squeue printed for each job, only a digest stays.
     """
 
     def __init__(self) -> None:
