@@ -6,7 +6,9 @@ clocks that run fast; tests/unit/spawner/test_singleuser.py). Two tests here tak
 """
 
 import base64
+import hashlib
 import os
+import random
 import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -72,9 +74,12 @@ def test_an_app_gets_an_address_as_it_was_sent(opened: tuple[Visitor, str]) -> N
 def test_an_upload_of_gibibytes_by_jupyterlab(demo: DemoSite, opened: tuple[Visitor, str]) -> None:
     visitor, server = opened
     name, last = f"uploaded-{os.getpid()}.bin", UPLOAD_GIB * 1024
-    content = base64.b64encode(b"0123456789abcdef" * (PART // 16)).decode()
+    rng, sent = random.Random(1), hashlib.sha256()
     try:
         for part in range(1, last + 1):
+            data = rng.randbytes(PART)  # parts that differ, so that their order counts
+            sent.update(data)
+            content = base64.b64encode(data).decode()
             saved = visitor.http.put(
                 f"{server}api/contents/{name}",
                 json={
@@ -86,8 +91,8 @@ def test_an_upload_of_gibibytes_by_jupyterlab(demo: DemoSite, opened: tuple[Visi
                 headers={"X-XSRFToken": visitor.http.cookies.get("_xsrf", path=urlsplit(server).path) or ""},
             )
             assert saved.status_code in (200, 201), saved.text
-        size = demo.run("head", "stat", "--format=%s", f"/home/user1/{name}").stdout
-        assert int(size) == UPLOAD_GIB << 30
+        found = demo.run("head", "sha256sum", f"/home/user1/{name}").stdout
+        assert found.split()[0] == sent.hexdigest()
     finally:
         demo.run("head", "rm", "-f", f"/home/user1/{name}")
 
