@@ -71,7 +71,7 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
                 for path in what.sqlite:
                     copy = Path(scratch, "copy.sqlite")
                     copy_sqlite(path, copy)
-                    _put(archive, path, copy)
+                    put_file(archive, path, copy)
                     copy.unlink()
                 for name, address in what.postgresql.items():
                     copy = Path(scratch, f"{name}.dump")
@@ -79,7 +79,7 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
                     archive.add(copy, f"{DATABASES}/{name}.dump", recursive=False)
                 for path in what.files:
                     with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
-                        _put(archive, path)
+                        put_file(archive, path)
             sealed.close()
             file.flush()
             os.fsync(file.fileno())
@@ -89,7 +89,7 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
     return len(what.files) + len(what.sqlite)
 
 
-def _put(archive: tarfile.TarFile, path: Path, copy: Path | None = None) -> None:
+def put_file(archive: tarfile.TarFile, path: Path, copy: Path | None = None) -> None:
     """Add a file under its own name; with `copy`, what is in that one."""
     member = archive.gettarinfo(str(path), f"{FILES}{path}")
     if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
@@ -144,7 +144,7 @@ def check(backup: Path, key: Path) -> tuple[Made, list[str], list[str]]:
     paths, accounts, groups = list[str](), set[str](), set[str]()
     with _opened(backup, key) as (about, archive), tempfile.TemporaryDirectory() as scratch:
         for member in archive:
-            _require_safe(member)
+            require_safe(member)
             if not member.name.startswith(f"{FILES}/"):
                 continue
             path = member.name.removeprefix(FILES)
@@ -170,7 +170,7 @@ def _is_known(look: Any, name: str) -> bool:
     return True
 
 
-def _require_safe(member: tarfile.TarInfo) -> None:
+def require_safe(member: tarfile.TarInfo) -> None:
     parts = Path(member.name).parts
     if (
         member.name.startswith("/")
@@ -202,7 +202,7 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> int:
     count, folders = 0, list[tuple[Path, tarfile.TarInfo]]()
     with _opened(backup, key) as (_about, archive), tempfile.TemporaryDirectory() as scratch:
         for member in archive:
-            _require_safe(member)
+            require_safe(member)
             if member.name.startswith(f"{DATABASES}/"):
                 if into is None:
                     _load_database(archive, member, about, Path(scratch))
@@ -211,7 +211,7 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> int:
                 continue
             path = Path(member.name.removeprefix(FILES))
             place = path if into is None else into / path.relative_to("/")
-            _place(archive, member, place, owned=into is None)
+            place_member(archive, member, place, owned=into is None)
             if member.isdir():
                 folders.append((place, member))
             elif str(path) in about.sqlite:
@@ -223,7 +223,7 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> int:
     return count
 
 
-def _place(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path, owned: bool) -> None:
+def place_member(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path, owned: bool) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     if member.isdir():
         place.mkdir(exist_ok=True)

@@ -5,13 +5,14 @@ import os
 import pwd
 import sqlite3
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from carme.errors import CarmeError
 
-__all__ = ["copy_sqlite", "dump_postgresql", "load_postgresql", "sound"]
+__all__ = ["copy_sqlite", "dump_postgresql", "load_postgresql", "run_client", "sound"]
 
 
 def copy_sqlite(database: Path, copy: Path) -> None:
@@ -68,12 +69,25 @@ def _environment(address: str) -> dict[str, str]:
     return {name: value for name, value in known.items() if value}
 
 
+def run_client(
+    arguments: list[str], address: str, account: str, text: str, timeout: float | None = None
+) -> str:
+    """Run a program of PostgreSQL's with a text as its input; what it prints. Raises CarmeError."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as shown:
+        given.write(text.encode())
+        given.seek(0)
+        _run(arguments, address, account, stdin=given, stdout=shown, timeout=timeout)
+        shown.seek(0)
+        return shown.read().decode(errors="replace")
+
+
 def _run(
     arguments: list[str],
     address: str,
     account: str,
     stdin: BinaryIO | None = None,
     stdout: BinaryIO | None = None,
+    timeout: float | None = None,
 ) -> None:
     """Run a program of PostgreSQL as the account that owns the database, where we are root."""
     environment = {"PATH": os.environ.get("PATH", "/usr/bin:/bin"), "LC_ALL": "C"} | _environment(address)
@@ -91,8 +105,14 @@ def _run(
             stderr=subprocess.PIPE,
             check=False,
             cwd="/",
+            timeout=timeout,
             **who,
         )
+    except subprocess.TimeoutExpired:
+        raise CarmeError(
+            f"The database server did not answer {arguments[0]} within {timeout:g} s.",
+            "See that the server runs and can be reached from this host.",
+        ) from None
     except OSError as error:
         raise CarmeError(
             f"{arguments[0]} cannot be run: {error.strerror}.", "Install PostgreSQL's client programs."

@@ -3,6 +3,7 @@
 import os
 import re
 import tomllib
+from ipaddress import ip_interface
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args, get_origin
 from urllib.parse import urlsplit
@@ -278,6 +279,33 @@ class PortalSettings(_Table):
     processes: int = Field(default=0, ge=0, le=64)
 
 
+class HeadsSettings(_Table):
+    """`[heads]`: the hosts of which one is the active head; empty where there is one head.
+
+    Attributes:
+        names: The hosts, as the inventory names them.
+        address: The address that moves with the active head, like `10.0.0.9/24`; empty: the site moves it.
+        interface: The network interface that gets it.
+        lease_seconds: How long a head stays the active one without a sign of life.
+    """
+
+    names: list[Word] = []
+    address: str = ""
+    interface: str = ""
+    lease_seconds: int = Field(default=20, ge=15, le=600)
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if self.address:
+            try:
+                ip_interface(self.address)
+            except ValueError:
+                raise ValueError(f"has the address {self.address!r}; one is like '10.0.0.9/24'") from None
+        if bool(self.address) != bool(self.interface):
+            raise ValueError("needs both 'address' and 'interface', or neither")
+        return self
+
+
 class PolicySettings(_Table):
     """`[monitoring.policy]`: what follows where alerts about a user's job fire.
 
@@ -453,6 +481,7 @@ class Settings(_Table):
     quotas: dict[AbsolutePath, QuotaSettings] = {}
     hub: HubSettings = HubSettings()
     portal: PortalSettings = PortalSettings()
+    heads: HeadsSettings = HeadsSettings()
     monitoring: MonitoringSettings = MonitoringSettings()
     ldap: LdapSettings = LdapSettings()
     mail: MailSettings = MailSettings()

@@ -1,0 +1,195 @@
+"""The state that lies in files of the active head, and its copy on the standby.
+
+The active head writes all of it to standard output, as the one program that the standby's key may start; the
+standby reads it over ssh. The format is that of a backup, unsealed: owners by name, SQLite as of one moment.
+The audit log is not among it: each head's log is its own, and may be added to only.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from carme.backup.archive import place_member, put_file, require_safe
+from carme.backup.contents import BESIDE_DATABASE
+from carme.backup.databases import copy_sqlite
+from carme.config import Settings
+from carme.errors import CarmeError
+
+__all__ = ["HEADS_FOLDER", "Copied", "last_copy", "pull", "receive", "send"]
+
+#: Each head's own: its key for ssh and what the others are known by.
+HEADS_FOLDER = Path("/etc/carme/heads")
+#: The last member: what ends before it was cut off.
+END = "end"
+PULL_SECONDS = 120
+#: What each head makes itself, and what only says that something runs.
+OWN_OF_A_HEAD = {"static", "prepared", "sync.lock", "celerybeat-schedule", "jupyterhub-proxy.pid", "lock"}
+
+
+@dataclass(frozen=True)
+class Copied:
+    """The last copy of the active head's state.
+
+    Attributes:
+        source: The head that it was copied from.
+        epoch: Of the lease at that time.
+        time: Seconds since 1970, when it had arrived.
+    """
+
+    source: str
+    epoch: int
+    time: float
+
+
+def roots(settings: Settings, config: Path) -> list[Path]:
+    """Folders whose files both heads must have the same."""
+    return [
+        settings.secrets.directory,
+        config.parent / "tls",
+        config.parent / "monitoring",
+        settings.broker.state_directory,
+        settings.hub.state_directory,
+        settings.portal.state_directory,
+    ]
+
+
+def send(settings: Settings, config: Path, out: BinaryIO) -> int:
+    """Write this head's state; the number of files."""
+    count = 0
+    with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=out, mode="w|gz") as archive:
+        for path in _files(roots(settings, config)):
+            try:
+                if path.suffix in (".sqlite", ".sqlite3") and path.is_file():
+                    copy = Path(scratch, "copy.sqlite")
+                    copy_sqlite(path, copy)
+                    put_file(archive, path, copy)
+                    copy.unlink()
+                else:
+                    put_file(archive, path)
+            except FileNotFoundError:
+                continue  # it has gone meanwhile
+            count += 1
+        member = tarfile.TarInfo(END)
+        text = json.dumps({"files": count}).encode()
+        member.size = len(text)
+        archive.addfile(member, io.BytesIO(text))
+    return count
+
+
+def _files(folders: list[Path]) -> Iterator[Path]:
+    """Each folder before what is in it."""
+    for folder in folders:
+        if not folder.is_dir():
+            continue
+        yield folder
+        for path in sorted(folder.rglob("*")):
+            inside = path.relative_to(folder).parts
+            if inside[0] not in OWN_OF_A_HEAD and not path.name.endswith(BESIDE_DATABASE):
+                yield path
+
+
+def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
+    """Put another head's state in place; the number of files.
+
+    Nothing is written before all of it has arrived.
+
+    Raises:
+        CarmeError: It was cut off, or names a file that is none of the state.
+    """
+    allowed = roots(settings, config)
+    cut = CarmeError("The state of the other head did not arrive as a whole.", "Try again.")
+    try:
+        with tarfile.open(fileobj=stream, mode="r:gz") as archive:
+            members = archive.getmembers()
+            if not members or members[-1].name != END:
+                raise cut
+            files = members[:-1]
+            for member in files:
+                require_safe(member)
+                path = _path(member)
+                if not any(path == root or root in path.parents for root in allowed):
+                    raise CarmeError(
+                        f"The other head sent {member.name!r}, which is no state of a head.",
+                        "See that both heads run the same version of Carme: run site.yml.",
+                    )
+            for member in files:
+                path = _path(member)
+                place_member(archive, member, path, owned=True)
+                for end in BESIDE_DATABASE:
+                    if path.suffix in (".sqlite", ".sqlite3"):
+                        Path(f"{path}{end}").unlink(missing_ok=True)
+            for member in reversed(files):
+                if member.isdir():
+                    _path(member).chmod(member.mode)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.filename:
+            raise
+        raise cut from None
+    return len(files)
+
+
+def _path(member: tarfile.TarInfo) -> Path:
+    return Path("/") / member.name.partition("/")[2]
+
+
+def pull(settings: Settings, config: Path, source: str, ssh: list[str] | None = None) -> int:
+    """Copy the state of the head `source` to this one; the number of files. Raises CarmeError."""
+    command = ssh or [
+        "ssh",
+        *("-T", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10"),
+        *("-o", f"UserKnownHostsFile={HEADS_FOLDER / 'known_hosts'}", "-o", "StrictHostKeyChecking=yes"),
+        *("-i", str(HEADS_FOLDER / "id_ed25519"), f"root@{source}"),
+    ]
+    with tempfile.TemporaryFile() as stream, tempfile.TemporaryFile() as errors:
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=errors,
+                timeout=PULL_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CarmeError(
+                f"{source} did not send its state within {PULL_SECONDS} s.", "See that it can be reached."
+            ) from None
+        if done.returncode:
+            errors.seek(0)
+            reason = errors.read(1000).decode(errors="replace").strip() or f"exit code {done.returncode}"
+            raise CarmeError(
+                f"The state of {source} cannot be copied: {reason}.",
+                f"See that root reaches {source} by ssh with {HEADS_FOLDER / 'id_ed25519'}.",
+            )
+        stream.seek(0)
+        return receive(settings, config, stream)
+
+
+def note_copy(folder: Path, copied: Copied) -> None:
+    """Note for `last_copy` what was copied."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / "copied.json.new"
+    draft.write_text(json.dumps(asdict(copied)))
+    draft.replace(folder / "copied.json")
+
+
+def last_copy(folder: Path) -> Copied | None:
+    """What was copied last, or None."""
+    try:
+        return Copied(**json.loads((folder / "copied.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def age(copied: Copied) -> float:
+    """Seconds since it was copied."""
+    return max(0.0, time.time() - copied.time)
