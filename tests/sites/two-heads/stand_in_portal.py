@@ -1,4 +1,4 @@
-"""Stands in for the portal in the trial of two heads: each POST is a booking that PostgreSQL has before it is answered."""
+"""Stands in for the portal: each POST is a booking, which PostgreSQL has before it is answered."""
 
 import socket
 import subprocess
