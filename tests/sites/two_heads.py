@@ -80,7 +80,8 @@ install -d -o carme-hub -m 0700 /var/lib/carme/hub
 install -d -o carme-portal -m 0700 /var/lib/carme/portal
 ssh-keygen -q -t ed25519 -N '' -f /etc/carme/heads/id_ed25519
 systemctl daemon-reload
-systemctl enable --quiet carme-active carme-head-pull.timer {services}
+systemctl enable --quiet carme-active {services}
+systemctl enable --quiet --now carme-head-pull.timer
 """
 
 
