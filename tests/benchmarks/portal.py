@@ -41,6 +41,7 @@ from real_postgresql import postgresql
 
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
+YEAR = False  # whether the bookings are those of a year
 #: Answers of which the processor time is taken.
 ALONE = 20
 #: What the clients ask for, how often, and whether with a login or with a token.
@@ -191,9 +192,26 @@ def store_sessions(users: list[Any], now: datetime) -> None:
 
 
 def store_bookings(users: list[Any], now: datetime) -> None:
-    """Approved bookings of the next days, each of one node."""
+    """Approved bookings of the next days, each of one node; or of the last and the next half year."""
     from carme_webui.bookings.models import Booking
 
+    if YEAR:
+        each = timedelta(days=365) / BOOKINGS
+        starts = [now - timedelta(days=182) + number * each for number in range(BOOKINGS)]
+        Booking.objects.bulk_create(
+            (
+                Booking(
+                    owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
+                    node_names=[f"n{number % NODES:03}"], start=start, end=start + timedelta(hours=6),
+                    state="ended" if start + timedelta(hours=6) < now else "approved",
+                    cause="finished" if start + timedelta(hours=6) < now else "", kept=now,
+                    title=f"run {number}",
+                )
+                for number, start in enumerate(starts)
+            ),
+            batch_size=1000,
+        )  # fmt: skip
+        return
     Booking.objects.bulk_create(
         Booking(
             owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
@@ -299,10 +317,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="how long to ask (default: 60)")
     parser.add_argument("--pause", type=float, default=1.0, help="seconds that a client looks at an answer")
     parser.add_argument("--processes", type=int, default=0, help="of the portal (default: as on a site)")
+    for name in ("users", "past", "current", "bookings", "nodes"):
+        parser.add_argument(f"--{name}", type=int, help=f"how many (default: {globals()[name.upper()]})")
+    parser.add_argument("--year", action="store_true", help="bookings of a year in place of some days")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
     options = parser.parse_args()
     if options.quick:
         globals()["PAST"] = PAST // 10
+    for name in ("users", "past", "current", "bookings", "nodes"):
+        if getattr(options, name) is not None:
+            globals()[name.upper()] = getattr(options, name)
+    globals()["YEAR"] = options.year
     seconds = options.seconds if options.seconds is not None else 15.0 if options.quick else 60.0
     port = 32_000 + os.getpid() % 700  # past those that tests beside it take
     folder = Path(tempfile.mkdtemp(prefix="carme-portal-bench-"))

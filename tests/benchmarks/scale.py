@@ -12,11 +12,14 @@ a hundred is a session. Twice a second one of the waiting jobs begins, as on a s
 Rows, each at the small size with the large one beside it: `snapshot_s`, until the first look is over;
 `broker_cpu_percent` of one core, without the programs; `broker_memory_mb`, the most that was resident;
 `change_seen_s`, the slowest of some changes until a client that waits for events knows of them.
+`portal_p95_ms` and `calendar_p95_ms` come from the portal's benchmark (`./test bench portal`) at these sizes,
+with bookings of a year: the slowest of its pages and endpoints, and the calendar's page.
 """
 
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import random
 import re
@@ -40,7 +43,7 @@ from carme.slurm.tres import ALLOTTED_FIELDS
 
 #: Nodes, users and jobs.
 SMALL, LARGE = (500, 1_000, 5_000), (5_000, 10_000, 50_000)
-CPU_PERCENT, MEMORY_MB, SEEN_SECONDS = 30.0, 500.0, 3.0
+CPU_PERCENT, MEMORY_MB, SEEN_SECONDS, P95_MS = 30.0, 500.0, 3.0, 150.0
 #: Growth from one size to the other that counts as linear, with room for what a busy machine adds.
 LINEAR = 12.0
 CHANGES = 5
@@ -260,6 +263,25 @@ async def _seen(site: Site, client: AsyncBrokerClient) -> float:
     return 120.0
 
 
+def measure_portal(size: tuple[int, int, int], seconds: float) -> tuple[float, float]:
+    """The portal's slowest page and its calendar at that size: 95th percentiles, in ms."""
+    nodes, users, jobs = size
+    with tempfile.TemporaryDirectory(prefix="carme-scale-bench-") as folder:
+        report = Path(folder, "portal.json")
+        sizes = {"nodes": nodes, "users": users, "current": jobs, "past": 2 * jobs, "bookings": 2 * users}
+        subprocess.run(
+            [
+                *[sys.executable, str(Path(__file__).with_name("portal.py")), "--year", f"--json={report}"],
+                *[f"--seconds={seconds}", *(f"--{name}={count}" for name, count in sizes.items())],
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        rows = {row["name"]: row["ours"] for row in json.loads(report.read_text())["aims"]}
+    slowest = max(value for name, value in rows.items() if name.endswith("_p95_ms"))
+    return slowest, rows["calendar_p95_ms"]
+
+
 def _cpu(pid: int) -> float:
     """Processor seconds of a process, without its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -287,6 +309,18 @@ def judge(small: Measured, large: Measured) -> list[dict[str, Any]]:
     return rows
 
 
+def judge_portal(small: tuple[float, float], large: tuple[float, float]) -> list[dict[str, Any]]:
+    """The portal's rows of the report."""
+    return [
+        row(
+            name, "ms", more, peers={"a tenth": less},
+            aim=f"under {P95_MS:g}, and growth no worse than linear",
+            holds=more < P95_MS and more <= LINEAR * less,
+        )
+        for name, less, more in zip(("portal_p95_ms", "calendar_p95_ms"), small, large, strict=True)
+    ]  # fmt: skip
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(
@@ -294,15 +328,19 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="15 seconds in place of 60")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    parser.add_argument("--only", choices=("broker", "portal"), help="in place of both")
     options = parser.parse_args()
     tidy_up_when_ended()
     before, seconds = machine(), 15.0 if options.quick else 60.0
-    measured = []
-    for size in (SMALL, LARGE):
+    rows, measured = [], []
+    for size in (SMALL, LARGE) if options.only != "portal" else ():
         measured.append(asyncio.run(measure(size, seconds)))
         shown = f"{size[0]} nodes, {size[1]} users, {size[2]} jobs: {measured[-1]}"
         print(shown, file=sys.stderr, flush=True)
-    rows = judge(*measured)
+    if measured:
+        rows += judge(*measured)
+    if options.only != "broker":
+        rows += judge_portal(*(measure_portal(size, seconds) for size in (SMALL, LARGE)))
     print(f"Load before {before['load']}.")
     print_table(rows)
     if options.json:

@@ -1,5 +1,6 @@
 """Which jobs are parsed anew from squeue's output, and which are those of the last look."""
 
+import random
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,7 +11,7 @@ from unit.carme.conftest import RUNNING, FakeSlurm
 from carme.broker.feed import Feed
 from carme.broker.watch import Watch
 from carme.errors import SlurmError
-from carme.jobs import JobState
+from carme.jobs import Job, JobState
 from carme.slurm import SlurmCommands, parsing, tres
 from carme.slurm import commands as commands_module
 from carme.slurm.known import KnownJobs
@@ -33,14 +34,18 @@ def long(exclusive: str = "OverSubscribe", word: str = "OK", **changes: str) -> 
     return "".join(f"{values.get(field, 'N/A')}{S}" for field in (*tres.ALLOTTED_FIELDS, exclusive)) + "\n"
 
 
+def queue(known: KnownJobs, one: str, two: str) -> list[Job]:
+    return known.queue(one.encode(), two.encode(), S.encode(), "OverSubscribe")
+
+
 def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
     known = KnownJobs()
-    (first,) = known.queue(short(), long(), S, "OverSubscribe")
+    (first,) = queue(known, short(), long())
     assert known.count == 1
     # The time that is left of a job that runs is no news.
-    (second,) = known.queue(short(L="58:58"), long(), S, "OverSubscribe")
+    (second,) = queue(known, short(L="58:58"), long())
     assert second is first
-    assert known.queue("", "", S, "OverSubscribe") == [] and known.count == 0
+    assert queue(known, "", "") == [] and known.count == 0
 
 
 @pytest.mark.parametrize(
@@ -55,8 +60,8 @@ def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
 )
 def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) -> None:
     known = KnownJobs()
-    known.queue(short(), long(), S, "OverSubscribe")
-    (job,) = known.queue(one, two, S, "OverSubscribe")
+    queue(known, short(), long())
+    (job,) = queue(known, one, two)
     has = tres.allotted(two, S, "OverSubscribe")
     assert [job] == parsing.queue(one, S, has)
 
@@ -64,16 +69,14 @@ def test_a_job_that_has_changed_is_read_as_if_it_were_new(one: str, two: str) ->
 def test_where_a_field_ends_counts() -> None:
     """Users name their jobs: what stands in one field cannot be taken for what stands in two."""
     known = KnownJobs()
-    (first,) = known.queue(short(a="lab", P="gpu"), long(), S, "OverSubscribe")
-    (second,) = known.queue(short(a="labg", P="pu"), long(), S, "OverSubscribe")
+    (first,) = queue(known, short(a="lab", P="gpu"), long())
+    (second,) = queue(known, short(a="labg", P="pu"), long())
     assert [(job.account, job.partition) for job in (first, second)] == [("lab", "gpu"), ("labg", "pu")]
 
 
 def test_of_a_suspended_job_the_time_that_is_left_counts() -> None:
     known = KnownJobs()
-    jobs = [
-        known.queue(short(T="SUSPENDED", L=left), long(), S, "OverSubscribe")[0] for left in ("59:00", "9:00")
-    ]
+    jobs = [queue(known, short(T="SUSPENDED", L=left), long())[0] for left in ("59:00", "9:00")]
     assert [job.seconds_left for job in jobs] == [59 * 60, 9 * 60]
     assert jobs[0].state is JobState.SUSPENDED
 
@@ -96,6 +99,8 @@ async def test_where_jobs_are_many_the_broker_rests_after_a_look_that_took_long(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Busy:
+        has_many_jobs = False
+
         async def pulse(self) -> str:
             begun = time.process_time()
             while time.process_time() < begun + 0.05:
@@ -104,16 +109,62 @@ async def test_where_jobs_are_many_the_broker_rests_after_a_look_that_took_long(
 
     async def save() -> None: ...
 
-    watch = Watch(cast(Any, Busy()), 0.01, Feed(), cast(Any, SimpleNamespace(save=save)))
-    monkeypatch.setattr("carme.broker.watch.MANY_JOBS", 1)
+    slurm = Busy()
+    watch = Watch(cast(Any, slurm), 0.01, Feed(), cast(Any, SimpleNamespace(save=save)))
     assert watch._pause() == 0.01
     # What else the broker did meanwhile does not let a small site's sessions end later.
-    watch._found = parsing.queue(short(), S, tres.allotted(long(), S, "OverSubscribe"))
     await watch._poll()
     assert watch._pause() == 0.01
-    watch._found = 2 * watch._found
+    slurm.has_many_jobs = True
     await watch._poll()
     assert watch._pause() >= 0.15
     monkeypatch.setattr("carme.broker.watch.REST_SECONDS", 0.1)
     await watch._poll()
     assert watch._pause() == 0.1
+
+
+def random_queue(draw: random.Random, jobs: dict[int, tuple[str, str]], exclusive: str) -> None:
+    """Change some jobs, drop some, and add some, with words that look like records."""
+    traps = (
+        "train",
+        "",
+        "\n",
+        f"\n7{S[:1]}",
+        "a\nPENDING",
+        "PENDING",
+        "SUSPENDED",
+        "\n\n9",
+        "\N{SNOWMAN}",
+        "x" * 500,
+    )
+    for number in draw.sample(sorted(jobs), k=min(len(jobs), 5)):
+        del jobs[number]
+    for number in draw.sample(range(1, 60), k=15):
+        state = draw.choice(("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "COMPLETED", "FAILED"))
+        values = {
+            "A": str(number),
+            "F": str(number),
+            "T": state,
+            "j": draw.choice(traps),
+            "k": draw.choice(traps),
+        }
+        values |= {
+            "L": f"{draw.randrange(60)}:00",
+            "u": draw.choice(("ada", "bob")),
+            "Q": str(draw.randrange(9)),
+        }
+        has = long(exclusive, draw.choice(("OK", "NO")), JobID=str(number), RestartCnt=str(draw.randrange(2)))
+        jobs[number] = short(**values), has if draw.random() < 0.9 else ""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_any_changes_the_queue_is_what_a_full_read_gives(seed: int) -> None:
+    draw, known, jobs = random.Random(seed), KnownJobs(), {}
+    for _ in range(15):
+        random_queue(draw, jobs, "OverSubscribe")
+        numbers = sorted(jobs)
+        draw.shuffle(numbers)
+        one, two = ("".join(jobs[number][part] for number in numbers) for part in (0, 1))
+        found = queue(known, one, two)
+        assert found == parsing.queue(one, S, tres.allotted(two, S, "OverSubscribe"))
+        assert [job.id for job in found] == numbers

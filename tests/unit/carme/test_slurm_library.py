@@ -6,7 +6,12 @@ asks, like the commands, the Slurm of this host.
 """
 
 import asyncio
+import copy
+import importlib.util
+import json
 import os
+import pwd
+import random
 import subprocess
 import sys
 import time
@@ -14,6 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +30,7 @@ from carme.config import Settings
 from carme.errors import SlurmError
 from carme.jobs import Job, JobState
 from carme.slurm import SlurmCommands
-from carme.slurm.library import SlurmLibrary, choose, opened
+from carme.slurm.library import SlurmLibrary, choose, opened, records, worker
 from carme.slurm.library import child as child_module
 
 HERE = Path(__file__).parent
@@ -240,6 +246,53 @@ async def test_the_pulse_is_the_same_until_something_happens(host: Host, library
     changed.write_text(text.replace('"job_state": "SUSPENDED"', '"job_state": "RUNNING"'))
     await library.close()
     assert await library.pulse() != first
+
+
+class Recorded:
+    """A pyslurm whose jobs a test changes."""
+
+    def __init__(self, folder: Path) -> None:
+        spec = importlib.util.spec_from_file_location("recorded_pyslurm", folder / "pyslurm.py")
+        assert spec and spec.loader
+        library = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(library)
+        self.jobs: dict[int, dict[str, Any]] = library.job().get()
+        self.Jobs = library.Jobs
+        self.RPCError = library.RPCError
+
+    def job(self) -> Any:
+        return SimpleNamespace(get=lambda: copy.deepcopy(self.jobs))
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_what_changed_alone_gives_the_same_jobs_as_all(
+    host: Host, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", pwd.getpwuid)  # which that stand-in replaces
+    draw, pyslurm = random.Random(seed), Recorded(host.folder)
+    slurm, everything, reads = SlurmLibrary(), dict(pyslurm.jobs), []
+
+    async def ask(question: str, **about: str) -> Any:
+        if draw.random() < 0.2:
+            worker._sent.update(serial="", hashes={})  # another child
+        answer = worker.answer(pyslurm, question, about)["answer"]
+        reads.append(len(answer["changed"]))
+        return json.loads(json.dumps(answer))
+
+    slurm._library.ask = ask
+    for _ in range(15):
+        for number in draw.sample(sorted(everything), k=8):
+            job = copy.deepcopy(everything[number])
+            job |= {
+                "job_state": draw.choice(("PENDING", "RUNNING", "SUSPENDED")),
+                "run_time": draw.randrange(99),
+            }
+            job |= {"name": draw.choice(("a", "b\n9"))}
+            pyslurm.jobs[number] = job
+        for number in draw.sample(sorted(pyslurm.jobs), k=3):
+            del pyslurm.jobs[number]
+        assert await slurm.queue() == records.queue(json.loads(json.dumps(worker.jobs(pyslurm))))
+    assert min(reads) <= 11 < max(reads)
 
 
 # When something is wrong

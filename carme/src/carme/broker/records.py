@@ -122,6 +122,9 @@ class Records:
         """The jobs of Slurm's queue as what they are; what is new about ours is recorded."""
         found, present = [], set()
         for job in jobs:
+            if job.key is None and (job.array_id or job.id) not in self._by_number:
+                found.append(job)  # nothing that is ours: almost all jobs of a large site
+                continue
             record = self._of(job)
             if record is not None:
                 present.add(record.key)

@@ -181,10 +181,9 @@ class SessionBook:
         now = self._clock()
         nodes = cluster.nodes if cluster else ()
         silent = frozenset(node.name for node in nodes if _SILENT.search(node.state))
-        place, share, record = places(jobs), used_share(jobs), self.estimates.record
-        for job in jobs:
-            if not session_name(job):
-                continue
+        share, record = used_share(jobs), self.estimates.record
+        place = places(jobs, session_name)
+        for job in [job for job in jobs if session_name(job)]:
             entry = self._entries.get(job.id)
             unheard = silent & _nodes(job.node_list) if silent else silent
             outlook = outlook_of(job, place[job.id], share, record, now) if job.id in place else None

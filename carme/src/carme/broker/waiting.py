@@ -16,6 +16,10 @@ from carme.translation import message as _
 AGAIN_SECONDS = 30.0
 USERS_AT_ONCE = 200
 SHORT_SECONDS = 5.0  # for which what is missing counts, as long as the same jobs wait
+# Where finding it out takes more than this, of one processor, it rests so many times as long: new jobs wait
+# without that detail meanwhile.
+SHORT_TAKES = 0.1
+SHORT_REST = 25.0
 SHORT_AT_ONCE = 50  # different requests of waiting jobs, those with the highest priority first, looked at
 NODES_SHOWN = 4
 
@@ -41,7 +45,7 @@ class Waiting:
         self.data: dict[int, str] = {}
         self._short: dict[int, str] = {}
         self._short_of: set[int] = set()
-        self._short_due = -SHORT_SECONDS
+        self._short_due = self._short_rest = -SHORT_SECONDS
         self._requested = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
 
     async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
@@ -76,12 +80,17 @@ class Waiting:
     ) -> dict[int, str]:
         short = [job for job in waiting if job.reason in _SHORT]
         ids, now = {job.id for job in short}, time.monotonic()
-        if ids != self._short_of or now >= self._short_due:
+        changed = ids != self._short_of and now >= self._short_rest
+        if changed or now >= self._short_due:
             # Large sites have many nodes: others are answered meanwhile.
-            self._short = (
-                await asyncio.to_thread(_shortages, short, jobs, cluster, self._reservations) if short else {}
+            self._short, took = (
+                await asyncio.to_thread(_timed, short, jobs, cluster, self._reservations)
+                if short
+                else ({}, 0.0)
             )
-            self._short_of, self._short_due = ids, now + SHORT_SECONDS
+            rest = SHORT_REST * took if took > SHORT_TAKES else 0.0
+            self._short_of, self._short_rest = ids, now + rest
+            self._short_due = now + max(SHORT_SECONDS, rest)
         return self._short
 
     def _due(self, what: str, wanted: bool, new: bool) -> bool:
@@ -124,6 +133,14 @@ class Waiting:
                 return _("{saved} and down or drained: {away}", saved=saved, away=away) if away else saved
             return away
         return ""
+
+
+def _timed(
+    short: Iterable[Job], jobs: Iterable[Job], cluster: Cluster, reservations: Sequence[Reservation]
+) -> tuple[dict[int, str], float]:
+    """The same, and the seconds of a processor that it took."""
+    begun = time.thread_time()
+    return _shortages(short, jobs, cluster, reservations), time.thread_time() - begun
 
 
 def _shortages(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -18,7 +19,6 @@ from carme.broker.waiting import Waiting
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import FORGOTTEN, Cluster, Job, JobState, Licence, Phase, Reservation
 from carme.slurm import Slurm, UnixAccount
-from carme.slurm.commands import MANY_JOBS
 from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
@@ -81,6 +81,7 @@ class Watch:
         self._feed = feed
         self._book = book
         self._entries: dict[int, _Entry] = {}
+        self._changes: dict[int, _Entry] = {}  # the same by the number of their change, oldest first
         self._lookup = AccountingLookup(slurm)
         self._preemptions = Preemptions(slurm)
         self._waiting = Waiting(slurm)
@@ -160,7 +161,7 @@ class Watch:
     def remember(self, jobs: list[Job]) -> None:
         """Jobs that were not over when the broker ended: the first look says what became of them."""
         for job in jobs:
-            self._entries[job.id] = _Entry(job, self._feed.number(), self._polls)
+            self._put(job, self._polls)
 
     async def add(self, job: Job) -> None:
         """Show a job that was just submitted before the next poll does."""
@@ -168,7 +169,7 @@ class Watch:
         if old is None or not same(old.job, job):  # else a poll was faster
             if old is not None:
                 self._displace(old.job)
-            self._entries[job.id] = _Entry(job, self._feed.number(), self._polls)
+            self._put(job, self._polls)
         self._unwanted.discard(job.id)
         self._book.submitted(job)
         await self._feed.notify()
@@ -210,12 +211,19 @@ class Watch:
 
     def after(self, since: int, user: str | None) -> list[Job]:
         """Jobs (of one user) that changed after a change, in that order."""
-        found = [
-            entry
-            for entry in self._entries.values()
-            if entry.changed > since and (user is None or entry.job.user == user)
-        ]
-        return [entry.job for entry in sorted(found, key=lambda entry: entry.changed)]
+        # Each client that waits asks so after each change: what changed before is not looked at.
+        new = itertools.takewhile(lambda entry: entry.changed > since, reversed(self._changes.values()))
+        return [entry.job for entry in new if user is None or entry.job.user == user][::-1]
+
+    def _put(self, job: Job, poll: int) -> None:
+        """Keep a job that is another than before, with the number of a new change."""
+        self._drop(job.id)
+        entry = _Entry(job, self._feed.number(), poll)
+        self._entries[job.id] = self._changes[entry.changed] = entry
+
+    def _drop(self, job_id: int) -> None:
+        if entry := self._entries.pop(job_id, None):
+            del self._changes[entry.changed]
 
     async def run(self) -> None:
         """Poll until cancelled."""
@@ -250,7 +258,7 @@ class Watch:
         await self._feed.notify()
         await self._book.save()
         took = time.process_time() - begun
-        self._rest = min(REST_SECONDS, REST_TIMES * took) if len(self._found) > MANY_JOBS else 0.0
+        self._rest = min(REST_SECONDS, REST_TIMES * took) if self._slurm.has_many_jobs else 0.0
         async with self._polled:
             self._finished = number
             self._polled.notify_all()
@@ -297,7 +305,7 @@ class Watch:
     async def _cancel_again(self, found: list[Job]) -> None:
         """Cancel what lives on although its session is over or was cancelled: Slurm did not keep that."""
         now = time.monotonic()
-        alive = [job for job in found if job.is_pending or job.is_running]
+        alive = [job for job in found if job.key and (job.is_pending or job.is_running)]
         living = [job for job in alive if self._book.is_unwanted(job)]
         self._living = {job.id: self._living.get(job.id, now) for job in living}
         for job in living:
@@ -326,9 +334,9 @@ class Watch:
 
     async def _close_lost(self) -> bool:
         """Give the records of lost jobs in the accounting an end; whether none is left without."""
-        active = {job.id for job in self._found if job.is_active}
+        active = any(job.is_active and job.id in self._unclosed for job in self._found)
         # Slurm closes by number: not while another job has the number of a lost one.
-        if not self._unclosed or self._unclosed & active or time.monotonic() < self._close_due:
+        if not self._unclosed or active or time.monotonic() < self._close_due:
             return not self._unclosed
         self._close_due = time.monotonic() + CLOSE_AGAIN_SECONDS
         try:
@@ -360,50 +368,52 @@ class Watch:
     async def _take(self, found: list[Job], number: int) -> bool:
         """Put what was found into the picture; whether a job is another than before."""
         jobs = {job.id: job for job in found}
-        unknown = [job.id for job in found if job.is_over and self._exit_code(job) is None]
+        over = [job for job in found if job.is_over]
+        unknown = [job.id for job in over if self._exit_code(job) is None]
         endings = await self._slurm.endings(unknown) if unknown else {}
-        for job in found:
+        for job in over:
             old = self._entries.get(job.id)
             if ending := endings.get(job.id):
                 jobs[job.id] = job.model_copy(
                     update={"exit_code": ending.exit_code, "signal": ending.signal or None}
                 )
-            elif job.is_over and old:
+            elif old:
                 jobs[job.id] = job.model_copy(
                     update={"exit_code": old.job.exit_code, "signal": old.job.signal}
                 )
         if self._cluster is not None:
-            jobs = {job_id: job.on(self._cluster) for job_id, job in jobs.items()}
+            jobs |= {job.id: jobs[job.id].on(self._cluster) for job in found if job.whole_nodes}
         jobs |= await self._lookup.complete(jobs.values())
         jobs |= await self._preemptions.complete(jobs.values())
         jobs |= await self._waiting.complete(jobs.values(), self._cluster)
         for job in found:
-            if (old := self._entries.get(job.id)) and not same(old.job, job):
+            old = self._entries.get(job.id)
+            if old and old.job is not job and not same(old.job, job):
                 self._displace(old.job)
-                del self._entries[job.id]
+                self._drop(job.id)
         gone = [key for key, entry in self._entries.items() if key not in jobs and entry.poll < number]
         now = time.monotonic()
         self._missing = {key: self._missing.get(key, now) for key in gone}
         for job_id in gone:
             entry = self._entries[job_id]
             if entry.job.is_over:
-                del self._entries[job_id]
+                self._drop(job_id)
                 self._unwanted.discard(job_id)
                 self._feed.forget(entry.changed)
             else:
                 patient = now < self._missing[job_id] + LOST_SECONDS
                 reported = await self._vanished(entry.job, patient)
                 if reported.id != job_id:
-                    del self._entries[job_id]
+                    self._drop(job_id)
                 jobs[reported.id] = reported
         changed = False
         for job in jobs.values():
             old = self._entries.get(job.id)
-            if old is not None and old.job == job:
+            if old is not None and (old.job is job or old.job == job):
                 old.poll = number
                 continue
             changed = True
-            self._entries[job.id] = _Entry(job, self._feed.number(), number)
+            self._put(job, number)
             if job.key and job.state.phase is Phase.ENDING and (old is None or old.job.state != job.state):
                 self._ending_until = time.monotonic() + ENDING_SECONDS
         self._seen = True

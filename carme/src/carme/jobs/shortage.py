@@ -183,7 +183,7 @@ def _has(amounts: _Amounts, needed: _Amounts) -> bool:
 
 
 def _wait(
-    node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held], reserved: Iterable[Held] = ()
+    node: Node, kind: str | None, needed: _Amounts, there: Iterable[Held], reserved: Sequence[Held] = ()
 ) -> _Wait:
     gpus, cpus, memory_mb = _size(node, kind)
     gpus -= node.gpus_used.get(kind, 0) if kind else sum(node.gpus_used.values())
@@ -193,7 +193,9 @@ def _wait(
         free = (free[0] - gpus, free[1] - cpus, free[2] - memory_mb)
     lacks = tuple(max(0, needs - max(0, has)) for needs, has in zip(needed, free, strict=True))
     holders, until = [], _ALWAYS
-    for held in sorted([*there, *reserved], key=lambda held: held.ends):
+    # What jobs hold is in this order already.
+    holds = sorted([*there, *reserved], key=lambda held: held.ends) if reserved else there
+    for held in holds:
         gpus, cpus, memory_mb = held.amounts
         if kind and held.gpu_type and held.gpu_type != kind:
             gpus = 0

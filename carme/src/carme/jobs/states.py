@@ -1,6 +1,7 @@
 """The states of a job, as one table."""
 
 from enum import Enum, StrEnum
+from functools import cached_property
 from typing import Literal, Self
 
 #: Who cancelled a job: its owner, somebody else, Slurm itself because it could not launch it, or `root`:
@@ -54,7 +55,7 @@ class JobState(StrEnum):
         word = words[0].rstrip("+") if words else ""
         return cls(word) if word in cls.__members__ else cls("UNKNOWN")
 
-    @property
+    @cached_property  # asked of every job at every look at the queue
     def phase(self) -> Phase:
         return PHASES[self]
 

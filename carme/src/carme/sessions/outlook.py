@@ -6,7 +6,8 @@ It moves closer as time passes, and it is only a range: jobs that are submitted 
 can still push the start back, which is why the record of past ranges is shown beside it.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from statistics import median
 from typing import NamedTuple
@@ -58,24 +59,33 @@ class Record(NamedTuple):
     judged: int = 0
 
 
-def places(jobs: Iterable[Job]) -> dict[int, Place]:
+def places(jobs: Iterable[Job], wanted: Callable[[Job], object] = lambda job: True) -> dict[int, Place]:
     """The place of each job that waits, among those that wait for one of its partitions, by priority.
 
     Jobs on hold (priority 0) wait for somebody's decision and count only for themselves.
+
+    Args:
+        wanted: Whether a job's place is of interest.
     """
-    waiting = [job for job in jobs if job.is_pending and job.state is not JobState.CONFIGURING]
-    waiting.sort(key=lambda job: (-(job.priority or 0), job.id))
+    groups: dict[str, list[Job]] = {}
+    for job in jobs:
+        if job.is_pending and job.state is not JobState.CONFIGURING:
+            groups.setdefault(job.partition, []).append(job)
     found: dict[int, Place] = {}
-    for requested in {job.partition for job in waiting}:
+    for requested, group in groups.items():
+        if not (mine := [job for job in group if wanted(job)]):
+            continue
         partitions = set(requested.split(","))
-        queue = [job for job in waiting if job.priority != 0 and partitions & set(job.partition.split(","))]
-        for place, job in enumerate(queue, start=1):
-            if job.partition == requested:
-                found[job.id] = Place(place, len(queue))
-        for job in waiting:
-            if job.partition == requested and job.priority == 0:
-                found[job.id] = Place(len(queue) + 1, len(queue) + 1)
+        rivals = [other for name, other in groups.items() if partitions & set(name.split(","))]
+        queue = sorted(_order(job) for other in rivals for job in other if job.priority != 0)
+        for job in mine:
+            place = bisect_left(queue, _order(job)) if job.priority != 0 else len(queue)
+            found[job.id] = Place(place + 1, len(queue) + (job.priority == 0))
     return found
+
+
+def _order(job: Job) -> tuple[int, int]:
+    return -(job.priority or 0), job.id
 
 
 def used_share(ended: Iterable[Job]) -> float:

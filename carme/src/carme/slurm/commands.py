@@ -1,10 +1,12 @@
 """Slurm through its own programs, with output formats that are the same from 22.05 to 26.05."""
 
+import asyncio
 import contextlib
 import hashlib
 import re
 import secrets
 import shlex
+import string
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -30,7 +32,7 @@ from carme.projects.models import ORGANISATION, ProjectAccount
 from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import job_folder, log_name, start_in_folder
-from carme.slurm.gateway import ExitStatus, Order, Outcome
+from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome
 from carme.slurm.known import KnownJobs
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
@@ -42,11 +44,9 @@ from carme.translation import message as _
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 # And all tasks of an array that wait, however long that makes the line.
 _WHOLE = {"SLURM_BITSTR_LEN": "0"}
-# With so many jobs there is hardly a moment at which none changes, and what scontrol prints for a job is four
-# times as long as what squeue prints: the queue is read each time.
-MANY_JOBS = 2_000
 # What `scontrol show job` tells anew each time, although nothing has happened to the job.
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
+_ALPHABET = string.ascii_letters + string.digits
 _MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
 _ESTIMATE = re.compile(r"to start at (?P<start>\S+)(?: using .*? on nodes (?P<nodes>\S+))?")
 
@@ -65,9 +65,15 @@ class SlurmCommands:
         self._cluster = cluster
         self._exclusive = ""  # squeue's field for it, once it is known
         self._known = KnownJobs()
+        self._known_nodes: parsing.KnownNodes = {}
+
+    @property
+    def has_many_jobs(self) -> bool:
+        return self._known.count > MANY_JOBS
 
     async def pulse(self) -> str:
-        if self._known.count > MANY_JOBS:
+        # What scontrol prints for a job is four times as long as what squeue prints.
+        if self.has_many_jobs:
             return secrets.token_hex(8)
         # squeue asks the controller two questions each time, scontrol one. Its output is not read, as users'
         # words in it cannot be told from Slurm's: all they can bring about is another look at the queue.
@@ -86,9 +92,15 @@ class SlurmCommands:
             self._exclusive = next((field for field in EXCLUSIVE if field in known), "")
         exclusive = self._exclusive or "OverSubscribe"
         long = ",".join(f"{field}:{separator}" for field in (*ALLOTTED_FIELDS, exclusive))
-        has = await _ask(*which, f"--Format={long}")
-        short = await _ask(*which, f"--format={form}")
-        return self._known.queue(short, has, separator, exclusive)
+        questions = (*which, f"--Format={long}"), (*which, f"--format={form}")
+        if self.has_many_jobs:  # then each takes a while
+            has, short = await _read_both(*questions)
+        else:
+            has, short = [await _read(*question) for question in questions]
+        records = short, has, separator.encode(), exclusive
+        if max(self._known.count, short.count(b"\n")) > MANY_JOBS:
+            return await asyncio.to_thread(self._known.queue, *records)  # others are answered meanwhile
+        return self._known.queue(*records)
 
     async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))
@@ -257,7 +269,7 @@ class SlurmCommands:
     async def cluster(self) -> Cluster:
         nodes = await _ask("scontrol", "--details", "--oneliner", "show", "node")
         partitions = await _ask("scontrol", "--oneliner", "show", "partition")
-        return parsing.cluster(nodes, partitions)
+        return parsing.cluster(nodes, partitions, self._known_nodes)
 
     async def history(
         self, user: str | None, since: datetime, limit: int, until: datetime | None = None
@@ -456,15 +468,36 @@ def _in(partition: str) -> list[str]:
 
 
 def _separator() -> str:
-    return f"|{secrets.token_hex(8)}|"
+    # 47 bits for one call; it follows each field of each job, so its length counts.
+    return "|" + "".join(secrets.choice(_ALPHABET) for _ in range(8))
 
 
 async def _ask(*arguments: str) -> str:
-    return _succeeded(arguments[0], await run(*arguments, environment=_TIMES | _WHOLE))
+    return (await _read(*arguments)).decode(errors="replace")
+
+
+async def _read(*arguments: str) -> bytes:
+    done = await run(*arguments, environment=_TIMES | _WHOLE)
+    _check(arguments[0], done)
+    return done.output
+
+
+async def _read_both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[bytes, bytes]:
+    """What two programs write that run at the same time; both have ended when this returns or raises."""
+    one, two = (asyncio.create_task(_read(*question)) for question in (first, second))
+    try:
+        return await one, await two
+    finally:
+        one.cancel()
+        two.cancel()
+        await asyncio.gather(one, two, return_exceptions=True)
 
 
 def _succeeded(program: str, done: Finished) -> str:
-    output = done.output.decode(errors="replace")
+    _check(program, done)
+    return done.output.decode(errors="replace")
+
+
+def _check(program: str, done: Finished) -> None:
     if done.code != 0:
-        raise refusal(program, done.errors or output)
-    return output
+        raise refusal(program, done.errors or done.output.decode(errors="replace"))

@@ -24,6 +24,9 @@ from carme.launch.spec import JobSpec
 from carme.projects.models import ProjectAccount
 from carme.slurm.account import UnixAccount
 
+#: With so many jobs there is hardly a moment at which none changes, and a look at all of them takes a while.
+MANY_JOBS = 2_000
+
 
 @dataclass(frozen=True)
 class Order:
@@ -96,12 +99,23 @@ class Outcome(NamedTuple):
 class Slurm(Protocol):
     """One Slurm cluster. Every method raises SlurmError, in plain words, when Slurm refuses or is away."""
 
+    @property
+    def has_many_jobs(self) -> bool:
+        """Whether there were so many jobs (MANY_JOBS) at the last look that the watch rests between looks."""
+        ...
+
     async def pulse(self) -> str:
-        """A text that differs whenever a job does; one question to the controller for all jobs together."""
+        """A text that differs whenever a job does; one question to the controller for all jobs together.
+
+        With many jobs it may differ each time: then asking for it costs as much as reading the queue.
+        """
         ...
 
     async def queue(self) -> list[Job]:
-        """Every job that Slurm's controller remembers, of all users."""
+        """Every job that Slurm's controller remembers, of all users.
+
+        A job that has not changed since the last call may be the very same object.
+        """
         ...
 
     async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:

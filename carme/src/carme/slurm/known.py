@@ -1,32 +1,34 @@
 """The jobs of the last look at the queue, so that only what has changed is read again."""
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 
-from carme.jobs import Job, JobState
+from carme.jobs import Job
 from carme.slurm import parsing
-from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE, allotted_of, records
+from carme.slurm.tres import ALLOTTED_FIELDS, EXCLUSIVE, allotted_of
 
 _LEFT = parsing.QUEUE_FIELDS.index("L")
-_STATE = parsing.QUEUE_FIELDS.index("T")
+_ACROSS = frozenset({"u", "a", "P", "q", "v", "r", "b", "m", "l"})  # fields that many jobs have alike
+_MOST_TEXTS = 100_000
 
 
 class KnownJobs:
     """Reads squeue's output; a job for which it prints the same as before is the very same object.
 
-    Of the tens of thousands of jobs of a large site a handful change from one look to the next. Of what
-    squeue printed for each job, only a digest stays.
+    Of the tens of thousands of jobs of a large site a handful change from one look to the next. So records
+    are compared as squeue's bytes, and only those that differ become text. Of what squeue printed for each
+    job, only a hash of 64 bits stays, with the key that Python draws for each process.
     """
 
     def __init__(self) -> None:
-        self._jobs: dict[str, tuple[bytes, Job]] = {}  # by number, with the digest of what it was read of
+        self._jobs: dict[bytes, tuple[int, Job]] = {}  # by number, with the hash of what it was read of
+        self._texts: dict[str, str] = {}
 
     @property
     def count(self) -> int:
         """How many there were."""
         return len(self._jobs)
 
-    def queue(self, short: str, long: str, separator: str, exclusive: str) -> list[Job]:
+    def queue(self, short: bytes, long: bytes, separator: bytes, exclusive: str) -> list[Job]:
         """The jobs, in squeue's order.
 
         Args:
@@ -35,38 +37,53 @@ class KnownJobs:
             separator: What follows each field.
             exclusive: The field that says whether a job has whole nodes.
         """
-        fields = (*ALLOTTED_FIELDS, exclusive)
-        allotments = {record[0]: record for record in records(long, separator, len(fields))}
-        found: dict[str, tuple[bytes, Job]] = {}
-        jobs = []
-        for record in records(short, separator, len(parsing.QUEUE_FIELDS)):
-            has = allotments.get(record[0])
-            digest = _digest((*_lasting(record), *(has or ())))
-            before, job = self._jobs.get(record[0], (b"", None))
-            if job is None or digest != before:
-                job = _read(record, dict(zip(fields, has, strict=True)) if has else None)
-            found[record[0]] = digest, job
-            jobs.append(job)
+        names = (*ALLOTTED_FIELDS, exclusive)
+        allotments = {record.partition(b"\0")[0]: record for record in _records(long, separator, len(names))}
+        found: dict[bytes, tuple[int, Job]] = {}
+        for record in _records(short, separator, len(parsing.QUEUE_FIELDS)):
+            number = record.partition(b"\0")[0]
+            has = allotments.get(number)
+            digest = hash((_lasting(record), has))
+            known = self._jobs.get(number)
+            if known is None or known[0] != digest:
+                known = digest, self._read(record, names, has)
+            found[number] = known
         self._jobs = found
-        return jobs
+        if len(self._texts) > _MOST_TEXTS:
+            self._texts.clear()
+        return [job for _, job in found.values()]
+
+    def _read(self, record: bytes, names: tuple[str, ...], has: bytes | None) -> Job:
+        values = record.decode(errors="replace").split("\0")
+        field = dict(zip(parsing.QUEUE_FIELDS, values, strict=True))
+        for name in _ACROSS:
+            field[name] = self._texts.setdefault(field[name], field[name])
+        if has is None:
+            return parsing.queued(field, None)
+        long: Mapping[str, str] = dict(zip(names, has.decode(errors="replace").split("\0"), strict=True))
+        # The field that says whether it has whole nodes comes last, under its name in that release.
+        return parsing.queued(field, allotted_of(long, long[names[-1]] == EXCLUSIVE[names[-1]]))
 
 
-def _digest(fields: Iterable[str]) -> bytes:
-    """What only the very same fields give: squeue's are strings of C, so none of them holds a zero byte."""
-    return hashlib.blake2b("\0".join(fields).encode(errors="surrogatepass"), digest_size=16).digest()
+def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:
+    """Records of `count` fields with a zero byte between two of them, which none of squeue's words holds.
+
+    A field may begin with a line end, as its owner chose it: then what stands before it is no whole record.
+    """
+    record = b""
+    for part in output.replace(separator, b"\0").split(b"\0\n"):
+        record = record + b"\0\n" + part if record else part
+        if record.count(b"\0") == count - 1:
+            yield record
+            record = b""
 
 
-def _lasting(record: list[str]) -> Iterable[str]:
-    """A record without the time that is left, of which nothing is read unless the job is suspended."""
-    if record[_STATE] == JobState.SUSPENDED:
+def _lasting(record: bytes) -> bytes:
+    """A record without the time that is left, of which nothing is read unless the job is suspended.
+
+    While a job waits that time stands still, and need not be cut out.
+    """
+    if b"\0PENDING\0" in record or b"\0SUSPENDED\0" in record:
         return record
-    return (*record[:_LEFT], "", *record[_LEFT + 1 :])
-
-
-def _read(record: list[str], has: Mapping[str, str] | None) -> Job:
-    field = dict(zip(parsing.QUEUE_FIELDS, record, strict=True))
-    if has is None:
-        return parsing.queued(field, None)
-    # The field that says whether it has whole nodes comes last, under its name in that release.
-    name = list(has)[-1]
-    return parsing.queued(field, allotted_of(has, has[name] == EXCLUSIVE[name]))
+    before = record.split(b"\0", _LEFT + 1)
+    return b"\0".join((*before[:_LEFT], before[-1]))

@@ -44,6 +44,8 @@ OUTCOME_FIELDS = ("JobIDRaw", "UID", "State", "MaxRSS")
 ADMIN_COMMENT_FIELDS = ("JobIDRaw", "AdminComment")
 FAILED_NODE_FIELDS = ("JobIDRaw", "FailedNode")
 
+_NO_FIELDS: set[str] = set()  # of all jobs of the queue
+
 _UNUSABLE = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "NOT_RESPONDING", "UNKNOWN"),
     *("POWERING_DOWN", "POWERED_DOWN", "REBOOT_ISSUED", "REBOOT", "INVAL", "INVALID_REG", "PLANNED_DOWN"),
@@ -77,7 +79,7 @@ def queued(field: Mapping[str, str], has: Allotted | None) -> Job:
     memory_mb = memory(field["m"], to_int(field["C"])) * nodes if has.memory_mb is None else has.memory_mb
     state = JobState.parse(field["T"])
     limit = minutes(field["l"])
-    return Job(
+    job = Job(
         id=int(field["A"]),
         key=label.key if label else None,
         kind=label.kind if label else "other",
@@ -112,6 +114,9 @@ def queued(field: Mapping[str, str], has: Allotted | None) -> Job:
         failed_node=_gone(state, field["B"], field["N"]),
         **array_of(f"{field['F']}_{field['K']}"),
     )
+    # Which fields were given matters to nobody, and pydantic's set of them is half of a job's memory.
+    object.__setattr__(job, "__pydantic_fields_set__", _NO_FIELDS)
+    return job
 
 
 def array_of(text: str) -> dict[str, Any]:
@@ -266,20 +271,35 @@ def _allowed(line: str, key: str) -> list[str]:
     return [name for name in _value(line, key).split(",") if name not in ("", "ALL", "(null)")]
 
 
-def cluster(nodes: str, partitions: str) -> Cluster:
-    """`scontrol -d -o show node` and `scontrol -o show partition`."""
+#: Nodes by the line that they were read of, with their partitions.
+KnownNodes = dict[str, tuple[Node, list[str]]]
+
+
+def cluster(nodes: str, partitions: str, known: KnownNodes | None = None) -> Cluster:
+    """`scontrol -d -o show node` and `scontrol -o show partition`.
+
+    Args:
+        known: The nodes of the last look, which are replaced by those of this one: of thousands few change.
+    """
     members: dict[str, list[str]] = {}
-    found = []
+    lines: KnownNodes = {}
     for line in nodes.splitlines():
         if not line.startswith("NodeName="):
             continue
-        node = _node(line)
-        found.append(node)
-        for name in filter(None, _value(line, "Partitions").split(",")):
+        before = known.get(line) if known else None
+        node, names = before or (
+            _node(line),
+            [name for name in _value(line, "Partitions").split(",") if name],
+        )
+        lines[line] = node, names
+        for name in names:
             members.setdefault(name, []).append(node.name)
+    if known is not None:
+        known.clear()
+        known.update(lines)
     return Cluster(
         taken=datetime.now(UTC),
-        nodes=found,
+        nodes=[node for node, _ in lines.values()],
         partitions=[
             Partition(
                 name=(name := _value(line, "PartitionName")),

@@ -1,14 +1,16 @@
 """Slurm through pyslurm where that tells the same as Slurm's own programs, and through these for the rest."""
 
 import logging
+import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from carme.errors import SlurmError
 from carme.jobs import Cluster, Job, Reservation
 from carme.slurm.commands import SlurmCommands
+from carme.slurm.gateway import MANY_JOBS
 from carme.slurm.library import records
 from carme.slurm.library.child import Library, LibraryFailed
 
@@ -39,14 +41,33 @@ class SlurmLibrary(SlurmCommands):
         super().__init__(python, cluster)
         self._library = Library(interpreter)
         self._resting_until = 0.0
+        self._count = 0  # jobs at the last look
+        self._jobs: dict[int, Job] = {}
+        self._serial = ""  # of the answer that they came with
+
+    @property
+    def has_many_jobs(self) -> bool:
+        return self._count > MANY_JOBS
 
     async def pulse(self) -> str:
+        # The library reads all jobs for it, too.
+        if self.has_many_jobs:
+            return secrets.token_hex(8)
         known = await self._ask("pulse", str)
         return await super().pulse() if known is None else known
 
     async def queue(self) -> list[Job]:
-        known = await self._ask("jobs", records.queue)
-        return await super().queue() if known is None else known
+        known = await self._ask("changes", self._changed, known=self._serial)
+        jobs = await super().queue() if known is None else known
+        self._count = len(jobs)
+        return jobs
+
+    def _changed(self, answer: Mapping[str, Any]) -> list[Job]:
+        """The jobs, those that have not changed as they were at the last look."""
+        changed = {job.id: job for job in records.queue(answer["changed"])}
+        self._jobs = {number: changed.get(number) or self._jobs[number] for number in answer["ids"]}
+        self._serial = answer["serial"]
+        return list(self._jobs.values())
 
     async def cluster(self) -> Cluster:
         known = await self._ask("cluster", records.cluster)
@@ -59,7 +80,7 @@ class SlurmLibrary(SlurmCommands):
     async def close(self) -> None:
         await self._library.close()
 
-    async def _ask(self, question: str, read: Callable[[Any], _T]) -> _T | None:
+    async def _ask(self, question: str, read: Callable[[Any], _T], **about: str) -> _T | None:
         """What the library tells; None where the programs are to be asked.
 
         Raises:
@@ -68,7 +89,7 @@ class SlurmLibrary(SlurmCommands):
         if time.monotonic() < self._resting_until:
             return None
         try:
-            return read(await self._library.ask(question))
+            return read(await self._library.ask(question, **about))
         except SlurmError:
             raise
         except Exception as error:

@@ -39,8 +39,11 @@ class Library:
         self._asked = 0
         self._turn = asyncio.Lock()
 
-    async def ask(self, question: str) -> Any:
+    async def ask(self, question: str, **about: str) -> Any:
         """The worker's answer.
+
+        Args:
+            about: What the question is about, as the worker's function takes it.
 
         Raises:
             SlurmError: Slurm refuses, or does not answer.
@@ -49,7 +52,7 @@ class Library:
         async with self._turn:
             try:
                 async with asyncio.timeout(TIMEOUT):
-                    message = await self._exchange(question)
+                    message = await self._exchange(question, about)
             except TimeoutError:
                 await self._end()
                 raise SlurmError(
@@ -77,11 +80,11 @@ class Library:
         """End the child."""
         await self._end()
 
-    async def _exchange(self, question: str) -> dict[str, Any]:
+    async def _exchange(self, question: str, about: dict[str, str]) -> dict[str, Any]:
         process = self._process or await self._start()
         assert process.stdin and process.stdout
         self._asked += 1
-        process.stdin.write(json.dumps({"ask": question}).encode() + b"\n")
+        process.stdin.write(json.dumps({"ask": question, "about": about}).encode() + b"\n")
         await process.stdin.drain()
         size = int.from_bytes(await process.stdout.readexactly(8))
         return json.loads(await process.stdout.readexactly(size))

@@ -12,6 +12,7 @@ import json
 import marshal
 import os
 import pwd
+import secrets
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, BinaryIO
@@ -51,6 +52,30 @@ def jobs(pyslurm: Any) -> list[dict[str, Any]]:
             row["state_reason"] = reasons.get(row["job_id"], row["state_reason"])
     names = {uid: _name(uid) for uid in {row["user_id"] for row in rows}}
     return [row | {"user": names[row["user_id"]]} for row in rows]
+
+
+_sent: dict[str, Any] = {"serial": "", "hashes": {}}
+
+
+def changes(pyslurm: Any, known: str = "") -> dict[str, Any]:
+    """The numbers of all jobs, and the records of those that differ from what was sent before.
+
+    Args:
+        known: The `serial` of the answer that the asker has; with another one all records are sent.
+    """
+    rows = jobs(pyslurm)
+    before = _sent["hashes"] if known and known == _sent["serial"] else {}
+    hashes = {row["job_id"]: _hash(row) for row in rows}
+    changed = [row for row in rows if before.get(row["job_id"]) != hashes[row["job_id"]]]
+    _sent.update(serial=secrets.token_hex(8), hashes=hashes)
+    return {"serial": _sent["serial"], "ids": list(hashes), "changed": changed}
+
+
+def _hash(row: dict[str, Any]) -> int:
+    """Of a job's record; how long it has run is read of suspended jobs alone."""
+    if row["job_state"] != "SUSPENDED":
+        row = row | {"run_time": 0}
+    return hash(marshal.dumps(row, 2))
 
 
 def cluster(pyslurm: Any) -> dict[str, Any]:
@@ -114,7 +139,7 @@ def _name(uid: int) -> str:
 
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "pulse": pulse,
-    "jobs": jobs,
+    "changes": changes,
     "cluster": cluster,
     "reservations": reservations,
 }

@@ -1,0 +1,91 @@
+"""What the broker leaves out where jobs are many, and that nobody sees it."""
+
+import random
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from carme.broker import waiting as waiting_module
+from carme.broker.feed import Feed
+from carme.broker.waiting import Waiting
+from carme.broker.watch import Watch
+from carme.jobs import Cluster, Job, JobState
+from carme.sessions.outlook import Place, places
+
+
+def job(number: int, **fields: Any) -> Job:
+    known = {"id": number, "name": "a", "user": "ada", "partition": "gpu", "state": "PENDING"}
+    return Job.model_validate(known | fields)
+
+
+def counted(jobs: list[Job]) -> dict[int, Place]:
+    """The places, by asking for each job which others are before it."""
+    waiting = [one for one in jobs if one.is_pending and one.state is not JobState.CONFIGURING]
+    found = {}
+    for one in waiting:
+        partitions = set(one.partition.split(","))
+        rivals = [
+            other for other in waiting if other.priority and partitions & set(other.partition.split(","))
+        ]
+        before = [
+            other for other in rivals if (-(other.priority or 0), other.id) < (-(one.priority or 0), one.id)
+        ]
+        on_hold = one.priority == 0
+        found[one.id] = Place(len(rivals if on_hold else before) + 1, len(rivals) + on_hold)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_places_are_those_that_counting_gives(seed: int) -> None:
+    draw = random.Random(seed)
+    jobs = [
+        job(
+            number,
+            partition=draw.choice(("gpu", "cpu", "gpu,cpu", "long", "cpu,long")),
+            priority=draw.randrange(4),
+            state=draw.choice(("PENDING", "PENDING", "CONFIGURING", "RUNNING")),
+        )
+        for number in draw.sample(range(100), k=40)
+    ]
+    assert places(jobs) == counted(jobs)
+    even = places(jobs, lambda one: one.id % 2 == 0)
+    assert even == {number: place for number, place in counted(jobs).items() if number % 2 == 0}
+
+
+async def test_clients_get_the_jobs_that_changed_since_they_asked_in_that_order() -> None:
+    class Slurm:
+        has_many_jobs = False
+
+    feed = Feed()
+    watch = Watch(cast(Any, Slurm()), 1.0, feed, cast(Any, SimpleNamespace()))
+    watch.remember([job(number, user=("ada", "bob")[number % 2]) for number in range(6)])
+    since = feed.change
+    for number in (4, 1, 2, 4):
+        watch._put(job(number, user=("ada", "bob")[number % 2], reason=f"Change{feed.change}"), 1)
+    assert [one.id for one in watch.after(since, None)] == [1, 2, 4]
+    assert [one.id for one in watch.after(since, "ada")] == [2, 4]
+    watch._drop(2)
+    assert [one.id for one in watch.after(since, None)] == [1, 4]
+    assert len(watch.after(0, None)) == 5 and watch.after(feed.change, None) == []
+
+
+@pytest.mark.parametrize(("took", "searches"), [(0.01, 2), (10.0, 1)])
+async def test_what_is_missing_is_searched_less_often_where_that_takes_long(
+    monkeypatch: pytest.MonkeyPatch, took: float, searches: int
+) -> None:
+    calls: list[list[int]] = []
+
+    def timed(short: list[Job], *_: Any) -> tuple[dict[int, str], float]:
+        calls.append([one.id for one in short])
+        return {one.id: "1 GPU" for one in short}, took
+
+    monkeypatch.setattr(waiting_module, "_timed", timed)
+    details, cluster = Waiting(cast(Any, None)), Cluster(taken=datetime.now(UTC))
+    monkeypatch.setattr(details, "_due", lambda *_: False)
+    waits = {"key": "0" * 32, "kind": "session", "reason": "Resources"}
+    first = await details.complete([job(1, **waits)], cluster)
+    second = await details.complete([job(1, **waits), job(2, **waits)], cluster)
+    assert len(calls) == searches
+    assert first[1].detail == second[1].detail == "1 GPU" and (2 in second) == (searches == 2)
