@@ -96,6 +96,11 @@
       this.sizes = new ResizeObserver(() => this.fit());
     }
 
+    // The unit as far as the axis has room for it; the legend has it in any case.
+    get short() {
+      return this.spec.unit.length > 6 ? "" : this.spec.unit;
+    }
+
     get span() {
       return this.spec.step * Math.max(1, this.times.length - 1);
     }
@@ -201,7 +206,7 @@
           ? [{ show: false }, { show: false }]
           : [
               this.across(axis),
-              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, this.spec.unit)) },
+              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, this.short)) },
             ],
         series: [
           {},
