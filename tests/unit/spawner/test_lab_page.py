@@ -289,7 +289,8 @@ async def test_starting_again_without_the_portals_answer_leads_to_its_page(
 
 #: The pixels between each row of a dialog's buttons and the next one.
 ROW_GAPS = """dialog => {
-  const boxes = [...dialog.querySelectorAll(".jp-Dialog-footer button")].map(one => one.getBoundingClientRect());
+  const buttons = [...dialog.querySelectorAll(".jp-Dialog-footer button")];
+  const boxes = buttons.map(one => one.getBoundingClientRect());
   const tops = [...new Set(boxes.map(box => box.top))].sort((one, other) => one - other);
   const bottom = top => Math.max(...boxes.filter(box => box.top === top).map(box => box.bottom));
   return tops.slice(1).map((top, place) => top - bottom(tops[place]));

@@ -128,7 +128,8 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
     news()
     part = BeautifulSoup(text(browser.get("/jobs/1/use/")), "html.parser")
     places = [
-        (one("h3")[0].get_text(), [str(item.get_text()) for item in one("li")]) for one in part(class_="chart")
+        (one("h3")[0].get_text(), [str(item.get_text()) for item in one("li")])
+        for one in part(class_="chart")
     ]
     assert places == [
         ("GPU utilization", ["Ask for less."]),
