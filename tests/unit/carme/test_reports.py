@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import re
+import statistics
 import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -263,7 +264,10 @@ def samples() -> str:
                 (f"carme_training_seconds_total{{{of_rank}}}", since),
                 (f"carme_training_steps_total{{{of_rank}}}", 4 * since),
                 (f"carme_training_samples_total{{{of_rank}}}", 128 * since),
-                (f'carme_training_wait_seconds_total{{{of_rank},cause="data"}}', 0.6 * since),
+                (
+                    f'carme_training_wait_seconds_total{{{of_rank},cause="data"}}',
+                    (0.8 if rank == "0" else 0.4) * since,
+                ),
                 (f"carme_training_loss{{{of_rank}}}", 2 - since / 2400 + int(rank) / 10),
             ):
                 series.setdefault(name, []).append((value, at))
@@ -326,7 +330,11 @@ async def test_what_ranks_reported_of_a_run_that_was_a_part_of_the_job(prometheu
     first, second = reported.each
     assert (first.node, first.rank, second.rank) == ("n1", 0, 1)
     assert first.step_seconds == pytest.approx(0.25) and first.samples_per_second == pytest.approx(128)
-    assert first.data_wait == pytest.approx(0.6) and first.rank_wait is None
+    assert first.data_wait == pytest.approx(0.8) and first.rank_wait is None
+    ranks = {(curve.name, curve.part): curve.values for curve in curves if curve.what == "rank_wait"}
+    assert set(ranks) == {("n1 rank 0", "data"), ("n1 rank 1", "data")}
+    means = {name: statistics.fmean(filter(None, values)) for (name, _part), values in ranks.items()}
+    assert means == pytest.approx({"n1 rank 0": 0.8, "n1 rank 1": 0.4}, rel=0.01)
     assert first.loss == pytest.approx(1.0) and second.loss == pytest.approx(1.1)
     report = Report(job=job(), usage=used, curves=curves)
     text = as_text(report)

@@ -287,6 +287,16 @@ async def test_starting_again_without_the_portals_answer_leads_to_its_page(
     assert front.sent is None
 
 
+#: The pixels between each row of a dialog's buttons and the next one.
+ROW_GAPS = """dialog => {
+  const buttons = [...dialog.querySelectorAll(".jp-Dialog-footer button")];
+  const boxes = buttons.map(one => one.getBoundingClientRect());
+  const tops = [...new Set(boxes.map(box => box.top))].sort((one, other) => one - other);
+  const bottom = top => Math.max(...boxes.filter(box => box.top === top).map(box => box.bottom));
+  return tops.slice(1).map((top, place) => top - bottom(tops[place]));
+}"""
+
+
 async def test_time_more_of_it_and_the_end_are_in_one_place(front: Front, page: Page, server: Site) -> None:
     ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
     front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
@@ -295,6 +305,10 @@ async def test_time_more_of_it_and_the_end_are_in_one_place(front: Front, page: 
     dialog = page.get_by_role("dialog").filter(has_text="More time for this session")
     await expect(dialog).to_contain_text(re.compile(r"It ends at .* in 1 h \d+ min"))
     await expect(dialog.get_by_label("More time for this session, in minutes")).to_be_focused()
+    await page.set_viewport_size({"width": 390, "height": 844})
+    gaps = await dialog.evaluate(ROW_GAPS)
+    assert gaps and min(gaps) >= 6, "on a phone the buttons take several rows, which do not touch"
+    await page.set_viewport_size({"width": 1280, "height": 860})
     await page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)
 

@@ -102,6 +102,55 @@ def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
     assert chart["series"][0]["values"] == [25.0, None, 50.0]
 
 
+def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_its_chart(
+    browser: Browser, broker: FakeBroker
+) -> None:
+    def curve(what: str, name: str, values: list[float | None], **fields: Any) -> Curve:
+        return Curve(what=what, name=name, start=0, step=60, values=values, **fields)
+
+    broker.put(make_job(1))
+    broker.reports[1] = Report(
+        job=make_job(1),
+        source="live",
+        curves=[
+            *(curve("gpu", f"n1 GPU {gpu}", [0.5, 0.7]) for gpu in range(5)),
+            curve("wait", "for data", [0.2, 0.4]),
+            curve("rank_wait", "n1 rank 0", [0.1, 0.3], part="data"),
+            curve("rank_wait", "n1 rank 0", [0.5, 0.5], part="ranks"),
+            curve("rank_wait", "n2 rank 1", [None, 0.4], part="data"),
+        ],
+        advice=[
+            Advice(topic="gpu", text="Ask for less."),
+            Advice(topic="loader", text="Load faster."),
+            Advice(topic="time", text="Ask for less time."),
+        ],
+    )
+    news()
+    part = BeautifulSoup(text(browser.get("/jobs/1/use/")), "html.parser")
+    places = [
+        (one("h3")[0].get_text(), [str(item.get_text()) for item in one("li")])
+        for one in part(class_="chart")
+    ]
+    assert places == [
+        ("GPU utilization", ["Ask for less."]),
+        ("Training: share of time that ranks waited", ["Load faster."]),
+    ]
+    (rest,) = (one for one in part(class_="advice") if not one.find_parent(class_="chart"))
+    assert rest.get_text() == "Ask for less time."
+    ranks, gpus = part(class_="multiples")
+    assert ranks["aria-label"] == "Waiting, rank by rank" and len(gpus("li")) == 5
+    first, second = (json.loads(str(one["data-chart"])) for one in ranks("carme-chart"))
+    assert (first["title"], first["most"], first["unit"]) == ("n1 rank 0", 100, "%")
+    assert [one["values"] for one in first["series"]] == [[10.0, 30.0], [50.0, 50.0]]
+    assert [one["values"] for one in second["series"]] == [[None, 40.0], []]
+    rows = [[cell.get_text() for cell in row(["th", "td"])] for row in part(class_="means")[0]("tr")]
+    assert rows == [
+        ["On average", "for data", "for other ranks"],
+        ["n1 rank 0", "20 %", "50 %"],
+        ["n2 rank 1", "40 %", "-"],
+    ]
+
+
 def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: FakeBroker) -> None:
     curve = Curve(what="gpu", name="n1 <GPU> 0", start=0, step=15, values=[0.0, 0.5, 1.0])
     broker.put(make_job(1))

@@ -1,22 +1,28 @@
 """Projects: who may do what, and what Slurm is told."""
 
+import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
+from django.core.cache import cache
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from carme.errors import SlurmError
 from carme.projects import Use
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
+from carme_webui.jobs.models import Job
 from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.projects.reconcile import reconcile
 from carme_webui.sessions.models import Session
 
 from .conftest import Browser, text
-from .fake_broker import FakeBroker
+from .fake_broker import FakeBroker, make_job
 
 AWAY = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
 REFUSED = SlurmError("Slurm refused: it says no.", "Correct it.")
@@ -299,3 +305,40 @@ def test_no_page_asks_more_with_more_rows(
     Membership.objects.bulk_create([Membership(project=one, user=admin) for one in more])
     reconcile(site_broker())
     assert [queries(act) for act in acts] == before
+
+
+# --- use by member and month -----------------------------------------------------------------------------
+
+
+def _parts(browser: Browser) -> dict[str, list[float]]:
+    """What the chart of the project's use shows, by part."""
+    page = BeautifulSoup(text(browser.get(f"{PAGE}use/")), "html.parser")
+    assert page.find("carme-chart"), page
+    spec = json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
+    assert spec["unit"] == "GPU-hours" and len(spec["labels"]) == 6
+    return {one["name"]: one["values"] for one in spec["series"]}
+
+
+def test_a_project_s_use_is_shown_by_member_and_month(
+    root: Browser, browser: Browser, other: Browser, vision: Project, bob: User
+) -> None:
+    assert "No job of this project has run" in text(browser.get(f"{PAGE}use/"))
+    assert other.get(f"{PAGE}use/").status_code == 404
+    Membership.objects.create(project=vision, user=bob)
+    # In the middle of a month, so that no job runs over its end.
+    now = timezone.now()
+    middle = (now.replace(day=1, hour=12) - timedelta(days=1)).replace(day=15)
+
+    def job(number: int, user: str, hours: int, gpus: int, account: str = VISION) -> Any:
+        end = middle + timedelta(hours=hours)
+        return make_job(
+            number, user, "COMPLETED", account=account, gpus=gpus, submitted=middle, started=middle, ended=end
+        )
+
+    jobs = [job(1, "alice", 2, 4), job(2, "alice", 1, 1), job(3, "bob", 10, 2), job(4, "bob", 9, 4, "other")]
+    Job.store(jobs)
+    cache.clear()
+    last = [0.0, 0.0, 0.0, 0.0]
+    assert _parts(browser) == {"bob": [*last, 20.0, 0.0], "alice": [*last, 9.0, 0.0]}, "a manager sees each"
+    assert _parts(root) == _parts(browser)
+    assert _parts(other) == {"bob": [*last, 20.0, 0.0], "other members": [*last, 9.0, 0.0]}

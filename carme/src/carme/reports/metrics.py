@@ -10,6 +10,7 @@ from pathlib import Path
 
 from carme.reports.models import Curve, GpuUse, NodeUse, RankUse, TrainingUse, Usage
 from carme.reports.prometheus import Prometheus
+from carme.reports.record import MOST_RANKS
 
 __all__ = ["Metrics"]
 
@@ -101,7 +102,41 @@ class Metrics:
             ],
             training=_training(found, self._ranks(selector, begin, end)),
         )
-        return usage, list(_curves(found, begin, step))
+        curves = _curves(found, begin, step)
+        if usage.training and 1 < usage.training.ranks <= MOST_RANKS:
+            curves += self._rank_curves(selector, begin, end, step)
+        return usage, curves
+
+    def _rank_curves(self, selector: str, begin: float, end: float, step: float) -> list[Curve]:
+        """The share of its time for which each rank waited, by what it waited for."""
+        back = max(60, 4 * step)
+        found: dict[str, _Series] = {}
+        for part in ("data", "ranks"):
+            waited = f'carme_training_wait_seconds_total{{cause="{part}",{selector}}}'
+            shares = " / ".join(
+                f"sum by (node, rank) (rate({series}[{back}s]))"
+                for series in (waited, f"carme_training_seconds_total{{{selector}}}")
+            )
+            found[part] = self._range(shares, begin, end, step, "rank")
+        every = _thinning(found)
+        known = {(node, rank) for series in found.values() for node, rank in series}
+        ranks = sorted((int(rank), node) for node, rank in known if rank.isascii() and rank.isdecimal())
+        return [
+            Curve(
+                what="rank_wait",
+                name=f"{node} rank {rank}",
+                part=part,
+                start=begin,
+                step=step * every,
+                values=[
+                    None if value is None else round(min(1.0, value), 3)
+                    for value in _thin(found[part][node, str(rank)], every)
+                ],
+            )
+            for rank, node in ranks
+            for part in found
+            if (node, str(rank)) in found[part]
+        ]
 
     def _ranks(self, selector: str, begin: float, end: float) -> list[RankUse]:
         """What each rank told last."""
@@ -117,14 +152,14 @@ class Metrics:
                 reported.setdefault((int(rank), str(labels.get("node", ""))), {})[name] = value
         return [_rank(rank, node, sums) for (rank, node), sums in sorted(reported.items())]
 
-    def _range(self, query: str, begin: float, end: float, step: float) -> _Series:
+    def _range(self, query: str, begin: float, end: float, step: float, each: str = "gpu") -> _Series:
         requested = [("query", query), ("start", begin), ("end", end), ("step", step)]
         answer = self._prometheus.ask("/api/v1/query_range", requested)
         count = int((end - begin) // step) + 1
         found: _Series = {}
         for series in answer["data"]["result"]:
             labels = series["metric"]
-            key = (str(labels.get("node", "")), str(labels.get("gpu", "")))
+            key = (str(labels.get("node", "")), str(labels.get(each, "")))
             values = found.setdefault(key, [None] * count)
             for moment, text in series["values"]:
                 place = round((float(moment) - begin) / step)
@@ -187,7 +222,7 @@ def _training_curves(found: dict[str, _Series], begin: float, step: float, every
         if not known:
             continue
         top = None if what == "wait" else max(map(abs, known)) or 1.0
-        thin = [_mean(values[place : place + every]) for place in range(0, len(values), every)]
+        thin = _thin(values, every)
         yield Curve(
             what=what,
             name=name,
@@ -199,9 +234,7 @@ def _training_curves(found: dict[str, _Series], begin: float, step: float, every
 
 
 def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]:
-    every = max(
-        1, math.ceil(max((len(v) for s in found.values() for v in s.values()), default=1) / CURVE_POINTS)
-    )
+    every = _thinning(found)
     curves = []
     for what, over, part in (
         ("gpu", "busy", None),
@@ -213,7 +246,7 @@ def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]
             whole = _last(found[part].get((node, gpu))) if part else 1.0
             if not whole:
                 continue
-            thin = [_mean(values[place : place + every]) for place in range(0, len(values), every)]
+            thin = _thin(values, every)
             curves.append(
                 Curve(
                     what=what,
@@ -249,6 +282,17 @@ def _io_curves(found: dict[str, _Series], begin: float, step: float, every: int)
             values=[None if value is None else round(value / (top or 1.0), 3) for value in values],
             top=top or 1.0,
         )
+
+
+def _thinning(found: dict[str, _Series]) -> int:
+    """How many values become one, so that a curve has at most CURVE_POINTS."""
+    longest = max((len(values) for series in found.values() for values in series.values()), default=1)
+    return max(1, math.ceil(longest / CURVE_POINTS))
+
+
+def _thin(values: list[float | None], every: int) -> list[float | None]:
+    """The means of so many values each."""
+    return [_mean(values[place : place + every]) for place in range(0, len(values), every)]
 
 
 def _known(values: list[float | None] | None) -> list[float]:

@@ -112,15 +112,17 @@ class Curve(_Model):
     Attributes:
         top: What 1 stands for, where that is not the whole of something; of `io` in bytes per second.
         whole: How much the whole is that 1 stands for: processors, or bytes of memory; None: a share alone.
+        part: Of `rank_wait`, what the rank waited for: `data` or `ranks`.
     """
 
-    what: str  # gpu, gpu_memory, cpu, memory, io, wait, samples, loss
+    what: str  # gpu, gpu_memory, cpu, memory, io, wait, samples, loss, rank_wait
     name: str
     start: float
     step: float
     values: list[float | None]
     top: float | None = None
     whole: float | None = None
+    part: str = ""
 
 
 class Advice(WithMessages, _Model):

@@ -159,6 +159,63 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     )
 
 
+def test_ranks_have_small_charts_of_one_scale(
+    page: Page, charts: Locator, broker: FakeBroker, complaints: list[str]
+) -> None:
+    known = report(7)
+    start = known.curves[0].start
+    waits = [
+        Curve(
+            what="rank_wait", name=f"n{1 + rank // 2} rank {rank}", part=part, start=start, step=30,
+            values=[share * (1 + place % 5 / 10) for place in range(61)],
+        )
+        for rank in range(4)
+        for part, share in (("data", 0.05 + 0.1 * (rank == 2)), ("ranks", 0.3 - 0.25 * (rank == 2)))
+    ]  # fmt: skip
+    broker.reports[7] = known.model_copy(update={"curves": [*known.curves, *waits]})
+    page.evaluate("document.body.dispatchEvent(new Event('state'))")
+    ranks = page.get_by_role("list", name="Waiting, rank by rank").get_by_role("listitem")
+    expect(ranks).to_have_count(4)
+    expect(ranks.nth(2).get_by_role("img", name="n2 rank 2: for data ")).to_be_visible()
+    assert ranks.nth(2).locator("carme-chart").evaluate(DRAWN) > 100
+    tops = "list => [...list.querySelectorAll('carme-chart')].map(chart => chart.plot.scales.y.max)"
+    assert page.locator(".multiples").evaluate(tops) == [100] * 4
+    page.locator(".means summary").click()
+    expect(page.locator(".means").get_by_role("row")).to_have_count(5)
+    looks(page, "job-ranks", complaints)
+
+
+def test_stacks_are_read_by_keyboard_and_table(
+    page: Page, a_life: None, complaints: list[str], bob: User
+) -> None:
+    now = timezone.now()
+    middle = (now.replace(day=1, hour=12) - timedelta(days=1)).replace(day=15)
+    ran = {"account": "carme-vision", "submitted": middle, "started": middle}
+    Job.store(
+        make_job(number, user, "COMPLETED", gpus=gpus, ended=middle + timedelta(hours=10), **ran)
+        for number, user, gpus in ((101, "alice", 4), (102, "bob", 1))
+    )
+    log_in(page)
+    page.goto("/projects/at/vision/")
+    chart = page.locator("#months carme-chart")
+    expect(chart.locator("canvas")).to_be_visible()
+    assert chart.evaluate(DRAWN) > 1000
+    # Each part stands on those before it.
+    assert chart.evaluate("chart => chart.drawn.map(one => [one.name, one.values[4]])") == [
+        ["bob", 50],
+        ["alice", 40],
+    ]
+    chart.get_by_role("img", name="Use by member and month: ").focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    expect(chart.locator(".legend")).to_contain_text("alice: 40")
+    expect(chart.locator(".legend")).to_contain_text("bob: 10")
+    chart.get_by_text("As a table").click()
+    expect(chart.get_by_role("columnheader")).to_have_text(["Month", "alice", "bob"])
+    expect(chart.get_by_role("row")).to_have_count(7)
+    looks(page, "project-use", complaints)
+
+
 def test_axes_have_the_unit_of_their_numbers_and_each_day_its_number(charts: Locator) -> None:
     chart = charts.first
     expect(chart.locator("canvas")).to_be_visible()

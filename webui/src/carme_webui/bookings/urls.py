@@ -17,6 +17,7 @@ register_converter(BookingNameConverter, "booking_name")
 
 urlpatterns = [
     path("", views.calendar, name="bookings"),
+    path("share/", views.share, name="booking-share"),
     path("new/", views.new, name="booking-new"),
     path("feed/", views.renew_feed, name="booking-feed-renew"),
     path("feed/<str:username>/<slug:secret>.ics", views.feed, name="booking-feed"),

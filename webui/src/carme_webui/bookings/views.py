@@ -26,6 +26,7 @@ from carme_webui.bookings import data, services
 from carme_webui.bookings.forms import BookingForm, Kind, kinds, kinds_for, moment_of, next_start
 from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.models import Booking
+from carme_webui.bookings.share import share_of
 from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.clocks import reader_zone, span_words
 from carme_webui.cluster import broker, images, picture
@@ -36,7 +37,7 @@ from carme_webui.sessions.models import Session
 
 __all__ = [
     "answer_offer", "booking", "calendar", "change", "decide", "delete", "feed", "new", "offer",
-    "plan_session", "renew_feed",
+    "plan_session", "renew_feed", "share",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -85,6 +86,24 @@ def calendar(request: HttpRequest) -> HttpResponse:
             "feed": _feed_address(user),
         },
     )
+
+
+@require_safe
+def share(request: HttpRequest) -> HttpResponse:
+    """The part of the calendar's page that shows how much is booked on each of its days."""
+    user, now, zone = signed_in(request), timezone.now(), reader_zone()
+    view = request.GET.get("view", "")
+    view = view if view in VIEWS else "week"
+    first = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
+    cluster, _running, reservations, _banner = _look()
+    kind = _chosen(kinds(cluster, settings.SITE), request.GET.get("kind", ""))
+    stack = None
+    if kind is not None:
+        days = Shown.at(now, view, first, kind.key, zone).days
+        names = [name for name, _available in _nodes(cluster, kind)]
+        policy = settings.SITE.booking_policy(kind.partition)
+        stack = share_of(user, days, names, kind.gpus, reservations, policy)
+    return render(request, "bookings/share.html", {"stack": stack, "view": view})
 
 
 @require_http_methods(["GET", "HEAD", "POST"])

@@ -72,6 +72,8 @@ class Job(models.Model):
             models.Index(fields=["user", "state", "-id"]),
             models.Index(fields=["user", "kind", "-id"]),
             models.Index(fields=["user", "submitted"]),
+            # What a project used, by month.
+            models.Index(fields=["account", "submitted"], name="jobs_of_account"),
             # Few jobs are active, and few are tasks; the first one finds those of all users as well.
             models.Index(fields=["user"], name="active_jobs_of_user", condition=Q(active=True)),
             models.Index(fields=["array_id"], name="jobs_of_array", condition=Q(array_id__isnull=False)),

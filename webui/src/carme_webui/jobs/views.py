@@ -38,7 +38,7 @@ from carme_webui.jobs.patterns import PATTERNS
 from carme_webui.jobs.search import FILTERS, own_jobs
 from carme_webui.jobs.templatetags.times import moment
 from carme_webui.jobs.timeline import timeline
-from carme_webui.metrics.charts import of_report
+from carme_webui.metrics.charts import multiples_of, of_report
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, payers, usable_by
 from carme_webui.scaling import SCALING, Advice, Probe, advice, curve_of, starts
@@ -127,7 +127,9 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
     except CarmeError as error:
         context["failure"] = str(error)
     else:
-        context |= {"report": report, "facts": facts_of(report), "charts": of_report(report)}
+        charts, advice = of_report(report)
+        context |= {"report": report, "facts": facts_of(report), "charts": charts, "advice": advice}
+        context["multiples"] = multiples_of(report)
     return render(request, "jobs/job_use.html", context)
 
 

@@ -1,18 +1,21 @@
 """What was measured of jobs, as the charts that pages draw (`static/carme/charts.js`)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 from django.utils.translation import gettext as _
 
-from carme.reports import Curve, Report
+from carme.reports import Advice, Curve, Report
 
-__all__ = ["Chart", "Line", "of_report"]
+__all__ = ["Chart", "Line", "Multiples", "Part", "Placed", "Stack", "multiples_of", "of_report"]
 
 PERCENT = 100
+#: Pixels of a chart among many, and how many GPUs one chart shows so that their lines can be told apart.
+SMALL_HEIGHT = 72
+MOST_LINES = 4
 #: Units of bytes, the largest first.
 _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
@@ -37,7 +40,8 @@ class Chart:
         limit: What was requested, or is there in all, in the same unit; None: there is no such amount.
         limit_name: Which of the two.
         most: The highest value that the axis shows; None: it follows from the values.
-        spark: It is small and stands in a line of text.
+        spark: It is small, without axes, and stands in a line of text or among others like it.
+        height: In pixels; None: as high as charts are.
     """
 
     title: str
@@ -49,6 +53,7 @@ class Chart:
     limit_name: str = ""
     most: float | None = None
     spark: bool = False
+    height: int | None = None
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -64,6 +69,8 @@ class Chart:
         }
         if self.limit is not None:
             found["line"] = {"name": self.limit_name, "value": self.limit}
+        if self.height is not None:
+            found["height"] = self.height
         if self.spark:
             return found | {"spark": True, "now": self.now}
         return found | {"words": {"table": _("As a table"), "time": _("Time")}}
@@ -77,7 +84,7 @@ class Chart:
     def now(self) -> str:
         """The last value of the first line that was measured."""
         known = [value for value in self.lines[0].values if value is not None]
-        return self._amount(known[-1]) if known else "-"
+        return _amount(known[-1], self.unit) if known else "-"
 
     @property
     def summary(self) -> str:
@@ -88,18 +95,142 @@ class Chart:
             if known:
                 words = {
                     "name": line.name,
-                    "mean": self._amount(fmean(known)),
-                    "most": self._amount(max(known)),
+                    "mean": _amount(fmean(known), self.unit),
+                    "most": _amount(max(known), self.unit),
                 }
                 parts.append(_("%(name)s %(mean)s on average, at most %(most)s") % words)
         return "; ".join(parts) or _("nothing was measured")
 
-    def _amount(self, value: float) -> str:
-        return f"{value:.3g} {self.unit}".strip() if abs(value) < 1000 else f"{value:.0f} {self.unit}".strip()
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:.3g} {unit}".strip() if abs(value) < 1000 else f"{value:.0f} {unit}".strip()
 
 
-def of_report(report: Report) -> list[Chart]:
-    """The charts of a job's report."""
+def _mean(values: Sequence[float | None], unit: str) -> str:
+    known = [value for value in values if value is not None]
+    return _amount(fmean(known), unit) if known else "-"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of each stack; `rest`: it is what nobody has, and is drawn in grey."""
+
+    name: str
+    values: Sequence[float]
+    rest: bool = False
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Amounts side by side, each of the same parts one upon the other: a month's hours by member, say.
+
+    Attributes:
+        title: What they show.
+        unit: Of the values.
+        axis: What the labels are: months, days.
+        labels: The names of the stacks, from left to right.
+        parts: At least one, each with a value for each label.
+        most: The highest value that the axis shows; None: it follows from the values.
+        limit: What all parts together may be; None: there is no such amount.
+        limit_name: What it is called.
+    """
+
+    title: str
+    unit: str
+    axis: str
+    labels: Sequence[str]
+    parts: Sequence[Part]
+    most: float | None = None
+    limit: float | None = None
+    limit_name: str = ""
+
+    @property
+    def data(self) -> str:
+        """All that the browser draws it from, as JSON."""
+        spec: dict[str, Any] = {
+            "title": self.title,
+            "unit": self.unit,
+            "labels": list(self.labels),
+            "series": [
+                {"name": part.name, "values": list(part.values)} | ({"rest": True} if part.rest else {})
+                for part in self.parts
+            ],
+            "most": self.most,
+            "summary": self.summary,
+            "words": {"table": _("As a table"), "time": self.axis},
+        }
+        if self.limit is not None:
+            spec["line"] = {"name": self.limit_name, "value": self.limit}
+        return json.dumps(spec, separators=(",", ":"))
+
+    @property
+    def summary(self) -> str:
+        """The last stack in words, for who does not see it."""
+        parts = [f"{part.name} {_amount(part.values[-1], self.unit)}" for part in self.parts]
+        return f"{self.labels[-1]}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Multiples:
+    """Small charts of the same kind and scale, one for each rank or GPU.
+
+    Attributes:
+        title: What they show.
+        keys: The names of each chart's lines.
+        charts: At least two.
+    """
+
+    title: str
+    keys: Sequence[str]
+    charts: Sequence[Chart]
+
+    @property
+    def means(self) -> list[tuple[str, list[str]]]:
+        """Each chart's title, and the mean of each of its lines."""
+        return [(one.title, [_mean(line.values, one.unit) for line in one.lines]) for one in self.charts]
+
+
+def multiples_of(report: Report) -> list[Multiples]:
+    """Each rank of a job's training by itself, and each GPU if it has many."""
+    found = []
+    ranks = [curve for curve in report.curves if curve.what == "rank_wait"]
+    if len({curve.name for curve in ranks}) > 1:
+        names = {"data": _("for data"), "ranks": _("for other ranks")}
+        charts = list(_each(ranks, names))
+        found.append(Multiples(_("Waiting, rank by rank"), list(names.values()), charts))
+    gpus = [curve for curve in report.curves if curve.what == "gpu"]
+    if len(gpus) > MOST_LINES:
+        found.append(Multiples(_("GPU utilization, GPU by GPU"), [_("busy")], list(_each(gpus, {}))))
+    return found
+
+
+def _each(curves: list[Curve], names: dict[str, str]) -> Iterator[Chart]:
+    """A small chart in percent for each name of curves."""
+    by_name: dict[str, list[Curve]] = {}
+    for curve in curves:
+        by_name.setdefault(curve.name, []).append(curve)
+    for name, own in by_name.items():
+        known = {curve.part: _scaled(curve, curve.what, PERCENT) for curve in own}
+        lines = [Line(names.get(part, name), known.get(part, [])) for part in names or known]
+        yield Chart(
+            name, "%", own[0].start, own[0].step, lines, most=PERCENT, spark=True, height=SMALL_HEIGHT
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A chart, and the advice that is about what it shows."""
+
+    chart: Chart
+    advice: Sequence[Advice]
+
+
+#: Which advice belongs to which chart, by its topic.
+_TOPICS = {"gpu": ("gpu",), "cpu": ("cpu",), "memory": ("memory",), "wait": ("loader", "balance")}
+
+
+def of_report(report: Report) -> tuple[list[Placed], list[Advice]]:
+    """The charts of a job's report with their advice, and the advice that belongs to none of them."""
     titles = {
         "gpu": _("GPU utilization"),
         "gpu_memory": _("GPU memory"),
@@ -110,12 +241,14 @@ def of_report(report: Report) -> list[Chart]:
         "samples": _("Training: samples per second"),
         "loss": _("Training: loss"),
     }
-    found = []
+    found, left = [], list(report.advice)
     for what, title in titles.items():
         curves = [curve for curve in report.curves if curve.what == what]
         if curves:
-            found.append(_chart(what, title, curves))
-    return found
+            own = [one for one in left if one.topic in _TOPICS.get(what, ())]
+            left = [one for one in left if one not in own]
+            found.append(Placed(_chart(what, title, curves), own))
+    return found, left
 
 
 def _chart(what: str, title: str, curves: list[Curve]) -> Chart:

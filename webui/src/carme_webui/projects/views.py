@@ -21,8 +21,9 @@ from carme_webui.projects import services
 from carme_webui.projects.forms import LimitsForm, NewProjectForm
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.projects.rules import refused_words
+from carme_webui.projects.use import use_by_month
 
-__all__ = ["answer", "limits", "member", "new", "project", "project_list", "state", "withdraw"]
+__all__ = ["answer", "limits", "member", "new", "project", "project_list", "state", "use", "withdraw"]
 
 PER_PAGE = 50
 
@@ -92,6 +93,15 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
         "invited": invited,
     }
     return render(request, "projects/project.html", context, status=422 if failure else 200)
+
+
+@require_safe
+def use(request: HttpRequest, name: str) -> HttpResponse:
+    """The part of a project's page that shows what its jobs used, by member and month."""
+    user, found = signed_in(request), _visible(request, name)
+    names_all = services.is_manager(user, found)
+    context = {"stack": use_by_month(found, user, names_all), "names_all": names_all}
+    return render(request, "projects/use.html", context)
 
 
 @require_POST

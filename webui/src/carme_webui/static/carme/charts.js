@@ -1,5 +1,6 @@
 // Charts of measurements: <carme-chart data-chart="JSON"> draws one with uPlot, with axes, the values under the
-// pointer or the arrow keys, and a table of all of them. <carme-sparks data-job="7"> shows a job's last minutes.
+// pointer or the arrow keys, and a table of all of them: lines over time, or stacks of parts side by side.
+// <carme-sparks data-job="7"> shows a job's last minutes.
 // What is drawn lies in a shadow tree, so that a part of the page that is renewed leaves it as it is.
 "use strict";
 
@@ -12,6 +13,7 @@
   const STROKES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
   const HEIGHT = 170;
   const SPARK_HEIGHT = 34;
+  const LABEL_WIDTH = 58; // of a stack, in pixels; narrower ones are named in part
   const DAY = 86400;
   const POLL_MS = 15000;
   const language = document.documentElement.lang || undefined;
@@ -41,7 +43,8 @@
   function colours(host) {
     const text = printing ? "rgb(20, 20, 20)" : getComputedStyle(host).color;
     const dark = brightness(text) > 127;
-    return { text, lines: dark ? ON_DARK : ON_LIGHT, grid: dark ? "rgba(255, 255, 255, .16)" : "rgba(0, 0, 0, .12)" };
+    const shades = dark ? { lines: ON_DARK, rest: "#5b6672", paper: "#10181c" } : { lines: ON_LIGHT, rest: "#b3bcc4", paper: "#ffffff" };
+    return { text, ...shades, grid: dark ? "rgba(255, 255, 255, .16)" : "rgba(0, 0, 0, .12)" };
   }
 
   const clock = (seconds, options) =>
@@ -93,6 +96,11 @@
       this.sizes = new ResizeObserver(() => this.fit());
     }
 
+    // The unit as far as the axis has room for it; the legend has it in any case.
+    get short() {
+      return this.spec.unit.length > 6 ? "" : this.spec.unit;
+    }
+
     get span() {
       return this.spec.step * Math.max(1, this.times.length - 1);
     }
@@ -107,10 +115,11 @@
       }
       const { spec } = this;
       const length = Math.max(0, ...spec.series.map((one) => one.values.length));
-      this.times = Array.from({ length }, (_, place) => spec.start + place * spec.step);
-      this.lines = spec.series.map((one) => ({ ...one, dash: STROKES[spec.series.indexOf(one) % STROKES.length] }));
+      this.times = Array.from({ length }, (_, place) => (spec.labels ? place : spec.start + place * spec.step));
+      this.lines = spec.series.map((one, place) => ({ ...one, place, dash: STROKES[place % STROKES.length] }));
       if (spec.line) this.lines.push({ name: spec.line.name, values: Array(length).fill(spec.line.value), limit: true });
-      const rows = [this.times, ...this.lines.map((one) => one.values)];
+      this.drawn = spec.labels ? this.stacked() : this.lines;
+      const rows = [this.times, ...this.drawn.map((one) => one.values)];
       this.label();
       const same = before && before.spark === spec.spark && before.series.map((one) => one.name).join() === spec.series.map((one) => one.name).join();
       if (this.plot && same && !all && !!before.line === !!spec.line) {
@@ -122,6 +131,15 @@
       }
       this.read(null);
       this.fill();
+    }
+
+    // Each part upon those before it; the highest is drawn first, and the others over it.
+    stacked() {
+      const below = Array(this.times.length).fill(0);
+      const parts = this.lines
+        .filter((one) => !one.limit)
+        .map((one) => ({ ...one, values: one.values.map((value, at) => (value ? (below[at] += value) : null)) }));
+      return [...parts.reverse(), ...this.lines.filter((one) => one.limit)];
     }
 
     label() {
@@ -137,8 +155,40 @@
       }
     }
 
-    colour(place) {
-      return this.lines[place].limit ? this.palette.text : this.palette.lines[place % this.palette.lines.length];
+    colour(one) {
+      if (one.limit) return this.palette.text;
+      return one.rest ? this.palette.rest : this.palette.lines[one.place % this.palette.lines.length];
+    }
+
+    // What a place on the axis is called.
+    called(at) {
+      return this.spec.labels ? this.spec.labels[at] : moment(this.times[at], this.span);
+    }
+
+    // The lower axis: moments, or the stacks' names as far as there is room.
+    across(axis) {
+      if (!this.spec.labels)
+        return { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) };
+      const every = (plot) => Math.max(1, Math.ceil((this.times.length * LABEL_WIDTH) / Math.max(1, plot.width - 82)));
+      return {
+        ...axis,
+        grid: { show: false },
+        splits: () => this.times,
+        values: (plot, splits) => splits.map((at) => (at % every(plot) ? "" : this.spec.labels[at])),
+      };
+    }
+
+    look(one) {
+      const { spec } = this;
+      const shape = { label: one.name, stroke: this.colour(one), width: one.limit ? 1.5 : 2, dash: one.limit ? [4, 4] : one.dash };
+      if (spec.labels && !one.limit)
+        return { ...shape, stroke: this.palette.paper, width: 1, dash: [], fill: this.colour(one), paths: uPlot.paths.bars({ size: [0.7, 72] }), points: { show: false } };
+      return {
+        ...shape,
+        fill: spec.spark && !one.limit && spec.series.length === 1 ? `${this.colour(one)}33` : undefined,
+        paths: spec.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
+        points: { show: !spec.labels && one.values.filter((value) => value !== null).length === 1 },
+      };
     }
 
     options() {
@@ -147,28 +197,20 @@
       const axis = { stroke: palette.text, font, grid: { stroke: palette.grid, width: 1 }, ticks: { stroke: palette.grid, width: 1 } };
       return {
         width: Math.max(60, this.place.clientWidth),
-        height: spec.spark ? SPARK_HEIGHT : HEIGHT,
+        height: spec.height ?? (spec.spark ? SPARK_HEIGHT : HEIGHT),
         padding: spec.spark ? [3, 1, 3, 1] : [10, 10, 0, 0],
         legend: { show: false },
         cursor: { show: !spec.spark, y: false, drag: { x: false, y: false }, points: { size: 7 } },
-        scales: { y: { range: (_plot, low, high) => [Math.min(0, low ?? 0), this.spec.most ?? Math.max(high, 1e-9) * 1.05] } },
+        scales: { x: spec.labels ? { time: false, range: () => [-0.5, this.times.length - 0.5] } : {}, y: { range: (_plot, low, high) => [Math.min(0, low ?? 0), this.spec.most ?? Math.max(high, 1e-9) * 1.05] } },
         axes: spec.spark
           ? [{ show: false }, { show: false }]
           : [
-              { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) },
-              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, this.spec.unit)) },
+              this.across(axis),
+              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, this.short)) },
             ],
         series: [
           {},
-          ...this.lines.map((one, place) => ({
-            label: one.name,
-            stroke: this.colour(place),
-            width: one.limit ? 1.5 : 2,
-            dash: one.limit ? [4, 4] : one.dash,
-            fill: spec.spark && !one.limit ? `${this.colour(place)}33` : undefined,
-            paths: spec.stepped ? uPlot.paths.stepped({ align: 1 }) : undefined,
-            points: { show: one.values.filter((value) => value !== null).length === 1 },
-          })),
+          ...this.drawn.map((one) => this.look(one)),
         ],
         hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
       };
@@ -191,13 +233,13 @@
       const { spec } = this;
       if (spec.spark || !this.plot) return;
       const at = place ?? this.times.length - 1;
-      const entries = this.lines.map((one, number) => {
-        const key = make("span", { className: "key" });
-        key.style.borderTopColor = this.colour(number);
-        key.style.borderTopStyle = one.limit || one.dash?.length ? "dashed" : "solid";
+      const entries = this.lines.map((one) => {
+        const key = make("span", { className: spec.labels && !one.limit ? "key block" : "key" });
+        key.style.borderTopColor = this.colour(one);
+        key.style.borderTopStyle = one.limit || (one.dash?.length && !spec.labels) ? "dashed" : "solid";
         return make("li", {}, key, `${one.name}: `, make("b", { textContent: amount(one.values[at], spec.unit) }));
       });
-      const time = make("li", { className: "moment", textContent: at < 0 ? "" : moment(this.times[at], this.span) });
+      const time = make("li", { className: "moment", textContent: at < 0 ? "" : this.called(at) });
       this.legend.replaceChildren(time, ...entries);
     }
 
@@ -219,8 +261,8 @@
       if (!this.table.open || !this.spec) return;
       const { spec } = this;
       const head = make("tr", {}, ...[spec.words.time, ...this.lines.map((one) => one.name)].map((textContent) => make("th", { scope: "col", textContent })));
-      const rows = this.times.map((at, place) =>
-        make("tr", {}, make("th", { scope: "row", textContent: moment(at, this.span) }), ...this.lines.map((one) => make("td", { textContent: amount(one.values[place], spec.unit) }))),
+      const rows = this.times.map((_at, place) =>
+        make("tr", {}, make("th", { scope: "row", textContent: this.called(place) }), ...this.lines.map((one) => make("td", { textContent: amount(one.values[place], spec.unit) }))),
       );
       const table = make("table", {}, make("caption", { className: "unseen", textContent: spec.title }), make("thead", {}, head), make("tbody", {}, ...rows));
       const box = make("div", { className: "scroll", tabIndex: 0 }, table);

@@ -285,8 +285,16 @@
     return [...new Set(contexts.filter(changed))];
   }
 
+  /** On a phone the buttons of a dialog take several rows: keep them apart. */
+  function spaceButtons() {
+    const style = document.createElement('style');
+    style.textContent = '.jp-Dialog-footerButtons { display: flex; flex-wrap: wrap; justify-content: flex-end; row-gap: 8px; }';
+    document.head.append(style);
+  }
+
   function activate(app, palette, modules) {
     const { apputils, services, widgets } = modules;
+    spaceButtons();
     const { commands } = app;
     const { Notification } = apputils;
     let status = {};
