@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import carme_runtime
 from carme_runtime.out_of_core import pages
+from carme_runtime.out_of_core.blocks import Block
 from carme_runtime.out_of_core.gpu_ahead import Growth
+from carme_runtime.out_of_core.gpu_store import GpuStore
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
 from carme_runtime.out_of_core.trace import Operation, Trace
+from carme_runtime.out_of_core.watch import Storage
 from memory_cgroups import MemoryCgroup, memory_cgroup
 from patience import HANG
 
@@ -230,6 +234,31 @@ def test_what_a_gpu_needs_until_the_steps_peak_is_known() -> None:
     # are 4, 10, 7 and 3 bytes of what a step makes, and 13 at a time while the third one runs.
     assert growth.peak_at == 2
     assert growth.to_peak == growth.soon == [9, 3, 6, 10]
+
+
+def test_pinned_memory_of_sizes_that_no_step_needs_any_more_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Streams and pinned memory need a GPU; what happens to the memory of blocks that are gone does not.
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(GpuStore, "_measured", lambda store: None)
+    store = GpuStore(torch.device("cpu"), lambda block: 0.0)
+    memory: list[weakref.ref[torch.Tensor]] = []
+
+    def use(size: int) -> None:
+        storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
+        block = Block(Storage(storage), storage.data_ptr(), size, 0)
+        store.add(storage._cdata, block)
+        twin = torch.empty(size, dtype=torch.uint8)
+        memory.append(weakref.ref(twin))
+        store._twins[block] = twin
+
+    for size in range(1, 51):  # a batch of another length in each step
+        use(size)
+        store.end_step()
+    assert [each() is None for each in memory] == [True] * 49 + [False]
+    store.end_step()
+    assert memory[-1]() is None
 
 
 def test_what_convolutions_save_leaves_memory_too(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from carme_runtime import CarmeRuntimeError
 from carme_runtime.out_of_core import spill
 from carme_runtime.out_of_core.extents import Extents
+from carme_runtime.out_of_core.gpu_spares import Spares
 from carme_runtime.out_of_core.sizes import parse_size, show_size
 from carme_runtime.out_of_core.trace import DoesNotFit, Operation, Trace
 
@@ -165,3 +166,32 @@ def test_when_a_block_is_gone_is_known_also_if_the_next_step_loses_it() -> None:
     makes = [Operation("make", makes=((1, 4), (2, 4)), dies=()), Operation("use", (1,), dies=(1,))]
     trace = Trace(makes, {1: 4, 2: 4}, leftovers_end=1)
     assert trace.gone == {1: 1, 2: 3}
+
+
+def test_spare_memory_that_a_step_needs_stays_and_the_rest_goes() -> None:
+    spares: Spares[str, None] = Spares()
+    for name in ("a", "b", "c"):
+        spares.add(8, name, None)
+    spares.end_step()  # they came in this step
+    assert spares.bytes == 24
+    taken = [spares.take(8), spares.take(8)]
+    assert taken == [("c", None), ("b", None)]
+    for name in ("b", "c"):
+        spares.add(8, name, None)
+    spares.end_step()  # two at a time were enough
+    assert spares.bytes == 16
+    assert spares.take(8) is not None and spares.take(8) is not None and spares.take(8) is None
+    assert spares.bytes == 0
+
+
+def test_spare_memory_of_varying_sizes_does_not_pile_up() -> None:
+    spares: Spares[None, None] = Spares()
+    for size in range(1, 100):
+        assert spares.take(size) is None
+        spares.add(size, None, None)
+        spares.end_step()
+        assert spares.bytes == size
+    spares.end_step()
+    assert spares.bytes == 0
+    spares.clear()
+    assert spares.take(99) is None
