@@ -116,6 +116,29 @@ def test_carme_run_limits_scripts_that_know_nothing_of_it(tmp_path: Path) -> Non
     assert lines[-1]["peak"] < (LIBRARIES + 20) * MIB < LIBRARIES * MIB + 12 * 40 * 512 * 512
 
 
+def test_keras_scripts_train_save_and_load_in_less_memory(tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+    program, spill = PROGRAM.with_name("keras_in_less_memory.py"), tmp_path / "spill"
+    spill.mkdir()
+
+    def run(*words: str | Path) -> str:
+        done = subprocess.run(
+            [sys.executable, *words, program, "1024", "24", tmp_path / "model.keras"],
+            env=os.environ | {"KERAS_BACKEND": "torch"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1].removeprefix("[rank 0] ")
+
+    expected = run()
+    limited = run("-m", "carme_runtime.launcher.command", "--memory-per-rank", "1050M", "--spill", spill)
+    assert json.loads(limited) == json.loads(expected)
+    assert list(spill.iterdir()) == []
+
+
 @pytest.mark.parametrize("optimizer", ["adamw_foreach", "adamw_fused"])
 def test_optimizers_that_take_all_parameters_at_once_take_them_one_by_one(
     tmp_path: Path, optimizer: str

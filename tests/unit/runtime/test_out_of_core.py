@@ -1,6 +1,9 @@
 """The policy of training beyond memory: sizes, the spill file's free parts, recorded steps. No PyTorch."""
 
 import math
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carme_runtime import CarmeRuntimeError
-from carme_runtime.out_of_core import spill
+from carme_runtime.out_of_core import spill, start
 from carme_runtime.out_of_core.extents import Extents
 from carme_runtime.out_of_core.gpu_spares import Spares
 from carme_runtime.out_of_core.sizes import parse_size, show_size
 from carme_runtime.out_of_core.trace import DoesNotFit, Operation, Trace
+from patience import HANG
 
 SECOND = 1 << 20  # bytes that the disk of these tests moves in one
 RATES = (SECOND, SECOND)
@@ -195,3 +199,52 @@ def test_spare_memory_of_varying_sizes_does_not_pile_up() -> None:
     assert spares.bytes == 0
     spares.clear()
     assert spares.take(99) is None
+
+
+def run_python(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """As a rank with a limit, whose script is this text."""
+    package = Path(start.__file__).parents[2]
+    own = start.variables(1 << 30, tmp_path, f"{tmp_path}{os.pathsep}{package}")
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("backend", "name"), [("tensorflow", "TensorFlow"), ("jax", "JAX")])
+def test_keras_on_another_backend_than_torch_is_refused_in_a_sentence(
+    backend: str, name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "keras" / "src" / "backend" / backend
+    folder.mkdir(parents=True)
+    for each in (folder, *list(folder.parents)[:3]):
+        (each / "__init__.py").touch()
+    done = run_python(f"import keras.src.backend.{backend}; print('goes on')", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"carme-run: --memory-per-rank works with PyTorch, and this script runs Keras on its {name} backend. "
+        "Set KERAS_BACKEND=torch, or leave --memory-per-rank out.\n"
+    )
+
+
+def test_a_script_that_trains_without_pytorch_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").touch()
+    done = run_python("import tensorflow; print('goes on')", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert done.stderr.startswith("carme-run: --memory-per-rank limited nothing")
+
+
+def test_what_a_site_runs_first_still_runs_in_ranks_with_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.site_has_run = True\n")
+    done = run_python("print(site_has_run)", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_variables_for_ranks_are_texts_and_none_without_a_limit(tmp_path: Path) -> None:
+    assert start.variables(None, None, "/own") == {}
+    own = start.variables(5, tmp_path, "/own")
+    assert own[start.LIMIT] == "5" and own["PYTHONPATH"].endswith(f"{os.pathsep}/own")

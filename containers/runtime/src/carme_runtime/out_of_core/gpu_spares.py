@@ -10,8 +10,8 @@ class Spares(Generic[Memory, Event]):
     """Memory by its size. What a whole step did not need is let go, so that varying shapes do not pile it up.
 
     A step that goes as the last one went finds in it what the last one left. PyTorch's allocator of pinned
-    memory takes what is let go when the copies from it are over, and rounds sizes up, so that other sizes find it
-    there: its memory has a bound, which that of spares of every size has not.
+    memory takes what is let go when the copies from it are over, and rounds sizes up, so that other sizes
+    find it there: its memory has a bound, which that of spares of every size has not.
     """
 
     def __init__(self) -> None:
