@@ -1,6 +1,7 @@
 """Training in less memory than it needs; where the machine lets us make cgroups, the kernel is the judge."""
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from carme_runtime.out_of_core.blocks import Block
 from carme_runtime.out_of_core.gpu_ahead import Growth
 from carme_runtime.out_of_core.gpu_store import GpuStore
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
+from carme_runtime.out_of_core.spill import SpillFile
 from carme_runtime.out_of_core.trace import Operation, Trace
 from carme_runtime.out_of_core.watch import Storage
 from memory_cgroups import MemoryCgroup, memory_cgroup
@@ -411,6 +413,34 @@ def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert f"The disk of the spill folder '{folder}' is full" in errors
     assert "Free some room there, or name another folder." in errors
+
+
+@pytest.mark.parametrize("way", ["read", "write"])
+def test_a_disk_that_fails_while_training_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+    saved = model.state_dict()
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    (folder := tmp_path / "spill").mkdir()
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "as the kernel says it")
+
+    with pytest.raises(carme_runtime.CarmeRuntimeError, match="failed: Input/output error"):  # noqa: SIM117
+        with carme_runtime.memory(limit(), folder) as budget:
+            adopted, optimizer = budget.adopt(
+                model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            )
+            monkeypatch.setattr(SpillFile, way, fail)
+            for _ in range(3):
+                adopted(torch.ones(4, 1024)).sum().backward()
+                optimizer.step()
+    assert list(folder.iterdir()) == []
+    assert torch.load(tmp_path / "checkpoint.pt").keys() == saved.keys()
+    monkeypatch.undo()
+    with carme_runtime.memory(limit(), folder):  # the next one may begin
+        pass
 
 
 @pytest.mark.parametrize(
