@@ -126,7 +126,7 @@ def test_keras_scripts_train_save_and_load_in_less_memory(tmp_path: Path) -> Non
 
     def run(*words: str | Path) -> str:
         done = subprocess.run(
-            [sys.executable, *words, program, "1024", "24", tmp_path / "model.keras"],
+            [sys.executable, *words, program, "1024", "12", tmp_path / "model.keras"],
             env=os.environ | {"KERAS_BACKEND": "torch"},
             capture_output=True,
             text=True,

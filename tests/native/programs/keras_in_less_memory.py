@@ -18,9 +18,9 @@ model.compile(
 )
 x = np.random.default_rng(0).normal(size=(64, width)).astype("float32")
 y = np.arange(64) % 10
-losses = model.fit(x, y, batch_size=16, epochs=1, verbose=0, shuffle=False).history["loss"]
+losses = model.fit(x, y, batch_size=32, epochs=1, verbose=0, shuffle=False).history["loss"]
 model.save(sys.argv[3])
 del model
 model = keras.saving.load_model(sys.argv[3])
-losses += model.fit(x, y, batch_size=16, epochs=1, verbose=0, shuffle=False).history["loss"]
+losses += model.fit(x, y, batch_size=32, epochs=1, verbose=0, shuffle=False).history["loss"]
 print(json.dumps([float(loss).hex() for loss in losses]), flush=True)
