@@ -24,11 +24,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from report import print_table, row, tidy_up_when_ended, write_json
+from swap_file import remove_left_swap_files, swap_file
 
 from memory_cgroups import memory_cgroup
 
@@ -49,6 +49,8 @@ def main() -> None:
     parser.add_argument("--spill", type=Path, metavar="DIR", help="where (default: the temporary folder)")
     options = parser.parse_args()
     tidy_up_when_ended()
+    for left in remove_left_swap_files():
+        print(f"A run that was killed had left swap on '{left}'. It is off now.", flush=True)
     limit, width = (384 * MIB, 1024) if options.quick else (768 * MIB, 2048)
     steps = 5 if options.quick else 8
     rows = []
@@ -145,29 +147,12 @@ def median(lines: list[dict[str, Any]] | None) -> float | None:
 def swapping(arguments: list[Any], limit: int, state: float, folder: Path) -> tuple[float | None, str]:
     """A step's milliseconds by the kernel's swapping, and why there are none."""
     try:
-        with _swap_file(folder, int(state) + 512 * MIB):
+        with swap_file(folder, int(state) + 512 * MIB):
             lines, error = run(arguments, limit, swaps=True)
             return median(lines), error
     except (OSError, subprocess.CalledProcessError) as error:
         message = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
         return None, f"no swap file can be used: {message}"
-
-
-@contextlib.contextmanager
-def _swap_file(folder: Path, size: int) -> Iterator[None]:
-    file = folder / "swap"
-    try:
-        with file.open("wb") as made:
-            os.posix_fallocate(made.fileno(), 0, size)
-        file.chmod(0o600)
-        for command in ("mkswap", "swapon"):
-            subprocess.run([command, file], check=True, capture_output=True, text=True)
-        try:
-            yield
-        finally:
-            subprocess.run(["swapoff", file], check=True)
-    finally:
-        file.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

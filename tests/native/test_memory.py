@@ -1,12 +1,14 @@
 """Training in less memory than it needs; where the machine lets us make cgroups, the kernel is the judge."""
 
 import contextlib
+import errno
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import carme_runtime
+import carme_runtime.out_of_core.budget  # large: `limit` must count it in whichever test comes first
 from carme_runtime.out_of_core import pages
+from carme_runtime.out_of_core.blocks import Block
 from carme_runtime.out_of_core.gpu_ahead import Growth
+from carme_runtime.out_of_core.gpu_store import GpuStore
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
+from carme_runtime.out_of_core.spill import SpillFile
 from carme_runtime.out_of_core.trace import Operation, Trace
+from carme_runtime.out_of_core.watch import Storage
 from memory_cgroups import MemoryCgroup, memory_cgroup
 from patience import HANG
 
@@ -110,6 +117,29 @@ def test_carme_run_limits_scripts_that_know_nothing_of_it(tmp_path: Path) -> Non
     lines = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines()]
     assert losses(lines) == losses(finish(start("sgd", 512, 40, 3)))
     assert lines[-1]["peak"] < (LIBRARIES + 20) * MIB < LIBRARIES * MIB + 12 * 40 * 512 * 512
+
+
+def test_keras_scripts_train_save_and_load_in_less_memory(tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+    program, spill = PROGRAM.with_name("keras_in_less_memory.py"), tmp_path / "spill"
+    spill.mkdir()
+
+    def run(*words: str | Path) -> str:
+        done = subprocess.run(
+            [sys.executable, *words, program, "1024", "12", tmp_path / "model.keras"],
+            env=os.environ | {"KERAS_BACKEND": "torch"},
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()[-1].removeprefix("[rank 0] ")
+
+    expected = run()
+    limited = run("-m", "carme_runtime.launcher.command", "--memory-per-rank", "1050M", "--spill", spill)
+    assert json.loads(limited) == json.loads(expected)
+    assert list(spill.iterdir()) == []
 
 
 @pytest.mark.parametrize("optimizer", ["adamw_foreach", "adamw_fused"])
@@ -232,6 +262,31 @@ def test_what_a_gpu_needs_until_the_steps_peak_is_known() -> None:
     assert growth.to_peak == growth.soon == [9, 3, 6, 10]
 
 
+def test_pinned_memory_of_sizes_that_no_step_needs_any_more_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Streams and pinned memory need a GPU; what happens to the memory of blocks that are gone does not.
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(GpuStore, "_measured", lambda store: None)
+    store = GpuStore(torch.device("cpu"), lambda block: 0.0)
+    memory: list[weakref.ref[torch.Tensor]] = []
+
+    def use(size: int) -> None:
+        storage = torch.empty(size, dtype=torch.uint8).untyped_storage()
+        block = Block(Storage(storage), storage.data_ptr(), size, 0)
+        store.add(storage._cdata, block)
+        twin = torch.empty(size, dtype=torch.uint8)
+        memory.append(weakref.ref(twin))
+        store._twins[block] = twin
+
+    for size in range(1, 51):  # a batch of another length in each step
+        use(size)
+        store.end_step()
+    assert [each() is None for each in memory] == [True] * 49 + [False]
+    store.end_step()
+    assert memory[-1]() is None
+
+
 def test_what_convolutions_save_leaves_memory_too(tmp_path: Path) -> None:
     def train(budget: Any) -> list[float]:
         torch.manual_seed(0)
@@ -284,6 +339,14 @@ def test_memory_goes_back_to_the_kernel(tmp_path: Path) -> None:
         assert pages.resident() < most
         assert [each[7].item() for each in tensors] == list(range(60))
         assert pages.resident() < most
+
+
+def test_what_the_program_took_for_a_while_is_free_again_afterwards(tmp_path: Path) -> None:
+    with carme_runtime.memory(limit(room=60), tmp_path):
+        taken = bytearray(os.urandom(1 << 10) * (50 << 10))  # 50 MiB, which tensors cannot have meanwhile
+        assert torch.ones(MIB)[0] == 1
+        del taken
+        assert torch.ones(10 * MIB)[-1] == 1
 
 
 def test_what_does_not_fit_at_the_end_is_reported_and_fails_when_it_is_used(tmp_path: Path) -> None:
@@ -350,6 +413,34 @@ def test_a_full_disk_is_reported_in_one_sentence(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert f"The disk of the spill folder '{folder}' is full" in errors
     assert "Free some room there, or name another folder." in errors
+
+
+@pytest.mark.parametrize("way", ["read", "write"])
+def test_a_disk_that_fails_while_training_is_reported_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(24)))
+    saved = model.state_dict()
+    torch.save(saved, tmp_path / "checkpoint.pt")
+    (folder := tmp_path / "spill").mkdir()
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, "as the kernel says it")
+
+    with pytest.raises(carme_runtime.CarmeRuntimeError, match="failed: Input/output error"):  # noqa: SIM117
+        with carme_runtime.memory(limit(), folder) as budget:
+            adopted, optimizer = budget.adopt(
+                model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            )
+            monkeypatch.setattr(SpillFile, way, fail)
+            for _ in range(3):
+                adopted(torch.ones(4, 1024)).sum().backward()
+                optimizer.step()
+    assert list(folder.iterdir()) == []
+    assert torch.load(tmp_path / "checkpoint.pt").keys() == saved.keys()
+    monkeypatch.undo()
+    with carme_runtime.memory(limit(), folder):  # the next one may begin
+        pass
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """The policy of training beyond memory: sizes, the spill file's free parts, recorded steps. No PyTorch."""
 
 import math
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carme_runtime import CarmeRuntimeError
-from carme_runtime.out_of_core import spill
+from carme_runtime.out_of_core import spill, start
 from carme_runtime.out_of_core.extents import Extents
+from carme_runtime.out_of_core.gpu_spares import Spares
 from carme_runtime.out_of_core.sizes import parse_size, show_size
 from carme_runtime.out_of_core.trace import DoesNotFit, Operation, Trace
+from patience import HANG
 
 SECOND = 1 << 20  # bytes that the disk of these tests moves in one
 RATES = (SECOND, SECOND)
@@ -165,3 +170,81 @@ def test_when_a_block_is_gone_is_known_also_if_the_next_step_loses_it() -> None:
     makes = [Operation("make", makes=((1, 4), (2, 4)), dies=()), Operation("use", (1,), dies=(1,))]
     trace = Trace(makes, {1: 4, 2: 4}, leftovers_end=1)
     assert trace.gone == {1: 1, 2: 3}
+
+
+def test_spare_memory_that_a_step_needs_stays_and_the_rest_goes() -> None:
+    spares: Spares[str, None] = Spares()
+    for name in ("a", "b", "c"):
+        spares.add(8, name, None)
+    spares.end_step()  # they came in this step
+    assert spares.bytes == 24
+    taken = [spares.take(8), spares.take(8)]
+    assert taken == [("c", None), ("b", None)]
+    for name in ("b", "c"):
+        spares.add(8, name, None)
+    spares.end_step()  # two at a time were enough
+    assert spares.bytes == 16
+    assert spares.take(8) is not None and spares.take(8) is not None and spares.take(8) is None
+    assert spares.bytes == 0
+
+
+def test_spare_memory_of_varying_sizes_does_not_pile_up() -> None:
+    spares: Spares[None, None] = Spares()
+    for size in range(1, 100):
+        assert spares.take(size) is None
+        spares.add(size, None, None)
+        spares.end_step()
+        assert spares.bytes == size
+    spares.end_step()
+    assert spares.bytes == 0
+    spares.clear()
+    assert spares.take(99) is None
+
+
+def run_python(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """As a rank with a limit, whose script is this text."""
+    package = Path(start.__file__).parents[2]
+    own = start.variables(1 << 30, tmp_path, f"{tmp_path}{os.pathsep}{package}")
+    return subprocess.run(
+        [sys.executable, "-c", text],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("backend", "name"), [("tensorflow", "TensorFlow"), ("jax", "JAX")])
+def test_keras_on_another_backend_than_torch_is_refused_in_a_sentence(
+    backend: str, name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "keras" / "src" / "backend" / backend
+    folder.mkdir(parents=True)
+    for each in (folder, *list(folder.parents)[:3]):
+        (each / "__init__.py").touch()
+    done = run_python(f"import keras.src.backend.{backend}; print('goes on')", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"carme-run: --memory-per-rank works with PyTorch, and this script runs Keras on its {name} backend. "
+        "Set KERAS_BACKEND=torch, or leave --memory-per-rank out.\n"
+    )
+
+
+def test_a_script_that_trains_without_pytorch_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "tensorflow.py").touch()
+    done = run_python("import tensorflow; print('goes on')", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert done.stderr.startswith("carme-run: --memory-per-rank limited nothing")
+
+
+def test_what_a_site_runs_first_still_runs_in_ranks_with_a_limit(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.site_has_run = True\n")
+    done = run_python("print(site_has_run)", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_variables_for_ranks_are_texts_and_none_without_a_limit(tmp_path: Path) -> None:
+    assert start.variables(None, None, "/own") == {}
+    own = start.variables(5, tmp_path, "/own")
+    assert own[start.LIMIT] == "5" and own["PYTHONPATH"].endswith(f"{os.pathsep}/own")

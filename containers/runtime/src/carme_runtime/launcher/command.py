@@ -242,11 +242,12 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
         fusion.THRESHOLD: options.fusion_threshold,
         strategies.STRATEGY: options.strategy,
         strategies.PLAN: 1 if options.plan else None,
-        out_of_core.LIMIT: options.memory_per_rank,
-        out_of_core.FOLDER: options.spill.absolute() if options.spill else None,
         "CARME_HANG_SECONDS": options.hang_seconds,
     }
-    return dict(options.x) | {name: str(value) for name, value in chosen.items() if value is not None}
+    own = dict(options.x)
+    path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    own |= out_of_core.variables(options.memory_per_rank, options.spill, path)
+    return own | {name: str(value) for name, value in chosen.items() if value is not None}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch._dynamo  # optimizers import it anyway, and it is large: the limit 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.out_of_core import pages, spill, watch
+from carme_runtime.out_of_core import keras_scripts, pages, spill, watch
 from carme_runtime.out_of_core.blocks import State
 from carme_runtime.out_of_core.limits import Limit
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
@@ -61,6 +61,7 @@ class Budget:
             self._begin(stack)
             self._stack = stack.pop_all()
         _active = self
+        keras_scripts.follow(self)
         return self
 
     def _begin(self, stack: contextlib.ExitStack) -> None:
@@ -86,6 +87,7 @@ class Budget:
         """Bring back what fits; what does not is gone, and a warning says so."""
         global _active
         _active = None
+        keras_scripts.follow(None)
         self._stack.close()
 
     def adopt(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
@@ -178,7 +180,7 @@ class Budget:
         kinds: dict[str, int] = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
         seen: set[tuple[str, int]] = set()
         parameters = list(self._model.parameters()) if self._model else []
-        states = self._optimizer.state if self._optimizer else {}
+        states = getattr(self._optimizer, "state", {})  # Keras' optimizers have none
         for kind, tensors in (
             ("weights", [*parameters, *(self._model.buffers() if self._model else ())]),
             ("gradients", parameters),
@@ -199,6 +201,10 @@ class Budget:
                 "The memory limit is not in force.", "Use it in `with carme_runtime.memory(...) as budget:`."
             )
         return self._operations
+
+    def end_step(self, optimizer: Any) -> None:
+        """An optimizer that is none of PyTorch's has ended its step."""
+        self._end_step(optimizer, (), {})
 
     def _end_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._optimizer is None:

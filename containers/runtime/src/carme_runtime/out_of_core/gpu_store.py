@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from carme_runtime.out_of_core.blocks import Block, State
+from carme_runtime.out_of_core.gpu_spares import Spares
 from carme_runtime.out_of_core.trace import DoesNotFit
 
 _next_use = attrgetter("next_use")
@@ -56,8 +57,7 @@ class GpuStore:
         self.absent: dict[Block, None] = {}  # those whose content the host alone has
         self._distance = distance
         self._twins: dict[Block, torch.Tensor] = {}  # what the host has
-        # Memory of the host that blocks had which are gone, by its size; what must pass before it is written.
-        self._spares: dict[int, list[tuple[torch.Tensor, torch.cuda.Event | None]]] = {}
+        self._spares: Spares[torch.Tensor, torch.cuda.Event] = Spares()  # of blocks that are gone
         self._unused: dict[Block, None] = {}  # what has been fetched ahead, and not been used yet
         self._leaving: dict[Block, _Copy] = {}  # in their order, as are
         self._arriving: dict[Block, _Copy] = {}
@@ -155,7 +155,9 @@ class GpuStore:
         block.step_pins += 1
 
     def end_step(self) -> None:
-        """Let go what was kept until the step's end."""
+        """Let go what was kept until the step's end, and memory of the host that no block needed in it."""
+        self._collect()
+        self._spares.end_step()
         for block in self.blocks.values():
             block.pins -= block.step_pins
             block.step_pins = 0
@@ -330,8 +332,8 @@ class GpuStore:
         """Memory of the host for a block, if it has none yet."""
         if block in self._twins:
             return
-        if spares := self._spares.get(block.size):
-            twin, over = spares.pop()
+        if spare := self._spares.take(block.size):
+            twin, over = spare
             if over is not None:
                 self._out.wait_event(over)
         else:
@@ -402,7 +404,7 @@ class GpuStore:
         self._copied.pop(block, None)  # the next copy to the same memory is one of the same stream
         read = self._read.pop(block, None)
         if (twin := self._twins.pop(block, None)) is not None:
-            self._spares.setdefault(block.size, []).append((twin, read))
+            self._spares.add(block.size, twin, read)
         block.is_forgotten = True
         self._forgotten.append(block)
         block.owner.forget()

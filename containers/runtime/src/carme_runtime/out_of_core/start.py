@@ -2,10 +2,26 @@
 
 import os
 import sys
+from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
 
 LIMIT, FOLDER = "CARME_MEMORY_PER_RANK", "CARME_SPILL"
+_FIRST = Path(__file__).parent / "at_start"  # Python runs the module in it before the script
+
+
+def variables(limit: int | None, folder: Path | None, others: str | None) -> dict[str, str]:
+    """What ranks with this limit have in their environment; nothing where there is none.
+
+    Args:
+        limit: Bytes.
+        folder: For what does not fit.
+        others: The PYTHONPATH that they would have.
+    """
+    if limit is None or folder is None:
+        return {}
+    path = os.pathsep.join([str(_FIRST), *([others] if others else [])])
+    return {LIMIT: str(limit), FOLDER: str(folder.absolute()), "PYTHONPATH": path}
 
 
 def start() -> None:

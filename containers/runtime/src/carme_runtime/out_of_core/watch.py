@@ -124,7 +124,7 @@ class Operations(TorchDispatchMode):
             call = functools.partial(func, *args, **kwargs)
             room = wished = planned.made_bytes + planned.workspace
         try:
-            self.store.acquire(uses, written, room, wished)
+            self._acquire(uses, written, room, wished)
         except DoesNotFit:
             raise self._too_small(facts.name, uses, room) from None
         try:
@@ -162,6 +162,14 @@ class Operations(TorchDispatchMode):
         pages.forget_peak()
         result = func(*args, **kwargs)
         return result, max(pages.peak() - before - made, 0)
+
+    def _acquire(self, uses: Sequence[Block], written: Sequence[Block], room: int, wished: int) -> None:
+        try:
+            self.store.acquire(uses, written, room, wished)
+        except DoesNotFit:
+            # What the program took besides at its peak, such as for a file that it wrote, may be free again.
+            self.limit.check(self.store, anew=True)
+            self.store.acquire(uses, written, room, wished)
 
     def _too_small(self, name: str, uses: Sequence[Block], room: int) -> CarmeRuntimeError:
         needed = room + sum(block.size for block in uses)

@@ -1,0 +1,33 @@
+"""What Python runs first in ranks of `carme-run --memory-per-rank`: its folder is in their PYTHONPATH.
+
+Scripts that never import PyTorch are seen by nothing else of ours.
+"""
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+
+def _run_the_one_behind() -> None:
+    """Python takes one module of this name; what a site has in its own still runs."""
+    here = Path(__file__).parent
+    sys.path[:] = [folder for folder in sys.path if Path(folder) != here]
+    spec = importlib.machinery.PathFinder.find_spec(__name__)
+    if spec is None or spec.loader is None:
+        return
+    sys.modules[__name__] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def _watch() -> None:
+    # A rank may run another Python, without our package.
+    if "CARME_MEMORY_PER_RANK" in os.environ and importlib.util.find_spec("carme_runtime"):
+        from carme_runtime.out_of_core.keras_scripts import refuse_other_frameworks
+
+        refuse_other_frameworks()
+
+
+_watch()
+_run_the_one_behind()
