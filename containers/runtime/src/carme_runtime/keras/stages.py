@@ -19,6 +19,7 @@ from carme_runtime.keras.library import keras
 from carme_runtime.keras.slots import Slots
 from carme_runtime.keras.steps import Steps, assign_values, flat_values
 from carme_runtime.keras.world import MASTER, World
+from carme_runtime.pipeline.partition import check_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Wanted:
     schedule: str | None = None
     memory: str | int | None = None
     batch_norm: str | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.stages, self.micro_batches)
 
     @property
     def given(self) -> bool:

@@ -58,9 +58,14 @@ class Request:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("stages", self.stages), ("micro_batches", self.micro_batches)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-                raise PlanError(f"{name}={value!r} is no whole number.", f"Write, for example, {name}=2.")
+        check_counts(self.stages, self.micro_batches)
+
+
+def check_counts(stages: object, micro_batches: object) -> None:
+    """Raise PlanError where one is given that is no whole number."""
+    for name, value in (("stages", stages), ("micro_batches", micro_batches)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise PlanError(f"{name}={value!r} is no whole number.", f"Write, for example, {name}=2.")
 
 
 def plan(graph: Graph, request: Request) -> Plan:

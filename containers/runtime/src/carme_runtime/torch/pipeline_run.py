@@ -97,7 +97,7 @@ class Run:
                 "The graph is of another model than the one that is to be trained."
                 if given
                 else "Ranks have different models.",
-                "Make the same model on all ranks.",
+                "Make the same model on all ranks. Layers need the same names, too.",
             )
         return graph
 
