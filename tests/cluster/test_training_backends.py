@@ -42,12 +42,14 @@ FOUR = [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2,
 
 
 @contextmanager
-def session(demo: DemoSite, image: str, script: Path | None = None) -> Iterator[NotebookKernel]:
-    """A notebook in a session of two nodes, perhaps with a script in its folder."""
+def session(
+    demo: DemoSite, image: str, script: Path | None = None, **options: str
+) -> Iterator[NotebookKernel]:
+    """A notebook in a session of two nodes, perhaps with a script in its folder and other options."""
     if demo.run("head", "test", "-f", f"/srv/carme/images/{image}.sif", check=False).returncode:
         pytest.skip(f"the image {image} is not built here; ./demo up --images {image} builds it")
     with demo.visitor(demo.user) as visitor:
-        name = visitor.start(OPTIONS | {"image": image})
+        name = visitor.start(OPTIONS | options | {"image": image})
         visitor.wait(name, "ready", timeout=HANG)
         with visitor.kernel(visitor.open(name)) as kernel:
             if script:
@@ -106,6 +108,24 @@ def test_a_keras_script_has_the_same_losses_on_any_number_of_ranks(demo: DemoSit
         assert losses[2] == pytest.approx(losses[1], rel=1e-4)
         assert losses[4] == pytest.approx(losses[1], rel=1e-4)
         print(image, losses)
+
+
+def test_a_model_that_one_node_cannot_hold_trains_on_two(demo: DemoSite) -> None:
+    """The example notebook, in a session with as little memory as it says."""
+    notebook = json.loads((ROOT / "containers/images/examples/04-large-models.ipynb").read_text())
+    alone, both = ("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert len(set(both.splitlines()[1:]) - set(alone.splitlines()[1:])) == 2, "two lines more"
+    with session(demo, "torch", gpus_per_node="0", memory_mb_per_node="2048") as kernel:
+        cell = kernel.run(alone, timeout=2 * HANG)
+        assert "was killed by signal 9 (SIGKILL). This is often a lack of memory" in cell.output, cell.output
+        assert not cell.ok
+        cell = kernel.run(both, timeout=4 * HANG)
+        assert cell.ok, cell.output + cell.error
+        losses = [re.findall(rf"rank {rank}\] step \d: loss (\d\.\d+)", cell.output) for rank in (0, 1)]
+        assert losses[0] == losses[1] and len(losses[0]) == 3, cell.output
+        assert float(losses[0][2]) < float(losses[0][0]), cell.output
+        # Neither node was short of anything else: the session's own server is still the same.
+        assert kernel.run("print('here')", timeout=HANG).ok
 
 
 def test_srun_alone_starts_ranks_over_two_nodes_of_a_job(demo: DemoSite) -> None:

@@ -16,7 +16,7 @@ PRINTED = {
     "01-first-steps": "rank 1 of 2",
     "02-pytorch-in-two-lines": "with 2 rank(s)",
     "03-keras-in-two-lines": "with 2 rank(s)",
-    "04-large-models": "step 5: loss",
+    "04-large-models": "step 3: loss",
     "06-checkpoints": "epoch 2: loss",
     "07-profile": "compute",
 }
@@ -52,8 +52,11 @@ def test_it_runs_from_its_first_cell_to_its_last(
     # Images have loaded the magics already. A host without GPUs would run one rank.
     notebook.cells.insert(0, nbformat.v4.new_code_cell("%load_ext carme_runtime.notebook"))
     for cell in notebook.cells:
-        if cell.source.startswith("%%carme_run") and "--devices-per-node" not in cell.source:
+        if cell.source.startswith("%%carme_run") and " -n " not in cell.source.partition("\n")[0]:
             cell.source = cell.source.replace("%%carme_run", "%%carme_run -n 2", 1)
+        # A small one trains on one rank, too. tests/cluster runs the large one in a job that cannot hold it.
+        cell.source = cell.source.replace("range(30)", "range(3)")
+        cell.metadata.pop("tags", None)  # an error counts here
     client = NotebookClient(notebook, timeout=int(HANG), resources={"metadata": {"path": str(tmp_path)}})
     client.execute()
     printed = output(notebook)

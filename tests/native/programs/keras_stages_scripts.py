@@ -198,6 +198,12 @@ def mistakes():
     refused("activity regularizer", lambda: compiled(network(layers.Dense(4, activity_regularizer="l2"))))
     refused("Use micro_batches=", lambda: train(compiled(micro_batches=4)))
     refused("no schedule 'fast'", lambda: train(compiled(schedule="fast")))
+    other = network(layers.Activation(("relu", "tanh")[rank], name="unlike"))
+    refused("settings of layers differ", lambda: train(compiled(other)))
+    refused("stages='2' is no whole number", lambda: compiled(stages="2"))
+    refused("into 0 micro-batches. Use micro_batches=1", lambda: train(compiled(micro_batches=0)))
+    refused("no argument 'stage' beside a model", lambda: compiled(stage=2))
+    refused("'pipeline' is no ParallelStrategy", lambda: compiled(strategy="pipeline"))
     refused("A stage needs", lambda: train(compiled(memory="0.1K")))
     refused("too few for", lambda: train(compiled(keras.Sequential([keras.Input((6,)), layers.Dense(2)]))))
     if TENSORFLOW:

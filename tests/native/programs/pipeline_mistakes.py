@@ -28,7 +28,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.Linear(4, 3))
 
 
-def make(module: nn.Module | None = None, **options: Any) -> Any:
+def make(module: Any = None, **options: Any) -> Any:
     module = module or model()
     optimizer = torch.optim.SGD(options.pop("of", module).parameters(), 0.1)
     return pipeline(module, optimizer, **{"example": INPUTS, **options})
@@ -51,6 +51,10 @@ def mistakes() -> None:
         lambda: make(stages=2, micro_batches=2, schedule="interleaved"),
     )
     refused("no schedule 'fast'", lambda: make(stages=2, schedule="fast"))
+    refused("stages='2' is no whole number", lambda: make(stages="2"))
+    refused("micro_batches=2.0 is no whole number", lambda: make(micro_batches=2.0))
+    refused("The model is a function", lambda: make(lambda x: x, of=model()))
+    refused("The optimizer is a NoneType", lambda: pipeline(model(), None, example=INPUTS))  # pyright: ignore
     refused("no layer 'nine' to cut at. Its layers are 0, 1, 2, 3", lambda: make(cut_points=["nine"]))
     refused("begin with layer '1'", lambda: make(cut_points=["1"], micro_batches=2))
     refused("A stage needs", lambda: make(stages=2, micro_batches=2, memory="0.5K"))
@@ -65,6 +69,8 @@ def mistakes() -> None:
     refused("2 ranks cannot train as a hybrid", lambda: make(strategy="hybrid"))
     refused("exclude each other with 2 ranks. Use stages=1", lambda: make(stages=2, strategy="data"))
     refused("Call model.train() before pipeline()", lambda: make(model().eval()))
+    cannot_run = "The model fails with the example" if dist.get_rank() == 0 else "Rank 0 could not measure"
+    refused(cannot_run, lambda: make(stages=2, example=torch.randn(12, 5)))
     calls()
     nothing_is_dropped()
 
@@ -72,6 +78,7 @@ def mistakes() -> None:
     loss = functional.cross_entropy
     refused("has samples of shape [5]", lambda: ours.step(torch.randn(12, 5), TARGETS, loss=loss))
     refused("type float64", lambda: ours.step(INPUTS.double(), TARGETS, loss=loss))
+    refused("targets have 8 samples, and the inputs 12", lambda: ours.step(INPUTS, TARGETS[:8], loss=loss))
     refused("13 samples, and the example had 12", lambda: ours.step(torch.randn(13, 4), TARGETS, loss=loss))
     refused("The batch has 2 tensors", lambda: ours.step((INPUTS, INPUTS), TARGETS, loss=loss))
     count = 12 - dist.get_rank()

@@ -1,5 +1,7 @@
 """Functional and sequential models as Keras records them, on any backend."""
 
+import json
+import zlib
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
@@ -132,3 +134,17 @@ def _bypassed(name: str) -> InvalidCall:
         f"The SplitLayer {name} does not end a stage: another connection leads around it.",
         "Put a SplitLayer into each connection between the two stages.",
     )
+
+
+def settings_checksum(model: Any) -> int:
+    """Of the settings of all layers, such as activations and rates, but not of how weights begin."""
+    checksum = 0
+    for layer in model._flatten_layers(include_self=False):
+        try:
+            config = {} if isinstance(layer, keras.Model) else layer.get_config()
+        except NotImplementedError:  # a layer of the script's own
+            config = {}
+        chosen = {name: value for name, value in config.items() if not name.endswith("initializer")}
+        text = json.dumps(chosen, skipkeys=True, default=lambda value: type(value).__name__)
+        checksum = zlib.crc32(text.encode(), checksum)
+    return checksum

@@ -73,7 +73,17 @@ class Model:
     ) -> None:
         if arguments and isinstance(arguments[-1], ParallelStrategy):
             arguments, parallel_strategy = arguments[:-1], arguments[-1]
+        if not isinstance(parallel_strategy, ParallelStrategy):
+            raise InvalidCall(
+                f"parallel_strategy={parallel_strategy!r} is no ParallelStrategy.",
+                "Use ParallelStrategy.DATA, ParallelStrategy.PIPELINING or ParallelStrategy.ALL.",
+            )
         first = arguments[0] if arguments else None
+        if keywords and len(arguments) == 1 and isinstance(first, (Model, keras.Model)):
+            raise InvalidCall(
+                f"Model has no argument '{next(iter(keywords))}' beside a model.",
+                f"Choose from parallel_strategy, {', '.join(OF_PIPELINES)}.",
+            )
         if isinstance(first, Model):
             model = first.keras_model
         elif len(arguments) == 1 and not keywords and isinstance(first, keras.Model):
@@ -87,7 +97,10 @@ class Model:
             )
         set_own = super().__setattr__
         set_own("_model", model)
-        options = {"stages": stages, "micro_batches": micro_batches or num_pipeline_stages}
+        options = {
+            "stages": stages,
+            "micro_batches": num_pipeline_stages if micro_batches is None else micro_batches,
+        }
         options |= {"schedule": schedule, "memory": memory, "batch_norm": batch_norm}
         allowed = ParallelStrategy.DATA in parallel_strategy, ParallelStrategy.PIPELINING in parallel_strategy
         found_world, found_steps = steps_of(model, world(), *allowed, options)

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 
 from carme_runtime import strategies
-from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.keras.data import Share, length, same_randomness
+from carme_runtime.keras.functional import settings_checksum
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.slots import Slots
 from carme_runtime.keras.steps import Steps, assign_values, flat_values
 from carme_runtime.keras.world import MASTER, World
+from carme_runtime.pipeline.partition import check_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Wanted:
     schedule: str | None = None
     memory: str | int | None = None
     batch_norm: str | None = None
+
+    def __post_init__(self) -> None:
+        check_counts(self.stages, self.micro_batches)
 
     @property
     def given(self) -> bool:
@@ -126,6 +131,11 @@ class PipelineSteps(Steps):
 
     def _make(self, example: tuple[Any, ...], whole_batch: bool) -> None:
         self._graph = self._graph_of(self._model)
+        if len(set(self._world.table([settings_checksum(self._model)])[:, 0].tolist())) > 1:
+            raise Mismatch(
+                "Ranks have different models: settings of layers differ.",
+                "Make the same model on all ranks. Layers need the same names, too.",
+            )
         same_randomness(self._world)
         self._pipe = self._made(example, whole_batch)
         self._world.stages = self._pipe.plan().schedule.ranks

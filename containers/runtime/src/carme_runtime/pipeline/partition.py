@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 
 from carme_runtime.graph import Graph
 from carme_runtime.graph.show import size_text
@@ -39,6 +40,9 @@ class Request:
         batch_norm: See `Plan`.
         strategy: See `carme_runtime.strategies`.
         whole: Whether `samples` are those of all replicas together.
+
+    Raises:
+        PlanError: `stages` or `micro_batches` is no whole number.
     """
 
     ranks: int
@@ -52,6 +56,16 @@ class Request:
     batch_norm: str = ""
     strategy: str = AUTO
     whole: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(self.stages, self.micro_batches)
+
+
+def check_counts(stages: object, micro_batches: object) -> None:
+    """Raise PlanError where one is given that is no whole number."""
+    for name, value in (("stages", stages), ("micro_batches", micro_batches)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise PlanError(f"{name}={value!r} is no whole number.", f"Write, for example, {name}=2.")
 
 
 def plan(graph: Graph, request: Request) -> Plan:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from carme_runtime import profile
 from carme_runtime.activity import doing
@@ -145,6 +145,7 @@ class Passes:
         self._check_whole()
         self._check(batch)
         self._check_size(batch)
+        _check_targets(len(batch[0]), targets)
         counts = self._counts(len(batch[0]) if counted is None else counted)
         self._failed = True  # until all is well
         schedule = self._schedule(len(batch[0]))
@@ -507,6 +508,16 @@ def _part(samples: int, begin: int, end: int, leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) == samples:
         return leaf[begin:end]
     return leaf
+
+
+def _check_targets(samples: int, targets: Any) -> None:
+    """Raise InvalidCall where a tensor of the targets counts other samples than the inputs do."""
+    for leaf in tree_leaves(targets):
+        if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) != samples:
+            raise InvalidCall(
+                f"The targets have {len(leaf)} samples, and the inputs {samples}.",
+                "Give targets whose dimension 0 counts the samples of the inputs.",
+            )
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import free_dropped
+from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph import Graph
 from carme_runtime.graph.files import from_json, to_json
 from carme_runtime.pipeline import Plan
@@ -71,8 +72,17 @@ class Run:
             try:
                 graph = given or measured(traced, example, samples)
                 text = to_json(dataclasses.replace(graph, links=found)).encode()
-            except BaseException as error:
+            except CarmeRuntimeError as error:
                 failure = error  # after the others have heard of it
+            except Exception as error:
+                first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                failure = InvalidCall(
+                    f"The model fails with the example: {first}",
+                    "Give an example that the model can be called with.",
+                )
+                failure.__cause__ = error
+            except BaseException as error:
+                failure = error
         text = self.broadcast(text)
         if failure is not None:
             raise failure
@@ -87,7 +97,7 @@ class Run:
                 "The graph is of another model than the one that is to be trained."
                 if given
                 else "Ranks have different models.",
-                "Make the same model on all ranks.",
+                "Make the same model on all ranks. Layers need the same names, too.",
             )
         return graph
 

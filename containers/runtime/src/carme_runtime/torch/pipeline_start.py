@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from carme_runtime.collectives import Group
+from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.traced import Traced
@@ -103,3 +104,36 @@ def _bring_back(content: torch.Tensor, tensor: torch.Tensor) -> None:
     if content.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
             tensor.copy_(content)
+
+
+def check_arguments(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: tuple[torch.Tensor, ...],
+    batch_norm: str | None,
+) -> None:
+    """Raise InvalidCall for arguments of `pipeline` that cannot be, before anything is traced."""
+    if not isinstance(model, nn.Module):
+        raise InvalidCall(f"The model is a {type(model).__name__}.", "Give pipeline() a torch.nn.Module.")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidCall(
+            f"The optimizer is a {type(optimizer).__name__}.", "Give pipeline() one of torch.optim."
+        )
+    devices = {tensor.device for tensor in [*inputs, *model.parameters(), *model.buffers()]}
+    if len(devices) > 1 or devices.pop().type not in ("cpu", "cuda"):
+        raise InvalidCall(
+            "The model and the example are not on one device.",
+            "Bring both to the host, or to this rank's NVIDIA GPU: model.to(device), example.to(device).",
+        )
+    if not model.training:
+        raise InvalidCall(
+            "The model is in evaluation, and pipeline() prepares it for training.",
+            "Call model.train() before pipeline(), and model.eval() on what pipeline() returns.",
+        )
+    if batch_norm not in (None, "micro", "deferred", "exact"):
+        raise InvalidCall(f"There is no batch_norm='{batch_norm}'.", "Choose from micro, deferred, exact.")
+    known = {id(parameter) for parameter in model.parameters()}
+    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+        raise InvalidCall(
+            "The optimizer has parameters that the model does not have.", "Make it of model.parameters()."
+        )

@@ -29,7 +29,7 @@ from carme_runtime.torch.options import STREAMED, check_start
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
 from carme_runtime.torch.pipeline_run import Run
-from carme_runtime.torch.pipeline_start import bytes_of, send_buffers, send_parameters
+from carme_runtime.torch.pipeline_start import bytes_of, check_arguments, send_buffers, send_parameters
 from carme_runtime.torch.pipeline_sums import allreduce, refuse_sparse, sum_gradients
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
@@ -140,7 +140,7 @@ def _planned(
     run: Run,
 ) -> tuple[Traced, Plan]:
     """Trace, measure and cut the model. Raises what `pipeline` does."""
-    _check(model, optimizer, inputs, requested.batch_norm)
+    check_arguments(model, optimizer, inputs, requested.batch_norm)
     strategy = strategies.chosen_strategy(requested.strategy)
     limit = parse_size(requested.memory) if requested.memory is not None else None
     traced = capture(model, inputs, requested.whole_layers)
@@ -160,32 +160,6 @@ def _planned(
     if (name := other_random(traced)) and run.rank == 0:
         log.warning("Operator %s draws other random numbers than in a single process.", name)
     return traced, made
-
-
-def _check(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    inputs: tuple[torch.Tensor, ...],
-    batch_norm: str | None,
-) -> None:
-    devices = {tensor.device for tensor in [*inputs, *model.parameters(), *model.buffers()]}
-    if len(devices) > 1 or devices.pop().type not in ("cpu", "cuda"):
-        raise InvalidCall(
-            "The model and the example are not on one device.",
-            "Bring both to the host, or to this rank's NVIDIA GPU: model.to(device), example.to(device).",
-        )
-    if not model.training:
-        raise InvalidCall(
-            "The model is in evaluation, and pipeline() prepares it for training.",
-            "Call model.train() before pipeline(), and model.eval() on what pipeline() returns.",
-        )
-    if batch_norm not in (None, "micro", "deferred", "exact"):
-        raise InvalidCall(f"There is no batch_norm='{batch_norm}'.", "Choose from micro, deferred, exact.")
-    known = {id(parameter) for parameter in model.parameters()}
-    if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
-        raise InvalidCall(
-            "The optimizer has parameters that the model does not have.", "Make it of model.parameters()."
-        )
 
 
 def _free_memory(model: nn.Module, run: Run) -> int | None:
