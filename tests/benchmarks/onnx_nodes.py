@@ -4,9 +4,9 @@
     ./test bench onnx_nodes --only lenet --keep traces
 
 A Slurm job of two nodes runs `carme onnx run` with `--workers job` for each network, which is cut into tasks
-through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the last in
-which workers of the net are at work on two or more micro-batches, from the trace; in the JSON also the share
-with both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
+through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the last
+in which workers are at work on two or more micro-batches, from the trace; in the JSON also the share with
+both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
 processors of this machine, so the seconds say nothing of two real nodes. Needs root and the demo.
 """
 
@@ -149,7 +149,7 @@ def prepare(name: str, folder: Path) -> dict[str, Any]:
 
 
 def shares(page: Path) -> tuple[float, float, int]:
-    """Of the time from the first firing to the last: shares with two or more micro-batches, and nodes, at work.
+    """Shares of the time with two or more micro-batches in work, and with both nodes at work.
 
     Args:
         page: The timeline.
@@ -196,7 +196,8 @@ def run(demo: DemoSite, names: list[str], folder: Path) -> None:
     demo.run("head", "chown", "-R", f"{USER}:", f"/home/{USER}/{folder.name}")
     options = ["--image", _IMAGE, "--nodes", "2", "--cpus", str(WORKERS), "--memory", str(MEMORY)]
     command = ["bash", f"/home/{USER}/{folder.name}/run.sh", *(f"{n} {NETWORKS[n][0]}" for n in names)]
-    words = ["submit", *options, "--time", str(JOB_SECONDS // 60), "--name", "onnx-nodes", "--json", "--", *command]
+    options += ["--time", str(JOB_SECONDS // 60), "--name", "onnx-nodes", "--json"]
+    words = ["submit", *options, "--", *command]
     job = json.loads(demo.carme(*words, user=USER).stdout)
     number = str(job["job_id"] if "job_id" in job else job["id"])
     try:

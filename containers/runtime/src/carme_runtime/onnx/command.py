@@ -150,6 +150,8 @@ def _traced(tracing: Tracing | None) -> Iterator[None]:
         yield
         return
     os.environ.update(tracing.variables())
+    # In a job there is one already, which adds up and records nothing.
+    before, profile.recorder = profile.recorder, None
     profile.begin()
     for name in tracing.variables():  # what runs later is not of this trace
         del os.environ[name]
@@ -158,7 +160,7 @@ def _traced(tracing: Tracing | None) -> Iterator[None]:
     finally:
         if profile.recorder:
             profile.recorder.write()
-            profile.recorder = None
+        profile.recorder = before
         tracing.finish()
 
 

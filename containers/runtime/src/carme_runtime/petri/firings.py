@@ -17,9 +17,9 @@ _DRIFT = 1e-4
 class Firings:
     """Records the firings of a run, where this process records.
 
-    Workers of this node read the clock that this process reads. That of another node differs by an unknown offset:
-    of all its reports the one counts that took the least time from the task's end to here, so the error is about
-    the time that a message takes.
+    Workers of this node read the clock that this process reads. That of another node differs by an unknown
+    offset: of all its reports the one counts that took the least time from the task's end to here, so the
+    error is about the time that a message takes.
 
     Args:
         net: Its `number_of` gives a token's micro-batch.
