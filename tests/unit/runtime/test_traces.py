@@ -189,7 +189,7 @@ def test_firings_are_in_rows_of_their_workers_when_they_happened(tmp_path: Path)
 def test_another_nodes_clock_is_that_of_the_report_that_came_quickest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(profile, "recorder", profile.Recorder(None, 0, tmp_path))
+    monkeypatch.setattr(profile, "recorder", recorder := profile.Recorder(None, 0, tmp_path))
     now = 1000.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     firings = Firings(Net("render"))
@@ -198,7 +198,7 @@ def test_another_nodes_clock_is_that_of_the_report_that_came_quickest(
     for begin, end, arrived in ((5.0, 6.0, 100.5), (6.5, 7.0, 101.0), (8.0, 9.0, 103.2)):
         now = arrived  # the node's clock is 94 s behind; the second report took no time
         firings.add(connection, "n2", "step", (begin, end), [])
-    profile.recorder.write()
+    recorder.write()
     recording = read(next(tmp_path.glob(f".0-*{SUFFIX}")))
     times = [(event.begin / 1e9, event.end / 1e9) for event in recording.events()]
     assert times == [
