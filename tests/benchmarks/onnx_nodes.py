@@ -142,7 +142,8 @@ def prepare(name: str, folder: Path) -> dict[str, Any]:
     ((given, example),) = carme_onnx.example_of(model).items()
     count = NETWORKS[name][1]
     x = np.random.default_rng(0).standard_normal((count, *example.shape[1:])).astype(np.float32)
-    np.savez(folder / f"{name}.in.npz", **{given: x})
+    arrays: dict[str, Any] = {given: x}
+    np.savez(folder / f"{name}.in.npz", **arrays)
     with tempfile.TemporaryDirectory() as scratch:
         results = [expected(model, {given: x[k : k + 1]}, Path(scratch)) for k in range(count)]
     return {output: np.concatenate([each[output] for each in results]) for output in model.outputs}

@@ -118,7 +118,7 @@ def light(name: str) -> Any:
 
 
 def cuts(graph: Any) -> list[tuple[float, int]]:
-    """All cuts into two parts, in the order of the operators: the longer one's share, and bytes that cross."""
+    """All cuts into two parts, in the order of operators: the longer one's share, and bytes that cross."""
     times = [each.forward_ms(graph.samples) for each in graph.operators]
     found = []
     for place in range(1, len(times)):
