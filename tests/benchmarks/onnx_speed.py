@@ -8,7 +8,9 @@ one. As a peer, two processes of ONNX Runtime that share the images and have one
 process: the most that these processors give. Each has its sessions before it is timed, and they take turns.
 `vgg19_bytes_over_min_cut`: what the plan for two tasks sends, over the fewest bytes of all cuts whose longer
 part takes at most 5 % longer than the most balanced one's; and what it sends over what the unfused graph
-would. Without that bound the minimum cut would leave one worker with nothing to do.
+would. All cuts are tried here, without the planner's code; both use the same measured times.
+`vgg19_bytes_over_any_cut`: the same over the fewest bytes of all cuts, however uneven, with the share of the
+time that the longer part of that cut takes: 1 means that one worker has nearly nothing to do.
 `resnet50_compile_s`: to read, check, fold, measure and plan ResNet-50 for two workers.
 """
 
@@ -25,12 +27,13 @@ from report import print_table, row, tidy_up_when_ended, write_json
 
 import carme_runtime.onnx as carme_onnx
 from carme_runtime.onnx import Runner
-from carme_runtime.onnx.fusion import LONGER
 from real_models import REAL, folder
 
 #: Aims: at least so many times one worker, and of two independent processes; at most of the cheapest cut's
 #: bytes, of the unfused graph's, and seconds.
 SPEEDUP, OF_INDEPENDENT, OVER_CUT, OF_UNFUSED, SECONDS = 1.7, 0.95, 1.05, 0.5, 10.0
+#: By how much the longer part may exceed that of the most balanced cut, as docs/users/onnx.md has it.
+TOLERANCE = 1.05
 
 
 def images(model: Any, shape: tuple[int, ...], count: int) -> list[dict[str, Any]]:
@@ -114,23 +117,43 @@ def light(name: str) -> Any:
     return folder() / next(each.file for each in REAL if each.file.endswith(f"light_{name}.onnx"))
 
 
-def vgg19() -> dict[str, Any]:
+def cuts(graph: Any) -> list[tuple[float, int]]:
+    """All cuts into two parts, in the order of operators: the longer one's share, and bytes that cross."""
+    times = [each.forward_ms(graph.samples) for each in graph.operators]
+    found = []
+    for place in range(1, len(times)):
+        made = {name for each in graph.operators[:place] for name in each.outputs}
+        used = {name for each in graph.operators[place:] for name in each.inputs}
+        longer = max(sum(times[:place]), sum(times[place:])) / sum(times)
+        if made & used:  # else the parts have nothing to do with each other
+            found.append((longer, sum(graph.value[name].bytes for name in made & used)))
+    return found
+
+
+def vgg19() -> list[dict[str, Any]]:
     """Bytes of the plan, over the cheapest cut's."""
     model = carme_onnx.load(light("vgg19"))
     graph = carme_onnx.trace(model, carme_onnx.example_of(model))
     plan = carme_onnx.plan(graph, 2, tasks=2, micro_batches=8)
-    times = [each.forward_ms(graph.samples) for each in graph.operators]
-    longer = [max(sum(times[:place]), sum(times[place:])) for place in range(1, len(times))]
-    cheapest = float("inf")
-    for place, longest in enumerate(longer, 1):
-        if longest <= LONGER * min(longer):
-            made = {name for each in graph.operators[:place] for name in each.outputs}
-            used = {name for each in graph.operators[place:] for name in each.inputs}
-            cheapest = min(cheapest, sum(graph.value[name].bytes for name in made & used))
-    ratio, share = plan.sent_bytes / cheapest, plan.sent_bytes / plan.unfused_bytes
+    found = cuts(graph)
+    bound = TOLERANCE * min(found)[0]
+    balanced = min(size for longer, size in found if longer <= bound)
+    least, uneven = min((size, longer) for longer, size in found)
+    ratio, share = plan.sent_bytes / balanced, plan.sent_bytes / plan.unfused_bytes
     aim = f"<= {OVER_CUT}, and <= {OF_UNFUSED} of the unfused (is {share:.3f})"
     holds = ratio <= OVER_CUT and share <= OF_UNFUSED
-    return row("vgg19_bytes_over_min_cut", "x", ratio, aim=aim, holds=holds, of_unfused=share)
+    sizes = {"bytes": plan.sent_bytes, "balanced_bytes": balanced, "least_bytes": least}
+    any_cut = plan.sent_bytes / least
+    return [
+        row("vgg19_bytes_over_min_cut", "x", ratio, aim=aim, holds=holds, of_unfused=share, **sizes),
+        row(
+            "vgg19_bytes_over_any_cut",
+            "x",
+            any_cut,
+            aim=f"none: its longer part has {uneven:.3f}",
+            longer=uneven,
+        ),
+    ]
 
 
 def resnet50() -> dict[str, Any]:
@@ -151,7 +174,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the rows there")
     options = parser.parse_args()
     tidy_up_when_ended()
-    rows = [resnet50(), vgg19(), ocr(*((20, 1) if options.quick else (200, 5)))]
+    rows = [resnet50(), *vgg19(), ocr(*((20, 1) if options.quick else (200, 5)))]
     print_table(rows)
     if options.json:
         write_json(options.json, rows)

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from carme_runtime import profile
+from carme_runtime.petri import Net
+from carme_runtime.petri.firings import Firings
+from carme_runtime.petri.pool import Connection
 from carme_runtime.traces import TraceError, archive, convert
 from carme_runtime.traces.recordings import SUFFIX, Plain, Recording, read, read_all
 from patience import HANG
@@ -161,3 +164,46 @@ def test_another_file_is_refused(tmp_path: Path):
     (tmp_path / f"x{SUFFIX}").write_text("something else")
     with pytest.raises(TraceError, match=r"is no recording of carme_runtime\."):
         list(read_all(tmp_path))
+
+
+def test_firings_are_in_rows_of_their_workers_when_they_happened(tmp_path: Path):
+    recorder = profile.Recorder(None, 0, tmp_path)
+    recorder.add(profile.FIRING, "render", 1.0, end=2.0, extra=4, row="worker 0 on n1")
+    recorder.add(profile.FIRING, "shade", 1.5, end=1.75, row="worker 1 on n2")
+    recorder.add(profile.PHASE, "forward", 1.0, end=3.0)
+    recorder.write()
+    recording = read(next(tmp_path.glob(f".0-*{SUFFIX}")))
+    found = {
+        event.name: (recording.threads.get(event.thread, "main"), event.begin, event.end, event.extra)
+        for event in recording.events()
+    }
+    assert found == {
+        "render": ("worker 0 on n1", 1_000_000_000, 2_000_000_000, 4),
+        "shade": ("worker 1 on n2", 1_500_000_000, 1_750_000_000, 0),
+        "forward": ("main", 1_000_000_000, 3_000_000_000, 0),
+    }
+    convert.make(tmp_path, 1, "html", tmp_path / "page.html")
+    assert "render of micro-batch 3" in (tmp_path / "page.html").read_text()
+
+
+def test_another_nodes_clock_is_that_of_the_report_that_came_quickest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(profile, "recorder", recorder := profile.Recorder(None, 0, tmp_path))
+    now = 1000.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    firings = Firings(Net("render"))
+    connection = Connection(3)
+    connection.node = 1
+    for begin, end, arrived in ((5.0, 6.0, 100.5), (6.5, 7.0, 101.0), (8.0, 9.0, 103.2)):
+        now = arrived  # the node's clock is 94 s behind; the second report took no time
+        firings.add(connection, "n2", "step", (begin, end), [])
+    recorder.write()
+    recording = read(next(tmp_path.glob(f".0-*{SUFFIX}")))
+    times = [(event.begin / 1e9, event.end / 1e9) for event in recording.events()]
+    assert times == [
+        (pytest.approx(99.5), pytest.approx(100.5)),
+        (pytest.approx(100.5), pytest.approx(101.0)),
+        (pytest.approx(102.0, abs=0.001), pytest.approx(103.0, abs=0.001)),
+    ]
+    assert {recording.threads[event.thread] for event in recording.events()} == {"worker 3 on n2"}

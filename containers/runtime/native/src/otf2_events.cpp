@@ -52,6 +52,8 @@ public:
         if (r.kind == Kind::pipeline) {
             add(numbers_.stage, r.object);
             list = add(numbers_.micro_batch, r.extra);
+        } else if (r.kind == Kind::firing && r.extra) {
+            list = add(numbers_.micro_batch, r.extra - 1);
         } else if (r.kind == Kind::transfer) {
             list = add(numbers_.bytes, r.size);
         }

@@ -107,6 +107,8 @@ class Recorder:
         *,
         extra: int = 0,
         of: int = 0,
+        end: float | None = None,
+        row: str = "",
         recorded: bool = False,
     ) -> None:
         """Something that began at `begin` (time.perf_counter) is over.
@@ -116,10 +118,12 @@ class Recorder:
             name: What it was. The recording keeps each name once.
             begin: In seconds.
             size: Bytes of its buffer.
-            extra, of: Of PIPELINE: the micro-batch and the stage.
+            extra, of: Of PIPELINE: the micro-batch and the stage. Of FIRING, `extra` is 1 + the micro-batch.
+            end: In seconds; None: now.
+            row: Of FIRING: who did it; traces show it as a thread of its own.
             recorded: The core has it in the recording already.
         """
-        end = time.perf_counter()
+        end = time.perf_counter() if end is None else end
         thread = threading.get_ident()
         if kind == COLLECTIVE or thread == self._main:
             self._sums[kind] += end - begin
@@ -128,10 +132,16 @@ class Recorder:
             self._bytes += size
         if self._file is None or recorded or os.getpid() != self._process:
             return  # in a process that was forked off nobody gives back the recorder's locks
+        number = self._number(name)
+        of = self._number(row) if row else of
+        self._core.recorder_add(KINDS[kind], number, int(begin * 1e9), int(end * 1e9), size, extra, of)
+
+    def _number(self, name: str) -> int:
+        """Of a name in the recording."""
         number = self._names.get(name)
         if number is None:
             number = self._names[name] = self._core.recorder_name(name)
-        self._core.recorder_add(KINDS[kind], number, int(begin * 1e9), int(end * 1e9), size, extra, of)
+        return number
 
     def add_step(self, stage: int, seconds: float, waited: float, idle: float) -> None:
         """A step of a pipeline is over on this rank.

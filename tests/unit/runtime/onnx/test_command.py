@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import carme_runtime
 import onnx_models
 from carme.cli import main as carme
+from carme_runtime import profile
 from carme_runtime.onnx.command import main
 
 
@@ -92,3 +94,23 @@ def test_a_run_leaves_what_signals_do_as_it_was(model: Path):
     before = signal.getsignal(signal.SIGTERM)
     assert main(["run", str(model), "--input", "x.npz", "--output", "y.npz", "--workers", "1"]) == 0
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_trace_has_a_row_for_each_worker_and_the_micro_batch_of_each_firing(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(Path(carme_runtime.__file__).parents[1]))
+    monkeypatch.setattr(profile, "recorder", before := profile.Recorder(None, 0))  # as jobs have one
+    np.savez("x.npz", x=onnx_models.random(6, 64))
+    words = ["run", str(model), "--input", "x.npz", "--output", "y.npz", "--workers", "2", "--tasks", "2"]
+    assert main([*words, "--trace", "html:trace.html"]) == 0
+    text = Path("trace.html").read_text().split('type="application/json">')[1].split("</script>")[0]
+    data = json.loads(text)
+    workers = [row for row in data["rows"] if ": worker " in row["name"]]
+    assert workers and {data["names"][span[2]] for row in workers for span in row["spans"]} == {
+        f"{task} of micro-batch {number}" for task in ("part_0", "part_1", "collect") for number in range(4)
+    }
+    for row in workers:  # a worker does one thing after the other
+        spans = sorted(row["spans"])
+        assert all(a[0] + a[1] <= b[0] for a, b in pairwise(spans))
+    assert profile.recorder is before and not list(Path().glob(".carme-trace-*"))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import profile
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.examples import check_inputs, example_of
@@ -20,6 +21,8 @@ from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.plans import plan
 from carme_runtime.onnx.running import Runner, joined, micro_batches
 from carme_runtime.onnx.tracing import trace
+from carme_runtime.traces.launch import Tracing, prepare
+from carme_runtime.traces.launch import add_options as add_trace_options
 
 
 def main(arguments: list[str], program: str = "python -m carme_runtime.onnx") -> int:
@@ -68,6 +71,7 @@ def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
     running = add("run", _run, "run a model on several workers")
     running.add_argument("--input", type=Path, required=True, metavar="X.npz", help="arrays by input")
     running.add_argument("--output", type=Path, required=True, metavar="Y.npz", help="gets arrays by output")
+    add_trace_options(running)
     running.add_argument("--memory", metavar="SIZE", help="that tensors in flight may take, such as 8GiB")
     return made
 
@@ -117,9 +121,10 @@ def _run(options: argparse.Namespace) -> None:
     if not options.output.absolute().parent.is_dir():
         raise OnnxError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
     batches = micro_batches(model, _read(model, options.input), _workers(options))
+    tracing = prepare(options, ranks=1)
     runner = Runner(model, _workers(options), tasks=options.tasks, memory=options.memory)
     began = time.perf_counter()
-    with _ending():
+    with _ending(), _traced(tracing):
         results = joined(model, batches, runner.run(batches))
     seconds = time.perf_counter() - began
     _write(options.output, results)
@@ -136,6 +141,27 @@ def _run(options: argparse.Namespace) -> None:
         f"{model.name}: {len(batches)} micro-batch{'es' * (len(batches) != 1)} through {tasks} "
         f"task{'s' * (tasks != 1)} in {seconds:.2f} s. {options.output} has {outputs}."
     )
+
+
+@contextlib.contextmanager
+def _traced(tracing: Tracing | None) -> Iterator[None]:
+    """Record the run, and make of it what was asked for, however it ends."""
+    if tracing is None:
+        yield
+        return
+    os.environ.update(tracing.variables())
+    # In a job there is one already, which adds up and records nothing.
+    before, profile.recorder = profile.recorder, None
+    profile.begin()
+    for name in tracing.variables():  # what runs later is not of this trace
+        del os.environ[name]
+    try:
+        yield
+    finally:
+        if profile.recorder:
+            profile.recorder.write()
+        profile.recorder = before
+        tracing.finish()
 
 
 @contextlib.contextmanager

@@ -178,6 +178,11 @@ class Collect:
         return number, tuple(value for _, values in tokens for value in values)
 
 
+def number_of(token: Any) -> int:
+    """The micro-batch of a token."""
+    return token[0]
+
+
 def same_number(*tokens: Any) -> bool:
     """The guard of tasks with several inputs: all are of one micro-batch."""
     return all(token[0] == tokens[0][0] for token in tokens)
@@ -200,6 +205,7 @@ class Pipeline:
 
     def __init__(self, plan: Plan, results: Sequence[str], folder: Path, threads: int = 1) -> None:
         self.net = Net("onnx")
+        self.net.number_of = number_of
         self._given, self._script = (plan, tuple(results), folder, threads), folder / f"{_MODULE}.py"
         self.net.origin = (_MODULE, str(self._script))
         files = [folder / f"{task.name}.onnx" for task in plan.tasks]

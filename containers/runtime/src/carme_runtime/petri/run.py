@@ -16,6 +16,7 @@ from carme_runtime.petri.asking import answer_here
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.dask import forwarded, is_client
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.firings import Firings
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
 from carme_runtime.petri.memory import Changes, Memory, handed_over
 from carme_runtime.petri.model import Place
@@ -25,7 +26,6 @@ from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
-from carme_runtime.profile import FIRING, record
 
 if TYPE_CHECKING:
     from carme_runtime.petri.net import Net
@@ -81,6 +81,7 @@ class Run(Observed):
         self.resumed = self._journal.resumed
         self.notices: list[str] = []
         self.fired = dict.fromkeys(net.transitions, 0)
+        self._firings = Firings(net)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._error: PetriError | None = None
@@ -395,7 +396,7 @@ class Run(Observed):
 
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
         self._useless = 0
-        for number, status, outcome, seconds, following, changes in results:
+        for number, status, outcome, seconds, ended, following, changes in results:
             task = connection.take(number)
             if task is None:
                 continue
@@ -419,7 +420,8 @@ class Run(Observed):
                     task = self._activation.follow(self._activation.rules[following], tokens[0][1])
                     connection.given[number] = (task, 0.0)
                 self.fired[rule.transition.name] += 1
-                record(FIRING, rule.transition.name, time.perf_counter() - seconds)
+                name, host = rule.transition.name, self._placing.hosts[connection.node]
+                self._firings.add(connection, host, name, (ended - seconds, ended), outcome)
             else:
                 self._take_failure(task, status, *outcome)
 

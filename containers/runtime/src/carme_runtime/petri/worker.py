@@ -123,7 +123,7 @@ class Worker:
             and not self._pending
         ):
             following = self._following(*outcome[0])
-        self._results.append((number, status, outcome, ended - began, following, changes))
+        self._results.append((number, status, outcome, ended - began, ended, following, changes))
         return following, [outcome[0][1]] if following >= 0 else [], ended
 
     def _following(self, place: int, token: bytes) -> int:
@@ -173,7 +173,8 @@ class Worker:
                         self._receiving.release()
                 with contextlib.suppress(IndexError):
                     while True:
-                        self._results.append((self._pending.pop()[0], RETURNED, None, 0.0, -1, None))
+                        number = self._pending.pop()[0]
+                        self._results.append((number, RETURNED, None, 0.0, 0.0, -1, None))
                 self._flush()
 
 

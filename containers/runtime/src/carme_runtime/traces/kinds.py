@@ -44,4 +44,6 @@ def title(kind: int, name: str, stage: int, micro_batch: int) -> str:
     """What an event is called where there is room for a line."""
     if kind == Kind.PIPELINE:
         return f"stage {stage}, {name} of micro-batch {micro_batch}"
+    if kind == Kind.FIRING and micro_batch:
+        return f"{name} of micro-batch {micro_batch - 1}"
     return f"wait: {name}" if kind == Kind.WAITING else name

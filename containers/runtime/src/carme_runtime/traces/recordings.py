@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from carme_runtime.traces.errors import TraceError
+from carme_runtime.traces.kinds import Kind
 
 SUFFIX = ".events"
 _MAGIC = b"CARMEEV1"
@@ -23,6 +24,8 @@ _HEAD = struct.Struct("<IIQ")
 _RECORD = struct.Struct("<qqQQIIiHH")
 RECORD_BYTES = _RECORD.size
 _ABOUT, _EVENTS, _STRING, _GROUP, _THREAD, _CLOCK, _END = range(7)
+_KIND = 22  # the kind's place in a record, in numbers of 2 bytes
+_WORKERS = 1 << 20  # threads from here on are workers of Petri nets
 _FIRST_NAME = 15  # the names before it are the core's
 
 
@@ -134,7 +137,27 @@ def read(path: Path, most: int | None = None) -> Recording:
         file.seek(len(_MAGIC))
         for kind, number, data in _blocks(file, most):
             _take(recording, kind, number, data)
+    _part_firings(recording)
     return recording
+
+
+def _part_firings(recording: Recording) -> None:
+    """Give firings that name their worker a thread of that worker's, in the order of their begins."""
+    parted: dict[int, list[bytes]] = {}
+    for thread, blocks in recording.blocks.items():
+        for place, block in enumerate(blocks):
+            if Kind.FIRING not in memoryview(block).cast("H")[_KIND :: RECORD_BYTES // 2].tolist():
+                continue
+            left: list[bytes] = []
+            for at in range(0, len(block), RECORD_BYTES):
+                record = block[at : at + RECORD_BYTES]
+                *_, worker, _, kind, _ = _RECORD.unpack(record)
+                of_worker = kind == Kind.FIRING and worker
+                (parted.setdefault(worker, []) if of_worker else left).append(record)
+            recording.blocks[thread][place] = b"".join(left)
+    for worker, records in sorted(parted.items()):
+        recording.threads[_WORKERS + worker] = recording.names.get(worker, f"worker {worker}")
+        recording.blocks[_WORKERS + worker] = [b"".join(records)]
 
 
 def read_all(folder: Path) -> Iterator[Recording]:

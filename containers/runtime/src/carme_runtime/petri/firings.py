@@ -1,0 +1,78 @@
+"""Firings in a recording: each has a row of the worker that did it, and ends when its task did."""
+
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+from carme_runtime import profile
+
+if TYPE_CHECKING:
+    from carme_runtime.petri.definition import Definition
+    from carme_runtime.petri.pool import Connection
+
+#: By how much two nodes' clocks may drift apart in a second.
+_DRIFT = 1e-4
+
+
+class Firings:
+    """Records the firings of a run, where this process records.
+
+    Workers of this node read the clock that this process reads. That of another node differs by an unknown
+    offset: of all its reports the one counts that took the least time from the task's end to here, so the
+    error is about the time that a message takes.
+
+    Args:
+        net: Its `number_of` gives a token's micro-batch.
+    """
+
+    def __init__(self, net: "Definition") -> None:
+        self._number_of = net.number_of
+        self._offsets: dict[int, tuple[float, float]] = {}
+        self._until: dict[tuple[int | None, int], float] = {}
+
+    def add(
+        self,
+        connection: "Connection",
+        host: str,
+        name: str,
+        times: tuple[float, float],
+        outcome: list[tuple[int, bytes]],
+    ) -> None:
+        """A firing of a worker is over.
+
+        Args:
+            connection: To the worker.
+            host: The worker's node.
+            name: Of the transition.
+            times: Its begin and end in seconds, by the clock of that node.
+            outcome: Places and pickled tokens that it gave.
+        """
+        if profile.recorder is None:
+            return
+        node, worker = connection.node, (connection.node, connection.slot)
+        end = times[1] if node is None else self._here(node, times[1])
+        begin = max(end - (times[1] - times[0]), self._until.get(worker, 0.0))
+        self._until[worker] = end = max(begin, end)
+        profile.recorder.add(
+            profile.FIRING,
+            name,
+            begin,
+            end=end,
+            extra=self._number(outcome),
+            row=f"worker {connection.slot} on {host}",
+        )
+
+    def _here(self, node: int, ended: float) -> float:
+        """A time of another node's clock by this one's."""
+        now = time.perf_counter()
+        offset, since = self._offsets.get(node, (now - ended, now))
+        offset = min(offset + _DRIFT * (now - since), now - ended)
+        self._offsets[node] = (offset, now)
+        return ended + offset
+
+    def _number(self, outcome: list[tuple[int, bytes]]) -> int:
+        """1 + the micro-batch of a token that was given; 0: none is known."""
+        if self._number_of is None or not outcome:
+            return 0
+        number: Any = self._number_of(pickle.loads(outcome[0][1]))
+        return int(number) + 1
