@@ -16,10 +16,13 @@ from typing import Any
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door, Line, Lost
 from carme_runtime.compare.errors import CompareError
+from carme_runtime.compare.machine import ENTRY
+from carme_runtime.compare.pythons import environment_of
 from carme_runtime.compare.results import Row
 from carme_runtime.compare.worker import PRECISION, SLOWER, THREADS
 
-LAUNCH = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
+_START = ["-c", "from carme_runtime.commands import run; run()"]
+LAUNCH = [sys.executable, *_START]
 START_SECONDS, TURN_SECONDS, END_SECONDS = 300.0, 300.0, 20.0
 STOP_SECONDS = 2.0  # the processes of a cancelled job are killed 5 s after SIGTERM
 _LOG_LINES = 400  # characters of a log's end in a sentence
@@ -32,12 +35,14 @@ class Entry:
     threads: Of each rank.
     slower: By how many percent it is slowed.
     precision: Of its computing.
+    python: That it runs with.
     """
 
     row: Row
     threads: int
     slower: float = 0.0
     precision: str = "float32"
+    python: str = sys.executable
     cores: list[int] = field(default_factory=list)
     _process: "subprocess.Popen[bytes] | None" = None
     _lines: list[Line] = field(default_factory=list)
@@ -53,9 +58,12 @@ class Entry:
         self._log = folder / f"{self.row.network}-{self.row.contestant}-{self.row.ranks}.log"
         began = time.monotonic()
         own = environment(self.row.contestant, self.threads, self.slower, self.precision)
+        own |= {ENTRY: f"{self.row.contestant}-{self.row.ranks}"}
+        if self.python != sys.executable:
+            own = environment_of(self.python, own)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command(self.row.contestant, self.row.ranks, task),
+                command(self.row.contestant, self.row.ranks, task, self.python),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=own | door.environment,
             )  # fmt: skip
@@ -144,11 +152,11 @@ def stop_all(several: Iterable[Entry]) -> None:
         process.wait()
 
 
-def command(contestant: str, ranks: int, task: Path) -> list[str]:
+def command(contestant: str, ranks: int, task: Path, python: str = sys.executable) -> list[str]:
     """What starts the ranks of a contestant."""
     backend = CONTESTANTS[contestant].backend
     worker = ["-m", "carme_runtime.compare.worker", contestant, str(task)]
-    return [*LAUNCH, "--no-gpu", "--backend", backend, "-n", str(ranks), *worker]
+    return [python, *_START, "--no-gpu", "--backend", backend, "-n", str(ranks), *worker]
 
 
 def environment(contestant: str, threads: int, slower: float, precision: str = "float32") -> dict[str, str]:

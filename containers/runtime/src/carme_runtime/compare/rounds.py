@@ -5,6 +5,7 @@ import datetime
 import os
 import random
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class Plan:
         seed: Of weights, batches and orders.
         slower: By contestant, by how many percent it is slowed.
         precision: `float32`, or `bf16`: each framework's mixed precision.
+        pythons: By contestant, the Python that it runs with where that is not this one.
     """
 
     contestants: tuple[str, ...]
@@ -57,14 +59,21 @@ class Plan:
     seed: int = 1
     slower: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
+    pythons: dict[str, str] = field(default_factory=dict)
 
     def batch_of(self, network: str, ranks: int) -> int:
         """Samples of a step over all ranks."""
         own = self.batch or NETWORKS[network].batch
         return own * ranks if self.scaling == "weak" else own
 
+    def python_of(self, contestant: str) -> str:
+        """The executable that a contestant runs with."""
+        return self.pythons.get(contestant, sys.executable)
+
     def check(self) -> None:
-        """Raises CompareError where a batch cannot be shared."""
+        """Raises CompareError where a batch cannot be shared, or a Python cannot be used."""
+        for name in self.contestants:
+            CONTESTANTS[name].missing(self.python_of(name))
         for network in self.networks:
             for ranks in self.ranks:
                 if self.batch_of(network, ranks) % ranks:
@@ -201,9 +210,11 @@ class _Contest:
         contestant = CONTESTANTS[name]
         row = Row(name, contestant.title, self.network, ranks, self.plan.batch_of(self.network, ranks))
         row.user_lines = contestant.user_lines()
-        if lacking := contestant.missing():
+        python = self.plan.python_of(name)
+        if lacking := contestant.missing(python):
             row.void = f"not installed: {', '.join(lacking)}"
-        return Entry(row, self.plan.threads or 1, self.plan.slower.get(name, 0.0), self.plan.precision)
+        slower = self.plan.slower.get(name, 0.0)
+        return Entry(row, self.plan.threads or 1, slower, self.plan.precision, python)
 
     def _check_work(self) -> None:
         """The first steps, whose losses must be equal; they are not timed."""
