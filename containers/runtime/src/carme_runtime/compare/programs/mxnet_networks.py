@@ -16,7 +16,8 @@ from carme_runtime.compare.tasks import Task
 
 def build(task: Task) -> Any:
     """The network with the task's weights."""
-    model = _sequence(task.network.layers)
+    is_image = len(task.network.shape) == 3
+    model = _sequence(task.network.layers, is_image)
     model.initialize()
     # Shapes of weights are known after the first samples.
     model(mx.nd.array(prepare_inputs(task.inputs[:1, :1])[0]))
@@ -35,11 +36,17 @@ class _Mean(nn.HybridBlock):
         return F.mean(values, axis=1)
 
 
+class _ImageMean(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, values: Any) -> Any:  # noqa: N803 (MXNet's name)
+        """Over pixels; a compiled block does not know how many dimensions its input has."""
+        return F.mean(values, axis=(2, 3))
+
+
 class _Residual(nn.HybridBlock):
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, is_image: bool) -> None:
         super().__init__()
         with self.name_scope():
-            self.inner, self.shortcut = _sequence(layer.inner), _sequence(layer.shortcut)
+            self.inner, self.shortcut = (_sequence(part, is_image) for part in (layer.inner, layer.shortcut))
 
     def hybrid_forward(self, F: Any, values: Any) -> Any:  # noqa: N803 (MXNet's name)
         """The result added to the input."""
@@ -66,25 +73,25 @@ class _Attention(nn.HybridBlock):
         return self.o(F.reshape(F.transpose(mixed, axes=(0, 2, 1, 3)), shape=(0, 0, -3)))
 
 
-def _sequence(layers: tuple[Layer, ...]) -> Any:
+def _sequence(layers: tuple[Layer, ...], is_image: bool) -> Any:
     made = nn.HybridSequential()
     with made.name_scope():
-        made.add(*map(_block, layers))
+        made.add(*(_block(layer, is_image) for layer in layers))
     return made
 
 
-def _block(layer: Layer) -> Any:
+def _block(layer: Layer, is_image: bool) -> Any:
     made: dict[str, Any] = {
         "dense": lambda: nn.Dense(layer.outputs, flatten=False),
         "conv": lambda: nn.Conv2D(layer.outputs, layer.size, layer.stride, layer.size // 2),
         "relu": lambda: nn.Activation("relu"),
         "pool": lambda: nn.MaxPool2D(2),
         "flatten": nn.Flatten,
-        "mean": _Mean,
+        "mean": _ImageMean if is_image else _Mean,
         "batch_norm": lambda: nn.BatchNorm(epsilon=EPSILON),
         "layer_norm": lambda: nn.LayerNorm(epsilon=EPSILON),
         "attention": lambda: _Attention(layer.outputs, layer.heads),
-        "residual": lambda: _Residual(layer),
+        "residual": lambda: _Residual(layer, is_image),
     }
     return made[layer.kind]()
 
