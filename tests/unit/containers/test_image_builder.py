@@ -20,7 +20,7 @@ IMAGES = Path(definitions.HERE)
 
 
 def test_users_see_images_and_no_layers() -> None:
-    assert image_names(definitions.definitions()) == ["base", "tensorflow", "torch", "vscode"]
+    assert image_names(definitions.definitions()) == ["base", "mxnet", "tensorflow", "torch", "vscode"]
 
 
 def test_an_image_comes_after_all_that_it_derives_from() -> None:

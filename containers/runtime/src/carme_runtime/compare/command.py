@@ -61,9 +61,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _listing(as_json: bool, pythons: Mapping[str, str]) -> str:
-    missing = {
-        name: one.missing(pythons.get(name, sys.executable)) for name, one in CONTESTANTS.items()
-    }
+    missing = {name: one.missing(pythons.get(name, sys.executable)) for name, one in CONTESTANTS.items()}
     if as_json:
         found = [
             {"name": one.name, "title": one.title, "backend": one.backend, "missing": missing[one.name]}

@@ -170,21 +170,12 @@ def environment(contestant: str, threads: int, slower: float, precision: str = "
     return os.environ | own | dict(CONTESTANTS[contestant].environment)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How ranks of this job reach the host that compares, and how many of them share a node."""
-
-    address: str
-    per_node: int
-
-
-def layout(ranks: int) -> Layout:
-    """By what carme-run would do. Raises CompareError with its sentence where it cannot."""
+def address_of(ranks: int) -> str:
+    """Of this host, for ranks of this job, by what carme-run would do. Raises CompareError where it cannot."""
     line = [*LAUNCH, "--dry-run", "--json", "--no-gpu", "-n", str(ranks), "-m", "json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     try:
-        found = [each["environment"] for each in json.loads(done.stdout)["ranks"]]
-        return Layout(found[0]["MASTER_ADDR"], max(int(each["LOCAL_WORLD_SIZE"]) for each in found))
+        return json.loads(done.stdout)["ranks"][0]["environment"]["MASTER_ADDR"]
     except (ValueError, KeyError, IndexError):
         reason = done.stderr.strip().removeprefix("carme-run: ")
         raise CompareError(f"{ranks} ranks cannot be started: {reason}") from None

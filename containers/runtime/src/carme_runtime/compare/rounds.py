@@ -16,9 +16,10 @@ from carme_runtime.compare import checks, machine, tasks
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door
 from carme_runtime.compare.energy import drawn, energy
-from carme_runtime.compare.entries import Entry, Progress, layout, sample, stop_all
+from carme_runtime.compare.entries import LAUNCH, Entry, Progress, address_of, sample, stop_all
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import spread
+from carme_runtime.compare.hosts import threads_of
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import Result, Row, Turn
 from carme_runtime.compare.work_folder import work_folder
@@ -40,7 +41,7 @@ class Plan:
         turn_s: About how long a turn is.
         scaling: `strong`: the batch is that of all ranks. `weak`: it is that of each.
         batch: Instead of the network's own.
-        threads: Of each rank; None: the cores, divided by the ranks of a node.
+        threads: Of each rank; None: a host's cores, divided by the ranks on it.
         seed: Of weights, batches and orders.
         slower: By contestant, by how many percent it is slowed.
         precision: `float32`, or `bf16`: each framework's mixed precision.
@@ -103,14 +104,14 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
             "The comparison draws its weights with NumPy, which this Python does not have.",
             "Use an image with PyTorch or TensorFlow, or install it: pip install numpy",
         ) from None
-    there = layout(max(plan.ranks))
-    threads = plan.threads or max(1, len(os.sched_getaffinity(0)) // there.per_node)
+    address = address_of(max(plan.ranks))
+    threads = plan.threads or threads_of(LAUNCH, max(plan.ranks))
     plan = dataclasses.replace(plan, threads=threads)
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     result = Result(
         created, plan.seed, machine.environment() | {"threads": threads, "precision": plan.precision}, options
     )
-    with work_folder(folder) as work, _door(there.address) as door:
+    with work_folder(folder) as work, _door(address) as door:
         probes: list[float] = []
         for network in plan.networks:
             _Contest(plan, network, result, work, door, progress).hold(probes)
