@@ -46,7 +46,7 @@ def test_an_unknown_image_is_refused_with_those_that_exist(
 ) -> None:
     code = command.main(["jax", "--output", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")])
     assert code == 1
-    assert "There is no image called 'jax'. Choose from base, tensorflow, torch, vscode, or add jax.def." in (
+    assert "There is no image called 'jax'. Choose from base, mxnet, tensorflow, torch, vscode, or add jax.def." in (
         capsys.readouterr().err
     )
 

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import json
-import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -177,7 +176,7 @@ def _pythons(given: list[str]) -> dict[str, str]:
                 "Give a contestant and the Python that it runs with: mxnet=/path/of/environment/bin/python",
             )
         # Not resolved: an environment's Python is a link, and Python knows the environment by its place.
-        found[name] = os.path.abspath(os.path.expanduser(path))
+        found[name] = str(Path(path).expanduser().absolute())
     return found
 
 

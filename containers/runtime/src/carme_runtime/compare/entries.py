@@ -171,7 +171,7 @@ def environment(contestant: str, threads: int, slower: float, precision: str = "
 
 
 def address_of(ranks: int) -> str:
-    """Of this host, for ranks of this job, by what carme-run would do. Raises CompareError where it cannot."""
+    """Of this host, for ranks of this job, as carme-run chooses it. Raises CompareError where it cannot."""
     line = [*LAUNCH, "--dry-run", "--json", "--no-gpu", "-n", str(ranks), "-m", "json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     try:

@@ -31,8 +31,8 @@ def main() -> None:
 def threads_of(launch: list[str], ranks: int) -> int:
     """The threads that each rank may have, so that no two share a core.
 
-    Nodes can be containers of one host, which then count the same cores: ranks on one kernel divide its cores,
-    however many nodes it has. Two thread pools on the same cores made steps of JAX eight times as long.
+    Nodes can be containers of one host, which then count the same cores: ranks on one kernel divide its
+    cores, however many nodes it has. Thread pools that share cores made steps of JAX eight times as long.
 
     Args:
         launch: What starts carme-run.

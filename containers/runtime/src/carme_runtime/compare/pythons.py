@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from carme_runtime import __version__
 from carme_runtime.compare.errors import CompareError
@@ -22,9 +23,9 @@ print(json.dumps({"lacking": lacking, "version": version}))
 
 
 def environment_of(python: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what leads to another Python's modules, and with this Python's commands first."""
+    """An environment without what leads to another Python's modules, this Python's commands first."""
     own = {name: value for name, value in environment.items() if name not in _OF_ONE_PYTHON}
-    folders = [os.path.dirname(python), environment.get("PATH", os.defpath)]
+    folders = [str(Path(python).parent), environment.get("PATH", os.defpath)]
     return own | {"PATH": os.pathsep.join(folders)}
 
 

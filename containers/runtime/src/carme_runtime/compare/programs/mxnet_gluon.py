@@ -1,4 +1,4 @@
-"""MXNet with Gluon's Trainer; the setting is the kind of key-value store, whose servers step the optimizer."""
+"""MXNet with Gluon's Trainer; the setting is the key-value store, whose servers step the optimizer."""
 
 # MXNet is optional.
 # pyright: reportMissingImports=false

@@ -31,13 +31,13 @@ def prepare_inputs(inputs: np.ndarray) -> np.ndarray:
 
 
 class _Mean(nn.HybridBlock):
-    def hybrid_forward(self, F: Any, values: Any) -> Any:  # noqa: N803 (MXNet's name)
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
         """Over pieces."""
         return F.mean(values, axis=1)
 
 
 class _ImageMean(nn.HybridBlock):
-    def hybrid_forward(self, F: Any, values: Any) -> Any:  # noqa: N803 (MXNet's name)
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
         """Over pixels; a compiled block does not know how many dimensions its input has."""
         return F.mean(values, axis=(2, 3))
 
@@ -48,7 +48,7 @@ class _Residual(nn.HybridBlock):
         with self.name_scope():
             self.inner, self.shortcut = (_sequence(part, is_image) for part in (layer.inner, layer.shortcut))
 
-    def hybrid_forward(self, F: Any, values: Any) -> Any:  # noqa: N803 (MXNet's name)
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
         """The result added to the input."""
         return self.inner(values) + self.shortcut(values)
 
@@ -60,7 +60,7 @@ class _Attention(nn.HybridBlock):
         with self.name_scope():
             self.q, self.k, self.v, self.o = (nn.Dense(width, flatten=False) for _ in range(4))
 
-    def hybrid_forward(self, F: Any, values: Any) -> Any:  # noqa: N803 (MXNet's name)
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
         """Of each piece to all."""
 
         def split(part: Any) -> Any:  # (samples, length, width) -> (samples * heads, length, width / heads)
