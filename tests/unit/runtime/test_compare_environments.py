@@ -21,7 +21,7 @@ def fake_python(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_python_of_its_own_is_asked_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_of_its_own_reports_what_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = fake_python(
         tmp_path,
         f'export PYTHONPATH="{Path(pythons.__file__).parents[2]}:$PYTHONPATH"\nexec {sys.executable} "$@"',
