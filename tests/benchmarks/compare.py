@@ -6,14 +6,18 @@
 The rows step_ms_<network>_<ranks> are of the first comparison: `ours` is parallelize. repeated_<network> is
 how far the medians of the second one are from those of the first, in the median over contestants and ranks.
 In the second one Gloo is made 10 % slower on purpose, and found_slower is by how many percent it was found to
-be.
+be. The third one has a neighbour that keeps all cores busy, so all of its turns are disturbed:
+marked_disturbed is the share of them that it has marked.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,7 @@ from carme_runtime.compare import Result, load
 from carme_runtime.compare.figures import ratio
 
 OURS, SLOWED, PERCENT = "parallelize", "torch-gloo", 10.0
+NEIGHBOURED = (SLOWED, OURS)  # who has the neighbour; two are enough for dozens of turns
 STEADY = "horovod-face"  # what the slowed one is compared with, before and after
 
 
@@ -40,10 +45,12 @@ def main() -> None:
         folder = arguments.keep or Path(temporary)
         first = compare(folder / "first", arguments.quick)
         second = compare(folder / "second", arguments.quick, "--slower", f"{SLOWED}={PERCENT:g}")
-    rows = [*steps(first), *repetitions(first, second), *found(first, second)]
+        with neighbour():
+            third = compare(folder / "third", True, *NEIGHBOURED)
+    rows = [*steps(first), *repetitions(first, second), *found(first, second), *marked(third)]
     print_table(rows)
     if arguments.json:
-        write_json(arguments.json, rows, noise=[first.noise, second.noise])
+        write_json(arguments.json, rows, noise=[first.noise, second.noise, third.noise])
 
 
 def compare(folder: Path, quick: bool, *options: str) -> Result:
@@ -51,6 +58,27 @@ def compare(folder: Path, quick: bool, *options: str) -> Result:
     command = [sys.executable, "-m", "carme_runtime.compare", "--output", str(folder), *options]
     subprocess.run([*command, *["--quick"] * quick], check=True)
     return load(folder / "compare.json")
+
+
+@contextmanager
+def neighbour() -> Iterator[None]:
+    """A process for each core that computes all the time."""
+    work = [sys.executable, "-c", "while True: pass"]
+    several = [subprocess.Popen(work) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for process in several:
+            process.kill()
+            process.wait()
+
+
+def marked(result: Result) -> list[dict[str, Any]]:
+    """The share of disturbed turns that were marked, where all were disturbed."""
+    turns = result.noise["turns"]
+    share = 100 * result.noise["disturbed_turns"] / turns if turns else None
+    holds = None if share is None else share >= 95
+    return [row("marked_disturbed", "%", share, aim="at least 95 %", holds=holds)]
 
 
 def steps(result: Result) -> list[dict[str, Any]]:

@@ -59,6 +59,24 @@ def test_jax_reduces_all_gradients_of_a_step_at_once(tmp_path: Path, monkeypatch
     assert not load(tmp_path / "out/compare.json").rows[0].void
 
 
+def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> None:
+    """In all networks; its NumPy is one that the others cannot use."""
+    python = Path(sys.prefix) / "mxnet/bin/python"
+    if not python.exists():
+        pytest.skip("MXNet needs Python 3.11 at most, for which ./test native makes it an environment")
+    networks = ",".join(["tiny", *USUAL_NETWORKS])
+    names = ("mxnet", "torch-gloo")
+    options = ("--python", f"mxnet={python}", "--networks", networks, "--ranks", "2", "--rounds", "1")
+    compare(tmp_path / "out", *names, *options)
+    rows = load(tmp_path / "out/compare.json").rows
+    assert [one.void for one in rows] == [""] * len(rows) and len(rows) == 2 * (1 + len(USUAL_NETWORKS))
+    assert {one.versions["mxnet"] for one in rows if one.contestant == "mxnet"} == {"1.9.1"}
+    for other in ("mxnet", "torch-gloo"):
+        assert [one.losses for one in rows if one.contestant == other] == [
+            pytest.approx(one.losses, abs=1e-4) for one in rows if one.contestant == "torch-gloo"
+        ]
+
+
 def test_all_compute_in_bf16_on_request(tmp_path: Path) -> None:
     """Their losses are near those of float32, and not the same."""
     names = [

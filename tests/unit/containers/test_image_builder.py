@@ -20,7 +20,7 @@ IMAGES = Path(definitions.HERE)
 
 
 def test_users_see_images_and_no_layers() -> None:
-    assert image_names(definitions.definitions()) == ["base", "tensorflow", "torch", "vscode"]
+    assert image_names(definitions.definitions()) == ["base", "mxnet", "tensorflow", "torch", "vscode"]
 
 
 def test_an_image_comes_after_all_that_it_derives_from() -> None:
@@ -46,9 +46,9 @@ def test_an_unknown_image_is_refused_with_those_that_exist(
 ) -> None:
     code = command.main(["jax", "--output", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")])
     assert code == 1
-    assert "There is no image called 'jax'. Choose from base, tensorflow, torch, vscode, or add jax.def." in (
-        capsys.readouterr().err
-    )
+    known = "base, mxnet, tensorflow, torch, vscode"
+    expected = f"There is no image called 'jax'. Choose from {known}, or add jax.def."
+    assert expected in capsys.readouterr().err
 
 
 def test_an_image_that_derives_from_itself_is_refused() -> None:

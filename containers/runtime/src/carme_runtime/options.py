@@ -47,6 +47,13 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         help="make a contestant slower on purpose, to see that it is found",
     )
     made.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="the Python that a contestant runs with, where it needs an environment of its own",
+    )
+    made.add_argument(
         "--output",
         type=Path,
         default=Path("compare"),

@@ -54,15 +54,16 @@ def run(options: argparse.Namespace) -> None:
         before, after = map(results.load, options.diff)
         print(difference(before, after), end="")
     elif options.list:
-        print(_listing(options.json))
+        print(_listing(options.json, _pythons(options.python)))
     else:
         _compare(options)
 
 
-def _listing(as_json: bool) -> str:
+def _listing(as_json: bool, pythons: Mapping[str, str]) -> str:
+    missing = {name: one.missing(pythons.get(name, sys.executable)) for name, one in CONTESTANTS.items()}
     if as_json:
         found = [
-            {"name": one.name, "title": one.title, "backend": one.backend, "missing": one.missing()}
+            {"name": one.name, "title": one.title, "backend": one.backend, "missing": missing[one.name]}
             for one in CONTESTANTS.values()
         ]
         networks = [
@@ -71,7 +72,7 @@ def _listing(as_json: bool) -> str:
         ]
         return json.dumps({"contestants": found, "networks": networks}, indent=1)
     rows: list[tuple[str, ...]] = [("contestant", "", "carme-run --backend", "missing")]
-    rows += [(one.name, one.title, one.backend, ", ".join(one.missing())) for one in CONTESTANTS.values()]
+    rows += [(one.name, one.title, one.backend, ", ".join(missing[one.name])) for one in CONTESTANTS.values()]
     more: list[tuple[str, ...]] = [("network", "", "parameters", "batch")]
     more += [(one.name, one.title, f"{one.parameters():,}", str(one.batch)) for one in NETWORKS.values()]
     return f"{columns(rows, left=4)}\n\n{columns(more, left=2)}"
@@ -136,6 +137,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         precision=options.precision,
         seed=options.seed,
         slower=dict(map(_slower, options.slower)),
+        pythons=_pythons(options.python),
         **chosen,
     )
 
@@ -161,6 +163,20 @@ def _ranks(text: str) -> tuple[int, ...]:
             f"--ranks {text} cannot be read.",
             f"Give numbers of 1 to {_MOST_RANKS} with commas: 1,2,4",
         )
+    return found
+
+
+def _pythons(given: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, _, path = text.partition("=")
+        if name not in CONTESTANTS or not path:
+            raise CompareError(
+                f"--python {text} cannot be read.",
+                "Give a contestant and the Python that it runs with: mxnet=/path/of/environment/bin/python",
+            )
+        # Not resolved: an environment's Python is a link, and Python knows the environment by its place.
+        found[name] = str(Path(path).expanduser().absolute())
     return found
 
 

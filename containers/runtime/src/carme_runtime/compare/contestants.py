@@ -1,9 +1,12 @@
 """Who takes part: one entry of `CONTESTANTS` each."""
 
 import importlib.util
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from carme_runtime.compare import pythons
 
 BEGIN, END = "# user: begin", "# user: end"
 _KERAS = "KERAS_BACKEND"
@@ -21,6 +24,7 @@ class Contestant:
         needs: The modules that Python must have, by the names that people install.
         setting: What the program is told, such as the backend of torch.distributed.
         environment: What its ranks get on top.
+        has_servers: Whether processes beside the ranks do part of a step's work.
     """
 
     name: str
@@ -30,10 +34,13 @@ class Contestant:
     needs: tuple[str, ...]
     setting: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    has_servers: bool = False
 
-    def missing(self) -> list[str]:
-        """The modules that this Python lacks."""
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+    def missing(self, python: str = sys.executable) -> list[str]:
+        """The modules that a Python lacks. Raises CompareError where it cannot be started."""
+        if python == sys.executable:
+            return [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return list(pythons.missing(python, ("carme_runtime", *self.needs)))
 
     def user_lines(self) -> int:
         """How many lines of code a user writes to train like this, without the network and the data."""
@@ -93,5 +100,14 @@ CONTESTANTS = {
             ("tensorflow", "tf_keras"),
         ),
         Contestant("jax", "JAX, shard_map", "jax", "jax_shards", ("jax",)),
+        Contestant(
+            "mxnet",
+            "MXNet Gluon, kvstore dist_sync",
+            "mxnet",
+            "mxnet_gluon",
+            ("mxnet",),
+            "dist_sync",
+            has_servers=True,
+        ),
     )
 }

@@ -16,10 +16,13 @@ from typing import Any
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door, Line, Lost
 from carme_runtime.compare.errors import CompareError
+from carme_runtime.compare.machine import ENTRY
+from carme_runtime.compare.pythons import environment_of
 from carme_runtime.compare.results import Row
 from carme_runtime.compare.worker import PRECISION, SLOWER, THREADS
 
-LAUNCH = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
+_START = ["-c", "from carme_runtime.commands import run; run()"]
+LAUNCH = [sys.executable, *_START]
 START_SECONDS, TURN_SECONDS, END_SECONDS = 300.0, 300.0, 20.0
 STOP_SECONDS = 2.0  # the processes of a cancelled job are killed 5 s after SIGTERM
 _LOG_LINES = 400  # characters of a log's end in a sentence
@@ -32,12 +35,14 @@ class Entry:
     threads: Of each rank.
     slower: By how many percent it is slowed.
     precision: Of its computing.
+    python: That it runs with.
     """
 
     row: Row
     threads: int
     slower: float = 0.0
     precision: str = "float32"
+    python: str = sys.executable
     cores: list[int] = field(default_factory=list)
     _process: "subprocess.Popen[bytes] | None" = None
     _lines: list[Line] = field(default_factory=list)
@@ -53,9 +58,12 @@ class Entry:
         self._log = folder / f"{self.row.network}-{self.row.contestant}-{self.row.ranks}.log"
         began = time.monotonic()
         own = environment(self.row.contestant, self.threads, self.slower, self.precision)
+        own |= {ENTRY: f"{self.row.contestant}-{self.row.ranks}"}
+        if self.python != sys.executable:
+            own = environment_of(self.python, own)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command(self.row.contestant, self.row.ranks, task),
+                command(self.row.contestant, self.row.ranks, task, self.python),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
                 env=own | door.environment,
             )  # fmt: skip
@@ -144,11 +152,11 @@ def stop_all(several: Iterable[Entry]) -> None:
         process.wait()
 
 
-def command(contestant: str, ranks: int, task: Path) -> list[str]:
+def command(contestant: str, ranks: int, task: Path, python: str = sys.executable) -> list[str]:
     """What starts the ranks of a contestant."""
     backend = CONTESTANTS[contestant].backend
     worker = ["-m", "carme_runtime.compare.worker", contestant, str(task)]
-    return [*LAUNCH, "--no-gpu", "--backend", backend, "-n", str(ranks), *worker]
+    return [python, *_START, "--no-gpu", "--backend", backend, "-n", str(ranks), *worker]
 
 
 def environment(contestant: str, threads: int, slower: float, precision: str = "float32") -> dict[str, str]:
@@ -162,21 +170,12 @@ def environment(contestant: str, threads: int, slower: float, precision: str = "
     return os.environ | own | dict(CONTESTANTS[contestant].environment)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How ranks of this job reach the host that compares, and how many of them share a node."""
-
-    address: str
-    per_node: int
-
-
-def layout(ranks: int) -> Layout:
-    """By what carme-run would do. Raises CompareError with its sentence where it cannot."""
+def address_of(ranks: int) -> str:
+    """Of this host, for ranks of this job, as carme-run chooses it. Raises CompareError where it cannot."""
     line = [*LAUNCH, "--dry-run", "--json", "--no-gpu", "-n", str(ranks), "-m", "json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     try:
-        found = [each["environment"] for each in json.loads(done.stdout)["ranks"]]
-        return Layout(found[0]["MASTER_ADDR"], max(int(each["LOCAL_WORLD_SIZE"]) for each in found))
+        return json.loads(done.stdout)["ranks"][0]["environment"]["MASTER_ADDR"]
     except (ValueError, KeyError, IndexError):
         reason = done.stderr.strip().removeprefix("carme-run: ")
         raise CompareError(f"{ranks} ranks cannot be started: {reason}") from None

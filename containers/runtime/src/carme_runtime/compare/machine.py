@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+#: The variable of all processes of a contestant's entry, which its ranks and its servers get.
+ENTRY = "CARME_COMPARE_ENTRY"
 _STAT = Path("/proc/stat")
 _PROBE = bytes(4 << 20)
 _PROBE_TIMES = 4
@@ -31,6 +33,32 @@ def busy_seconds(cores: Iterable[int]) -> float | None:
     except (OSError, ValueError):
         return None
     return sum(found) / ticks if len(found) == len(names) else None
+
+
+def companions() -> list[int]:
+    """The processes on this node that serve the ranks of this process's entry, such as a parameter server.
+
+    They have the entry's variables, and are no ranks. Without /proc there are none.
+    """
+    own = {f"{name}={os.environ.get(name)}".encode() for name in (ENTRY, "CARME_COMPARE_SECRET")}
+    found: list[int] = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # of other users, or gone
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if own <= set(variables) and not any(each.startswith(b"RANK=") for each in variables):
+                found.append(int(folder.name))
+    return found
+
+
+def used_seconds(processes: Iterable[int]) -> float:
+    """The processor time of these processes so far; one that is gone has none."""
+    ticks = 0
+    for number in processes:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The second field may hold spaces and brackets.
+            fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def probe(cores: Iterable[int]) -> float:

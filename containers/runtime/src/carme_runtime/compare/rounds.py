@@ -5,6 +5,7 @@ import datetime
 import os
 import random
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,9 +16,10 @@ from carme_runtime.compare import checks, machine, tasks
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door
 from carme_runtime.compare.energy import drawn, energy
-from carme_runtime.compare.entries import Entry, Progress, layout, sample, stop_all
+from carme_runtime.compare.entries import LAUNCH, Entry, Progress, address_of, sample, stop_all
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import spread
+from carme_runtime.compare.hosts import threads_of
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import Result, Row, Turn
 from carme_runtime.compare.work_folder import work_folder
@@ -39,10 +41,11 @@ class Plan:
         turn_s: About how long a turn is.
         scaling: `strong`: the batch is that of all ranks. `weak`: it is that of each.
         batch: Instead of the network's own.
-        threads: Of each rank; None: the cores, divided by the ranks of a node.
+        threads: Of each rank; None: a host's cores, divided by the ranks on it.
         seed: Of weights, batches and orders.
         slower: By contestant, by how many percent it is slowed.
         precision: `float32`, or `bf16`: each framework's mixed precision.
+        pythons: By contestant, the Python that it runs with where that is not this one.
     """
 
     contestants: tuple[str, ...]
@@ -57,14 +60,21 @@ class Plan:
     seed: int = 1
     slower: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
+    pythons: dict[str, str] = field(default_factory=dict)
 
     def batch_of(self, network: str, ranks: int) -> int:
         """Samples of a step over all ranks."""
         own = self.batch or NETWORKS[network].batch
         return own * ranks if self.scaling == "weak" else own
 
+    def python_of(self, contestant: str) -> str:
+        """The executable that a contestant runs with."""
+        return self.pythons.get(contestant, sys.executable)
+
     def check(self) -> None:
-        """Raises CompareError where a batch cannot be shared."""
+        """Raises CompareError where a batch cannot be shared, or a Python cannot be used."""
+        for name in self.contestants:
+            CONTESTANTS[name].missing(self.python_of(name))
         for network in self.networks:
             for ranks in self.ranks:
                 if self.batch_of(network, ranks) % ranks:
@@ -94,14 +104,14 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
             "The comparison draws its weights with NumPy, which this Python does not have.",
             "Use an image with PyTorch or TensorFlow, or install it: pip install numpy",
         ) from None
-    there = layout(max(plan.ranks))
-    threads = plan.threads or max(1, len(os.sched_getaffinity(0)) // there.per_node)
+    address = address_of(max(plan.ranks))
+    threads = plan.threads or threads_of(LAUNCH, max(plan.ranks))
     plan = dataclasses.replace(plan, threads=threads)
     created = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     result = Result(
         created, plan.seed, machine.environment() | {"threads": threads, "precision": plan.precision}, options
     )
-    with work_folder(folder) as work, _door(there.address) as door:
+    with work_folder(folder) as work, _door(address) as door:
         probes: list[float] = []
         for network in plan.networks:
             _Contest(plan, network, result, work, door, progress).hold(probes)
@@ -201,9 +211,11 @@ class _Contest:
         contestant = CONTESTANTS[name]
         row = Row(name, contestant.title, self.network, ranks, self.plan.batch_of(self.network, ranks))
         row.user_lines = contestant.user_lines()
-        if lacking := contestant.missing():
+        python = self.plan.python_of(name)
+        if lacking := contestant.missing(python):
             row.void = f"not installed: {', '.join(lacking)}"
-        return Entry(row, self.plan.threads or 1, self.plan.slower.get(name, 0.0), self.plan.precision)
+        slower = self.plan.slower.get(name, 0.0)
+        return Entry(row, self.plan.threads or 1, slower, self.plan.precision, python)
 
     def _check_work(self) -> None:
         """The first steps, whose losses must be equal; they are not timed."""

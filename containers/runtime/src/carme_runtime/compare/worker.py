@@ -6,13 +6,14 @@ import importlib.metadata
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.compare import tasks
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Line, come_in
-from carme_runtime.compare.machine import busy_seconds, peak_bytes
+from carme_runtime.compare.machine import busy_seconds, companions, peak_bytes, used_seconds
 from carme_runtime.compare.programs import Step, Work
 
 THREADS, SLOWER = "CARME_COMPARE_THREADS", "CARME_COMPARE_SLOWER"
@@ -33,7 +34,8 @@ def main() -> None:
     step = program.prepare(Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16))
     line = come_in(name, rank)
     line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
-    serve(line, Steps(step, float(os.environ.get(SLOWER, 0)), cores))
+    slower = float(os.environ.get(SLOWER, 0))
+    serve(line, Steps(step, slower, cores, companions() if contestant.has_servers else []))
     # Some libraries wait for the other ranks at their end, or for threads of theirs.
     sys.stdout.flush()
     os._exit(0)
@@ -76,10 +78,11 @@ class Steps:
         step: Of the program.
         slower: By how many percent each step is made longer.
         cores: Of this rank alone.
+        servers: Processes whose work is the contestant's own, wherever it is done.
     """
 
-    def __init__(self, step: Step, slower: float, cores: set[int]) -> None:
-        self._step, self._slower, self._cores = step, slower, cores
+    def __init__(self, step: Step, slower: float, cores: set[int], servers: Sequence[int] = ()) -> None:
+        self._step, self._slower, self._cores, self._servers = step, slower, cores, servers
         self._number = 0
 
     def make(self, count: int) -> dict[str, Any]:
@@ -87,7 +90,7 @@ class Steps:
         losses: list[float] = []
         times: list[float] = []
         parts: dict[str, float] = {}
-        busy, own, began = busy_seconds(self._cores), time.process_time(), time.perf_counter()
+        busy, own, began = busy_seconds(self._cores), self._own_seconds(), time.perf_counter()
         for _ in range(count):
             last = begin = time.perf_counter()
 
@@ -107,8 +110,12 @@ class Steps:
         wall = time.perf_counter() - began
         foreign, now = None, busy_seconds(self._cores)
         if self._cores and busy is not None and now is not None:
-            foreign = max(now - busy - (time.process_time() - own), 0.0) / (wall * len(self._cores))
+            foreign = max(now - busy - (self._own_seconds() - own), 0.0) / (wall * len(self._cores))
         return {"losses": losses, "ms": times, "parts": parts, "foreign": foreign}
+
+    def _own_seconds(self) -> float:
+        """Of this rank, and of its node's servers: nobody knows on which cores these worked."""
+        return time.process_time() + used_seconds(self._servers)
 
 
 def serve(line: Line, steps: Steps) -> None:

@@ -1,0 +1,117 @@
+"""The networks as blocks of MXNet's Gluon."""
+
+# MXNet is optional.
+# pyright: reportMissingImports=false
+
+import math
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import nn
+
+from carme_runtime.compare.networks import EPSILON, Layer
+from carme_runtime.compare.tasks import Task
+
+
+def build(task: Task) -> Any:
+    """The network with the task's weights."""
+    is_image = len(task.network.shape) == 3
+    model = _sequence(task.network.layers, is_image)
+    model.initialize()
+    # Shapes of weights are known after the first samples.
+    model(mx.nd.array(prepare_inputs(task.inputs[:1, :1])[0]))
+    _load(task.network.layers, model, task.weights)
+    return model
+
+
+def prepare_inputs(inputs: np.ndarray) -> np.ndarray:
+    """Batches of images with their channels first, others as they are."""
+    return np.ascontiguousarray(np.moveaxis(inputs, -1, 2)) if inputs.ndim == 5 else inputs
+
+
+class _Mean(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
+        """Over pieces."""
+        return F.mean(values, axis=1)
+
+
+class _ImageMean(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
+        """Over pixels; a compiled block does not know how many dimensions its input has."""
+        return F.mean(values, axis=(2, 3))
+
+
+class _Residual(nn.HybridBlock):
+    def __init__(self, layer: Layer, is_image: bool) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.inner, self.shortcut = (_sequence(part, is_image) for part in (layer.inner, layer.shortcut))
+
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
+        """The result added to the input."""
+        return self.inner(values) + self.shortcut(values)
+
+
+class _Attention(nn.HybridBlock):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, 1 / math.sqrt(width / heads)
+        with self.name_scope():
+            self.q, self.k, self.v, self.o = (nn.Dense(width, flatten=False) for _ in range(4))
+
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
+        """Of each piece to all."""
+
+        def split(part: Any) -> Any:  # (samples, length, width) -> (samples * heads, length, width / heads)
+            parts = F.reshape(part, shape=(0, 0, self.heads, -1))
+            return F.reshape(F.transpose(parts, axes=(0, 2, 1, 3)), shape=(-3, 0, 0))
+
+        q, k, v = (split(dense(values)) for dense in (self.q, self.k, self.v))
+        scores = F.softmax(F.batch_dot(q, k, transpose_b=True) * self.scale)
+        mixed = F.reshape(F.batch_dot(scores, v), shape=(-4, -1, self.heads, 0, 0))
+        return self.o(F.reshape(F.transpose(mixed, axes=(0, 2, 1, 3)), shape=(0, 0, -3)))
+
+
+def _sequence(layers: tuple[Layer, ...], is_image: bool) -> Any:
+    made = nn.HybridSequential()
+    with made.name_scope():
+        made.add(*(_block(layer, is_image) for layer in layers))
+    return made
+
+
+def _block(layer: Layer, is_image: bool) -> Any:
+    made: dict[str, Any] = {
+        "dense": lambda: nn.Dense(layer.outputs, flatten=False),
+        "conv": lambda: nn.Conv2D(layer.outputs, layer.size, layer.stride, layer.size // 2),
+        "relu": lambda: nn.Activation("relu"),
+        "pool": lambda: nn.MaxPool2D(2),
+        "flatten": nn.Flatten,
+        "mean": _ImageMean if is_image else _Mean,
+        "batch_norm": lambda: nn.BatchNorm(epsilon=EPSILON),
+        "layer_norm": lambda: nn.LayerNorm(epsilon=EPSILON),
+        "attention": lambda: _Attention(layer.outputs, layer.heads),
+        "residual": lambda: _Residual(layer, is_image),
+    }
+    return made[layer.kind]()
+
+
+def _load(layers: tuple[Layer, ...], blocks: Any, weights: dict[str, np.ndarray]) -> None:
+    for number, layer in enumerate(layers):
+        name, block = layer.name, blocks[number]
+        if layer.kind == "residual":
+            _load(layer.inner, block.inner, weights)
+            _load(layer.shortcut, block.shortcut, weights)
+        elif layer.kind == "attention":
+            for part in "qkvo":
+                _load((Layer("dense", f"{name}.{part}"),), [getattr(block, part)], weights)
+        elif layer.kind in ("dense", "conv"):
+            kernel = weights[f"{name}.kernel"]
+            if layer.image:  # flattened with the channels first here
+                kernel = kernel.reshape(*layer.image, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)
+            turned = kernel.T if layer.kind == "dense" else kernel.transpose(3, 2, 0, 1)
+            block.weight.set_data(mx.nd.array(turned))
+            block.bias.set_data(mx.nd.array(weights[f"{name}.bias"]))
+        elif layer.kind.endswith("_norm"):
+            block.gamma.set_data(mx.nd.array(weights[f"{name}.scale"]))
+            block.beta.set_data(mx.nd.array(weights[f"{name}.bias"]))
