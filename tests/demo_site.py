@@ -18,6 +18,7 @@ from carme.jobs import Job, JobState
 from carme.validation import Visitor
 from carme_demo.podman import Podman, host_runtime
 from carme_demo.settings import DEFAULT_NAME, Places, load, passwords
+from host_commands import PROGRAMS, run_on
 from patience import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -61,19 +62,8 @@ class DemoSite:
         timeout: float = HANG,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on one of the hosts, as root or in a login session of `user`."""
-        done = subprocess.run(
-            self._inside(node, command, user),
-            env=self._environment,
-            input=data if data is not None else "",
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        if check and done.returncode:
-            message = f"{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-            raise AssertionError(f"{command} on {node} ended with {done.returncode}:\n{message}")
-        return done
+        inside, environment = self._inside(node, command, user), self.podman.environment
+        return run_on(node, inside, environment=environment, data=data, check=check, timeout=timeout)
 
     def begin(self, node: str, *command: str, user: str | None = None) -> subprocess.Popen[str]:
         """Begin a program on one of the hosts, which talks over its standard input and output."""
@@ -95,7 +85,7 @@ class DemoSite:
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self.podman.environment}
+        return {"PATH": PROGRAMS, **self.podman.environment}
 
     @classmethod
     def with_second_users(cls) -> DemoSite:

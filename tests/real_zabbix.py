@@ -80,75 +80,98 @@ def _until(what: str, done: Callable[[], Any], seconds: float = 120) -> None:
         time.sleep(0.2)
 
 
+class _Programs:
+    """Programs in the root folder ROOT, which see `folder` as `inside`; `ending` ends what was started."""
+
+    def __init__(self, folder: Path, ending: contextlib.ExitStack) -> None:
+        self.folder, self.inside = folder, Path("/") / folder.relative_to(ROOT)
+        self._ending = ending
+
+    def run(self, account: str, *command: str | Path, data: bytes = b"") -> None:
+        """Run a program to its end, which must be a good one."""
+        everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
+        done = subprocess.run(everything, input=data, capture_output=True)
+        assert done.returncode == 0, (command, done.stderr[-2000:])
+
+    def start(self, account: str, *command: str | Path) -> "subprocess.Popen[bytes]":
+        """Start a server; its output goes to a log in the folder."""
+        log = self._ending.enter_context((self.folder / f"{Path(command[0]).name}.log").open("wb"))
+        everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
+        process = subprocess.Popen(everything, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        self._ending.callback(processes.end, process)
+        return process
+
+
+def _start_database(programs: _Programs) -> None:
+    """A PostgreSQL that listens in the folder only, with Zabbix's tables."""
+    inside = programs.inside
+    tools = Path("/") / next((ROOT / "usr/lib/postgresql").iterdir()).relative_to(ROOT) / "bin"
+    utf8 = ("--encoding=UTF8", "--locale=C.UTF-8")
+    programs.run("postgres", tools / "initdb", "--auth=trust", "--no-sync", *utf8, "-D", inside / "data")
+    programs.start(
+        "postgres",
+        *(tools / "postgres", "-D", inside / "data", "-k", inside),
+        *("-c", "listen_addresses=", "-c", "fsync=off", "-c", "unix_socket_permissions=0777"),
+    )
+    _until("PostgreSQL listens", (programs.folder / ".s.PGSQL.5432").exists)
+    psql = (tools / "psql", "-h", inside, "-q", "-v", "ON_ERROR_STOP=1")
+    ready = ["chroot", ROOT, tools / "pg_isready", "-q", "-h", inside]
+    _until("PostgreSQL answers", lambda: subprocess.run(ready).returncode == 0)
+    programs.run("postgres", *psql, "-c", "CREATE ROLE zabbix LOGIN")
+    programs.run("postgres", *psql, "-c", "CREATE DATABASE zabbix OWNER zabbix")
+    for name in ("schema", "images", "data"):
+        script = gzip.decompress((ROOT / f"usr/share/zabbix-server-pgsql/{name}.sql.gz").read_bytes())
+        programs.run("postgres", *psql, "-U", "zabbix", "-d", "zabbix", data=script)
+
+
+def _write_settings(programs: _Programs) -> None:
+    """Those of Zabbix's server, in the folder, and those of its web pages."""
+    inside = programs.inside
+    settings = {
+        "DBHost": inside, "DBName": "zabbix", "DBUser": "zabbix", "LogFile": inside / "log/server.log",
+        "PidFile": inside / "log/server.pid", "SocketDir": inside / "log", "ListenIP": "127.0.0.1",
+        "ListenPort": free_port(), "CacheUpdateFrequency": 1, "StartPollers": 1,
+        "StartPreprocessors": 1, "StartDiscoverers": 0,
+    }  # fmt: skip
+    text = "".join(f"{name}={value}\n" for name, value in settings.items())
+    (programs.folder / "server.conf").write_text(text)
+    (ROOT / "etc/zabbix/zabbix.conf.php").write_text(
+        "<?php\n$DB['TYPE'] = 'POSTGRESQL';\n"
+        f"$DB['SERVER'] = '{inside}';\n$DB['PORT'] = '5432';\n$DB['DATABASE'] = 'zabbix';\n"
+        "$DB['USER'] = 'zabbix';\n$DB['PASSWORD'] = '';\n"
+        "$DB['SCHEMA'] = '';\n$DB['ENCRYPTION'] = false;\n"
+        f"$ZBX_SERVER = '127.0.0.1';\n$ZBX_SERVER_PORT = '{settings['ListenPort']}';\n"
+        "$IMAGE_FORMAT_DEFAULT = IMAGE_FORMAT_PNG;\n"
+    )
+
+
+def _start_pages(programs: _Programs) -> str:
+    """The web pages, which are Zabbix's API too; their address."""
+    limits = ("max_execution_time=300", "memory_limit=256M", "post_max_size=16M", "max_input_time=300")
+    port = free_port()
+    programs.start(
+        "zabbix",
+        *("/usr/bin/php", *(word for limit in limits for word in ("-d", limit))),
+        *("-S", f"127.0.0.1:{port}", "-t", "/usr/share/zabbix"),
+    )
+    return f"http://127.0.0.1:{port}"
+
+
 @contextlib.contextmanager
 def zabbix() -> Iterator[Zabbix]:
     """A new Zabbix, empty but for what every Zabbix has. Needs root, since it changes its root folder."""
     with contextlib.ExitStack() as ending:
         # In the root's own /tmp: sockets have short names, and both see the same path.
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(dir=ROOT / "tmp", prefix="carme-")))
-        inside = Path("/") / folder.relative_to(ROOT)
+        programs = _Programs(folder, ending)
         for account, part in (("postgres", "data"), ("zabbix", "log")):
             (folder / part).mkdir()
-            subprocess.run(["chroot", ROOT, "chown", account, inside / part], check=True)
+            subprocess.run(["chroot", ROOT, "chown", account, programs.inside / part], check=True)
         folder.chmod(0o1777)
-        tools = next((ROOT / "usr/lib/postgresql").iterdir()) / "bin"
-        programs = Path("/") / tools.relative_to(ROOT)
-
-        def run(account: str, *command: str | Path, data: bytes = b"") -> None:
-            everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
-            done = subprocess.run(everything, input=data, capture_output=True)
-            assert done.returncode == 0, (command, done.stderr[-2000:])
-
-        def start(account: str, *command: str | Path) -> "subprocess.Popen[bytes]":
-            log = ending.enter_context((folder / f"{Path(command[0]).name}.log").open("wb"))
-            everything = ["chroot", f"--userspec={account}:{account}", ROOT, *command]
-            process = subprocess.Popen(everything, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            ending.callback(processes.end, process)
-            return process
-
-        utf8 = ("--encoding=UTF8", "--locale=C.UTF-8")
-        run("postgres", programs / "initdb", "--auth=trust", "--no-sync", *utf8, "-D", inside / "data")
-        start(
-            "postgres",
-            *(programs / "postgres", "-D", inside / "data", "-k", inside),
-            *("-c", "listen_addresses=", "-c", "fsync=off", "-c", "unix_socket_permissions=0777"),
-        )
-        _until("PostgreSQL listens", (folder / ".s.PGSQL.5432").exists)
-        psql = (programs / "psql", "-h", inside, "-q", "-v", "ON_ERROR_STOP=1")
-        ready = ["chroot", ROOT, programs / "pg_isready", "-q", "-h", inside]
-        _until("PostgreSQL answers", lambda: subprocess.run(ready).returncode == 0)
-        run("postgres", *psql, "-c", "CREATE ROLE zabbix LOGIN")
-        run("postgres", *psql, "-c", "CREATE DATABASE zabbix OWNER zabbix")
-        for name in ("schema", "images", "data"):
-            script = gzip.decompress((ROOT / f"usr/share/zabbix-server-pgsql/{name}.sql.gz").read_bytes())
-            run("postgres", *psql, "-U", "zabbix", "-d", "zabbix", data=script)
-
-        settings = {
-            "DBHost": inside, "DBName": "zabbix", "DBUser": "zabbix", "LogFile": inside / "log/server.log",
-            "PidFile": inside / "log/server.pid", "SocketDir": inside / "log", "ListenIP": "127.0.0.1",
-            "ListenPort": free_port(), "CacheUpdateFrequency": 1, "StartPollers": 1,
-            "StartPreprocessors": 1, "StartDiscoverers": 0,
-        }  # fmt: skip
-        text = "".join(f"{name}={value}\n" for name, value in settings.items())
-        (folder / "server.conf").write_text(text)
-        pages = ROOT / "etc/zabbix/zabbix.conf.php"
-        pages.write_text(
-            "<?php\n$DB['TYPE'] = 'POSTGRESQL';\n"
-            f"$DB['SERVER'] = '{inside}';\n$DB['PORT'] = '5432';\n$DB['DATABASE'] = 'zabbix';\n"
-            "$DB['USER'] = 'zabbix';\n$DB['PASSWORD'] = '';\n"
-            "$DB['SCHEMA'] = '';\n$DB['ENCRYPTION'] = false;\n"
-            f"$ZBX_SERVER = '127.0.0.1';\n$ZBX_SERVER_PORT = '{settings['ListenPort']}';\n"
-            "$IMAGE_FORMAT_DEFAULT = IMAGE_FORMAT_PNG;\n"
-        )
-        limits = ("max_execution_time=300", "memory_limit=256M", "post_max_size=16M", "max_input_time=300")
-        port = free_port()
-        start(
-            "zabbix",
-            *("/usr/bin/php", *(word for limit in limits for word in ("-d", limit))),
-            *("-S", f"127.0.0.1:{port}", "-t", "/usr/share/zabbix"),
-        )
-        server = ("/usr/sbin/zabbix_server", "--foreground", "--config", inside / "server.conf")
-        running = Zabbix(f"http://127.0.0.1:{port}", lambda: start("zabbix", *server))
+        _start_database(programs)
+        _write_settings(programs)
+        server = ("/usr/sbin/zabbix_server", "--foreground", "--config", programs.inside / "server.conf")
+        running = Zabbix(_start_pages(programs), lambda: programs.start("zabbix", *server))
 
         def signed_in() -> bool:
             with contextlib.suppress(httpx.HTTPError, ValueError, AssertionError):

@@ -45,7 +45,7 @@ YEAR = False  # whether the bookings are those of a year
 #: Answers of which the processor time is taken.
 ALONE = 20
 #: What the clients ask for, how often, and whether with a login or with a token.
-ASKED = {
+REQUESTS = {
     "dashboard": (4, "page", "/"),
     "jobs": (3, "page", "/jobs/"),
     "jobs_page_4": (1, "page", "/jobs/?page=4"),
@@ -262,7 +262,7 @@ def costs() -> dict[str, list[tuple[int, float]]]:
         browser = Client()
         browser.force_login(user, settings.AUTHENTICATION_BACKENDS[0])
         program = Client(headers={"authorization": f"Bearer {secret}"})
-        for name, (_weight, kind, path) in ASKED.items():
+        for name, (_weight, kind, path) in REQUESTS.items():
             if "{" in path:
                 continue
             asker = browser if kind == "page" else program
@@ -283,7 +283,7 @@ async def load(
 ) -> dict[str, list[float]]:
     """Ask for so many seconds; the time of each answer, in ms."""
     times: dict[str, list[float]] = defaultdict(list)
-    names, weights = list(ASKED), [weight for weight, _kind, _path in ASKED.values()]
+    names, weights = list(REQUESTS), [weight for weight, _kind, _path in REQUESTS.values()]
     end = time.monotonic() + seconds
     warm = time.monotonic() + seconds / 5
 
@@ -292,7 +292,7 @@ async def load(
         async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(60)) as program:
             while (now := time.monotonic()) < end:
                 name = chance.choices(names, weights)[0]
-                _weight, kind, path = ASKED[name]
+                _weight, kind, path = REQUESTS[name]
                 headers = {"Authorization": f"Bearer {who['token']}"} if kind == "api" else {}
                 headers |= {"Cookie": f"{who['name']}={who['cookie']}"} if kind == "page" else {}
                 begun = time.perf_counter()
@@ -386,7 +386,7 @@ def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
 
 def _rows(times: dict[str, list[float]], alone: dict[str, list[tuple[int, float]]]) -> list[dict[str, Any]]:
     rows = []
-    for name in ASKED:
+    for name in REQUESTS:
         values = times.get(name, [])
         cuts = statistics.quantiles(values, n=100, method="inclusive") if len(values) > 1 else []
         for part in (50, 95, 99) if cuts else ():

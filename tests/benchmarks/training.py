@@ -31,6 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -101,122 +102,164 @@ def main() -> None:
         write_json(arguments.json, rows)
 
 
+@dataclass
+class Turns:
+    """What the contestants answered in all turns but the first, which warms up."""
+
+    times: dict[str, list[float]] = field(default_factory=dict)  # ms of a step, by contestant
+    used: dict[str, list[float]] = field(default_factory=dict)  # ms of processor time
+    gradients: list[list[tuple[float, int]]] = field(default_factory=list)  # of ALONE
+    communication: list[dict[str, float]] = field(default_factory=list)  # of OURS, without computing
+
+
 def measure(
     model: str, scene: Scene, rounds: int, steps: int, chosen: list[str] | None
 ) -> list[dict[str, Any]]:
     """All contestants train `model`, or the chosen ones."""
+    ways, own = (KERAS_WAYS, KERAS) if model.startswith("keras") else (WAYS, OURS)
+    if chosen is not None:
+        ways = tuple(name for name in ways if name in {*chosen, own, "gloo_ddp"})
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        nodes = stack.enter_context(TwoNodes(scene.gbit, folder)) if scene.linked else None
-        door = folder / "door"
-        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(door))
-        listener.listen(256)
-        contestants: dict[str, Contestant] = {}
-        program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
-        of_keras = model.startswith("keras")
-        ways, own = (KERAS_WAYS, KERAS) if of_keras else (WAYS, OURS)
-        if chosen is not None:
-            ways = tuple(name for name in ways if name in {*chosen, own, "gloo_ddp"})
-        for name in ways if of_keras else (*ways, ALONE):
-            if name != "horovod":
-                contestants[name] = start(scene, name, door, nodes, program, more)
-            elif has_horovod():
-                contestants[name] = start_horovod(scene, door, nodes, program, more)
-            else:
-                continue
-            stack.callback(contestants[name].end)
-        if absent := admit(contestants, listener):
-            logs = [(folder / f"{name}.log").read_text(errors="replace")[-2000:] for name in absent]
-            message = f"These did not start: {', '.join(absent)}\n" + "\n".join(logs)
-            if not {own, "gloo_ddp"} <= contestants.keys():
-                raise SystemExit(message)
-            print(message, file=sys.stderr)
-        times: dict[str, list[float]] = {}
-        used: dict[str, list[float]] = {}
-        gradients: list[list[tuple[float, int]]] = []
-        communication: list[dict[str, float]] = []
+        contestants = start_all(stack, model, scene, ways, own)
+        turns = Turns()
         for turn in range(rounds + 1):
-            losses = {}
-            for name, contestant in contestants.items():
-                answers = contestant.order({"steps": steps if turn else WARM_UP})
-                if name != ALONE:
-                    losses[name] = statistics.mean(answer["loss"] for answer in answers)
-                if turn:
-                    times.setdefault(name, []).append(max(answer["ms"] for answer in answers))
-                    used.setdefault(name, []).append(statistics.mean(a["cpu_ms"] for a in answers))
-                    if name == ALONE:
-                        gradients.append(max(answers, key=lambda answer: answer["ms"])["gradients"])
-            if scene.linked and not of_keras:
-                often = (
-                    max(steps, round(COMMUNICATE_MS / communication[-1]["ms"])) if communication else steps
-                )
-                answers = contestants[OURS].order({"communicate": often})
-                slowest = max(answers, key=lambda answer: answer["ms"])
+            losses = take_turn(contestants, turns, steps if turn else WARM_UP, is_warm_up=not turn)
+            if scene.linked and not model.startswith("keras"):
+                slowest = communicate_alone(contestants[OURS], turns, steps)
                 # Before the first turn only to know how often.
-                communication = [*communication, slowest] if turn > 1 else [slowest]
+                turns.communication = [*turns.communication, slowest] if turn > 1 else [slowest]
             expected = losses["gloo_ddp"]
             for name, loss in losses.items():
                 if abs(loss - expected) > SAME_LOSS * abs(expected):
                     raise SystemExit(f"{name}: loss {loss} instead of {expected} with {model}")
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    rows = [step_row(model, scene, ways, own, turns, steps), *hidden_rows(model, scene, own, turns)]
+    for each in rows:
+        print(json.dumps(each), file=sys.stderr, flush=True)
+    return rows
+
+
+def start_all(
+    stack: contextlib.ExitStack, model: str, scene: Scene, ways: tuple[str, ...], own: str
+) -> dict[str, Contestant]:
+    """The contestants that could be started; `stack` ends them. Ours and Gloo must be among them."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    nodes = stack.enter_context(TwoNodes(scene.gbit, folder)) if scene.linked else None
+    door = folder / "door"
+    listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+    listener.bind(str(door))
+    listener.listen(256)
+    contestants: dict[str, Contestant] = {}
+    program, more = Path(__file__), {"CARME_BENCHMARK_MODEL": model}
+    for name in ways if own == KERAS else (*ways, ALONE):
+        if name != "horovod":
+            contestants[name] = start(scene, name, door, nodes, program, more)
+        elif has_horovod():
+            contestants[name] = start_horovod(scene, door, nodes, program, more)
+        else:
+            continue
+        stack.callback(contestants[name].end)
+    if absent := admit(contestants, listener):
+        logs = [(folder / f"{name}.log").read_text(errors="replace")[-2000:] for name in absent]
+        message = f"These did not start: {', '.join(absent)}\n" + "\n".join(logs)
+        if not {own, "gloo_ddp"} <= contestants.keys():
+            raise SystemExit(message)
+        print(message, file=sys.stderr)
+    return contestants
+
+
+def take_turn(
+    contestants: dict[str, Contestant], turns: Turns, steps: int, *, is_warm_up: bool
+) -> dict[str, float]:
+    """Each contestant trains `steps` steps; their losses, all but that of ALONE."""
+    losses = {}
+    for name, contestant in contestants.items():
+        answers = contestant.order({"steps": steps})
+        if name != ALONE:
+            losses[name] = statistics.mean(answer["loss"] for answer in answers)
+        if is_warm_up:
+            continue
+        turns.times.setdefault(name, []).append(max(answer["ms"] for answer in answers))
+        turns.used.setdefault(name, []).append(statistics.mean(answer["cpu_ms"] for answer in answers))
+        if name == ALONE:
+            turns.gradients.append(max(answers, key=lambda answer: answer["ms"])["gradients"])
+    return losses
+
+
+def communicate_alone(contestant: Contestant, turns: Turns, steps: int) -> dict[str, float]:
+    """What the slowest rank answers when all do nothing but communicate."""
+    often = steps
+    if turns.communication:
+        often = max(steps, round(COMMUNICATE_MS / turns.communication[-1]["ms"]))
+    answers = contestant.order({"communicate": often})
+    return max(answers, key=lambda answer: answer["ms"])
+
+
+def step_row(
+    model: str, scene: Scene, ways: tuple[str, ...], own: str, turns: Turns, steps: int
+) -> dict[str, Any]:
+    """The row of a model's step."""
+    medians = {name: statistics.median(values) for name, values in turns.times.items()}
     alone, ours = medians.pop(ALONE, None), medians.pop(own)
     # Against others; not against our own other ways.
     best = min(value for name, value in medians.items() if not name.startswith("carme"))
     samples = BATCH[model] * scene.ranks * 1000
     suffix = f"{scene.ranks}_{scene.name}" if scene.linked else f"{scene.ranks}"
-    rows = [
+    return row(
+        f"step_ms_{model}_{suffix}",
+        "ms",
+        ours,
+        peers={name: medians.get(name) for name in ways if name != own},
+        floor=alone,
+        aim="faster than every peer" if scene.ranks > 1 else "",
+        holds=ours < best if scene.ranks > 1 else None,
+        # Of one rank, all its threads: what is wasted in waiting shows here also on a busy machine.
+        cpu_ms={name: round(statistics.median(values), 1) for name, values in turns.used.items()},
+        samples_per_second={
+            name: round(samples / value, 1) for name, value in {own: ours, **medians}.items()
+        },
+        seconds_to_loss={
+            name: round(sum(values) * steps / 1000, 3)
+            for name, values in turns.times.items()
+            if name != ALONE
+        },
+    )
+
+
+def hidden_rows(model: str, scene: Scene, own: str, turns: Turns) -> list[dict[str, Any]]:
+    """The row of what was hidden of the communication; none where hardly anything can be."""
+    if ALONE not in turns.times or not turns.communication:
+        return []
+    medians = {name: statistics.median(values) for name, values in turns.times.items()}
+    alone, ours = medians[ALONE], medians[own]
+    alone_ms = statistics.median(each["ms"] for each in turns.communication)
+    busy = statistics.median(each["busy_ms"] for each in turns.communication)
+    made = [
+        (statistics.median(at for at, _ in each), each[0][1]) for each in zip(*turns.gradients, strict=True)
+    ]
+    ideal = max(travelled(made, alone_ms), alone + busy)
+    hideable = alone + alone_ms - ideal
+    # Where hardly anything can be hidden, times differ by more than that from step to step.
+    if hideable < LEAST_HIDEABLE * alone:
+        return []
+
+    def hidden(step: float) -> float:
+        return 100 * (alone + alone_ms - step) / hideable
+
+    share = hidden(ours)
+    return [
         row(
-            f"step_ms_{model}_{suffix}",
-            "ms",
-            ours,
-            peers={name: medians.get(name) for name in ways if name != own},
-            floor=alone,
-            aim="faster than every peer" if scene.ranks > 1 else "",
-            holds=ours < best if scene.ranks > 1 else None,
-            # Of one rank, all its threads: what is wasted in waiting shows here also on a busy machine.
-            cpu_ms={name: round(statistics.median(values), 1) for name, values in used.items()},
-            samples_per_second={
-                name: round(samples / value, 1) for name, value in {own: ours, **medians}.items()
-            },
-            seconds_to_loss={
-                name: round(sum(t) * steps / 1000, 3) for name, t in times.items() if name != ALONE
-            },
+            f"hidden_{model}_{scene.name}",
+            "%",
+            share,
+            peers={name: hidden(medians[name]) for name in ("carme_overlap_step",) if name in medians},
+            aim="at least 90 %",
+            holds=share >= 90,
+            computing_ms=alone,
+            communicating_ms=alone_ms,
+            busy_ms=busy,
+            ideal_ms=ideal,
         )
     ]
-    if alone is not None and communication:
-        alone_ms = statistics.median(each["ms"] for each in communication)
-        busy = statistics.median(each["busy_ms"] for each in communication)
-        made = [
-            (statistics.median(at for at, _ in each), each[0][1]) for each in zip(*gradients, strict=True)
-        ]
-        ideal = max(travelled(made, alone_ms), alone + busy)
-        hideable = alone + alone_ms - ideal
-        # Where hardly anything can be hidden, times differ by more than that from step to step.
-        if hideable >= LEAST_HIDEABLE * alone:
-
-            def hidden(step: float) -> float:
-                return 100 * (alone + alone_ms - step) / hideable
-
-            share = hidden(ours)
-            ways = {name: hidden(medians[name]) for name in ("carme_overlap_step",) if name in medians}
-            rows.append(
-                row(
-                    f"hidden_{model}_{scene.name}",
-                    "%",
-                    share,
-                    peers=ways,
-                    aim="at least 90 %",
-                    holds=share >= 90,
-                    computing_ms=alone,
-                    communicating_ms=alone_ms,
-                    busy_ms=busy,
-                    ideal_ms=ideal,
-                )
-            )
-    for each in rows:
-        print(json.dumps(each), file=sys.stderr, flush=True)
-    return rows
 
 
 def travelled(gradients: list[tuple[float, int]], whole: float) -> float:

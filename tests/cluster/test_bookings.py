@@ -56,7 +56,7 @@ def no_booking_left(demo: DemoSite) -> Iterator[None]:
 
 @pytest.mark.alone
 @pytest.mark.usefixtures("no_booking_left")
-def test_a_booking_is_kept_for_its_owner_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
+def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
         name = booked(send_now(demo, owner))
         line = wait_until("it has begun", lambda: "State=ACTIVE" in kept(demo, name) and kept(demo, name))

@@ -37,23 +37,8 @@ def empty(visitor: Visitor, where: str, boards: list[str], values: dict[str, str
     return found
 
 
-def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
-    demo: DemoSite, gpus: Gpus, page: Page, keep: Callable[[str], None]
-) -> None:
-    gpus.show("util=70", "util=5 xid=31 throttle=64", "util=65", "util=8")
-    script = "/home/user1/monitored-train.py"
-    demo.run("head", "tee", script, user="user1", data=PROGRAM.read_text())
-    options = ("--json", "--image", "torch", "--nodes", "2", "--gpus", "2", "--time", "10m")
-    done = demo.carme("submit", *options, "--name", "monitored", "--", "carme-run", "-n", "4", script)
-    job = json.loads(done.stdout)["job_id"]
-
-    whose = f'{{jobid="{job}",user="user1"}}'
-    query = f"count(carme_training_loss{whose})"
-    wait_until("four ranks tell how they go on", lambda: value(demo, query) == 4, timeout=HANG)
-    assert value(demo, f"count(count by (node) (carme_training_ranks{whose}))") == 2
-    assert value(demo, f"max(carme_training_ranks{whose})") == 4
-
-    # Every panel of every board has something to show, to whom it is for.
+def every_board_is_filled(demo: DemoSite, job: int) -> None:
+    """Every panel of every board has something to show, to whom it is for."""
     later = ("sbatch", "--begin=now+1hour", "--time=1", "--output=/dev/null", "--wrap=true")
     demo.run("head", *later, user="user2")
     of_job: dict[str, Any] = {"jobid": str(job), "node": "n1", "user": "user1", "account": "carme"}
@@ -72,6 +57,25 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
             error.add_note(f"Nothing to show in: {sorted(left)}")
             raise
         assert empty(owner, "mine", ["carme-job", "carme-project"], of_job) <= wanted
+
+
+def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
+    demo: DemoSite, gpus: Gpus, page: Page, keep: Callable[[str], None]
+) -> None:
+    gpus.show("util=70", "util=5 xid=31 throttle=64", "util=65", "util=8")
+    script = "/home/user1/monitored-train.py"
+    demo.run("head", "tee", script, user="user1", data=PROGRAM.read_text())
+    options = ("--json", "--image", "torch", "--nodes", "2", "--gpus", "2", "--time", "10m")
+    done = demo.carme("submit", *options, "--name", "monitored", "--", "carme-run", "-n", "4", script)
+    job = json.loads(done.stdout)["job_id"]
+
+    whose = f'{{jobid="{job}",user="user1"}}'
+    query = f"count(carme_training_loss{whose})"
+    wait_until("four ranks tell how they go on", lambda: value(demo, query) == 4, timeout=HANG)
+    assert value(demo, f"count(count by (node) (carme_training_ranks{whose}))") == 2
+    assert value(demo, f"max(carme_training_ranks{whose})") == 4
+
+    every_board_is_filled(demo, job)
     wait_until("the run is over", lambda: demo.job_state(job) == "COMPLETED", timeout=2 * HANG)
 
     report = demo.carme_json("report", str(job))

@@ -111,7 +111,7 @@ def saved(folder, steps, keep=3):
     return checkpoints
 
 
-def test_the_newest_are_kept(tmp_path):
+def test_the_newest_stay(tmp_path):
     checkpoints = saved(tmp_path, [1, 2, 30, 4], keep=2)
     assert checkpoints.steps() == [30, 4]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["step-0000000004.0", "step-0000000030.0"]
@@ -127,7 +127,7 @@ def test_a_step_that_is_saved_again_replaces_the_first(tmp_path):
     assert checkpoints.load() == (1, {"name": "again"})
 
 
-def test_the_last_one_is_kept_whatever_its_step(tmp_path):
+def test_the_last_one_stays_whatever_its_step(tmp_path):
     saved(tmp_path, [10, 11, 12])
     assert saved(tmp_path, [4]).steps() == [12, 11, 4]
 

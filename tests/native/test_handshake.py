@@ -299,6 +299,6 @@ def place_of(rank, port):
 def test_a_port_scan_does_not_fill_the_log(caplog):
     refusals = handshake.Refusals()
     for _ in range(1000):
-        refusals.tell("192.0.2.1", TimeoutError())
+        refusals.report("192.0.2.1", TimeoutError())
     assert len(caplog.records) == handshake.Refusals.MOST
     assert "it did not prove in time" in caplog.text and caplog.text.endswith("Further ones are not told.\n")

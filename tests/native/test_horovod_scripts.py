@@ -4,15 +4,12 @@ Without Horovod these tests are left out: ./test builds it where Open MPI's head
 """
 
 import importlib.util
-import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,64 +19,12 @@ import torch
 from patience import HANG
 
 from .conftest import PROGRAMS
+from .two_agents import RUN, Job, wait_until
 
 if not importlib.util.find_spec("horovod"):
     pytest.skip("Horovod is not installed in this environment", allow_module_level=True)
 
-AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]
-RUN = [sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "horovod"]
-
-
-class Job:
-    """Agents of nodes n1 and n2. The first has nothing to do but to live."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: list[subprocess.Popen[str]] = []
-        key, announce = folder / "key", folder / "fabric.json"
-        key.touch(0o600)
-        key.write_text(secrets.token_hex(32))
-        common = ["--key-file", str(key), "--unencrypted"]
-        first = [*AGENT, *common, "--nodes", "2", "--listen", "127.0.0.1", "--announce", str(announce)]
-        self.start([*first, "--socket", str(self.socket("n1")), "--", "sleep", "600"], SLURMD_NODENAME="n1")
-        wait_until(announce.exists)
-        join = ["--join", f"127.0.0.1:{json.loads(announce.read_text())['port']}"]
-        self.start([*AGENT, *common, *join, "--socket", str(self.socket("n2"))], SLURMD_NODENAME="n2")
-        wait_until(self.socket("n2").exists)
-
-    def socket(self, host: str) -> Path:
-        return self.folder / host / "agent.sock"
-
-    def start(self, command: list[str], **environment: str) -> subprocess.Popen[str]:
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        process = subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self.processes.append(process)
-        return process
-
-    def launch(self, *arguments: str, node: str = "n1", **environment: str) -> subprocess.Popen[str]:
-        """Start carme-run on a node."""
-        return self.start([*RUN, *arguments], CARME_AGENT=str(self.socket(node)), **environment)
-
-    def close(self) -> None:
-        for process in reversed(self.processes):
-            process.terminate()  # an agent passes it on to its command
-            process.wait(HANG)
-            assert process.stdout
-            process.stdout.close()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + HANG
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+HOROVOD = ("--backend", "horovod")
 
 
 @pytest.fixture
@@ -92,7 +37,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 def test_the_same_with_tensorflow(job: Job) -> None:
     script = str(PROGRAMS / "horovod_itself_tensorflow.py")
     for name, ranks in (("one", "1"), ("four", "4")):
-        run = job.launch("-n", ranks, script, str(job.folder / f"{name}.npz"))
+        run = job.launch(*HOROVOD, "-n", ranks, script, str(job.folder / f"{name}.npz"))
         out, _ = run.communicate(timeout=HANG)
         assert run.returncode == 0, out
     one, four = (np.load(job.folder / f"{name}.npz") for name in ("one", "four"))
@@ -105,7 +50,7 @@ def test_the_same_with_tensorflow(job: Job) -> None:
 def test_an_unmodified_script_trains_on_two_nodes_what_one_process_trains(job: Job, node: str) -> None:
     script = str(PROGRAMS / "horovod_itself.py")
     for name, ranks in (("one", "1"), ("two", "2"), ("four", "4")):
-        run = job.launch("-n", ranks, script, str(job.folder / name), node=node)
+        run = job.launch(*HOROVOD, "-n", ranks, script, str(job.folder / name), node=node)
         out, _ = run.communicate(timeout=HANG)
         assert run.returncode == 0, out
     one, two, four = (torch.load(job.folder / name) for name in ("one", "two", "four"))
@@ -136,7 +81,7 @@ def listens(address: str, port: int) -> bool:
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("node", ["n1", "n2"])
 def test_the_server_is_on_one_address_and_ends_with_the_run(job: Job, node: str, end: signal.Signals) -> None:
-    run = job.launch("-n", "2", "--", sys.executable, "-c", PORT_AND_WAIT, node=node)
+    run = job.launch(*HOROVOD, "-n", "2", "--", sys.executable, "-c", PORT_AND_WAIT, node=node)
     assert run.stdout
     address, port = run.stdout.readline().rpartition("] ")[2].split()
     assert address == "127.0.0.1"
@@ -152,7 +97,7 @@ def test_outside_of_jobs(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "CARME_AGENT"}
     environment["PYTHONPATH"] = os.pathsep.join(entry for entry in sys.path if entry)
     run = subprocess.run(
-        [*RUN, "-n", "2", script, "trained"],
+        [*RUN, *HOROVOD, "-n", "2", script, "trained"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -165,7 +110,7 @@ def test_outside_of_jobs(tmp_path: Path) -> None:
 
 def test_a_rank_that_fails_ends_the_others(job: Job) -> None:
     text = "import horovod.torch as hvd, time; hvd.init(); time.sleep(600 * hvd.rank()); raise SystemExit(3)"
-    run = job.launch("-n", "2", "--", sys.executable, "-c", text)
+    run = job.launch(*HOROVOD, "-n", "2", "--", sys.executable, "-c", text)
     out, _ = run.communicate(timeout=HANG)
     assert run.returncode == 3, out
     assert "Rank 0 on n1 ended with exit code 3, so the others were stopped." in out

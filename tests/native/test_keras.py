@@ -73,13 +73,20 @@ def test_loops_of_a_script_do_not_depend_on_the_number_of_ranks(launcher, tmp_pa
 )
 @pytest.mark.parametrize(
     "what",
-    ["callbacks", "backup", "saving", "layers_with_state", "micro_batches", "tensors", "sequential"],
+    [
+        *(("keras_scripts", what) for what in ("callbacks", "backup", "saving", "layers_with_state")),
+        *(("keras_scripts", what) for what in ("micro_batches", "sequential")),
+        ("keras_tensors", "tensors"),
+        ("keras_tensors", "groups"),
+    ],
+    ids=lambda value: value[1],
 )
 def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     folder = tmp_path / "shared"
     folder.mkdir()
-    launcher.run("keras_scripts", nodes, what, str(folder))
+    program, kind = what
+    launcher.run(program, nodes, kind, str(folder))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,6 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
             for what in ("optimizers", "outputs", "stopping")
         ),
         ("torch", "workers"),
-        ("torch", "differing"),
         ("tensorflow", "texts"),
         ("tensorflow", "compilation"),
     ],
@@ -99,6 +105,11 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
 def test_scripts_on_two_ranks(launcher, tmp_path, monkeypatch, backend, what):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     launcher.run("keras_scripts", [0, 0], what, str(tmp_path))
+
+
+def test_ranks_that_send_different_tensors_are_named(launcher, tmp_path, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "torch")
+    launcher.run("keras_tensors", [0, 0], "differing", str(tmp_path))
 
 
 def test_gradients_travel_while_backpropagation_goes_on(launcher, tmp_path, monkeypatch):

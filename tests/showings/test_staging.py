@@ -67,12 +67,10 @@ def fill_in(page: Page, title: str) -> None:
     page.locator("#id_results").fill(RESULTS)
 
 
-def test_from_an_upload_to_results_and_the_cache(
-    page: Page, demo: DemoSite, keep: Callable[[str], None], tmp_path: Path
-) -> None:
-    log_in(page, demo)
+def add_by_upload(page: Page, demo: DemoSite, keep: Callable[[str], None], archive: Path) -> None:
+    """Upload the archive and make a dataset of it; then a second version, which takes long to copy."""
     page.goto("/files/")
-    page.locator("#upload-files").set_input_files(archive(tmp_path))
+    page.locator("#upload-files").set_input_files(archive)
     row = page.locator("tr", has_text=f"{NAME}.tar.gz")
     expect(row).to_be_visible()  # the page shows the folder anew when all has arrived
     row.locator("summary").click()
@@ -94,6 +92,26 @@ def test_from_an_upload_to_results_and_the_cache(
     demo.run("head", "sh", "-c", extra, user="user1", timeout=2 * HANG)
     demo.carme("datasets", "add", NAME, f"/home/user1/{NAME}", timeout=2 * HANG)
 
+
+def stop_and_wait_for_results(page: Page, demo: DemoSite, session: str) -> None:
+    """Stop the session whose page is open; its results must come out."""
+    begun = time.monotonic()
+    page.locator("#stop").click()
+    page.get_by_role("button", name="Stop the session").click()
+    expect(page.get_by_role("button", name="Stop the session")).to_have_count(0)
+    page.goto(f"/sessions/{session}/")
+    expect(page.locator(".status .state").first).to_have_text("Stopped")
+    found = ("cat", f"{RESULTS}/line.json")
+    wait_until("the results are out", lambda: demo.run("head", *found, check=False).stdout == "[3.0, 1.0]")
+    print(f"results were out after {time.monotonic() - begun:.0f} s")
+
+
+def test_from_an_upload_to_results_and_the_cache(
+    page: Page, demo: DemoSite, keep: Callable[[str], None], tmp_path: Path
+) -> None:
+    log_in(page, demo)
+    add_by_upload(page, demo, keep, archive(tmp_path))
+
     fill_in(page, "Trains from the node's disk")
     page.get_by_role("button", name="Start", exact=True).click()
     expect(page.get_by_role("heading", name="Trains from the node's disk")).to_be_visible()
@@ -107,15 +125,7 @@ def test_from_an_upload_to_results_and_the_cache(
         points, path, slope, offset, _ = json.loads(cell.output)
     assert (points, slope, offset) == (FILES * 10, 3, 1) and path.startswith(f"{CACHE}/users/")
     keep("staging-4-it-runs")
-    begun = time.monotonic()
-    page.locator("#stop").click()
-    page.get_by_role("button", name="Stop the session").click()
-    expect(page.get_by_role("button", name="Stop the session")).to_have_count(0)
-    page.goto(f"/sessions/{first}/")
-    expect(page.locator(".status .state").first).to_have_text("Stopped")
-    found = ("cat", f"{RESULTS}/line.json")
-    wait_until("the results are out", lambda: demo.run("head", *found, check=False).stdout == "[3.0, 1.0]")
-    print(f"results were out after {time.monotonic() - begun:.0f} s")
+    stop_and_wait_for_results(page, demo, first)
 
     def reported() -> bool:
         page.goto("/datasets/")  # it shows what was known of the nodes when it was made

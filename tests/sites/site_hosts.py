@@ -19,6 +19,7 @@ from carme_demo.nodes import files_archive, network_description, tar_archive
 from carme_demo.podman import Podman, host_runtime, ulimits
 from carme_demo.registries import host_resolvers
 from carme_demo.settings import Node, Places, Settings, write_atomically
+from host_commands import run_on
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "carme/sites"
 ANSIBLE = Path(__file__).resolve().parents[2] / "ansible"
@@ -189,19 +190,8 @@ class SiteHosts:
         words = list(command)
         if user:
             words = ["runuser", "--login", user, "--command", shlex.join(words)]
-        done = subprocess.run(
-            self.podman.inside(host, words, terminal=False),
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", **self.podman.environment},
-            input=data if data is not None else "",
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
-        if check and done.returncode:
-            message = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-            raise AssertionError(f"{words} on {host} ended with {done.returncode}:\n{message}")
-        return done
+        inside, environment = self.podman.inside(host, words, terminal=False), self.podman.environment
+        return run_on(host, inside, environment=environment, data=data, check=check, timeout=timeout)
 
     def put(self, host: str, files: Mapping[str, tuple[bytes, int]]) -> None:
         """Write root's files: path without its leading slash, content and mode."""

@@ -34,7 +34,7 @@ class LoginsHandler(APIHandler):
                 self.db.delete(token)
         self.db.commit()
         spawners = [cast("CarmeSpawner", spawner) for spawner in user.spawners.values() if spawner.ready]
-        await asyncio.gather(*(spawner.tell_of_sign_out() for spawner in spawners))
+        await asyncio.gather(*(spawner.report_sign_out() for spawner in spawners))
         self.set_status(204)
 
 

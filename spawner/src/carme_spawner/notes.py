@@ -38,7 +38,7 @@ class Notes:
         self._log = log
         self._last: dict[int, asyncio.Task[None]] = {}
 
-    def tell(self, job_id: int, user: str, session: str, note: SessionNote) -> asyncio.Task[None]:
+    def send(self, job_id: int, user: str, session: str, note: SessionNote) -> asyncio.Task[None]:
         """Send a note once those before it have arrived; the task is done when the broker has answered."""
         task = asyncio.create_task(self._send(self._last.get(job_id), job_id, user, session, note))
         self._last[job_id] = task

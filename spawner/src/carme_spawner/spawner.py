@@ -89,7 +89,7 @@ class CarmeSpawner(SlurmSpawner):
     heard = 0.0
     idle = Instance(IdleWatch, ())
     #: What the broker was told of the idleness; None if this hub has told nothing.
-    told_idle: tuple[float | None, float | None] | None = None
+    reported_idle: tuple[float | None, float | None] | None = None
     #: The hub itself ends its job: it is idle, or lost.
     being_ended = False
     #: Key and certificate of the server, until its job has them.
@@ -467,8 +467,8 @@ class CarmeSpawner(SlurmSpawner):
         now = time()
         busy = (report.kernels, report.terminals, report.gpus, report.ranks)
         self.idle.take((*busy, now) if report.busy_since_last else busy, self.policy(), now)
-        if self.told_idle != (self.idle.since, self.idle.stops):
-            self.told_idle = (self.idle.since, self.idle.stops)
+        if self.reported_idle != (self.idle.since, self.idle.stops):
+            self.reported_idle = (self.idle.since, self.idle.stops)
             self.note(idle_since=moment(self.idle.since), stops_idle=moment(self.idle.stops))
         if self.idle.due and not self.being_ended:
             self.being_ended = True
@@ -494,7 +494,7 @@ class CarmeSpawner(SlurmSpawner):
             if self.routed and not self.reachable:
                 self.found()
 
-    async def tell_of_sign_out(self) -> None:
+    async def report_sign_out(self) -> None:
         """Let the server close the connections of those who have just signed out."""
         server = self.server
         if server is None:
@@ -518,7 +518,7 @@ class CarmeSpawner(SlurmSpawner):
 
     def note(self, **what: Any) -> None:
         """Tell the broker, in the background; the arguments are those of `SessionNote`."""
-        self.watcher.notes.tell(int(self.job_id), self.user.name, self.session_name, SessionNote(**what))
+        self.watcher.notes.send(int(self.job_id), self.user.name, self.session_name, SessionNote(**what))
 
     # -- what outlives the hub
 
@@ -568,7 +568,7 @@ class CarmeSpawner(SlurmSpawner):
         self.routed = self.being_ended = False
         self.reachable = True
         self.idle = IdleWatch()
-        self.told_idle = None
+        self.reported_idle = None
 
     def save_state(self) -> None:
         self.orm_spawner.state = self.get_state()

@@ -152,7 +152,7 @@ class JobWatcher:
 
     async def end(self, job_id: int, user: str, session: str, note: SessionNote) -> None:
         """Cancel a session's job, as soon as broker and Slurm can be reached; the note goes ahead."""
-        await self.notes.tell(job_id, user, session, note)
+        await self.notes.send(job_id, user, session, note)
         while True:
             try:
                 await self.broker.cancel(job_id, user, session)

@@ -1,75 +1,53 @@
-"""What scripts do around training; argument 1: which of it, 2: a folder all ranks see.
-
-KERAS_BACKEND is torch or tensorflow.
-"""
+"""What Keras scripts do around training; arguments: see keras_ranks.py."""
 
 # pyright: reportMissingImports=false, reportOptionalSubscript=false, reportOptionalMemberAccess=false
 # pyright: reportPossiblyUnboundVariable=false, reportArgumentType=false
 
 import gc
 import multiprocessing
-import sys
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from keras_ranks import compiled, end, everywhere, folder, kind, mlp, on_torch, rank, same, size, x, y
 
 import carme_runtime.keras as tnt
-from carme_runtime.collectives.errors import InvalidCall, Mismatch
+from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.data import Share
 
-kind, folder = sys.argv[1], Path(sys.argv[2])
-on_torch = keras.backend.backend() == "torch"
 if on_torch:
     import torch
-
-    torch.set_num_threads(1)
 else:
     import tensorflow
-tnt.init(devices_per_node=1)
-rank, size = tnt.get_rank(), tnt.get_size()
-keras.utils.set_random_seed(3 + rank)  # what the ranks share comes from rank 0
-numbers = np.random.default_rng(5)
-x = numbers.normal(size=(64, 6)).astype("float32")
-y = x[:, :2].copy()
 
 
-def mlp(*more):
-    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu"), *more, keras.layers.Dense(2)])
+class Watch(keras.callbacks.Callback):
+    """Keeps the losses of each epoch, and stops training on one rank after some batches."""
 
+    def __init__(self, stop_at=None):
+        super().__init__()
+        self.stop_at, self.losses, self.batches = stop_at, [], 0
 
-def compiled(*more, **options):
-    model = tnt.Model(mlp(*more))
-    model.compile(**({"optimizer": keras.optimizers.SGD(0.1), "loss": "mse"} | options))
-    return model
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.batches == self.stop_at and rank == size - 1:
+            self.model.stop_training = True
 
-
-def everywhere(value):
-    return tnt.TensorAllgatherer(value).allgather(value)
-
-
-def same(model):
-    return all((everywhere(w[None]) == w).all() for w in model.get_weights())
+    def on_epoch_end(self, epoch, logs=None):
+        self.losses.append([logs["loss"], logs["val_loss"]])
 
 
 def callbacks():
-    class Watch(keras.callbacks.Callback):
-        """Says where it ran, and stops training on one rank after some batches."""
+    model = trained_with_callbacks()
+    evaluate_with_callbacks(model)
+    stopped = Watch(stop_at=6)
+    model.fit(x, y, 16, epochs=9, validation_data=(x, y), verbose=0, callbacks=[stopped])
+    assert stopped.batches == 6
+    assert same(model)
 
-        def __init__(self, stop_at=None):
-            super().__init__()
-            self.stop_at, self.losses, self.batches = stop_at, [], 0
 
-        def on_train_batch_end(self, batch, logs=None):
-            self.batches += 1
-            if self.batches == self.stop_at and rank == size - 1:
-                self.model.stop_training = True
-
-        def on_epoch_end(self, epoch, logs=None):
-            self.losses.append([logs["loss"], logs["val_loss"]])
-
+def trained_with_callbacks():
     rates = []
 
     def schedule(epoch, rate):
@@ -112,7 +90,10 @@ def callbacks():
     # The checkpoint is Keras' own.
     loaded: Any = keras.models.load_model(folder / "at4.keras")
     assert np.isclose(loaded.evaluate(x, y, verbose=0)[0], model.evaluate(x, y, verbose=0)[0], rtol=0.2)
+    return model
 
+
+def evaluate_with_callbacks(model):
     class Tested(keras.callbacks.Callback):
         loss = 0.0
 
@@ -126,11 +107,6 @@ def callbacks():
     losses = everywhere(np.array([one.loss]))
     assert size == 1 or losses[0] != losses[-1]
     np.testing.assert_allclose(losses.mean(), tested["loss"], rtol=1e-5)
-
-    stopped = Watch(stop_at=6)
-    model.fit(x, y, 16, epochs=9, validation_data=(x, y), verbose=0, callbacks=[stopped])
-    assert stopped.batches == 6
-    assert same(model)
 
 
 def backup():
@@ -213,7 +189,14 @@ def micro_batches():
         verbose=0,
     )
     assert model.predict(x, tnt_micro_batch_size=3, verbose=0).shape == (64, 2)
-    # Data that the ranks have split themselves: the same training as when it is done for them.
+    assert first.history["loss"]
+    data_split_by_the_ranks()
+    if not on_torch:
+        data_of_single_samples()
+
+
+def data_split_by_the_ranks():
+    """Data that the ranks have split themselves: the same training as when it is done for them."""
     keras.utils.set_random_seed(1)
     ours, theirs = compiled(), compiled()
     theirs.set_weights(ours.get_weights())
@@ -222,7 +205,6 @@ def micro_batches():
     whole = theirs.fit(x, y, 16, 2, 0, shuffle=False)
     np.testing.assert_allclose(own.history["loss"], whole.history["loss"], rtol=1e-5)
     np.testing.assert_allclose(ours.get_weights()[0], theirs.get_weights()[0], rtol=1e-4, atol=1e-6)
-    assert first.history["loss"]
     # The same for validation, evaluation and prediction.
     check = (shares[0], shares[1])
     ours.set_weights(theirs.get_weights())
@@ -241,105 +223,24 @@ def micro_batches():
     assert predicted.shape == (64 // size, 2)
     alone = np.asarray(keras.ops.convert_to_numpy(ours(check[0])))
     np.testing.assert_allclose(predicted, alone, rtol=1e-4, atol=1e-6)
-    if not on_torch:
-        # A data set of single samples, and one in batches that fit: the same as arrays.
-        single = tensorflow.data.Dataset.from_tensor_slices((x, y))
-        keras.utils.set_random_seed(1)
-        models = [compiled() for _ in range(3)]
-        for model in models[1:]:
-            model.set_weights(models[0].get_weights())
-        arrays, singles, batches = (
-            model.fit(*data, tnt_micro_batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
-            for model, data in zip(models, [(x, y), (single,), (single.batch(4 * size),)], strict=True)
-        )
-        assert singles == batches
-        np.testing.assert_allclose(singles, arrays, rtol=1e-6)
-        assert models[0].predict(single, tnt_micro_batch_size=4, verbose=0).shape == (64, 2)
-        with pytest.raises(InvalidCall, match="comes in batches of 7 samples, but"):
-            models[0].fit(single.batch(7, drop_remainder=True), tnt_micro_batch_size=4, verbose=0)
 
 
-def tensors():
-    tensor = keras.ops.ones(4) * rank
-    values = {"number": rank + 1, "array": np.full((2, 3), rank, "float32"), "tensor": tensor}
-    total = tnt.TensorAllreducer(values).allreduce(values)
-    assert total["number"] == size * (size + 1) // 2
-    assert (total["array"] == sum(range(size))).all()
-    assert keras.ops.is_tensor(total["tensor"])
-    assert np.asarray(keras.ops.convert_to_numpy(total["tensor"])).tolist() == [sum(range(size))] * 4
-    assert (values["array"] == rank).all()
-    last = tnt.TensorBroadcaster([rank, 0.5 * rank], root_rank=size - 1).broadcast([rank, 0.5 * rank])
-    assert last == [size - 1, 0.5 * (size - 1)]
-    # As Tarantella's scripts call it where there is nothing to give.
-    example = {"rows": np.full((2, 3), rank), "good": rank == 0, "small": np.full(3, rank, "int8")}
-    broadcaster = tnt.TensorBroadcaster(example)
-    first = broadcaster.broadcast(example) if rank == 0 else broadcaster.broadcast()
-    assert first["rows"].tolist() == [[0] * 3] * 2
-    assert first["good"] is True
-    assert first["small"].dtype == "int8" and first["small"].tolist() == [0] * 3
-    if rank == 0:
-        with pytest.raises(InvalidCall, match="without inputs on rank 0, which is the root"):
-            broadcaster.broadcast()
-    rows = np.full((rank, 2), rank, "int64")
-    gathered = tnt.TensorAllgatherer(rows).allgather(rows)
-    assert gathered.tolist() == [[r, r] for r in range(size) for _ in range(r)]
-    assert everywhere(rank).tolist() == list(range(size))
-    for dtype in ("bool", "int16", "uint32"):  # which the core does not know
-        gathered = everywhere(rows.astype(dtype))
-        assert gathered.dtype == dtype
-        assert gathered.tolist() == [[dtype == "bool" or r] * 2 for r in range(size) for _ in range(r) if r]
-    for dtype in ("bool", "int8", "int16", "uint16", "uint32", "float16"):
-        values = np.full((2, 2), rank + 1).astype(dtype)
-        total = tnt.TensorAllreducer(values).allreduce(values)
-        assert total.dtype == dtype
-        assert (total == np.array(size * (size + 1) // 2).astype(dtype)).all()
-    for kind in (tnt.TensorAllreducer, tnt.TensorBroadcaster, tnt.TensorAllgatherer):
-        with pytest.raises(InvalidCall, match="An object of type str cannot be sent"):
-            kind({"text": "text"})
-    barrier, everyone = tnt.Barrier(), tnt.Group()
-    barrier.execute()
-    barrier.synchronize()
-    assert (everyone.rank, everyone.size) == (rank, size)
-    assert everyone.contains(size - 1) and not everyone.contains(size)
-    reduction = tnt.Allreduce(everyone, nelems=2, op=tnt.ReductionOp.AND, dtype=bool)
-    for given, expected in (([True, rank > 0], [True, False]), ([True, True], [True, True])):
-        reduction.start(given)
-        result = reduction.wait_for_completion()
-        assert result.dtype == bool
-        assert result.tolist() == expected
-    for op, expected in (("SUM", size * (size + 1) // 2), ("MAX", size), ("MIN", 1), ("OR", 1)):
-        reduction = tnt.Allreduce(nelems=1, op=tnt.ReductionOp[op], algorithm="ring", dtype="int16")
-        reduction.start(rank + 1)
-        assert reduction.wait_for_completion().tolist() == [expected]
-    with pytest.raises(InvalidCall, match="made for 1 elements, and got 2"):
-        reduction.start([1, 2])
-    with pytest.raises(InvalidCall, match="Call start first"):
-        reduction.wait_for_completion()
-    alone = tnt.Group([rank])
-    assert tnt.TensorAllreducer(rank, alone).allreduce(rank) == rank
-    tnt.Barrier(alone).execute()
-    for wrong in ([size], [0, 0], []):
-        with pytest.raises(InvalidCall, match="A group cannot be"):
-            tnt.Group(wrong)
-    assert tnt.is_master_rank() == (rank == tnt.get_master_rank())
-
-
-def differing():
-    odd = rank == 1
-    wide, deep = np.ones((3, 2) if odd else (2, 3)), np.ones((1, 3, 2) if odd else (1, 2, 3))
-    kinds, narrow = np.ones(6, "int32" if odd else "float32"), np.ones(6, "bool" if odd else "int8")
-    for array in (wide, kinds, narrow, deep):
-        with pytest.raises(Mismatch, match=r"Rank . called broadcast"):
-            tnt.TensorBroadcaster(array).broadcast(array)
-        tnt.Barrier().execute()
-    for array in (wide, kinds, deep):
-        with pytest.raises(Mismatch, match=r"Rank . called allreduce"):
-            tnt.TensorAllreducer(array).allreduce(array)
-        tnt.Barrier().execute()
-    for array in (kinds, narrow, deep):
-        with pytest.raises(Mismatch, match=r"Rank . called allgather"):
-            tnt.TensorAllgatherer(array).allgather(array)
-        tnt.Barrier().execute()
+def data_of_single_samples():
+    """A data set of single samples, and one in batches that fit: the same as arrays."""
+    single = tensorflow.data.Dataset.from_tensor_slices((x, y))
+    keras.utils.set_random_seed(1)
+    models = [compiled() for _ in range(3)]
+    for model in models[1:]:
+        model.set_weights(models[0].get_weights())
+    arrays, singles, batches = (
+        model.fit(*data, tnt_micro_batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
+        for model, data in zip(models, [(x, y), (single,), (single.batch(4 * size),)], strict=True)
+    )
+    assert singles == batches
+    np.testing.assert_allclose(singles, arrays, rtol=1e-6)
+    assert models[0].predict(single, tnt_micro_batch_size=4, verbose=0).shape == (64, 2)
+    with pytest.raises(InvalidCall, match="comes in batches of 7 samples, but"):
+        models[0].fit(single.batch(7, drop_remainder=True), tnt_micro_batch_size=4, verbose=0)
 
 
 def sequential():
@@ -561,14 +462,14 @@ def printing():
     )
     model.evaluate(x, y, verbose=2)
 
-    class Said(keras.callbacks.Callback):
+    class Predicted(keras.callbacks.Callback):
         verbose = 1
 
         def on_predict_end(self, logs=None):
             if self.verbose:
                 print("predicted")
 
-    model.predict(x, verbose=2, callbacks=[Said()])
+    model.predict(x, verbose=2, callbacks=[Predicted()])
 
 
 def tensorboards():
@@ -619,8 +520,6 @@ def overlap():
         saving,
         layers_with_state,
         micro_batches,
-        tensors,
-        differing,
         sequential,
         optimizers,
         compilation,
@@ -633,5 +532,4 @@ def overlap():
         overlap,
     )
 }[kind]()
-if on_torch and torch.distributed.is_initialized():  # not for a rank alone
-    torch.distributed.destroy_process_group()
+end()

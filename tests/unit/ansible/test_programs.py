@@ -115,7 +115,7 @@ def test_a_missing_part_is_named(source: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_secrets_are_made_once_and_their_modes_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_are_made_once_and_their_modes_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = load("secrets", "make_secrets")
     me = grp.getgrgid(os.getgid())
     monkeypatch.setattr(secrets.grp, "getgrnam", lambda name: me)

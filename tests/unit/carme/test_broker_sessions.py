@@ -460,7 +460,7 @@ async def test_a_broker_that_was_restarted_submits_a_lost_session_again(
         assert (await resubmitted(site)).state is SessionState.QUEUED
 
 
-async def test_a_broker_that_ended_before_it_kept_a_lost_jobs_new_number_finds_it(
+async def test_a_broker_that_ended_before_it_stored_a_lost_jobs_new_number_finds_it(
     start: Callable[[], Any], slurm: Any, order: JobRequest
 ) -> None:
     async with start() as site:

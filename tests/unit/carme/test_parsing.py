@@ -220,7 +220,7 @@ def test_whose_jobs_a_partition_takes() -> None:
     ],
 )
 def test_gres(text: str, expected: dict[str, int]) -> None:
-    assert tres.gpus_asked(text) == expected
+    assert tres.gpus_requested(text) == expected
 
 
 #: Every way to ask, as sbatch took it, and what squeue then said: 24.11 with GPUs in the accounting, and

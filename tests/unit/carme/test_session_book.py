@@ -121,7 +121,7 @@ async def test_a_damaged_record_costs_one_session(tmp_path: Path, caplog: pytest
     assert "job 1 is left out" in caplog.text
 
 
-async def test_what_a_full_disk_did_not_take_is_kept_later(
+async def test_what_a_full_disk_did_not_take_is_stored_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def clock() -> datetime:
@@ -200,7 +200,7 @@ def test_what_was_answered_survives_a_kill(settings: Settings, slurm: Any, folde
 # Estimates
 
 
-async def test_estimates_are_judged_by_the_first_range_and_kept(tmp_path: Path) -> None:
+async def test_estimates_are_judged_by_the_first_range_and_stored(tmp_path: Path) -> None:
     now = datetime(2026, 11, 1, 12, tzinfo=UTC)
     hour = timedelta(hours=1)
 

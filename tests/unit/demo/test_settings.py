@@ -66,7 +66,7 @@ def test_two_names_share_no_place() -> None:
         assert getattr(one, place) != getattr(two, place)
 
 
-def test_settings_are_kept(places: Places) -> None:
+def test_settings_are_saved(places: Places) -> None:
     assert load(places) is None
     save(places, Settings(nodes=3, port=9443))
     assert load(places) == Settings(nodes=3, port=9443)

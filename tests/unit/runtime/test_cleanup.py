@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from carme_runtime.ranks import leftovers
-from carme_runtime.ranks.keeper import Keeper
+from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
 
 from .conftest import PATIENCE, Job, Process, clean_environment
 
@@ -102,15 +102,15 @@ def test_what_does_not_listen_is_reported_and_killed_by_force(
     assert (code, errors) == (0, "") and "was ended" in out and not is_there(pid)
 
 
-def test_ranks_of_a_killed_launcher_and_keeper_are_ended(local: Launch, tmp_path: Path) -> None:
+def test_ranks_are_ended_when_launcher_and_cleanup_are_killed(local: Launch, tmp_path: Path) -> None:
     script = tmp_path / f"rank-{time.monotonic_ns()}.py"
     script.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(300)")
     run = local(str(script))
     rank = int(run.line().split()[-1])
     children = Path(f"/proc/{run.popen.pid}/task/{run.popen.pid}/children").read_text().split()
-    keepers = [pid for pid in children if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(keepers) == 1
-    for pid in (int(keepers[0]), run.popen.pid):
+    cleanups = [pid for pid in children if b"orphan_cleanup.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(cleanups) == 1
+    for pid in (int(cleanups[0]), run.popen.pid):
         os.kill(pid, signal.SIGKILL)
     run.popen.wait()
     assert is_there(rank)
@@ -122,16 +122,16 @@ def test_ranks_of_a_killed_launcher_and_keeper_are_ended(local: Launch, tmp_path
 @pytest.mark.parametrize("told", [False, True])
 def test_a_rank_of_which_a_dying_launcher_could_not_report_is_ended(told: bool) -> None:
     entry = {"CARME_RUN": f"test:{time.monotonic_ns()}"}
-    keeper = Keeper()
-    keeper.begin()
-    keeper.expect(f"CARME_RUN={entry['CARME_RUN']}")
+    cleanup = OrphanCleanup()
+    cleanup.begin()
+    cleanup.expect(f"CARME_RUN={entry['CARME_RUN']}")
     rank = subprocess.Popen(["sleep", "300"], env=os.environ | entry, start_new_session=True)
     if told:
-        keeper.watch(rank.pid)
-        keeper.forget(rank.pid)  # it would be over: what comes is not about it
-    assert keeper._process and keeper._process.stdin
-    keeper._process.stdin.close()
-    keeper._process.wait()
+        cleanup.watch(rank.pid)
+        cleanup.forget(rank.pid)  # it would be over: what comes is not about it
+    assert cleanup._process and cleanup._process.stdin
+    cleanup._process.stdin.close()
+    cleanup._process.wait()
     try:
         if told:
             assert rank.poll() is None

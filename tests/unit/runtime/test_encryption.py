@@ -177,10 +177,10 @@ def test_a_false_first_agent_learns_nothing(make_job: MakeJob, tmp_path: Path) -
 
 def test_too_many_unauthenticated_peers_do_not_keep_the_owner_out_for_long(make_job: MakeJob) -> None:
     job = make_job("n1", "n2", joining=False)
-    strangers = [socket.create_connection(("127.0.0.1", job.port), PATIENCE) for _ in range(70)]
+    unauthenticated = [socket.create_connection(("127.0.0.1", job.port), PATIENCE) for _ in range(70)]
     job.first.wait_for_error("too many connections that have not proved yet that they know the key")
     job.first.wait_for_error("no proof of the key within 3 seconds")
-    for stranger in strangers:
+    for stranger in unauthenticated:
         stranger.close()
     job.join(1).wait_for_error("n2 joined")
 

@@ -321,7 +321,7 @@ def test_a_net_with_other_places_is_refused(folder: Path):
         Net.resume(folder, net=other)
 
 
-def test_a_torn_end_of_the_journal_is_left_out_and_kept(folder: Path):
+def test_a_torn_end_of_the_journal_is_left_out_and_saved(folder: Path):
     net = Net("torn")
     net.place("x", int, tokens=[1])
     run = net.start(folder=folder, workers=1)
@@ -362,7 +362,7 @@ def test_a_full_disk_stops_the_run_as_it_was_last_written(folder: Path):
         assert run.wait(HANG) == {"x": [], "y": [b"a" * 1_000_000]}
 
 
-def test_what_tasks_print_is_kept_up_to_a_limit(folder: Path):
+def test_what_tasks_print_is_stored_up_to_a_limit(folder: Path):
     net = Net("loud")
     x, y = net.place("x", int, tokens=[30]), net.place("y", int)
 

@@ -334,7 +334,7 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
         (["--log-folder", "/proc/none", "--", "true"], "The folder /proc/none for logs cannot be used"),
     ],
 )
-def test_wishes_that_cannot_be_granted(local: Launch, options: list[str], words: str) -> None:
+def test_options_that_cannot_be_granted(local: Launch, options: list[str], words: str) -> None:
     code, out, errors = local(*options).wait()
     assert (code, out) == (2, "")
     assert words in errors and "Traceback" not in errors

@@ -55,7 +55,7 @@ class FakeBroker:
         self.unseen: set[int] = set()  # jobs that Slurm does not list yet
         self.facts: dict[int, Facts] = {}
         self.notes: list[tuple[int, SessionNote]] = []
-        self.told_before_cancel: Ending | None = None
+        self.reported_before_cancel: Ending | None = None
         self.processes: dict[int, asyncio.subprocess.Process] = {}
         self.cancelled: list[int] = []
         self.meant: list[tuple[int, str | None]] = []  # jobs noted or cancelled, and for which session
@@ -113,12 +113,12 @@ class FakeBroker:
                     raise NotFound(f"There is no session of job {job_id}.")
                 self.notes.append((job_id, note))
                 self.take(noted(self.facts[job_id], note, datetime.now(UTC)))
-                await self.tell()
+                await self.publish()
                 await self.look(job_id)
             case protocol.Cancel(job_id=job_id, session=session):
                 self.meant.append((job_id, session))
                 self.cancelled.append(job_id)
-                self.told_before_cancel = self.facts[job_id].ending
+                self.reported_before_cancel = self.facts[job_id].ending
                 await self.finish(job_id, JobState.CANCELLED)
             case protocol.GetJob(job_id=job_id):
                 if job_id not in self.jobs:
@@ -171,7 +171,7 @@ class FakeBroker:
         files.mkdir(parents=True)
         for name, text in request.request.files.items():
             (files / name).write_text(text)
-        await self.tell()
+        await self.publish()
         if self.command:
             await self.run(job_id, self.command)
         await self.answering.wait()
@@ -236,7 +236,7 @@ class FakeBroker:
         """Look at Slurm, as the broker does every second."""
         now = datetime.now(UTC)
         self.take(seen(self.facts[job_id], self.jobs[job_id], now, now))
-        await self.tell()
+        await self.publish()
 
     def take(self, facts: Facts) -> None:
         """Know this now."""
@@ -251,9 +251,9 @@ class FakeBroker:
         self.requests[number] = self.requests.pop(job_id)
         self.folder(job_id).rename(self.folder(number))
         self.everything = True
-        await self.tell()
+        await self.publish()
 
-    async def tell(self) -> None:
+    async def publish(self) -> None:
         self.version += 1
         async with self.news:
             self.news.notify_all()

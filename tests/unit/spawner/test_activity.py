@@ -146,7 +146,7 @@ async def test_an_idle_session_is_warned_and_stopped(running: Site, clock: list[
     await idle_for(running, clock, 3)
     await eventually(lambda: running.broker.jobs[100].is_over, "it is stopped")
     assert running.broker.session(100).ending is Ending.IDLE
-    assert running.broker.told_before_cancel is Ending.IDLE
+    assert running.broker.reported_before_cancel is Ending.IDLE
     await eventually(lambda: "/jupyter/user/ada/s1/" not in running.routes, "the hub agrees")
     await eventually(lambda: not own_is_there(running), "the server is gone")
 
@@ -296,7 +296,7 @@ async def test_the_reason_of_a_stop_is_reported_before_the_job_is_cancelled(runn
     await running.api("DELETE", "users/ada/servers/s1")
     await eventually(lambda: running.broker.jobs[100].is_over, "the job is over")
     assert running.broker.session(100).ending is Ending.STOPPED
-    assert running.broker.told_before_cancel is Ending.STOPPED
+    assert running.broker.reported_before_cancel is Ending.STOPPED
     await eventually(
         lambda: running.broker.notes[-1][1].server is ServerStatus.GONE, "the broker knows that it is gone"
     )

@@ -33,7 +33,7 @@ class Front:
 
     Attributes:
         told: What the portal says of the session; None: it does not answer.
-        asked: How often each path was asked for.
+        questions: How often each path was asked for.
         status: What the session says of its time instead of its server.
         sent: The form with which the session was asked to start again.
         pages: Parts of the portal, by their paths.
@@ -48,7 +48,7 @@ class Front:
     client: aiohttp.ClientSession
     told: dict[str, object] | None = None
     status: dict[str, object] | None = None
-    asked: Counter[str] = field(default_factory=Counter)
+    questions: Counter[str] = field(default_factory=Counter)
     sent: dict[str, object] | None = None
     pages: dict[str, str] = field(default_factory=dict)
     held: str = "nothing is held"
@@ -59,7 +59,7 @@ class Front:
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        self.asked[request.path] += 1
+        self.questions[request.path] += 1
         if self.held in f"{request.method} {request.path}":
             await self.go_on.wait()
         if self.status and request.path == f"{BASE}carme/status":
@@ -222,9 +222,9 @@ async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_
     await expect(page.locator("#carme-session-time")).to_have_text("This session has ended")
     assert await page.evaluate(ASK, BASE) is False
     assert await page.evaluate(CONNECT, BASE) == 0
-    before = front.asked.copy()
+    before = front.questions.copy()
     await page.evaluate(ASK, BASE)
-    assert front.asked == before, "nothing reaches the site"
+    assert front.questions == before, "nothing reaches the site"
     await dialog.get_by_role("button", name="Go to the Portal").click()
     await page.wait_for_url("**/sessions/s1/")
 
@@ -283,7 +283,7 @@ async def test_starting_again_without_the_portals_answer_leads_to_its_page(
     server.broker.processes[100].terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await dialog.get_by_role("button", name="Start Again").click()
-    await eventually(lambda: front.asked["/sessions/s1/"], "the portal's page of the session is opened")
+    await eventually(lambda: front.questions["/sessions/s1/"], "the portal's page of the session is opened")
     assert front.sent is None
 
 
@@ -348,7 +348,9 @@ async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(
     assert front.sent is None
 
 
-async def test_who_stays_for_unsaved_documents_is_asked_again(front: Front, page: Page, server: Site) -> None:
+async def test_staying_for_unsaved_documents_is_confirmed_again(
+    front: Front, page: Page, server: Site
+) -> None:
     (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
     await page.clock.install()
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
@@ -360,9 +362,9 @@ async def test_who_stays_for_unsaved_documents_is_asked_again(front: Front, page
     server.broker.processes[100].kill()
     await page.clock.fast_forward("00:40")
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    async with page.expect_event("dialog") as asked:
+    async with page.expect_event("dialog") as questions:
         await dialog.get_by_role("button", name="Start Again").click(no_wait_after=True)
-    question = await asked.value
+    question = await questions.value
     assert question.type == "beforeunload"
     await question.dismiss()
     await page.clock.fast_forward("00:20")

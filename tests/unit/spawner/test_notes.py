@@ -29,14 +29,14 @@ STARTING, READY = SessionNote(server=ServerStatus.STARTING), SessionNote(server=
 async def test_a_note_is_reported_again_while_the_broker_is_away_or_has_too_many_clients() -> None:
     broker = HinderedBroker([BrokerUnavailable("Away."), CarmeError("Full.", code="busy")])
     notes = Notes(broker, logging.getLogger("notes"))
-    notes.tell(1, "ada", "s1", STARTING)
-    await notes.tell(1, "ada", "s1", READY)
+    notes.send(1, "ada", "s1", STARTING)
+    await notes.send(1, "ada", "s1", READY)
     assert broker.taken == [STARTING, READY]
 
 
 async def test_a_note_that_the_broker_refuses_for_good_holds_no_later_one_up() -> None:
     broker = HinderedBroker([CarmeError("No such session.")])
     notes = Notes(broker, logging.getLogger("notes"))
-    notes.tell(1, "ada", "s1", STARTING)
-    await notes.tell(1, "ada", "s1", READY)
+    notes.send(1, "ada", "s1", STARTING)
+    await notes.send(1, "ada", "s1", READY)
     assert broker.taken == [READY]

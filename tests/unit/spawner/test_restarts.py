@@ -101,7 +101,7 @@ async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -
     assert await site.server() is None
 
 
-async def test_a_job_whose_submission_the_hub_did_not_see_is_led_to_by_the_next(site: Site) -> None:
+async def test_the_next_hub_finds_a_job_whose_submission_it_did_not_see(site: Site) -> None:
     site.broker.command = None
     site.broker.answering.clear()
     starting = asyncio.create_task(site.start())

@@ -42,7 +42,7 @@ async def test_reports_go_on_when_one_look_fails(monkeypatch: pytest.MonkeyPatch
         for sent in (1, 2):
             while hub.tell.await_count < sent:  # noqa: ASYNC110 - the test's own limit ends it
                 await asyncio.sleep(0.01)
-            reports.tell_soon()
+            reports.report_soon()
     finally:
         reports.stop()
 

@@ -303,9 +303,9 @@ async def test_a_server_gives_up_if_the_hub_stays_away(site: Site, hub: Hub) -> 
 
 
 async def test_the_hubs_refusal_of_more_time_is_its_sentence(site: Site, hub: Hub) -> None:
-    assert set(await hub.tell("extend", {"minutes": 5})) == {"ends", "minutes_limit", "warned"}
+    assert set(await hub.post("extend", {"minutes": 5})) == {"ends", "minutes_limit", "warned"}
     with pytest.raises(Refused, match="minutes"):
-        await hub.tell("extend", {"minutes": -5})
+        await hub.post("extend", {"minutes": -5})
 
 
 def test_it_needs_nothing_of_the_hubs_host_and_says_what_it_is_for(tmp_path: Path) -> None:

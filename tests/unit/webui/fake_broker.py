@@ -121,7 +121,7 @@ class FakeBroker:
         self.changes.append(job.id)
         return job
 
-    def tell(self, session: Session) -> Session:
+    def publish(self, session: Session) -> Session:
         """The session appears or changes."""
         self.told[session.name] = session
         self.changes.append(session.name)
@@ -298,7 +298,7 @@ class FakeBroker:
             case protocol.Cancel(job_id=job_id):
                 for session in self.told.values():
                     if session.job_id == job_id:
-                        self.tell(
+                        self.publish(
                             session.model_copy(update={"state": SessionState.ENDED, "ending": Ending.STOPPED})
                         )
                         break

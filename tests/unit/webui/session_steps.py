@@ -53,7 +53,7 @@ def ready(browser: Browser, broker: FakeBroker, hub: FakeHub) -> Session:
     """Alice's session with its Slurm job 7, ready."""
     start(browser)
     broker.put(make_job(7, name="session-s0123abcd", kind="session", started=NOW))
-    broker.tell(make_session(NAME, steps=8, node_list="n1"))
+    broker.publish(make_session(NAME, steps=8, node_list="n1"))
     rounds()
     assert (the().state, the().job_id) == ("ready", 7)
     return the()

@@ -18,7 +18,7 @@ from scaling_results import write_result
 from carme.errors import NotFound
 from carme.jobs import SessionOptions
 from carme_webui.accounts.models import User
-from carme_webui.administration.models import Deed
+from carme_webui.administration.models import AuditEntry
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.models import Notice
 from carme_webui.projects import services
@@ -135,7 +135,7 @@ def test_what_the_broker_refuses_is_reported_and_not_on_record(root: Browser, br
     broker.refusal = NotFound("There is no node 'n9'.", "Look again.")
     root.send("/admin/nodes/", "/admin/nodes/n9/", do="drain", reason="x")
     assert "no node &#x27;n9&#x27;" in text(root.get("/admin/nodes/"))
-    assert not Deed.objects.exists()
+    assert not AuditEntry.objects.exists()
 
 
 def test_the_overview_shows_use_queue_failures_and_services(
@@ -245,7 +245,7 @@ def test_a_user_is_sent_a_message(root: Browser, browser: Browser, alice: User, 
     notice = Notice.objects.get(user=alice)
     assert notice.text == "A message of an administrator: Please use <b> /scratch."
     assert "Please use &lt;b&gt; /scratch." in text(browser.get("/profile/"))
-    assert Deed.objects.get().text == "told alice: Please use <b> /scratch."
+    assert AuditEntry.objects.get().text == "told alice: Please use <b> /scratch."
     root.send(page, page, do="message", message=" ")
     assert Notice.objects.count() == 1
 
@@ -324,7 +324,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     look(root)
     page = text(root.get("/projects/"))
     assert "My projects" in page and "You are viewing as alice (read-only)." in page
-    assert [str(deed) for deed in Deed.objects.filter(by=admin)] == [
+    assert [str(entry) for entry in AuditEntry.objects.filter(by=admin)] == [
         "began to look at the pages of alice", "looked at /projects/ of alice",
     ]  # fmt: skip
     assert root.get("/admin/").status_code == 403
@@ -333,7 +333,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
         assert root.get(part).status_code != 403, part
     token = root.token("/projects/")
     assert root.send_with(token, "/sessions/prospect/", user="root1", minutes="5").status_code == 200
-    assert Deed.objects.filter(by=admin).count() == 3  # with the second look at the projects
+    assert AuditEntry.objects.filter(by=admin).count() == 3  # with the second look at the projects
     root.send("/projects/", "/admin/look/end/")
     assert "All projects" in text(root.get("/projects/"))
 

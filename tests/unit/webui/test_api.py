@@ -48,7 +48,7 @@ def wish(hours: float = 2.0, **fields: Any) -> dict[str, Any]:
 # --- tokens ----------------------------------------------------------------------------------------------
 
 
-def test_a_token_is_shown_once_and_kept_as_a_digest(browser: Browser, alice: User) -> None:
+def test_a_token_is_shown_once_and_stored_as_a_digest(browser: Browser, alice: User) -> None:
     page = browser.send("/tokens/", "/tokens/", label="my laptop", days="30", scopes=["jobs"])
     secret = page.content.decode().split('<p class="secret" tabindex="0">')[1].split("<")[0]
     assert secret.startswith("carme_") and len(secret) > 40

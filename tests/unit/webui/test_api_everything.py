@@ -15,12 +15,12 @@ from django.utils import timezone
 
 from carme.errors import SlurmError
 from carme_webui.accounts.models import User
-from carme_webui.administration.models import Deed
+from carme_webui.administration.models import AuditEntry
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.models import Notice
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Project
 from carme_webui.sessions.actions import MOST_PRESETS
@@ -178,9 +178,9 @@ def test_presets_have_a_number_and_are_their_owners(program: Program, bob: User,
 
 
 def test_notices_are_read_and_chosen(program: Program, alice: User, bob: User) -> None:
-    tell(alice, "first", link="/jobs/7/")
-    tell(alice, "second")
-    tell(bob, "not hers")
+    notify(alice, "first", link="/jobs/7/")
+    notify(alice, "second")
+    notify(bob, "not hers")
     reported = program.ask("get", "notices", unread="true").json()["items"]
     assert [one["text"] for one in reported] == ["second", "first"]
     assert reported[1]["link"] == "https://carme.example:8443/jobs/7/"
@@ -293,7 +293,7 @@ def test_administration_is_for_administrators_with_a_token_for_it(
     assert "'admin'" in problem(plain.ask(method, path, sent), 403)["detail"]
     problem(Program("").ask(method, path, sent), 401)
     assert not [one for one in broker.asked if one.method not in ("cluster", "jobs")]
-    assert User.objects.get(username="bob").is_active and not Deed.objects.exists()
+    assert User.objects.get(username="bob").is_active and not AuditEntry.objects.exists()
 
 
 def test_only_administrators_are_offered_the_scope(browser: Browser, alice: User) -> None:
@@ -332,7 +332,7 @@ def test_nodes_are_drained_with_a_reason(root: Program, broker: FakeBroker) -> N
     assert root.ask("delete", "admin/nodes/n1/drain").status_code == 204
     drained, resumed = broker.asked_for("node")
     assert (drained.drain, drained.reason, resumed.drain) == (True, "fan broken (root1)", False)
-    assert [one.text for one in Deed.objects.all()] == [
+    assert [one.text for one in AuditEntry.objects.all()] == [
         "drained the node n1: fan broken",
         "resumed the node n1",
     ]
@@ -352,7 +352,7 @@ def test_any_job_is_stopped_and_its_owner_notified(root: Program, bob: User, bro
     stopped = root.ask("post", "admin/jobs/3/stop", {"message": "It filled  the disk."})
     assert (stopped.status_code, stopped.json()["user"]) == (200, "bob")
     assert Notice.objects.get(user=bob).text.endswith("It filled the disk.")
-    assert "It filled the disk." in Deed.objects.get().text
+    assert "It filled the disk." in AuditEntry.objects.get().text
     problem(root.ask("post", "admin/jobs/99/stop", {}), 404)
 
 
@@ -452,7 +452,7 @@ def test_questions_to_the_database_do_not_grow_with_rows(
         )  # fmt: skip
         Maintenance.objects.create(title="x", node_names=["n1"], **times)
         News.objects.create(title="x")
-        tell(admin, "x")
+        notify(admin, "x")
         broker.put(make_job(number, user=user.username))
 
     def requested() -> int:

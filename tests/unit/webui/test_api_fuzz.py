@@ -22,7 +22,7 @@ from carme_webui.api.models import SCOPES, Token
 from carme_webui.bookings.models import Booking
 from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.sessions.models import Preset, Session
 
@@ -66,7 +66,7 @@ def carol(db: None, broker: FakeBroker, settings: Any, killed: Any, monkeypatch:
     Membership.objects.create(project=project, user=carol, manager=True)
     Invitation.objects.create(project=project, user=User.objects.create_user("dave"), by=carol)
     Preset.objects.create(owner=carol, name=MARK, options={"image": "torch", "minutes": 5})
-    tell(carol, MARK)
+    notify(carol, MARK)
     broker.home.mkdir()
     monkeypatch.setitem(HERS, "number", [Preset.objects.get().pk, Invitation.objects.get().pk])
     return carol

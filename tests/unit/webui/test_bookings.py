@@ -156,7 +156,7 @@ def test_slurms_refusal_leaves_no_booking(browser: Browser, broker: FakeBroker, 
     assert not Booking.objects.exists()
 
 
-def test_while_slurm_is_away_a_booking_is_made_and_kept_later(
+def test_while_slurm_is_away_a_booking_is_made_and_reserved_later(
     browser: Browser, broker: FakeBroker, rules
 ) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")

@@ -102,7 +102,7 @@ def test_a_computer_without_the_client_learns_how_to_get_it(
         assert "pip install 'carme[client]'" in capsys.readouterr().err
 
 
-def test_a_login_is_tried_before_it_is_kept(
+def test_a_login_is_tried_before_it_is_saved(
     live_server: Any, token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     from io import StringIO

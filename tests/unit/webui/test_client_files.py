@@ -13,7 +13,7 @@ from carme.cli import main
 from carme.errors import InvalidRequest, NotFound
 from carme_webui.accounts.models import User
 from carme_webui.api.models import SCOPES, Token
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 
 from .client_steps import client, elsewhere, home, token
 
@@ -108,7 +108,7 @@ def test_what_cannot_be_read_or_found_is_reported(client: carme.Client, home: Pa
 
 @pytest.mark.usefixtures("broker")
 def test_presets_and_notices(client: carme.Client, killed: Any) -> None:
-    tell(User.objects.get(username="alice"), "hello")
+    notify(User.objects.get(username="alice"), "hello")
     client.presets.save("small", image="torch", minutes=30)
     assert [one.name for one in client.presets.list()] == ["small"]
     session = client.presets.start("small")

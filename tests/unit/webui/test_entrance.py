@@ -144,7 +144,7 @@ def test_ones_own_server_is_open_and_others_are_not(browser: Browser) -> None:
     ["", "x", "=", "a=b", "__Host-carme-session=", "__Host-carme-session=guess",
      "__Host-carme-session=" + "x" * 9999, "__Host-carme-session=a\0b", "carme-session=x; a=y"],
 )  # fmt: skip
-def test_without_a_login_one_is_led_to_it(db, jar: str) -> None:
+def test_without_a_login_pages_redirect_to_it(db, jar: str) -> None:
     assert admit(MINE, jar, "") == 401
 
 

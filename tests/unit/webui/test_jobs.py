@@ -464,7 +464,7 @@ def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -
     assert Job.objects.get(id=2).remaining is None
 
 
-def test_data_folder_and_results_are_requested_shown_and_kept(browser: Browser, broker: FakeBroker) -> None:
+def test_data_folder_and_results_are_requested_shown_and_stored(browser: Browser, broker: FakeBroker) -> None:
     wished = {
         "workdir": "/home/alice/run",
         "stage": "/data/a, scratch:/data/b",

@@ -185,7 +185,7 @@ def test_the_old_password_cannot_be_guessed(browser: Browser, alice: User) -> No
     assert [browser.send_with(token, CHANGE, **guess).status_code for _ in range(6)] == [422] * 5 + [429]
 
 
-def test_a_password_that_is_kept_elsewhere_cannot_be_changed_here(browser: Browser, alice: User) -> None:
+def test_a_password_that_is_stored_elsewhere_cannot_be_changed_here(browser: Browser, alice: User) -> None:
     alice.set_unusable_password()
     alice.save()
     browser.force_login(alice)

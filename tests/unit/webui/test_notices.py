@@ -23,11 +23,11 @@ from carme_webui.bookings.models import Booking
 from carme_webui.bookings.reconcile import reconcile
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.mirror import mirror
-from carme_webui.jobs.warnings import tell_warnings
+from carme_webui.jobs.warnings import send_warnings
 from carme_webui.profile.kinds import ABOUT, Kind
 from carme_webui.profile.mails import AGAIN, send_due
 from carme_webui.profile.models import Mailing, Notice
-from carme_webui.profile.notices import tell, unread
+from carme_webui.profile.notices import notify, unread
 from carme_webui.projects import services as projects
 from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
@@ -112,8 +112,8 @@ def told(user: User, kind: Kind) -> list[str]:
 
 
 def test_a_mail_comes_once_with_its_link(post: MailServer, reachable: User) -> None:
-    tell(reachable, "A node has been drained.", key="x", link="/bookings/")
-    assert not tell(reachable, "Said again.", key="x")
+    notify(reachable, "A node has been drained.", key="x", link="/bookings/")
+    assert not notify(reachable, "Said again.", key="x")
     assert send_due() == 1 and send_due() == 0
     [mail] = post.mails
     assert mail["To"] == "alice@example.org" and mail["Auto-Submitted"] == "auto-generated"
@@ -124,7 +124,7 @@ def test_a_mail_comes_once_with_its_link(post: MailServer, reachable: User) -> N
 
 def test_many_workers_send_each_mail_once(post: MailServer, reachable: User) -> None:
     for number in range(5):
-        tell(reachable, f"Sentence {number}.")
+        notify(reachable, f"Sentence {number}.")
     due = list(Notice.objects.values_list("pk", flat=True))
     # Another worker took one of them at the same moment, and was killed.
     assert Notice.objects.filter(pk=due[2], mailing=Mailing.DUE).update(mailing=Mailing.BEING_SENT)
@@ -135,7 +135,7 @@ def test_many_workers_send_each_mail_once(post: MailServer, reachable: User) -> 
 def test_a_server_that_is_busy_is_queried_again_and_one_that_refuses_is_not(
     post: MailServer, reachable: User
 ) -> None:
-    tell(reachable, "Something.")
+    notify(reachable, "Something.")
     post.answer = "451 Try again later"
     assert send_due() == 0
     [notice] = Notice.objects.all()
@@ -152,7 +152,7 @@ def test_a_server_that_is_busy_is_queried_again_and_one_that_refuses_is_not(
 
 
 def test_a_server_that_is_away_loses_nothing(post: MailServer, reachable: User, settings) -> None:
-    tell(reachable, "Something.")
+    notify(reachable, "Something.")
     with socket.socket() as taken:  # bound and not listening: nobody answers there
         taken.bind(("127.0.0.1", 0))
         settings.EMAIL_PORT = taken.getsockname()[1]
@@ -164,7 +164,7 @@ def test_a_server_that_is_away_loses_nothing(post: MailServer, reachable: User, 
 
 
 def test_a_mail_that_is_never_taken_is_given_up(post: MailServer, reachable: User) -> None:
-    tell(reachable, "Something.")
+    notify(reachable, "Something.")
     post.answer = "451 Try again later"
     for _number in (*AGAIN, 0):
         Notice.objects.update(due=timezone.now())
@@ -173,8 +173,8 @@ def test_a_mail_that_is_never_taken_is_given_up(post: MailServer, reachable: Use
 
 
 def test_a_mail_that_may_have_been_taken_is_not_sent_again(post: MailServer, reachable: User) -> None:
-    tell(reachable, "One.")
-    tell(reachable, "Two.")
+    notify(reachable, "One.")
+    notify(reachable, "Two.")
     post.answer = "250 OK, and gone"
     assert send_due() == 0 and len(post.mails) == 1
     post.answer = "250 OK"
@@ -186,8 +186,8 @@ def test_a_mail_that_may_have_been_taken_is_not_sent_again(post: MailServer, rea
 @pytest.mark.parametrize("address", ["nobody", "a@b\nBcc: all@example.org", "ä@example.org\r\n", "@"])
 def test_a_strange_address_keeps_no_other_mail(post: MailServer, reachable: User, address: str) -> None:
     other = User.objects.create(username="carol", email=address)
-    tell(other, "One.")
-    tell(reachable, "Two.\r\nSubject: three")
+    notify(other, "One.")
+    notify(reachable, "Two.\r\nSubject: three")
     send_due()
     mail = next(mail for mail in post.mails if mail["To"] == "alice@example.org")
     assert subject(mail) == "Test & site: Two. Subject: three"
@@ -195,12 +195,12 @@ def test_a_strange_address_keeps_no_other_mail(post: MailServer, reachable: User
 
 
 def test_without_a_server_or_an_address_there_are_no_mails(alice: User, post: MailServer, settings) -> None:
-    tell(alice, "One.")
+    notify(alice, "One.")
     alice.email = "alice@example.org"
     settings.SITE = django_settings.SITE.model_copy(
         update={"mail": django_settings.SITE.mail.model_copy(update={"server": ""})}
     )
-    tell(alice, "Two.")
+    notify(alice, "Two.")
     assert not Notice.objects.exclude(mailing=Mailing.NONE) and send_due() == 0
     assert unread(alice) == 2
 
@@ -217,15 +217,15 @@ def test_each_user_chooses(browser: Browser, reachable: User, post: MailServer) 
 
     choose(page=["job-over", "nonsense"], mail=["job-over"])
     reachable.refresh_from_db()
-    tell(reachable, "Job.", Kind.JOB_OVER)
-    tell(reachable, "Ready.", Kind.SESSION_READY)
-    tell(reachable, "Ends.", Kind.SESSION_ENDS)
+    notify(reachable, "Job.", Kind.JOB_OVER)
+    notify(reachable, "Ready.", Kind.SESSION_READY)
+    notify(reachable, "Ends.", Kind.SESSION_ENDS)
     assert not told(reachable, Kind.SESSION_READY) and not told(reachable, Kind.SESSION_ENDS)
-    tell(reachable, "Account.", Kind.ACCOUNT)  # what nobody can do without
+    notify(reachable, "Account.", Kind.ACCOUNT)  # what nobody can do without
     assert unread(reachable) == 2 and send_due() == 1
     choose(mail=["session-ends"])
     reachable.refresh_from_db()
-    tell(reachable, "Ends soon.", Kind.SESSION_ENDS)
+    notify(reachable, "Ends soon.", Kind.SESSION_ENDS)
     assert unread(reachable) == 2 and send_due() == 1, "by mail alone"
     assert "Ends soon" not in browser.get("/profile/").content.decode()
     assert set(reachable.wanted) <= set(Kind) and len(ABOUT) == len(Kind)
@@ -300,7 +300,7 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     )
     broker.warnings = [first, first.model_copy(update={"job_id": 8, "user": "nobody-here"})]
     for _round in range(2):
-        tell_warnings(site_broker())
+        send_warnings(site_broker())
     assert told(reachable, Kind.JOB_WARNED) == [
         "Job 7: GPU 0 has not been used. Cancel it. This is warning 1 of 2: unless that changes, the job is "
         "stopped at 2026-11-20 14:00 UTC."
@@ -310,11 +310,11 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     reachable.wanted = {"job-warned": [False, False]}
     reachable.save()
     broker.warnings = [first.model_copy(update={"count": 2})]
-    tell_warnings(site_broker())
+    send_warnings(site_broker())
     assert len(told(reachable, Kind.JOB_WARNED)) == 1
     broker.warnings = [first.model_copy(update={"count": 2, "stopped": NOW, "ends": None})]
     for _round in range(2):
-        tell_warnings(site_broker())
+        send_warnings(site_broker())
     assert told(reachable, Kind.ACCOUNT) == [
         "Your job 7 was stopped after 2 warnings: Job 7: GPU 0 has not been used."
     ]
@@ -322,7 +322,7 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     broker.warnings = [first.model_copy(update={"started": NOW + timedelta(days=1)})]
     reachable.wanted = {}
     reachable.save()
-    tell_warnings(site_broker())
+    send_warnings(site_broker())
     assert len(told(reachable, Kind.JOB_WARNED)) == 2
 
 

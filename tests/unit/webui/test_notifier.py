@@ -276,7 +276,7 @@ def test_the_sync_starts_what_was_requested_and_follows_it(broker: FakeBroker, h
     with syncing():
         until(lambda: ("alice", "s0123abcd") in hub.servers)
         for state in ("queued", "starting", "ready", "ended"):
-            broker.tell(make_session("s0123abcd", state, ending="finished" if state == "ended" else None))
+            broker.publish(make_session("s0123abcd", state, ending="finished" if state == "ended" else None))
             until(lambda state=state: Session.objects.get().state == state)
     assert len([path for path, _ in hub.called("POST") if "servers" in path]) == 2, "404, then the start"
 

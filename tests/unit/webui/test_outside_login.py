@@ -70,7 +70,7 @@ def test_who_signs_in_there_is_signed_in_here(anonymous: Browser, provider: Prov
     assert anonymous.get("/jobs/").status_code == 200
 
 
-def test_nobody_is_led_elsewhere(anonymous: Browser, provider: Provider, outsider: User) -> None:
+def test_redirects_stay_on_the_site(anonymous: Browser, provider: Provider, outsider: User) -> None:
     there = anonymous.get(f"{BEGIN}?next=https://evil.example/")
     answer = anonymous.get(f"{BEGIN}back/?{urlencode(provider.authorize(there['Location']))}")
     assert answer["Location"] == "/"

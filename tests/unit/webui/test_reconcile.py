@@ -257,7 +257,7 @@ def test_an_unused_booking_is_given_back_after_the_grace_and_credited(
 
 
 @pytest.mark.parametrize("job_state", ["RUNNING", "PENDING"])
-def test_a_booking_with_a_job_is_kept_also_after_that(
+def test_a_booking_with_a_job_stays_also_after_that(
     alice: User, broker: FakeBroker, rules, job_state: str
 ) -> None:
     row = make(alice, 60, 180)
@@ -401,7 +401,7 @@ def test_after_faults_in_any_order_one_quiet_round_makes_all_agree(
         assert broker.kept == {row.name: reservation(row) for row in rows}
 
 
-def test_a_change_between_the_look_and_the_deed_wins(
+def test_a_change_between_reading_and_acting_wins(
     alice: User, broker: FakeBroker, rules, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner deletes the booking while a round is under way."""

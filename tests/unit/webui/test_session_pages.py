@@ -36,7 +36,7 @@ def test_stopping_asks_first(browser: Browser, ready: Session, broker: FakeBroke
     assert hub.called("DELETE") == [("users/alice/servers/s0123abcd", {"remove": True})]
     rounds()
     assert the().state == "stopping", "the broker still has it as ready"
-    broker.tell(make_session(NAME, "ended", 8, ending="stopped", sentence="You stopped this session."))
+    broker.publish(make_session(NAME, "ended", 8, ending="stopped", sentence="You stopped this session."))
     rounds()
     assert (the().label, the().sentence) == ("Stopped", "You stopped this session.")
     assert not broker.asked_for("cancel"), "the hub did it"
@@ -105,7 +105,7 @@ def test_stopping_before_the_hub_was_queried(
 def test_every_ending_is_shown_with_its_words(
     browser: Browser, ready: Session, broker: FakeBroker, ending: Ending
 ) -> None:
-    broker.tell(make_session(NAME, "ended", 8, ending=ending, sentence="This is why. Do that."))
+    broker.publish(make_session(NAME, "ended", 8, ending=ending, sentence="This is why. Do that."))
     rounds()
     label, failed = ENDINGS[ending]
     page = shown(browser)
@@ -115,9 +115,9 @@ def test_every_ending_is_shown_with_its_words(
 
 
 def test_a_later_and_better_sentence_is_taken_over(ready: Session, broker: FakeBroker) -> None:
-    broker.tell(make_session(NAME, "ended", 8, ending="died", sentence="The job failed."))
+    broker.publish(make_session(NAME, "ended", 8, ending="died", sentence="The job failed."))
     rounds()
-    broker.tell(make_session(NAME, "ended", 8, ending="home_not_writable", sentence="Your home is full."))
+    broker.publish(make_session(NAME, "ended", 8, ending="home_not_writable", sentence="Your home is full."))
     rounds()
     assert (the().ending, the().sentence) == ("home_not_writable", "Your home is full.")
 
@@ -125,12 +125,12 @@ def test_a_later_and_better_sentence_is_taken_over(ready: Session, broker: FakeB
 def test_a_lost_session_says_so_and_may_come_back(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
-    broker.tell(make_session(NAME, "lost", 8, sentence="Node n1 does not answer."))
+    broker.publish(make_session(NAME, "lost", 8, sentence="Node n1 does not answer."))
     rounds()
     page = shown(browser)
     assert "Out of reach" in page and "Node n1 does not answer." in page
     assert "/jupyter/user/" not in page and 'id="stop"' in page
-    broker.tell(make_session(NAME, "ready", 8))
+    broker.publish(make_session(NAME, "ready", 8))
     rounds()
     assert the().state == "ready" and "Node n1" not in shown(browser)
 
@@ -180,7 +180,7 @@ def runs_until(broker: FakeBroker, minutes: float, **fields: object) -> None:
         mark.model_copy(update={"at": ends - timedelta(minutes=60)}) if mark.step == "allocated" else mark
         for mark in reported.marks
     )
-    broker.tell(reported.model_copy(update={"marks": marks}))
+    broker.publish(reported.model_copy(update={"marks": marks}))
     rounds()
 
 
@@ -228,7 +228,7 @@ def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None
     assert (request.job_id, request.minutes, request.user) == (7, 120, "alice")
     page = without_times(shown(browser))
     assert "The session now ends at 14:00 UTC." in page
-    reported = the().last_told
+    reported = the().last_reported
     assert reported is not None and reported.ends == NOW + timedelta(hours=2)
 
 
@@ -253,7 +253,7 @@ def test_a_time_to_add_that_is_none_is_refused(
 def test_a_session_that_is_over_cannot_be_extended(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
-    broker.tell(make_session(NAME, "ended", 8, ending="finished"))
+    broker.publish(make_session(NAME, "ended", 8, ending="finished"))
     rounds()
     assert 'id="extend"' not in shown(browser)
     browser.send("/", f"{PAGE}extend/", minutes="60")
@@ -293,7 +293,7 @@ def test_each_app_of_the_image_can_be_opened(
 ) -> None:
     start(browser, app="vscode")
     assert the().asked_for.app == "vscode"
-    broker.tell(make_session(NAME, "ready", 8))
+    broker.publish(make_session(NAME, "ready", 8))
     rounds()
     page = shown(browser)
     base = "/jupyter/user/alice/s0123abcd/"
@@ -332,7 +332,7 @@ def test_apps_are_requested_only_where_there_is_a_choice(
 def test_starting_again_as_before_is_one_click(
     browser: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
-    broker.tell(make_session(NAME, "ended", 8, ending="time_limit"))
+    broker.publish(make_session(NAME, "ended", 8, ending="time_limit"))
     rounds()
     answer = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
     assert (answer.status_code, answer["Location"]) == (302, "/sessions/s11111111/")
@@ -359,7 +359,7 @@ def test_what_cannot_be_started_again_leads_to_the_filled_in_form(
 def test_several_sessions_lie_side_by_side(browser: Browser, ready: Session, broker: FakeBroker) -> None:
     rounds(seconds=1)
     start(browser, name="s00000002", title="Another")
-    broker.tell(make_session("s00000002", "queued", 2, job_id=8))
+    broker.publish(make_session("s00000002", "queued", 2, job_id=8))
     rounds()
     page = shown(browser, "/")
     assert page.index("Another") < page.index("My run")
@@ -381,8 +381,8 @@ def test_another_persons_session_does_not_exist_for_me(
 def test_another_persons_session_cannot_be_touched(
     other: Browser, ready: Session, broker: FakeBroker, hub: FakeHub
 ) -> None:
-    for deed in ("stop", "extend", "again"):
-        assert other.send("/", f"{PAGE}{deed}/", minutes="60").status_code == 404
+    for action in ("stop", "extend", "again"):
+        assert other.send("/", f"{PAGE}{action}/", minutes="60").status_code == 404
     assert the().state == "ready" and not hub.called("DELETE") and not broker.asked_for("extend")
     assert Session.objects.count() == 1
 
@@ -417,7 +417,7 @@ def test_the_brokers_word_holds_as_far_as_the_table_leads(
     session.follow(make_session("s00000000", to))
     leads_there = start_state in BEFORE[to] or start_state == to
     assert session.state == (to if leads_there else start_state)
-    assert session.last_told is not None and session.last_told.state == to
+    assert session.last_reported is not None and session.last_reported.state == to
 
 
 def test_what_is_over_stays_over_and_a_stop_is_a_stop() -> None:

@@ -59,7 +59,7 @@ def test_a_session_that_is_to_be_opened_says_so_on_its_page(
     assert answer["Location"] == f"{PAGE}?open=1"
     assert "It opens here as soon as it is ready." in shown(browser, answer["Location"])
     assert "It opens here" not in shown(browser)
-    broker.tell(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
+    broker.publish(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
     rounds()
     page = shown(browser, answer["Location"])
     assert "Its time was over." in page and "It opens here" not in page
@@ -85,20 +85,20 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
 ) -> None:
     hub.starts = "pending"
     start(browser)
-    broker.tell(make_session(NAME, "queued", 2, sentence="Jobs of higher priority are in front."))
+    broker.publish(make_session(NAME, "queued", 2, sentence="Jobs of higher priority are in front."))
     rounds()
     page = shown(browser)
     assert "Waiting in the queue" in page and "Jobs of higher priority are in front." in page
     assert "/jupyter/user/" not in page
 
-    broker.tell(make_session(NAME, "starting", 4, node_list="n1"))
+    broker.publish(make_session(NAME, "starting", 4, node_list="n1"))
     rounds()
     page = shown(browser)
     assert "Starting" in page and "Starting the container." in page
     assert "Jobs of higher priority" not in page, "what held it up is over"
     assert "/jupyter/user/" not in page, "nothing that is not known to run can be opened"
 
-    broker.tell(make_session(NAME, "ready", 8, node_list="n1"))
+    broker.publish(make_session(NAME, "ready", 8, node_list="n1"))
     rounds()
     page = shown(browser)
     assert 'href="/jupyter/user/alice/s0123abcd/lab"' in page
@@ -108,7 +108,7 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
 
     sentence = "It used 9 GiB of memory and was allowed 8 GiB. Ask for more GPUs."
     message = f"{sentence}{LOG_FOLLOWS}Killed"
-    broker.tell(make_session(NAME, "ended", 8, ending="out_of_memory", sentence=message))
+    broker.publish(make_session(NAME, "ended", 8, ending="out_of_memory", sentence=message))
     broker.logs[7] = b"Killed"
     broker.put(make_job(7, state="OUT_OF_MEMORY", ended=NOW))
     rounds()
@@ -120,7 +120,7 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
 
 def test_states_that_passed_unseen_are_skipped(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:
     start(browser)
-    broker.tell(make_session(NAME, "ready", 7))
+    broker.publish(make_session(NAME, "ready", 7))
     rounds()
     assert the().state == "ready"
 
@@ -129,13 +129,13 @@ def test_what_the_broker_says_of_another_persons_job_of_that_name_does_not_count
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     start(browser)
-    broker.tell(make_session(NAME, "ready", 7, owner="bob"))
+    broker.publish(make_session(NAME, "ready", 7, owner="bob"))
     rounds()
     assert (the().state, the().job_id) == ("requested", None)
 
 
 def test_an_earlier_job_of_that_name_does_not_count(ready: Session, broker: FakeBroker) -> None:
-    broker.tell(make_session(NAME, "ended", job_id=6, ending="finished"))
+    broker.publish(make_session(NAME, "ended", job_id=6, ending="finished"))
     rounds()
     assert (the().state, the().job_id) == ("ready", 7)
 
@@ -145,7 +145,7 @@ def test_a_session_whose_job_got_a_lower_number_is_followed(
 ) -> None:
     start(browser)
     for number, state in ((7, "queued"), (5, "queued"), (5, "ready")):
-        broker.tell(make_session(NAME, state, job_id=number))
+        broker.publish(make_session(NAME, state, job_id=number))
         rounds()
         assert (the().state, the().job_id) == (state, number)
 
@@ -183,7 +183,7 @@ def test_while_it_waits_the_page_says_what_to_expect(
     browser: Browser, broker: FakeBroker, hub: FakeHub, outlook: Outlook, words: list[str]
 ) -> None:
     start(browser)
-    broker.tell(make_session(NAME, "queued", 2, outlook=outlook))
+    broker.publish(make_session(NAME, "queued", 2, outlook=outlook))
     rounds()
     page = " ".join(without_times(shown(browser)).split())
     for word in words:
@@ -297,7 +297,7 @@ def test_a_hub_that_comes_back_gets_the_start(browser: Browser, broker: FakeBrok
     hub.down = False
     rounds(seconds=5)
     assert len(hub.servers) == 1
-    broker.tell(make_session(NAME, "starting", 3))
+    broker.publish(make_session(NAME, "starting", 3))
     rounds()
     assert (the().state, the().sentence) == ("starting", "")
 
@@ -348,7 +348,7 @@ def test_sentences_keep_their_templates_from_the_hub_to_the_page(
     assert the().sentence == "There is no account 'alice' on this host."
     assert "Auf diesem Rechner gibt es kein Konto &#x27;alice&#x27;." in german(browser)
     # What the broker says is in the database as well.
-    broker.tell(
+    broker.publish(
         make_session(NAME, "ended", 3, ending="stopped", sentence=message("You stopped this session."))
     )
     rounds()
@@ -364,11 +364,11 @@ def german(browser: Browser) -> str:
 def test_once_there_is_a_job_the_broker_reports_how_it_failed(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
-    broker.tell(make_session(NAME, "starting", 3))
+    broker.publish(make_session(NAME, "starting", 3))
     hub.starts = "refuse"
     start(browser)
     assert the().state == "starting"
-    broker.tell(make_session(NAME, "ended", 3, ending="died_at_start", sentence="It died: no space left."))
+    broker.publish(make_session(NAME, "ended", 3, ending="died_at_start", sentence="It died: no space left."))
     rounds()
     assert (the().ending, the().sentence) == ("died_at_start", "It died: no space left.")
 
@@ -390,7 +390,7 @@ def test_a_start_whose_answer_was_lost_is_not_requested_twice(
     hub.starts = "silent"
     start(browser)
     requested = len(hub.called("POST"))
-    broker.tell(make_session(NAME, "queued", 2))
+    broker.publish(make_session(NAME, "queued", 2))
     # The hub has forgotten all about it, but there is a job.
     Session.objects.update(asked=timezone.now() - timedelta(seconds=3))
     tend_all()
@@ -423,7 +423,7 @@ def test_a_job_that_comes_after_the_start_was_given_up_is_ended(
     rounds(seconds=61)
     rounds(seconds=11)
     assert the().is_over and the().settled
-    broker.tell(make_session(NAME, "starting", 3))
+    broker.publish(make_session(NAME, "starting", 3))
     rounds(seconds=11)
     assert [(request.job_id, request.user) for request in broker.asked_for("cancel")] == [(7, "alice")]
     rounds(seconds=11)
@@ -462,7 +462,7 @@ def test_jupyterlab_learns_whether_its_session_is_over_and_why(
 ) -> None:
     address = f"/sessions/{NAME}/state/"
     assert browser.get(address).json()["over"] is False
-    broker.tell(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
+    broker.publish(make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over."))
     rounds()
     answer = browser.get(address)
     state = answer.json()

@@ -38,7 +38,7 @@ def project(alice: User) -> Project:
     return found
 
 
-def prospect(browser: Browser, **values: Any) -> str:
+def estimate(browser: Browser, **values: Any) -> str:
     answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
     assert answer.status_code == 200
     page = BeautifulSoup(answer.content, "html.parser")
@@ -130,7 +130,7 @@ def test_the_accounts_and_qualities_that_slurm_knows_are_offered_and_sent(
 
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
-    assert prospect(browser) == "Starts now. Cost in GPU-hours: 16."
+    assert estimate(browser) == "Starts now. Cost in GPU-hours: 16."
     requested = [request.request for request in broker.asked_for("test")]
     assert [(one.nodes, one.gpus_per_node, one.minutes) for one in requested] == [(2, 4, 120)]
     assert not Session.objects.exists()
@@ -145,7 +145,7 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
         return now + timedelta(hours=1 if request.minutes < 100 else 5)
 
     broker.starts = starts
-    text = prospect(browser)
+    text = estimate(browser)
     after = timezone.now()
     assert text.startswith("Expected start: between ")  # by what jobs lately used of their time
     early, late = re.findall(r"\d\d? [A-Z][a-z]{2}, \d\d:\d\d UTC", text)[:2]
@@ -273,7 +273,7 @@ def test_hardware_of_presets_is_a_choice(browser: Browser, alice: User, broker: 
     ]
     key = page.select("input[name=hardware][value^=preset-]")[0]["value"]
     chosen = FORM | {"hardware": key, "time": "60", "gpus_per_node": "", "nodes": "", "gpu_type": ""}
-    assert "Cost in GPU-hours: 3." in prospect(browser, **chosen)
+    assert "Cost in GPU-hours: 3." in estimate(browser, **chosen)
     browser.send("/", "/sessions/start/", **chosen)
     made = Session.objects.get().asked_for
     assert (made.gpus_per_node, made.nodes, made.gpu_type, made.minutes) == (3, 1, "a100", 60)
@@ -322,29 +322,29 @@ def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker:
 
 
 def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: FakeBroker) -> None:
-    prospect(browser)
-    prospect(other)
+    estimate(browser)
+    estimate(other)
     assert [request.user for request in broker.asked_for("test")] == ["alice", "bob"]
 
 
 def test_a_refusal_of_slurm_is_reported(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Your account may use 2 GPUs at most.", "Ask for fewer.")
-    assert prospect(browser) == "Your account may use 2 GPUs at most. Ask for fewer."
+    assert estimate(browser) == "Your account may use 2 GPUs at most. Ask for fewer."
 
 
 @pytest.mark.parametrize("values", [{"nodes": 99}, {"minutes": "soon"}, {"image": "<b>"}])
 def test_what_the_form_refuses_is_not_queried(
     browser: Browser, broker: FakeBroker, values: dict[str, Any]
 ) -> None:
-    assert prospect(browser, **values) == ""
+    assert estimate(browser, **values) == ""
     assert not broker.asked_for("test")
 
 
 def test_a_silent_cluster_is_reported(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
-    assert prospect(browser) == "Slurm does not answer. Wait."
+    assert estimate(browser) == "Slurm does not answer. Wait."
     broker.refusal = None
-    assert prospect(browser) == "Starts now. Cost in GPU-hours: 16."  # the failure is not remembered
+    assert estimate(browser) == "Starts now. Cost in GPU-hours: 16."  # the failure is not remembered
 
 
 def save(browser: Browser, **values: Any) -> str:

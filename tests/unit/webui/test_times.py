@@ -18,7 +18,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.templatetags.times import STYLES, moment, span
 from carme_webui.profile.models import Notice
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 
 from .conftest import Browser, text, words
 from .fake_broker import FakeBroker, make_job
@@ -112,7 +112,7 @@ def test_calendar_and_mails_are_by_the_browsers_clocks(
     # It is kept for mails, which no browser asks for.
     alice.refresh_from_db()
     assert alice.browser_zone == "Asia/Tokyo"
-    tell(alice, lambda: booked.span)
+    notify(alice, lambda: booked.span)
     assert Notice.objects.get(user=alice).text.endswith(f"{clock(booked.end, 'Asia/Tokyo')} (Asia/Tokyo)"), (
         "a zone that is not the site's is named"
     )

@@ -21,7 +21,7 @@ from carme_webui.accounts.models import User
 from carme_webui.clocks import span_words
 from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.sentences import SentenceField
 
 from .conftest import Browser, Program
@@ -111,7 +111,7 @@ def test_a_users_choice_comes_before_the_browsers_and_reaches_mails(browser: Bro
     alice.save()
     text = browser.get("/profile/", headers={"accept-language": "en"}).content.decode()
     assert "Sprache, Aussehen und Zeitzone" in text
-    tell(alice, lambda: translation.gettext("Saved."))
+    notify(alice, lambda: translation.gettext("Saved."))
     assert Notice.objects.get().text == "Gespeichert."
     assert translation.get_language() == "en"
 

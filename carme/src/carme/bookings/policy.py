@@ -383,40 +383,41 @@ def _check_size(wish: Wish, board: Board, policy: BookingSettings) -> None:
             else _("Try again later, or ask an administrator."),
             field="nodes",
         )
-    if board.own_most is not None and wish.gpus > board.own_most:
-        nodes = board.own_most // wish.gpus_per_node
-        raise InvalidRequest(
-            _(
-                "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
-                "a time for the project {project!r}; {gpus} were asked for.",
-                own_most=board.own_most,
-                gpu_type=wish.gpu_type,
-                partition=wish.partition,
-                project=wish.project,
-                gpus=wish.gpus,
-            ),
-            _("Ask for {nodes} or fewer.", nodes=number(nodes, "node"))
-            if nodes
-            else _("Start a session without a booking, or ask an administrator."),
-            field="nodes",
+    if board.own_most is not None:
+        message = _(
+            "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
+            "a time for the project {project!r}; {gpus} were asked for.",
+            own_most=board.own_most,
+            gpu_type=wish.gpu_type,
+            partition=wish.partition,
+            project=wish.project,
+            gpus=wish.gpus,
         )
-    if board.most_booked is not None and wish.gpus > board.most_booked:
-        nodes = board.most_booked // wish.gpus_per_node
-        raise InvalidRequest(
-            _(
-                "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
-                "may be booked at a time, that is {most_booked}; {gpus} were asked for.",
-                share_percent=policy.share_percent,
-                gpu_type=wish.gpu_type,
-                partition=wish.partition,
-                most_booked=board.most_booked,
-                gpus=wish.gpus,
-            ),
-            _("Ask for {nodes} or fewer.", nodes=number(nodes, "node"))
-            if nodes
-            else _("Start a session without a booking, or ask an administrator."),
-            field="nodes",
+        _check_limit(wish, board.own_most, message)
+    if board.most_booked is not None:
+        message = _(
+            "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
+            "may be booked at a time, that is {most_booked}; {gpus} were asked for.",
+            share_percent=policy.share_percent,
+            gpu_type=wish.gpu_type,
+            partition=wish.partition,
+            most_booked=board.most_booked,
+            gpus=wish.gpus,
         )
+        _check_limit(wish, board.most_booked, message)
+
+
+def _check_limit(wish: Wish, limit: int, message: str) -> None:
+    """Refuse more GPUs than the limit with this message, and say how many nodes are possible."""
+    if wish.gpus <= limit:
+        return
+    nodes = limit // wish.gpus_per_node
+    remedy = (
+        _("Ask for {nodes} or fewer.", nodes=number(nodes, "node"))
+        if nodes
+        else _("Start a session without a booking, or ask an administrator.")
+    )
+    raise InvalidRequest(message, remedy, field="nodes")
 
 
 def _hours(hours: float) -> str:

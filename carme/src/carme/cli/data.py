@@ -8,7 +8,7 @@ from carme.errors import InvalidRequest
 from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
 from carme.staging.digests import ALGORITHMS
 from carme.staging.options import COMPRESSIONS, ENGINES, shown
-from carme.staging.progress import Outlook, duration, progress_text
+from carme.staging.progress import Rates, duration, progress_text
 from carme.translation import message as _
 from carme.wording import number, size
 
@@ -243,7 +243,7 @@ class Teller:
     def __init__(self, events: bool, quiet: bool, *, dry: bool = False, verb: str = "copied") -> None:
         self.events, self.quiet, self.dry, self.verb = events, quiet, dry, verb
         self.terminal = not events and not quiet and sys.stderr.isatty()
-        self.outlook = Outlook()
+        self.rates = Rates()
         self.drawn = False
 
     def __call__(self, what: Problem | Progress | tuple[str, str]) -> None:
@@ -258,7 +258,7 @@ class Teller:
             if not self.events and not self.quiet:
                 print(f"would {what[0]} {shown(what[1])}")
         elif self.events and not self.quiet:
-            self._event("progress", **vars(what.counts), seconds=round(what.seconds, 2), **self.outlook(what))
+            self._event("progress", **vars(what.counts), seconds=round(what.seconds, 2), **self.rates(what))
         elif self.terminal:
             self._draw(what)
 
@@ -270,7 +270,7 @@ class Teller:
             print(json.dumps({"event": event, **values}), flush=True)
 
     def _draw(self, progress: Progress) -> None:
-        text = progress_text(progress, self.outlook(progress))
+        text = progress_text(progress, self.rates(progress))
         if total := progress.total_bytes:
             done = progress.counts.bytes_copied + progress.counts.bytes_unchanged
             filled = min(20, 20 * done // total)

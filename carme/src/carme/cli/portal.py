@@ -10,7 +10,7 @@ import sys
 from datetime import datetime
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from carme.cli.output import add_json, listed, moment, printed
 from carme.config import DEFAULT_PATH
@@ -202,15 +202,22 @@ def read_time(text: str) -> datetime:
         ) from None
 
 
+def _time_and_gpus(options: argparse.Namespace) -> dict[str, Any]:
+    """What a booking is for, and a look for free times too."""
+    return {
+        "start": read_time(options.start),
+        "minutes": parse_minutes(options.time),
+        "gpu_type": options.gpu_type,
+        "gpus": options.gpus,
+        "partition": options.partition,
+        "nodes": options.nodes,
+    }
+
+
 def _book(options: argparse.Namespace) -> int:
     with client() as portal:
         made = portal.bookings.create(
-            start=read_time(options.start),
-            minutes=parse_minutes(options.time),
-            gpu_type=options.gpu_type,
-            gpus=options.gpus,
-            partition=options.partition,
-            nodes=options.nodes,
+            **_time_and_gpus(options),
             title=options.title,
             users=options.users.replace(",", " ").split(),
             project=options.project,
@@ -257,14 +264,7 @@ def _accept(options: argparse.Namespace) -> int:
 
 def _free(options: argparse.Namespace) -> int:
     with client() as portal:
-        slots = portal.bookings.free_slots(
-            start=read_time(options.start),
-            minutes=parse_minutes(options.time),
-            gpu_type=options.gpu_type,
-            gpus=options.gpus,
-            partition=options.partition,
-            nodes=options.nodes,
-        )
+        slots = portal.bookings.free_slots(**_time_and_gpus(options))
     return listed(options, slots, ["BEGINS", "ENDS"], lambda one: [moment(one.start), moment(one.end)])
 
 

@@ -94,7 +94,7 @@ def _show(options: argparse.Namespace) -> int:
     now = datetime.now(UTC)
     facts = [("image", session.image), ("partition", session.partition), ("nodes", session.node_list)]
     if session.outlook:
-        facts.append(("expected", outlook_text(session.outlook)))
+        facts.append(("expected", estimate_text(session.outlook)))
     if session.ends:
         facts.append(("ends", f"{moment(session.ends)}, in {length(session.ends - now)}"))
     if session.idle_since:
@@ -128,7 +128,7 @@ def _print_timeline(session: Session) -> None:
     print(f"\n{STEPS[first.step]} to {STEPS[last.step].lower()}: {passed:.2f} s")
 
 
-def outlook_text(outlook: Outlook) -> str:
+def estimate_text(outlook: Outlook) -> str:
     """When a waiting session may start, in words."""
     words = [f"place {outlook.place} of {outlook.waiting}"]
     if outlook.earliest and outlook.latest:

@@ -126,35 +126,20 @@ def refusal(error: ValidationError, model: type[Any], skip: int = 0) -> InvalidR
     return InvalidRequest(problem(detail, subject), _("Correct it and ask again."), field=field or None)
 
 
-class JobRequest(_Requested):
-    """What a user asks for.
+class Resources(_Requested):
+    """What a job or a session gets, and what is copied for it.
 
-    `environment` and `files` may hold secrets: they never leave the job's private folder. `files` (name to
-    content) lie in `files/` of that folder, which the job finds by `CARME_JOB_FOLDER`, byte
-    for byte.
-
-    `image` is one of the site's, or a user's own one; then `image_file` says where that lies.
-    `reservation` is the name of the booking to run in. Memory is in MiB (2**20 bytes), as in Slurm.
-    Processors and memory that are not named follow from the share of the node's GPUs: `carme.jobs.share`.
+    Memory is in MiB (2**20 bytes), as in Slurm. Processors and memory that are not named follow from the
+    share of the node's GPUs: `carme.jobs.share`. `account` pays, with the quality of service `qos`; None
+    leaves them to the site and to Slurm. `reservation` is the name of the booking to run in.
 
     What `stage` names is there, in the folder that `CARME_DATA` names, before the command runs. What the job
     leaves in the folder that `CARME_RESULTS` names is copied to `results` when it has ended, however it did.
 
-    `account` pays, with the quality of service `qos`; None leaves them to the site and to Slurm.
-
-    `array` makes it an array: one job for each of these tasks, alike but for `SLURM_ARRAY_TASK_ID`; what a
-    task leaves goes to a folder of its number in `results`.
-
-    `prediction` is what a probe's result says of these nodes and GPUs; it is kept with the job.
+    `prediction` is what a probe's result says of these nodes and GPUs; it is stored with the job.
     """
 
-    name: Annotated[str, AfterValidator(_name)]
-    kind: Literal["session", "batch"]
-    image: ImageName | None = None
     image_file: ImageFile | None = None
-    command: list[Argument] = Field(min_length=1)
-    environment: Annotated[dict[str, str], AfterValidator(_environment)] = {}
-    files: Annotated[dict[str, Content], AfterValidator(_files)] = {}
     partition: Word | None = None
     account: Word | None = None
     qos: Word | None = None
@@ -165,11 +150,32 @@ class JobRequest(_Requested):
     memory_mb_per_node: Memory = None
     minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
     reservation: Word | None = None
-    array: Tasks | None = None
-    workdir: Annotated[str, AfterValidator(check_path)] | None = None
     stage: Stages = []
     results: ResultsPath | None = None
     prediction: Prediction | None = None
+
+
+class JobRequest(Resources):
+    """What a user asks for.
+
+    `environment` and `files` may hold secrets: they never leave the job's private folder. `files` (name to
+    content) lie in `files/` of that folder, which the job finds by `CARME_JOB_FOLDER`, byte
+    for byte.
+
+    `image` is one of the site's, or a user's own one; then `image_file` says where that lies.
+
+    `array` makes it an array: one job for each of these tasks, alike but for `SLURM_ARRAY_TASK_ID`; what a
+    task leaves goes to a folder of its number in `results`.
+    """
+
+    name: Annotated[str, AfterValidator(_name)]
+    kind: Literal["session", "batch"]
+    image: ImageName | None = None
+    command: list[Argument] = Field(min_length=1)
+    environment: Annotated[dict[str, str], AfterValidator(_environment)] = {}
+    files: Annotated[dict[str, Content], AfterValidator(_files)] = {}
+    array: Tasks | None = None
+    workdir: Annotated[str, AfterValidator(check_path)] | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -189,32 +195,16 @@ def _check_file(image: str | None, file: ImageFile | None) -> None:
         raise ValueError(_("names a file for an image that is not a user's own, like torch-mine@alice"))
 
 
-class SessionOptions(_Requested):
+class SessionOptions(Resources):
     """What the start form and JupyterHub's `user_options` hold; `app` is the image's entry point to open.
 
-    `account` pays: a project's, one of the user's own in Slurm, or None for the site's default one; `qos` is
-    Slurm's quality of service, or None for that of the account. `image_file` is filled in by the portal
-    when a session in a user's own image is started. Processors and memory (MiB) that are not named follow
-    from the share of the node's GPUs.
+    `account` is a project's, one of the user's own in Slurm, or None for the site's default one. The portal
+    fills in `image_file` when a session in a user's own image is started.
     """
 
     image: ImageName
-    image_file: ImageFile | None = None
-    nodes: int = Field(default=1, ge=1, le=100_000)
-    gpus_per_node: int = Field(default=0, ge=0, le=1024)
-    gpu_type: Word | None = None
-    cpus_per_node: Cpus = None
-    memory_mb_per_node: Memory = None
-    minutes: int = Field(ge=1, le=MAXIMUM_MINUTES)
-    partition: Word | None = None
-    account: Word | None = None
-    qos: Word | None = None
-    reservation: Word | None = None
     title: str = Field(default="", max_length=80)
     app: Word = "lab"
-    stage: Stages = []
-    results: ResultsPath | None = None
-    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
@@ -234,21 +224,8 @@ class SessionOptions(_Requested):
             name=name,
             kind="session",
             image=self.image,
-            image_file=self.image_file,
             command=command,
             environment=environment,
             files=dict(files or {}),
-            partition=self.partition,
-            account=self.account,
-            qos=self.qos,
-            nodes=self.nodes,
-            gpus_per_node=self.gpus_per_node,
-            gpu_type=self.gpu_type,
-            cpus_per_node=self.cpus_per_node,
-            memory_mb_per_node=self.memory_mb_per_node,
-            minutes=self.minutes,
-            reservation=self.reservation,
-            stage=self.stage,
-            results=self.results,
-            prediction=self.prediction,
+            **{field: getattr(self, field) for field in Resources.model_fields},
         )

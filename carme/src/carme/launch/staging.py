@@ -16,7 +16,7 @@ from carme.launch.exits import DATA_LINE, Exit, LaunchError
 from carme.launch.spec import JobSpec, StageSpec, StagingPlaces
 from carme.staging import Options, Progress, sync
 from carme.staging.cache import Cache
-from carme.staging.progress import Outlook, duration, progress_text
+from carme.staging.progress import Rates, duration, progress_text
 
 SAY_SECONDS = 2.0
 
@@ -93,12 +93,12 @@ def stage(spec: JobSpec, folder: str, job_id: str, nodes: int, private: str) -> 
 
 def _bring(wanted: StageSpec, places: StagingPlaces, job_id: str, staged: Staged) -> str:
     name, source = wanted.name, wanted.source
-    begun, printed, outlook = time.monotonic(), 0.0, Outlook()
+    begun, printed, speed = time.monotonic(), 0.0, Rates()
 
     def report(what: Any) -> None:
         nonlocal printed
         if isinstance(what, Progress):
-            rates = outlook(what)
+            rates = speed(what)
             if time.monotonic() - printed >= SAY_SECONDS:
                 printed = time.monotonic()
                 _say(f"{name}: {progress_text(what, rates)}")

@@ -20,8 +20,8 @@ from carme.slurm.label import Label
 from carme.slurm.tres import (
     MEMORY_UNITS,
     Allotted,
-    gpus_asked,
     gpus_counted,
+    gpus_requested,
     gpus_used,
     gres,
     only_type,
@@ -73,7 +73,7 @@ def queued(field: Mapping[str, str], has: Allotted | None) -> Job:
     label = Label.read(field["k"])
     nodes = to_int(field["D"])
     if has is None:
-        gpus = {kind: many * nodes for kind, many in gpus_asked(field["b"]).items()}
+        gpus = {kind: many * nodes for kind, many in gpus_requested(field["b"]).items()}
         has = Allotted(gpus=gpus)
     cpus = has.cpus or to_int(field["C"])
     memory_mb = memory(field["m"], to_int(field["C"])) * nodes if has.memory_mb is None else has.memory_mb

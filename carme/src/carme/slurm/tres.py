@@ -11,8 +11,8 @@ __all__ = [
     "Allotted",
     "allotted",
     "allotted_of",
-    "gpus_asked",
     "gpus_counted",
+    "gpus_requested",
     "gpus_used",
     "gres",
     "only_type",
@@ -79,7 +79,7 @@ def allotted_of(field: Mapping[str, str], whole_nodes: bool) -> Allotted:
     tres = tres_of(text_of(field["tres-alloc"]))
     nodes = max(1, to_int(field["NumNodes"]))
     times = {"job": 1, "node": nodes, "socket": nodes, "task": max(1, to_int(field["NumTasks"]))}
-    requested = {way: gpus_asked(field[f"tres-per-{way}"]) for way in times}
+    requested = {way: gpus_requested(field[f"tres-per-{way}"]) for way in times}
     # A job may name a total and what each node or task has of it.
     way = next((way for way in ("job", "node", "task", "socket") if requested[way]), "job")
     gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in requested[way].items()}
@@ -107,7 +107,7 @@ def gres(text: str) -> dict[str, int]:
     return found
 
 
-def gpus_asked(text: str) -> dict[str, int]:
+def gpus_requested(text: str) -> dict[str, int]:
     """GPUs by type in `gres:gpu:a100:2` (up to 23.02), `gres/gpu:a100:2` or `cpu=2,gres/gpu=2` (after)."""
     return gres(re.sub(r"gres[:/]", "", text).replace("=", ":"))
 

@@ -11,10 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["Outlook", "duration", "progress_text"]
+__all__ = ["Rates", "duration", "progress_text"]
 
 
-class Outlook:
+class Rates:
     """Rates over the last seconds."""
 
     def __init__(self) -> None:
@@ -45,15 +45,15 @@ class Outlook:
         }
 
 
-def progress_text(progress: Progress, outlook: dict[str, Any]) -> str:
+def progress_text(progress: Progress, rates: dict[str, Any]) -> str:
     """One line without its end: how far, how much, how fast, how long still."""
     counts = progress.counts
     done = counts.bytes_copied + counts.bytes_unchanged
-    text = f"{counts.files} files, {size(done)}, {size(outlook['bytes_per_second'])}/s"
+    text = f"{counts.files} files, {size(done)}, {size(rates['bytes_per_second'])}/s"
     if total := progress.total_bytes:
         text = f"{min(100, 100 * done // total)} %, {text}"
-        if outlook["seconds_left"] is not None:
-            text += f", {duration(outlook['seconds_left'])} left"
+        if rates["seconds_left"] is not None:
+            text += f", {duration(rates['seconds_left'])} left"
     return text
 
 

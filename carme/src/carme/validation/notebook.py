@@ -35,7 +35,7 @@ class ChannelClosed(CarmeError):
     """The connection to a kernel broke, or was closed, while a cell was to run."""
 
 
-def said(error: Exception) -> str:
+def description(error: Exception) -> str:
     """An error of a connection in words; many of them carry no text of their own."""
     return f"{type(error).__name__} {error}".strip()
 
@@ -128,7 +128,7 @@ class NotebookKernel:
             )
         except httpx.TransportError as error:
             raise CarmeError(
-                f"The notebook server did not answer a kernel's start: {said(error)}.",
+                f"The notebook server did not answer a kernel's start: {description(error)}.",
                 "Look at the log of the user's job.",
             ) from error
         if reply.status_code != 201:
@@ -160,7 +160,7 @@ class NotebookKernel:
             )
         except (OSError, WebSocketException) as error:
             raise CarmeError(
-                f"The channel to the kernel was not opened: {said(error)}.",
+                f"The channel to the kernel was not opened: {description(error)}.",
                 "Look at the log of the user's job.",
             ) from error
 
@@ -183,7 +183,7 @@ class NotebookKernel:
         try:
             return self._run(code, timeout, on_line)
         except WebSocketException as error:
-            raise ChannelClosed(f"The channel to the kernel was closed: {said(error)}.") from error
+            raise ChannelClosed(f"The channel to the kernel was closed: {description(error)}.") from error
 
     def _run(self, code: str, timeout: float, on_line: Callable[[str], None] | None) -> CellResult:
         assert self._socket is not None

@@ -12,7 +12,7 @@ import httpx
 from bs4 import BeautifulSoup, Tag
 
 from carme.errors import CarmeError
-from carme.validation.notebook import NotebookKernel, said
+from carme.validation.notebook import NotebookKernel, description
 
 #: The state that a session does not leave again.
 OVER = {"ended"}
@@ -167,7 +167,7 @@ class Visitor:
 
 
 def _silent(url: str, error: httpx.TransportError) -> CarmeError:
-    return CarmeError(f"{url} does not answer: {said(error)}.", "Check the reverse proxy (nginx).")
+    return CarmeError(f"{url} does not answer: {description(error)}.", "Check the reverse proxy (nginx).")
 
 
 def _soup(reply: httpx.Response) -> BeautifulSoup:

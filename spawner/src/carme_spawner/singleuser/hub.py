@@ -37,7 +37,7 @@ class Hub:
                 "ca_certs": str(certificates.authority),
             }
 
-    async def tell(self, what: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def post(self, what: str, content: dict[str, Any]) -> dict[str, Any]:
         """Post to `carme/WHAT`; the answer.
 
         Raises:
@@ -76,7 +76,7 @@ class Hub:
         deadline, delay = loop.time() + patience, FIRST_DELAY
         while True:
             try:
-                await self.tell("ready", report)
+                await self.post("ready", report)
                 return
             except Unanswered:
                 if loop.time() > deadline:

@@ -110,7 +110,7 @@ class SessionServer(JupyterHubSingleUser):
             self.found.set()
             if not self.first_page and is_page(handler):
                 self.first_page = True
-                self.time_left.tell_soon(first_page=time.time())
+                self.time_left.report_soon(first_page=time.time())
 
         self.app.web_app.settings["log_function"] = log_function
 

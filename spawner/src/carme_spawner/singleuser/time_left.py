@@ -55,14 +55,14 @@ class TimeLeft:
         if self._task:
             self._task.cancel()
 
-    def tell_soon(self, **more: Any) -> None:
+    def report_soon(self, **more: Any) -> None:
         """Report at once, and this besides."""
         self._more |= more
         self._now.set()
 
     async def extend(self, minutes: int) -> dict[str, Any]:
         """Ask for more time; the hub's answer. Raises Refused, Unanswered."""
-        answer = await self._hub.tell("extend", {"minutes": minutes})
+        answer = await self._hub.post("extend", {"minutes": minutes})
         if self.status is not None:
             self.status |= {"ends": answer["ends"], "warned": answer["warned"]}
         return answer
@@ -83,7 +83,7 @@ class TimeLeft:
         activity = Activity(self._server)
         while True:
             self._look(activity)
-            await self._tell(activity)
+            await self._report(activity)
             due = time.monotonic() + REPORT_SECONDS
             while (left := due - time.monotonic()) > 0 and not self._now.is_set():
                 try:
@@ -100,10 +100,10 @@ class TimeLeft:
             # A kernel that is just being started has no activity yet; the reports must go on.
             self._server.log.exception("What is in use in this session could not be looked at.")
 
-    async def _tell(self, activity: "Activity") -> None:
+    async def _report(self, activity: "Activity") -> None:
         more, self._more = self._more, {}
         try:
-            self.status = await self._hub.tell("activity", activity.report() | more)
+            self.status = await self._hub.post("activity", activity.report() | more)
         except (Refused, Unanswered) as error:
             self._server.log.warning("The hub did not take the report of this session's activity: %s", error)
             # A page is told again; all else is in the next report anyway.

@@ -67,7 +67,7 @@ def every_kind(top: Path) -> None:
 
 
 @both_engines
-def test_everything_is_kept(place: Path) -> None:
+def test_everything_is_preserved(place: Path) -> None:
     source, target = from_and_to(place)
     source.mkdir()
     every_kind(source)
@@ -98,7 +98,7 @@ ACL = acl((1, 6, NOBODY), (2, 4, 1234), (4, 0, NOBODY), (0x10, 4, NOBODY), (0x20
 
 
 @both_engines
-def test_acls_are_kept(place: Path) -> None:
+def test_acls_are_preserved(place: Path) -> None:
     source, target = from_and_to(place)
     many(source, 2, 2)
     os.setxattr(source / "d0/f0", "system.posix_acl_access", ACL)

@@ -24,7 +24,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.models import Job
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.projects import services
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.sessions.models import Preset, Session
@@ -118,7 +118,7 @@ def a_life(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> 
     )
     Preset.objects.create(pk=7, owner=alice, name="Two GPUs", options=options.model_dump())
     Token.make(alice, "laptop", ["jobs"], now + timedelta(days=30))
-    tell(alice, lambda: "Your booking begins in an hour.", link="/bookings/")
+    notify(alice, lambda: "Your booking begins in an hour.", link="/bookings/")
     News.objects.create(pk=7, title="New nodes", text="There are two more.", by=root)
     Maintenance.objects.create(
         pk=7, title="New cooling", start=now + timedelta(hours=5), end=now + timedelta(hours=9),

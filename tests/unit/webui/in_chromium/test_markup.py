@@ -14,7 +14,7 @@ from django.db import models
 
 from carme.jobs import Node
 from carme_webui.accounts.models import User
-from carme_webui.administration.models import Deed
+from carme_webui.administration.models import AuditEntry
 from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
 
@@ -52,7 +52,7 @@ def _of_the_portal() -> list[type[models.Model]]:
 def a_marked_life(a_life: None, broker: FakeBroker, alice: User, root: User) -> None:
     """A life in which all texts are markup, of which the browser must see nothing as such."""
     Notice.objects.create(user=alice, text="x")
-    Deed.objects.create(by=root, text="x")
+    AuditEntry.objects.create(by=root, text="x")
     message = {"state": "PENDING", "explanation": MARK, "node_list": MARK, "reason": MARK, "account": MARK}
     Job.store([broker.put(make_job(9, kind="batch", **message | {"name": MARK, "image": "torch"}))])
     for model in _of_the_portal():

@@ -140,7 +140,7 @@ def _away() -> str:
     return _("The provider does not answer, so nobody can sign in there. Try again in a moment.")
 
 
-def _refused(request: HttpRequest, said: str, error: Exception) -> HttpResponse:
+def _refused(request: HttpRequest, text: str, error: Exception) -> HttpResponse:
     logger.warning("Nobody is signed in by the outside provider: %s: %s", type(error).__name__, error)
-    messages.error(request, said)
+    messages.error(request, text)
     return redirect("account_login")

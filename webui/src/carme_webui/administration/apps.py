@@ -31,7 +31,7 @@ class AdministrationConfig(AppConfig):
             ("projects", "Membership"),
             ("projects", "Invitation"),
             ("images", "OwnImage"),
-            ("administration", "Deed"),
+            ("administration", "AuditEntry"),
             ("announcements", "News"),
         ]:
             auditlog.register(apps.get_model(app, model))

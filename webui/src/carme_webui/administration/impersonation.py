@@ -8,7 +8,7 @@ from django.shortcuts import render
 from django.utils.translation import gettext as _
 
 from carme_webui.accounts.models import User
-from carme_webui.administration.models import Deed
+from carme_webui.administration.models import AuditEntry
 
 __all__ = ["KEY", "begin", "end", "impersonating"]
 
@@ -29,14 +29,14 @@ BY_THEMSELVES = (
 def begin(request: HttpRequest, user: User) -> None:
     """From now on this login sees the pages of `user`."""
     request.session[KEY] = [user.pk, time.time()]
-    Deed.objects.create(by_id=request.user.pk, text=f"began to look at the pages of {user.username}")
+    AuditEntry.objects.create(by_id=request.user.pk, text=f"began to look at the pages of {user.username}")
 
 
 def end(request: HttpRequest) -> None:
     """Be oneself again."""
     if entry := request.session.pop(KEY, None):
         user = User.objects.filter(pk=entry[0]).first()
-        Deed.objects.create(by_id=request.user.pk, text=f"ended to look at the pages of {user}")
+        AuditEntry.objects.create(by_id=request.user.pk, text=f"ended to look at the pages of {user}")
 
 
 def impersonating(
@@ -66,7 +66,7 @@ def impersonating(
             }
             return render(request, "error.html", context, status=403)
         if not request.path.endswith(BY_THEMSELVES):
-            Deed.objects.create(by=admin, text=f"looked at {request.path[:200]} of {user.username}")
+            AuditEntry.objects.create(by=admin, text=f"looked at {request.path[:200]} of {user.username}")
         return get_response(request)
 
     return middleware

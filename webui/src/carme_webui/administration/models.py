@@ -4,10 +4,10 @@ from django.db import models
 
 from carme_webui.accounts.models import User
 
-__all__ = ["Deed"]
+__all__ = ["AuditEntry"]
 
 
-class Deed(models.Model):
+class AuditEntry(models.Model):
     """Somebody did something to something outside of the portal's database, such as a node or a job."""
 
     by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")

@@ -16,8 +16,8 @@ from carme.jobs import Job
 from carme.jobs.nodes import expand
 from carme_webui.accounts.models import User
 from carme_webui.accounts.second_factor import remove_second_factor
-from carme_webui.administration.models import Deed
-from carme_webui.profile.notices import tell
+from carme_webui.administration.models import AuditEntry
+from carme_webui.profile.notices import notify
 
 __all__ = [
     *(
@@ -98,7 +98,7 @@ def set_node(by: User, name: str, drain: bool, reason: str, broker: BrokerClient
     reason = " ".join(reason.split())
     broker.node(name, drain, user=by.username, reason=f"{reason} ({by.username})" if reason else "")
     words = f"drained the node {name}: {reason}" if drain else f"resumed the node {name}"
-    Deed.objects.create(by=by, text=words[:400])
+    AuditEntry.objects.create(by=by, text=words[:400])
 
 
 def find_jobs(wanted: str, broker: BrokerClient) -> list[Job]:
@@ -123,14 +123,14 @@ def stop_job(by: User, number: int, message: str, broker: BrokerClient) -> Job:
     job = broker.job(number)
     message = " ".join(message.split())[:300]
     broker.cancel(number)  # for nobody: not as its owner
-    Deed.objects.create(by=by, text=f"ended job {number} ({job.name}) of {job.user}: {message}"[:400])
+    AuditEntry.objects.create(by=by, text=f"ended job {number} ({job.name}) of {job.user}: {message}"[:400])
     if owner := User.objects.filter(username=job.user).first():
 
         def text() -> str:
             words = _("An administrator ended your job %(number)s (%(name)s).")
             return f"{words % {'number': number, 'name': job.name}} {message}".strip()
 
-        tell(owner, text, link=reverse("job", args=[number]))
+        notify(owner, text, link=reverse("job", args=[number]))
     return job
 
 
@@ -151,7 +151,7 @@ def set_active(by: User, user: User, active: bool) -> None:
 def take_second_factor(user: User) -> None:
     """Take the second factor off an account whose owner has lost it; the owner is told."""
     remove_second_factor(user)
-    tell(user, lambda: _("An administrator reset the second factor of your account."))
+    notify(user, lambda: _("An administrator reset the second factor of your account."))
 
 
 def send_message(by: User, user: User, message: str) -> None:
@@ -159,5 +159,5 @@ def send_message(by: User, user: User, message: str) -> None:
     words = " ".join(message.split())[:400]
     if not words:
         raise InvalidRequest(_("This cannot be done with this account."), field="message")
-    tell(user, lambda: _("A message of an administrator: %s") % words)
-    Deed.objects.create(by=by, text=f"told {user.username}: {words}"[:400])
+    notify(user, lambda: _("A message of an administrator: %s") % words)
+    AuditEntry.objects.create(by=by, text=f"told {user.username}: {words}"[:400])

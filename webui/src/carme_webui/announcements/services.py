@@ -19,7 +19,7 @@ from carme_webui.announcements.models import Maintenance, News
 from carme_webui.bookings.models import Booking
 from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 
 __all__ = ["agree", "bookings_within", "call_off", "jobs_into", "keep", "plan", "publish", "take_away"]
 
@@ -133,7 +133,7 @@ def warn(row: Maintenance, broker: BrokerClient) -> None:
     """Tell those whom it concerns, once for each time that it is planned for."""
     event = f"maintenance:{row.name}:{row.start:%Y%m%d%H%M}-{row.end:%Y%m%d%H%M}"
     for one in bookings_within(row):
-        tell(
+        notify(
             one.owner,
             lambda one=one: _concerns(one) % {"title": row.title, "when": row.span, "what": one.heading},
             Kind.MAINTENANCE,
@@ -147,7 +147,7 @@ def warn(row: Maintenance, broker: BrokerClient) -> None:
         return
     owners = {job.user for job in running}
     for user in User.objects.filter(username__in=owners):
-        tell(
+        notify(
             user,
             lambda: (
                 _(

@@ -102,17 +102,19 @@ def list_users(request: HttpRequest, search: Query[Found]) -> Any:
 
 
 @router.post("/users", response=answers(wire.Onboarded, *REFUSED, status=HTTPStatus.CREATED))
-def take_in_user(request: HttpRequest, asked: NewUser) -> Any:
-    """Take in a user: portal account, association in Slurm, home, quotas, project. It may be asked again."""
+def take_in_user(request: HttpRequest, requested: NewUser) -> Any:
+    """Take in a user: portal account, association in Slurm, home, quotas, project. It may be repeated."""
     by = require_admin(request)
-    project = Project.objects.filter(name=asked.project, closed=None).first()
-    if asked.project and project is None:
+    project = Project.objects.filter(name=requested.project, closed=None).first()
+    if requested.project and project is None:
         raise InvalidRequest(
-            _("There is no open project %r.") % asked.project[:40],
+            _("There is no open project %r.") % requested.project[:40],
             _("See the list of projects."),
             field="project",
         )
-    made, password, done = take_in(by.username, asked.name.strip(), asked.email.strip(), project, broker())
+    made, password, done = take_in(
+        by.username, requested.name.strip(), requested.email.strip(), project, broker()
+    )
     reported = wire.Onboarded(user=_user(_users().get(pk=made.pk)), password=password, done=done)
     return Status(HTTPStatus.CREATED, reported)
 
@@ -125,17 +127,17 @@ def show_user(request: HttpRequest, name: str = UserName) -> Any:
 
 
 @router.patch("/users/{name}", response=answers(wire.UserOut, *REFUSED))
-def change_user(request: HttpRequest, asked: Access, name: str = UserName) -> Any:
+def change_user(request: HttpRequest, requested: Access, name: str = UserName) -> Any:
     """Let a user sign in again, or no more, and not use tokens either."""
     by, found = require_admin(request), get_object_or_404(_users(), username=name)
-    services.set_active(by, found, asked.active)
+    services.set_active(by, found, requested.active)
     return _user(found)
 
 
 @router.post("/users/{name}/messages", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
-def write_to_user(request: HttpRequest, asked: Message, name: str = UserName) -> Any:
+def write_to_user(request: HttpRequest, requested: Message, name: str = UserName) -> Any:
     """Tell a user something, on pages and by mail."""
-    services.send_message(require_admin(request), get_object_or_404(User, username=name), asked.message)
+    services.send_message(require_admin(request), get_object_or_404(User, username=name), requested.message)
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -170,9 +172,9 @@ def list_nodes(request: HttpRequest) -> Any:
 
 
 @router.put("/nodes/{name}/drain", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
-def drain_node(request: HttpRequest, asked: Drain, name: str = NodeName) -> Any:
+def drain_node(request: HttpRequest, requested: Drain, name: str = NodeName) -> Any:
     """Let no more jobs start on a node; those that run go on."""
-    services.set_node(require_admin(request), name, True, asked.reason, broker())
+    services.set_node(require_admin(request), name, True, requested.reason, broker())
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -202,9 +204,9 @@ def _job(job: Job) -> wire.OthersJob:
 
 
 @router.post("/jobs/{number}/stop", response=answers(wire.OthersJob, *REFUSED))
-def stop_any_job(request: HttpRequest, asked: Stop, number: int = Path(..., ge=1, lt=10**18)) -> Any:
+def stop_any_job(request: HttpRequest, requested: Stop, number: int = Path(..., ge=1, lt=10**18)) -> Any:
     """End somebody's job or session; its owner is told why."""
-    return _job(services.stop_job(require_admin(request), number, asked.message, broker()))
+    return _job(services.stop_job(require_admin(request), number, requested.message, broker()))
 
 
 # --- what is decided, and what was changed ---------------------------------------------------------------
@@ -314,20 +316,20 @@ def _news(row: News) -> wire.NewsOut:
 
 
 @announced.post("", response=answers(wire.NewsOut, *REFUSED, status=HTTPStatus.CREATED))
-def write_news(request: HttpRequest, asked: NewsWish) -> Any:
+def write_news(request: HttpRequest, requested: NewsWish) -> Any:
     """Tell everybody something; for administrators."""
-    return Status(HTTPStatus.CREATED, _write(News(by=require_admin(request)), asked))
+    return Status(HTTPStatus.CREATED, _write(News(by=require_admin(request)), requested))
 
 
 @announced.put("/{number}", response=answers(wire.NewsOut, *REFUSED))
-def change_news(request: HttpRequest, asked: NewsWish, number: int = Number) -> Any:
+def change_news(request: HttpRequest, requested: NewsWish, number: int = Number) -> Any:
     """Change news; for administrators."""
     require_admin(request)
-    return _write(get_object_or_404(News, pk=number), asked)
+    return _write(get_object_or_404(News, pk=number), requested)
 
 
-def _write(row: News, asked: NewsWish) -> wire.NewsOut:
-    row.title, row.text, row.until = tidy(asked.title), asked.text, asked.until
+def _write(row: News, requested: NewsWish) -> wire.NewsOut:
+    row.title, row.text, row.until = tidy(requested.title), requested.text, requested.until
     announcements.publish(row)
     return _news(row)
 
@@ -351,20 +353,26 @@ def _maintenance(row: Maintenance) -> wire.MaintenanceOut:
 
 
 @maintained.post("", response=answers(wire.MaintenanceOut, *REFUSED, status=HTTPStatus.CREATED))
-def plan_maintenance(request: HttpRequest, asked: MaintenanceWish) -> Any:
+def plan_maintenance(request: HttpRequest, requested: MaintenanceWish) -> Any:
     """Plan maintenance, kept free by Slurm; those whom it concerns are told. For administrators."""
     by = require_admin(request)
-    row = Maintenance(title=tidy(asked.title), text=asked.text, start=asked.start, end=asked.end)
-    announcements.plan(row, by, asked.nodes, broker())
+    row = Maintenance(
+        title=tidy(requested.title), text=requested.text, start=requested.start, end=requested.end
+    )
+    announcements.plan(row, by, requested.nodes, broker())
     return Status(HTTPStatus.CREATED, _maintenance(row))
 
 
 @maintained.patch("/{name}", response=answers(wire.MaintenanceOut, *REFUSED))
-def change_maintenance(request: HttpRequest, asked: MaintenanceChange, name: str = MaintenanceName) -> Any:
+def change_maintenance(
+    request: HttpRequest, requested: MaintenanceChange, name: str = MaintenanceName
+) -> Any:
     """Change maintenance; the start of one that has begun stays. For administrators."""
     by, row = require_admin(request), _planned(name)
     before = Maintenance.objects.get(pk=row.pk)
-    values = {key: value for key, value in asked.model_dump(exclude_unset=True).items() if value is not None}
+    values = {
+        key: value for key, value in requested.model_dump(exclude_unset=True).items() if value is not None
+    }
     nodes = values.pop("nodes", [] if row.whole else row.node_names)
     if row.begun and values.get("start", row.start) != row.start:
         raise InvalidRequest(

@@ -16,7 +16,7 @@ from carme_webui.api.answers import GONE, REFUSED, answers
 from carme_webui.api.schemas import Words
 from carme_webui.cluster import broker
 from carme_webui.files import services
-from carme_webui.files.places import asked_path, key_of, places_of, shown, within
+from carme_webui.files.places import key_of, path_of_query, places_of, shown, within
 from carme_webui.files.room import rooms
 
 __all__ = ["BYTES", "UploadName", "router"]
@@ -30,7 +30,7 @@ BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "bi
 _CONTENT = {
     "responses": {
         200: {"description": "all of it", "content": BYTES},
-        206: {"description": "the part that 'Range' asked for", "content": BYTES},
+        206: {"description": "the part that 'Range' names", "content": BYTES},
     }
 }
 
@@ -59,7 +59,7 @@ def list_files(
     """What is in a folder of mine."""
     files = _readable(request)
     places = places_of(files)
-    folder = within(asked_path(request) or places[0].path, places)
+    folder = within(path_of_query(request) or places[0].path, places)
     listing = files.show(folder)
     ordered = sorted(listing.entries, key=lambda one: (one.kind != "folder", one.name))
     entries = [_entry(folder, one) for one in ordered]
@@ -107,14 +107,14 @@ def file_room(request: HttpRequest) -> Any:
 )
 def read_file(request: HttpRequest, path: str = PathValue) -> Any:
     """A file of mine, or, by `Range` and `If-Range`, the part of it that is still wanted."""
-    return services.content(request, _readable(request), asked_path(request))
+    return services.content(request, _readable(request), path_of_query(request))
 
 
 @router.get("/upload", response=answers(Upload, *REFUSED))
 def show_upload(request: HttpRequest, path: str = PathValue, name: str = UploadName) -> Any:
     """How far an upload is: the bytes that have arrived, and whether there is a file of that name."""
     files = _writable(request)
-    return files.begun(within(asked_path(request), places_of(files)), name).model_dump()
+    return files.begun(within(path_of_query(request), places_of(files)), name).model_dump()
 
 
 @router.put(
@@ -136,25 +136,25 @@ def send_part(
     """
     requested = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}
     files, part = _writable(request), cast(BinaryIO, request)  # a request can be read
-    return services.add_part(files, asked_path(request), name, part, requested, replace).model_dump()
+    return services.add_part(files, path_of_query(request), name, part, requested, replace).model_dump()
 
 
 @router.post("/folders", response=answers(wire.PlaceOut, *REFUSED, status=HTTPStatus.CREATED))
-def make_folder(request: HttpRequest, asked: Named, path: str = PathValue) -> Any:
+def make_folder(request: HttpRequest, requested: Named, path: str = PathValue) -> Any:
     """A new folder in the folder `path`."""
-    made = services.make(_writable(request), asked_path(request), asked.name)
-    return Status(HTTPStatus.CREATED, wire.PlaceOut(name=asked.name, path=shown(made)))
+    made = services.make(_writable(request), path_of_query(request), requested.name)
+    return Status(HTTPStatus.CREATED, wire.PlaceOut(name=requested.name, path=shown(made)))
 
 
 @router.patch("", response=answers(wire.PlaceOut, *REFUSED))
-def rename_file(request: HttpRequest, asked: Named, path: str = PathValue) -> Any:
+def rename_file(request: HttpRequest, requested: Named, path: str = PathValue) -> Any:
     """Another name for something of mine, in the same folder."""
-    new = services.rename(_writable(request), asked_path(request), asked.name)
-    return wire.PlaceOut(name=asked.name, path=shown(new))
+    new = services.rename(_writable(request), path_of_query(request), requested.name)
+    return wire.PlaceOut(name=requested.name, path=shown(new))
 
 
 @router.delete("", response=answers(None, *GONE, HTTPStatus.CONFLICT, status=HTTPStatus.NO_CONTENT))
 def delete_file(request: HttpRequest, path: str = PathValue) -> Any:
     """Delete a file of mine, or a folder with all that is in it."""
-    services.delete(_writable(request), asked_path(request))
+    services.delete(_writable(request), path_of_query(request))
     return Status(HTTPStatus.NO_CONTENT, None)

@@ -64,16 +64,16 @@ def list_presets(request: HttpRequest) -> Any:
 
 
 @presets.post("", response=answers(wire.PresetOut, status=HTTPStatus.CREATED))
-def save_preset(request: HttpRequest, asked: PresetWish) -> Any:
+def save_preset(request: HttpRequest, requested: PresetWish) -> Any:
     """Remember options of a session, which must be possible now; a booking is not remembered."""
     user = require(request, "sessions")
-    options = SessionOptions.read(asked.options.model_dump())
+    options = SessionOptions.read(requested.options.model_dump())
     usable = Booking.usable(user, timezone.now())
     mine = list(Project.of(user))
     actions.check_options(
         options, broker().cluster(), images_of(user), settings.SITE, usable, mine, access_for(user)
     )
-    return Status(HTTPStatus.CREATED, _preset(actions.save_preset(user, asked.name, options)))
+    return Status(HTTPStatus.CREATED, _preset(actions.save_preset(user, requested.name, options)))
 
 
 @presets.delete("/{number}", response=answers(None, *GONE, status=HTTPStatus.NO_CONTENT))
@@ -134,11 +134,11 @@ def list_notice_kinds(request: HttpRequest) -> Any:
 
 
 @notices.put("/kinds/{kind}", response=answers(wire.NoticeKind, *GONE))
-def choose_notices(request: HttpRequest, asked: NoticeChoice, kind: Kind = KindName) -> Any:
+def choose_notices(request: HttpRequest, requested: NoticeChoice, kind: Kind = KindName) -> Any:
     """Choose whether I am told such things; what is fixed is on pages always."""
     user = require(request, "profile")
     known = {one: (page, mail) for one, _about, page, mail in choices_of(user)}
     if kind not in known:
         raise Http404
-    choose(user, known | {kind: (asked.page, asked.mail)})
+    choose(user, known | {kind: (requested.page, requested.mail)})
     return next(one for one in list_notice_kinds(request) if one.kind == kind)

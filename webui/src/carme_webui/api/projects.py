@@ -102,10 +102,12 @@ def list_projects(request: HttpRequest) -> Any:
 
 
 @router.post("", response=answers(wire.ProjectOut, *REFUSED, status=HTTPStatus.CREATED))
-def create_project(request: HttpRequest, asked: NewProject) -> Any:
+def create_project(request: HttpRequest, requested: NewProject) -> Any:
     """Make a project with its first manager; for administrators."""
     by = require_admin(request)
-    made = services.create(by, asked.name, tidy(asked.title), services.manager_of(asked.manager), broker())
+    made = services.create(
+        by, requested.name, tidy(requested.title), services.manager_of(requested.manager), broker()
+    )
     return Status(HTTPStatus.CREATED, _shown(request, made.name))
 
 
@@ -116,11 +118,11 @@ def show_project(request: HttpRequest, name: str = ProjectName) -> Any:
 
 
 @router.patch("/{name}", response=answers(wire.ProjectOut, *REFUSED))
-def limit_project(request: HttpRequest, asked: Limits, name: str = ProjectName) -> Any:
+def limit_project(request: HttpRequest, requested: Limits, name: str = ProjectName) -> Any:
     """Change what a project may use; for administrators."""
     by = require_admin(request)
     found = get_object_or_404(_projects(request), name=name)
-    values = asked.model_dump(exclude_unset=True)
+    values = requested.model_dump(exclude_unset=True)
     for key, none in (("title", found.title), ("partitions", []), ("gpu_types", {})):
         if key in values and values[key] is None:
             values[key] = none
@@ -132,19 +134,19 @@ def limit_project(request: HttpRequest, asked: Limits, name: str = ProjectName) 
 
 
 @router.put("/{name}/state", response=answers(wire.ProjectOut, *REFUSED))
-def close_project(request: HttpRequest, asked: State, name: str = ProjectName) -> Any:
+def close_project(request: HttpRequest, requested: State, name: str = ProjectName) -> Any:
     """Close a project, or open it again; for administrators."""
     by = require_admin(request)
     found = get_object_or_404(_projects(request), name=name)
-    (services.close if asked.closed else services.reopen)(by, found, broker())
+    (services.close if requested.closed else services.reopen)(by, found, broker())
     return _shown(request, name)
 
 
 @router.post("/{name}/invitations", response=answers(wire.ProjectOut, *REFUSED, status=HTTPStatus.CREATED))
-def invite_user(request: HttpRequest, asked: Invited, name: str = ProjectName) -> Any:
+def invite_user(request: HttpRequest, requested: Invited, name: str = ProjectName) -> Any:
     """Ask somebody to join; for managers of the project."""
     by = require(request, "projects")
-    services.invite(by, get_object_or_404(_projects(request), name=name), asked.user.strip())
+    services.invite(by, get_object_or_404(_projects(request), name=name), requested.user.strip())
     return Status(HTTPStatus.CREATED, _shown(request, name))
 
 
@@ -158,10 +160,10 @@ def withdraw_invitation(request: HttpRequest, name: str = ProjectName, user: str
 
 
 @router.patch("/{name}/members/{user}", response=answers(wire.ProjectOut, *REFUSED))
-def change_role(request: HttpRequest, asked: Role, name: str = ProjectName, user: str = UserName) -> Any:
+def change_role(request: HttpRequest, requested: Role, name: str = ProjectName, user: str = UserName) -> Any:
     """Make a member a manager, or a manager a member; for managers of the project."""
     by = require(request, "projects")
-    services.set_manager(by, _member(request, name, user), asked.manager)
+    services.set_manager(by, _member(request, name, user), requested.manager)
     return _shown(request, name)
 
 
@@ -188,12 +190,12 @@ def list_invitations(request: HttpRequest) -> Any:
 
 
 @invitations.post("/{number}", response=answers(wire.InvitationOut, *REFUSED))
-def answer_invitation(request: HttpRequest, asked: Reply, number: int = Path(..., ge=1, lt=2**63)) -> Any:
+def answer_invitation(request: HttpRequest, requested: Reply, number: int = Path(..., ge=1, lt=2**63)) -> Any:
     """Join a project that asks me, or do not."""
     user = require(request, "projects")
     row = get_object_or_404(_mine(user), pk=number)
     reported = _invitation(row)
-    services.answer(user, row, asked.accept, broker())
+    services.answer(user, row, requested.accept, broker())
     notifier.notify([user.username])
     return reported
 

@@ -200,7 +200,7 @@ class Decision(_Said):
 
 def session_out(row: "sessions.Session", apps: list[App] | None = None) -> SessionOut:
     """What is sent of a session."""
-    reported = row.last_told
+    reported = row.last_reported
     same = ("name", "title", "ending", "label", "job_id", "created", "changed")
     return SessionOut(
         **{name: getattr(row, name) for name in same},

@@ -37,7 +37,7 @@ from carme_webui.files.room import check_room
 from carme_webui.files.services import numbers_of
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
-from carme_webui.jobs.arrays import resubmit_failed, tell_progress
+from carme_webui.jobs.arrays import add_progress, resubmit_failed
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.search import FILTERS, Search, own_jobs
 from carme_webui.jobs.submissions import JobSubmission
@@ -174,18 +174,18 @@ def list_sessions(request: HttpRequest, search: Query[schemas.SessionSearch]) ->
 
 
 @sessions.post("", response={**answers(wire.SessionOut, status=HTTPStatus.CREATED), 200: wire.SessionOut})
-def start_session(request: HttpRequest, asked: schemas.SessionStart) -> Any:
+def start_session(request: HttpRequest, requested: schemas.SessionStart) -> Any:
     """Start a session. 200 instead of 201: there was one of this name already."""
     user = require(request, "sessions")
-    stages = [stage.model_dump() for stage in submissions.stages_of(asked.stage, user)]
-    values = asked.model_dump(exclude={"name"}) | {"title": tidy(asked.title), "stage": stages}
+    stages = [stage.model_dump() for stage in submissions.stages_of(requested.stage, user)]
+    values = requested.model_dump(exclude={"name"}) | {"title": tidy(requested.title), "stage": stages}
     options = SessionOptions.read(values)
     usable = Booking.usable(user, timezone.now())
     projects = list(Project.of(user))
     access, seen = access_for(user), broker().cluster()
     actions.check_options(options, seen, images_of(user), settings.SITE, usable, projects, access)
     check_room(user)
-    found, created = actions.start(user, options, asked.name or new_name())
+    found, created = actions.start(user, options, requested.name or new_name())
     return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
 
 
@@ -204,10 +204,10 @@ def stop_session(request: HttpRequest, name: str = SessionName) -> Any:
 
 
 @sessions.post("/{name}/extend", response=answers(wire.Extended, *REFUSED))
-def extend_session(request: HttpRequest, asked: schemas.Extension, name: str = SessionName) -> Any:
+def extend_session(request: HttpRequest, requested: schemas.Extension, name: str = SessionName) -> Any:
     """Give a session more time."""
     found = _my_session(require(request, "sessions"), name)
-    return actions.extend(found, asked.minutes, broker()).model_dump()
+    return actions.extend(found, requested.minutes, broker()).model_dump()
 
 
 # --- jobs ------------------------------------------------------------------------------------------------
@@ -229,24 +229,24 @@ def list_jobs(request: HttpRequest, search: Query[schemas.JobSearch]) -> Any:
 
 
 @jobs.post("", response=answers(wire.Submitted, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def submit_job(request: HttpRequest, asked: JobSubmission) -> Any:
+def submit_job(request: HttpRequest, requested: JobSubmission) -> Any:
     """Submit a batch job, or an array of them; an array's number is that of all its tasks together.
 
     What the request leaves out is taken from the script's `#SBATCH` lines; the answer names those `ignored`.
     """
     user = require(request, "jobs")
     site = broker()
-    wanted = submissions.to_request(asked, user, site)
+    wanted = submissions.to_request(requested, user, site)
     job_id = submissions.submit(wanted.request, user, site)
     return Status(HTTPStatus.CREATED, {"id": job_id, "ignored": wanted.ignored})
 
 
 @jobs.post("/check", response=answers(StartEstimate, HTTPStatus.CONFLICT))
-def check_job(request: HttpRequest, asked: JobSubmission) -> Any:
+def check_job(request: HttpRequest, requested: JobSubmission) -> Any:
     """Check a batch job as its submission would, and say when it would begin. Nothing is submitted."""
     user = require(request, "jobs")
     site = broker()
-    wanted = submissions.to_request(asked, user, site)
+    wanted = submissions.to_request(requested, user, site)
     return submissions.estimate(wanted.request, user, site).model_dump()
 
 
@@ -284,7 +284,7 @@ def show_job(request: HttpRequest, job_id: int = JobId, task: int | None = Task)
         Job.store([known])
         row = _my_job(user, known.id)
     if task is None:
-        tell_progress([row])
+        add_progress([row])
     return schemas.job_out(row)
 
 
@@ -363,11 +363,11 @@ def job_recipe(request: HttpRequest, job_id: int = JobId) -> Any:
 
 @jobs.post("/{job_id}/extend", response=answers(wire.Extended, *REFUSED))
 def extend_job(
-    request: HttpRequest, asked: schemas.Extension, job_id: int = JobId, task: int | None = Task
+    request: HttpRequest, requested: schemas.Extension, job_id: int = JobId, task: int | None = Task
 ) -> Any:
     """Give a running job, or a task of an array, more time."""
     user = require(request, "jobs")
-    return submissions.extend(user, job_id, asked.minutes, broker(), task).model_dump()
+    return submissions.extend(user, job_id, requested.minutes, broker(), task).model_dump()
 
 
 @jobs.post("/{job_id}/resubmit", response=answers(wire.Submitted, *REFUSED, status=HTTPStatus.CREATED))
@@ -393,7 +393,7 @@ def resubmit_job(
 @api.exception_handler(ValidationError)
 def _invalid(request: HttpRequest, error: ValidationError) -> HttpResponse:
     detail: Any = dict(error.errors[0])
-    # The first words say where it was sent: "query", "search"; "body", "asked", "minutes".
+    # The first words say where it was sent: "query", "search"; "body", "requested", "minutes".
     where = list(detail["loc"])
     detail["loc"] = where[2:] or where[1:]
     detail.setdefault("input", None)

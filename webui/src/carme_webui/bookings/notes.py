@@ -8,7 +8,7 @@ from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell_all
+from carme_webui.profile.notices import notify_all
 
 __all__ = ["begun", "decided", "ended", "moved", "not_staged", "requested", "trouble"]
 
@@ -31,7 +31,7 @@ def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[],
         }
 
     event = f"{key}:{booking.name}" if key else None
-    tell_all(users, words, kind, key=event, link=booking.get_absolute_url())
+    notify_all(users, words, kind, key=event, link=booking.get_absolute_url())
 
 
 def requested(booking: Booking) -> None:

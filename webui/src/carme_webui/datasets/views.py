@@ -19,7 +19,7 @@ from carme_webui.accounts.models import User
 from carme_webui.cluster import broker, picture
 from carme_webui.datasets.catalogue import UserDatasets, datasets_of
 from carme_webui.datasets.forms import DatasetForm, request_of, suggested
-from carme_webui.files.places import asked_path
+from carme_webui.files.places import path_of_query
 from carme_webui.jobs import submissions
 
 __all__ = ["add", "dataset_list"]
@@ -40,7 +40,7 @@ def add(request: HttpRequest) -> HttpResponse:
     """The form that enters a folder or an uploaded archive of mine, and the job that does it."""
     user = signed_in(request)
     if request.method != "POST":
-        path = os.fsencode(asked_path(request)).decode(errors="replace")
+        path = os.fsencode(path_of_query(request)).decode(errors="replace")
         form = DatasetForm(initial={"path": path, "name": suggested(path)})
         return render(request, "datasets/add.html", {"form": form})
     form = DatasetForm(request.POST)

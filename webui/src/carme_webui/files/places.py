@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from carme.errors import InvalidRequest
 from carme.files.client import Files
 
-__all__ = ["Place", "asked_path", "asked_value", "crumbs", "key_of", "places_of", "shown", "within"]
+__all__ = ["Place", "crumbs", "key_of", "path_of_query", "places_of", "shown", "value_of_query", "within"]
 
 LONGEST = 4095  # bytes of a path, as for Linux itself
 
@@ -48,13 +48,13 @@ def shown(name: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
-def asked_path(request: HttpRequest) -> str:
+def path_of_query(request: HttpRequest) -> str:
     """The path that the query of an address names; empty without one."""
     query = parse_qs(request.META.get("QUERY_STRING", ""), errors="surrogateescape")
     return query.get("path", [""])[0]
 
 
-def asked_value(request: HttpRequest, name: str) -> str:
+def value_of_query(request: HttpRequest, name: str) -> str:
     """A path that a form has sent."""
     return unquote(request.POST.get(name, ""), errors="surrogateescape")
 

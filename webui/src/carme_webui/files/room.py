@@ -18,7 +18,7 @@ __all__ = ["Room", "check_room", "refusal", "rooms"]
 
 #: Seconds for which a file system may be silent: one that hangs must not hold up the page for longer.
 PATIENCE = 5.0
-KEPT = 600  # seconds for which it is remembered that somebody's home was full
+REMEMBERED_SECONDS = 600  # seconds for which it is remembered that somebody's home was full
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def rooms(user: User) -> list[Room]:
     found = [Room(shown[space.path].name, space) for space in files.space(list(shown))]
     home = next(iter(shown))
     if any(room.space.path == home and room.level == "full" for room in found):
-        cache.set(_key(user), True, KEPT)
+        cache.set(_key(user), True, REMEMBERED_SECONDS)
     else:
         cache.delete(_key(user))
     return found

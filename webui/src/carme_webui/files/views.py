@@ -16,7 +16,7 @@ from carme.files.client import Entry, Files
 from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker
 from carme_webui.files import services
-from carme_webui.files.places import asked_path, asked_value, crumbs, key_of, places_of, shown, within
+from carme_webui.files.places import crumbs, key_of, path_of_query, places_of, shown, value_of_query, within
 from carme_webui.files.room import rooms
 from carme_webui.scaling.probes import looks_like_result
 
@@ -42,7 +42,7 @@ class Row:
 def folder(request: HttpRequest) -> HttpResponse:
     """What is in a folder of mine; my home without one."""
     files = _files(request)
-    path = asked_path(request)
+    path = path_of_query(request)
     context: dict[str, Any] = {}
     status = 200
     try:
@@ -74,7 +74,7 @@ def room(request: HttpRequest) -> HttpResponse:
 def download(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     """A file, or the part of it that a browser asks for when it goes on with one."""
     try:
-        return services.content(request, _files(request), asked_path(request))
+        return services.content(request, _files(request), path_of_query(request))
     except CarmeError as error:
         return render(request, "files/folder.html", {"banner": str(error)}, status=services.status_of(error))
 
@@ -82,7 +82,7 @@ def download(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
 @require_http_methods(["GET", "PUT"])
 def upload(request: HttpRequest) -> JsonResponse:
     """How far an upload is (GET), or its next part (PUT)."""
-    files, path, name = _files(request), asked_path(request), request.GET.get("id", "")
+    files, path, name = _files(request), path_of_query(request), request.GET.get("id", "")
     try:
         if request.method == "GET":
             seen = files.begun(within(path, places_of(files)), name)
@@ -126,7 +126,7 @@ def delete(request: HttpRequest) -> HttpResponse:
     """Ask whether to delete something of mine, and delete it."""
     if request.method != "POST":
         try:
-            path = within(asked_path(request), places_of(_files(request)))
+            path = within(path_of_query(request), places_of(_files(request)))
         except CarmeError as error:
             return render(
                 request, "files/folder.html", {"banner": str(error)}, status=services.status_of(error)
@@ -158,10 +158,10 @@ def _rows(path: str, entries: list[Entry]) -> list[Row]:
 
 def _change(request: HttpRequest, do: Callable[[Files, str], str]) -> HttpResponse:
     """Do something to the path that a form names, and show the folder that it returns."""
-    path = asked_value(request, "path")
+    path = value_of_query(request, "path")
     try:
         shows = do(_files(request), path)
     except CarmeError as error:
         messages.error(request, str(error))
-        shows = asked_value(request, "folder") or path
+        shows = value_of_query(request, "folder") or path
     return redirect(f"{reverse('files')}?path={key_of(shows)}")

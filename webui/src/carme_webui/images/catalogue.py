@@ -14,7 +14,7 @@ from carme_webui.images.models import OwnImage
 
 __all__ = ["UserImages", "images_of", "resolved"]
 
-Asked = TypeVar("Asked", SessionOptions, JobRequest)
+Requested = TypeVar("Requested", SessionOptions, JobRequest)
 
 
 class UserImages(ImageCatalogue):
@@ -55,15 +55,15 @@ def images_of(user: User) -> UserImages:
     return UserImages(settings.SITE.images.directory, user)
 
 
-def resolved(asked: Asked, user: User) -> Asked:
+def resolved(requested: Requested, user: User) -> Requested:
     """With the file and the digest of an own image, looked up now: sharing may have ended.
 
     Raises:
         InvalidRequest: There is no such image, or the user may not use it.
     """
     file = None
-    if is_own(asked.image):
+    if is_own(requested.image):
         catalogue = images_of(user)
-        catalogue.get(asked.image or "")
-        file = catalogue.own[asked.image or ""].image_file
-    return asked.model_copy(update={"image_file": file})
+        catalogue.get(requested.image or "")
+        file = catalogue.own[requested.image or ""].image_file
+    return requested.model_copy(update={"image_file": file})

@@ -22,13 +22,13 @@ __all__ = [
     "PER_PAGE",
     "Cell",
     "Progress",
+    "add_progress",
     "cells",
     "failed_tasks",
     "progress_of",
     "resubmit_failed",
     "states_of",
     "tasks_of",
-    "tell_progress",
 ]
 
 PER_PAGE = 100
@@ -113,7 +113,7 @@ class Progress:
         return ngettext("%d task", "%d tasks", number) % number + f": {parts}"
 
 
-def tell_progress(found: Iterable[Job]) -> None:
+def add_progress(found: Iterable[Job]) -> None:
     """Give each row that stands for an array its `progress`, with two questions for all of them."""
     shown = {row.id: row for row in found if row.is_array}
     if not shown:
@@ -191,7 +191,7 @@ def failed_tasks(array: Job) -> list[Job]:
 
 def progress_of(array: Job) -> Progress:
     """How far all tasks of an array are."""
-    tell_progress([array])
+    add_progress([array])
     return array.progress or Progress()
 
 

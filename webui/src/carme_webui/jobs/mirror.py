@@ -19,7 +19,7 @@ from carme_webui.accounts.models import User
 from carme_webui.jobs.models import OLD_AFTER, Job, Mirror
 from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.sessions import mirror as sessions
 
 __all__ = ["follow", "mirror"]
@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 HISTORY_LIMIT = 10_000
 SWEEP_EVERY = timedelta(seconds=60)
-# More jobs than this that end at once are told of together.
-TOLD_ONE_BY_ONE = 3
+# More jobs than this that end at once are reported together.
+NOTIFIED_ONE_BY_ONE = 3
 
 
 def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
@@ -70,7 +70,7 @@ def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
         Job.store(batch.jobs)
         sessions.store(batch.sessions)
         Mirror.objects.filter(pk=state.pk).update(cursor=batch.cursor, updated=now, failure="")
-    _tell_ended(ended)
+    _notify_ended(ended)
     notifier.notify({job.user for job in batch.jobs} | {session.owner for session in batch.sessions})
     if batch.complete or state.swept is None or now - state.swept > SWEEP_EVERY:
         _sweep(broker)
@@ -90,10 +90,10 @@ def _ending(batch: Iterable[Told]) -> list[Told]:
     ]
 
 
-def _tell_ended(ended: Iterable[Told]) -> None:
+def _notify_ended(ended: Iterable[Told]) -> None:
     """Tell owners; of an array when all of it is over, of many at once in one sentence."""
     ended = list(ended)
-    _tell_of_arrays({(job.user, job.array_id) for job in ended if job.array_id is not None})
+    _notify_of_arrays({(job.user, job.array_id) for job in ended if job.array_id is not None})
     by_user: dict[str, list[Told]] = {}
     for job in ended:
         if job.array_id is not None:
@@ -101,10 +101,10 @@ def _tell_ended(ended: Iterable[Told]) -> None:
         by_user.setdefault(job.user, []).append(job)
     for owner in User.objects.filter(username__in=by_user) if by_user else ():
         jobs = by_user[owner.username]
-        if len(jobs) > TOLD_ONE_BY_ONE:
+        if len(jobs) > NOTIFIED_ONE_BY_ONE:
             numbers = [job.id for job in jobs]
             count = len(jobs)
-            tell(
+            notify(
                 owner,
                 lambda count=count: (
                     ngettext("%d of your jobs has ended.", "%d of your jobs have ended.", count) % count
@@ -116,7 +116,7 @@ def _tell_ended(ended: Iterable[Told]) -> None:
             continue
         for job in jobs:
             row = Job.of(job)
-            tell(
+            notify(
                 owner,
                 lambda row=row: (
                     _("Your job %(number)s (%(name)s) has ended: %(state)s. %(why)s")
@@ -133,7 +133,7 @@ def _tell_ended(ended: Iterable[Told]) -> None:
             )
 
 
-def _tell_of_arrays(arrays: Iterable[tuple[str, int | None]]) -> None:
+def _notify_of_arrays(arrays: Iterable[tuple[str, int | None]]) -> None:
     """Tell owners of arrays whose last task has ended, once and not of each task."""
     for user, array_id in arrays:
         rows = Job.objects.filter(user=user, array_id=array_id)
@@ -144,18 +144,18 @@ def _tell_of_arrays(arrays: Iterable[tuple[str, int | None]]) -> None:
         failed = rows.exclude(state__in=(JobState.COMPLETED, JobState.CANCELLED)).count()
         if last is None:
             continue
-        told = {"number": array_id, "name": last.name, "failed": failed}
-        tell(
+        array = {"number": array_id, "name": last.name, "failed": failed}
+        notify(
             owner,
-            lambda told=told: (
-                _("All tasks of your array %(number)s (%(name)s) have ended.") % told
-                if not told["failed"]
+            lambda array=array: (
+                _("All tasks of your array %(number)s (%(name)s) have ended.") % array
+                if not array["failed"]
                 else ngettext(
                     "All tasks of your array %(number)s (%(name)s) have ended; %(failed)d of them failed.",
                     "All tasks of your array %(number)s (%(name)s) have ended; %(failed)d of them failed.",
-                    told["failed"],
+                    array["failed"],
                 )
-                % told
+                % array
             ),
             Kind.JOB_OVER,
             key=f"array:{array_id}:{last.submitted}",
@@ -183,7 +183,7 @@ def _sweep(broker: BrokerClient) -> None:
             reported = broker.job(row.id, user=row.user)
             ended = _ending([reported])
             Job.store([reported])
-            _tell_ended(ended)
+            _notify_ended(ended)
         except NotFound:
             row.state = JobState.UNKNOWN
             row.explanation = message("Slurm no longer knows how this job ended.")

@@ -120,13 +120,13 @@ def requested_by_script(text: str) -> tuple[dict[str, Any], list[str]]:
     return values, ignored
 
 
-def _with_directives(asked: JobSubmission, text: str) -> tuple[JobSubmission, list[str]]:
+def _with_directives(requested: JobSubmission, text: str) -> tuple[JobSubmission, list[str]]:
     """What the script asks for itself, where the submission says nothing. Raises InvalidRequest."""
     values, ignored = requested_by_script(text)
-    given = {name for name in asked.model_fields_set if getattr(asked, name) is not None}
+    given = {name for name in requested.model_fields_set if getattr(requested, name) is not None}
     if "workdir" in given:
         ignored = [option for option in ignored if option != "--chdir"]
-    return asked.model_copy(update={key: values[key] for key in values.keys() - given}), ignored
+    return requested.model_copy(update={key: values[key] for key in values.keys() - given}), ignored
 
 
 def sized(submission: JobSubmission) -> JobSubmission:
@@ -134,7 +134,9 @@ def sized(submission: JobSubmission) -> JobSubmission:
     return _with_directives(submission, submission.script)[0] if submission.script is not None else submission
 
 
-def to_request(asked: JobSubmission, user: User, broker: BrokerClient, probe: Probe | None = None) -> Wanted:
+def to_request(
+    requested: JobSubmission, user: User, broker: BrokerClient, probe: Probe | None = None
+) -> Wanted:
     """The request, its script read as the user where it lies in their home, with its `#SBATCH` lines.
 
     Args:
@@ -144,38 +146,42 @@ def to_request(asked: JobSubmission, user: User, broker: BrokerClient, probe: Pr
         InvalidRequest: With the field, and what is expected.
         CarmeError: The broker does not answer.
     """
-    given = [name for name in ("script", "script_path", "command") if getattr(asked, name) is not None]
+    given = [name for name in ("script", "script_path", "command") if getattr(requested, name) is not None]
     if len(given) != 1:
         raise InvalidRequest(
             _("A job needs exactly one of a script, the path of a script, and a command."),
             _("Give one of 'script', 'script_path' and 'command'."),
             field=given[1] if given else "script",
         )
-    files, name, ignored = dict(asked.files), "job", []
-    if asked.script is not None:
-        command, sent_files = sent(asked.script, asked.arguments)
+    files, name, ignored = dict(requested.files), "job", []
+    if requested.script is not None:
+        command, sent_files = sent(requested.script, requested.arguments)
         files |= sent_files
-        asked, ignored = _with_directives(asked, asked.script or "")
-    elif asked.script_path is not None:
-        found = broker.script(asked.script_path, user=user.username)
+        requested, ignored = _with_directives(requested, requested.script or "")
+    elif requested.script_path is not None:
+        found = broker.script(requested.script_path, user=user.username)
         check_text(found.text)
-        check_start(asked.script_path, to_bytes(found.text[:4096]))
-        command = [*interpreter(to_bytes(found.text[:256])), found.path, *asked.arguments]
+        check_start(requested.script_path, to_bytes(found.text[:4096]))
+        command = [*interpreter(to_bytes(found.text[:256])), found.path, *requested.arguments]
         name = name_of(found.path)
-        asked, ignored = _with_directives(asked, found.text)
+        requested, ignored = _with_directives(requested, found.text)
     else:
-        command = [*(asked.command or []), *asked.arguments]
+        command = [*(requested.command or []), *requested.arguments]
         name = name_of(command[0]) if command else name
-    values: dict[str, Any] = asked.model_dump(
+    values: dict[str, Any] = requested.model_dump(
         exclude={"stage", "script", "script_path", "command", "arguments", "files", "name", "minutes"}
     )
-    values["stage"] = [stage.model_dump() for stage in stages_of(asked.stage, user)]
+    values["stage"] = [stage.model_dump() for stage in stages_of(requested.stage, user)]
     if probe is not None:
         values["prediction"] = probe.prediction(user, broker, values["nodes"], values["gpus_per_node"])
     request = JobRequest.read(
         values
-        | {"kind": "batch", "name": asked.name or name, "command": command, "files": files}
-        | {"minutes": settings.SITE.sessions.default_minutes if asked.minutes is None else asked.minutes}
+        | {"kind": "batch", "name": requested.name or name, "command": command, "files": files}
+        | {
+            "minutes": settings.SITE.sessions.default_minutes
+            if requested.minutes is None
+            else requested.minutes
+        }
     )
     return Wanted(resolved(request, user), ignored)
 

@@ -3,7 +3,7 @@
 from carme_webui.celery import app
 from carme_webui.cluster import broker
 from carme_webui.jobs.backfill import read_past
-from carme_webui.jobs.warnings import tell_warnings
+from carme_webui.jobs.warnings import send_warnings
 
 __all__ = ["mirror_past", "warn"]
 
@@ -17,4 +17,4 @@ def mirror_past() -> None:
 @app.task
 def warn() -> None:
     """Tell owners of jobs about which alerts fire, as the site's policy has it."""
-    tell_warnings(broker())
+    send_warnings(broker())

@@ -83,6 +83,6 @@ def timeline(job: Job, session: Session | None = None) -> list[Row]:
 
 def _ready(session: Session | None) -> datetime | None:
     """When the session's server could be reached; batch jobs do not report it."""
-    reported = session.last_told if session is not None else None
+    reported = session.last_reported if session is not None else None
     marks = {mark.step: mark.at for mark in reported.marks} if reported is not None else {}
     return marks.get(Step.ROUTED) or marks.get(Step.LISTENING)

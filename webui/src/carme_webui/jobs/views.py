@@ -29,7 +29,7 @@ from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
 from carme_webui.files.places import Place, shown
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
-from carme_webui.jobs.arrays import cells, failed_tasks, resubmit_failed, tasks_of, tell_progress
+from carme_webui.jobs.arrays import add_progress, cells, failed_tasks, resubmit_failed, tasks_of
 from carme_webui.jobs.forms import SearchForm, SubmitForm
 from carme_webui.jobs.log import tail
 from carme_webui.jobs.models import Job, silence
@@ -42,7 +42,7 @@ from carme_webui.metrics.charts import multiples_of, of_report
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, payers, usable_by
 from carme_webui.scaling import SCALING, Advice, Probe, advice, curve_of, starts
-from carme_webui.sessions.clock import asked_minutes, extensions
+from carme_webui.sessions.clock import extensions, minutes_of_form
 from carme_webui.sessions.models import Session
 
 __all__ = [
@@ -85,7 +85,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
         mine = mine.filter(Q(array_id=None) | Q(array_id=F("id")))
     page = Paginator(search.within(mine), PER_PAGE).get_page(request.GET.get("page"))
     if not search.states:
-        tell_progress(page.object_list)
+        add_progress(page.object_list)
     chosen = request.GET.get("state", "")
     sent = {name: value for name, value in form.cleaned_data.items() if value}
     return render(
@@ -281,7 +281,7 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
         task = request.GET.get("task", "")
         shown = task if task.isascii() and task.isdigit() and found.is_array else ""
         if not shown:
-            tell_progress([found])
+            add_progress([found])
         if found.is_unfinished or shown:
             return render(request, "jobs/cancel.html", {"job": found, "task": shown})
     if request.method == "POST":
@@ -305,7 +305,7 @@ def _task(request: HttpRequest) -> int | None:
 def extend(request: HttpRequest, job_id: int) -> HttpResponse:
     """Ask for more time for a job of mine; the page then says what came of it."""
     found = _mine(request, job_id)
-    minutes = asked_minutes(request.POST.get("minutes", ""))
+    minutes = minutes_of_form(request.POST.get("minutes", ""))
     try:
         given = submissions.extend(signed_in(request), found.id, minutes, broker())
     except CarmeError as error:
@@ -442,7 +442,7 @@ def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[st
     if found.kind == "session":
         session = context["session"] = Session.objects.filter(owner=user, job_id=found.id).first()
     if found.is_array and request.GET.get("task", "") != str(found.task):
-        tell_progress([found])
+        add_progress([found])
         context["tasks"] = tasks_of(found, request.GET.get("page"))
         context["cells"] = cells(found)
         context["failed"] = failed_tasks(found)[:MOST_NAMED]

@@ -7,12 +7,12 @@ from carme.broker import BrokerClient
 from carme.reports import JobWarning
 from carme_webui.accounts.models import User
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 
-__all__ = ["tell_warnings"]
+__all__ = ["send_warnings"]
 
 
-def tell_warnings(broker: BrokerClient) -> None:
+def send_warnings(broker: BrokerClient) -> None:
     """Tell each warning and each stop once.
 
     Raises:
@@ -27,22 +27,22 @@ def tell_warnings(broker: BrokerClient) -> None:
         job, link = f"{one.job_id}:{one.started:%Y%m%d%H%M%S}", reverse("job", args=[one.job_id])
         if one.stopped is not None:
             # Nobody can do without that: it is what the site did to the job.
-            tell(owner, lambda one=one: _stopped(one), Kind.ACCOUNT, key=f"stopped:{job}", link=link)
+            notify(owner, lambda one=one: _stopped(one), Kind.ACCOUNT, key=f"stopped:{job}", link=link)
         else:
             key = f"warned:{job}:{one.count}"
-            tell(owner, lambda one=one: _warned(one), Kind.JOB_WARNED, key=key, link=link)
+            notify(owner, lambda one=one: _warned(one), Kind.JOB_WARNED, key=key, link=link)
 
 
 def _stopped(one: JobWarning) -> str:
     return _("Your job %(number)s was stopped after %(count)s warnings: %(what)s") % {
         "number": one.job_id,
         "count": one.count,
-        "what": _said(one),
+        "what": _text(one),
     }
 
 
 def _warned(one: JobWarning) -> str:
-    words = {"what": _said(one), "change": one.what[0].change, "count": one.count, "most": one.most}
+    words = {"what": _text(one), "change": one.what[0].change, "count": one.count, "most": one.most}
     if one.ends is None:
         return _("%(what)s %(change)s This is warning %(count)s of %(most)s.") % words
     words["when"] = f"{one.ends:%Y-%m-%d %H:%M} UTC"
@@ -55,6 +55,6 @@ def _warned(one: JobWarning) -> str:
     )
 
 
-def _said(one: JobWarning) -> str:
+def _text(one: JobWarning) -> str:
     """The rules' own sentences, in the language in which they are written."""
     return " ".join(advice.text for advice in one.what[:3])

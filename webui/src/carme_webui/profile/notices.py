@@ -13,10 +13,10 @@ from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind, wants
 from carme_webui.profile.models import Mailing, Notice
 
-__all__ = ["read_all", "tell", "tell_all", "unread"]
+__all__ = ["notify", "notify_all", "read_all", "unread"]
 
 
-def tell(
+def notify(
     user: User,
     text: str | Callable[[], str],
     kind: Kind = Kind.ACCOUNT,
@@ -57,7 +57,7 @@ def tell(
     return True
 
 
-def tell_all(
+def notify_all(
     users: Iterable[User],
     text: str | Callable[[], str],
     kind: Kind,
@@ -67,7 +67,7 @@ def tell_all(
 ) -> None:
     """Tell it to several."""
     for user in users:
-        tell(user, text, kind, key=key, link=link)
+        notify(user, text, kind, key=key, link=link)
 
 
 def unread(user: User) -> int:

@@ -12,7 +12,7 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.projects import ProjectAccount, changes
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell_all
+from carme_webui.profile.notices import notify_all
 from carme_webui.projects.models import Project
 from carme_webui.projects.services import keep
 
@@ -62,7 +62,7 @@ def _warn(project: Project, hours: float) -> None:
         if hours * 100 < share * project.gpu_hours:
             continue
         managers = [one.user for one in project.memberships.all() if one.manager]
-        tell_all(
+        notify_all(
             managers,
             lambda: (
                 _("The project “%(project)s” has used %(used)d of its %(most)d GPU-hours.")

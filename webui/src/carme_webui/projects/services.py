@@ -20,7 +20,7 @@ from carme.jobs import Cluster
 from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.projects.models import Invitation, Membership, Project
 
 __all__ = [
@@ -168,7 +168,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
         raise InvalidRequest(
             _("%s has been invited already.") % name, _("Wait for the answer."), field="user"
         ) from None
-    tell(
+    notify(
         user,
         lambda: (
             _("%(who)s invites you to the project “%(project)s”.")

@@ -172,7 +172,7 @@ def extend(found: Session, minutes: int, broker: BrokerClient) -> Extension:
         InvalidRequest: It does not run, or so much time cannot be had.
         CarmeError: The broker or Slurm refuses.
     """
-    reported, most = found.last_told, settings.SITE.sessions.maximum_minutes
+    reported, most = found.last_reported, settings.SITE.sessions.maximum_minutes
     if reported is None or found.is_over:
         raise InvalidRequest(_("This session does not run."), _("Start it again instead."))
     check_extension(minutes, most)

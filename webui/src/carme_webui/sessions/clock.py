@@ -9,7 +9,7 @@ from carme.errors import InvalidRequest
 from carme.jobs import minutes_text
 from carme.sessions import Session, SessionState, Step, level_of
 
-__all__ = ["Remaining", "asked_minutes", "check_extension", "extensions", "remaining"]
+__all__ = ["Remaining", "check_extension", "extensions", "minutes_of_form", "remaining"]
 
 # Minutes that pages offer to add.
 EXTENSIONS = (15, 30, 60, 120, 240)
@@ -72,7 +72,7 @@ def extensions() -> list[tuple[int, str]]:
     return [(minutes, minutes_text(minutes)) for minutes in EXTENSIONS]
 
 
-def asked_minutes(given: str) -> int:
+def minutes_of_form(given: str) -> int:
     """The minutes of a form that asks for more time; 0 for what is no number."""
     return int(given) if given.isascii() and given.isdigit() and len(given) <= DIGITS else 0
 

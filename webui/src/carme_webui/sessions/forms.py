@@ -287,7 +287,9 @@ class StartForm(ScalingFields):
         """
         if self.is_bound:
             return self._made()
-        key = cache_key("start-form", reader_zone().key, *(_said(field) for field in self.visible_fields()))
+        key = cache_key(
+            "start-form", reader_zone().key, *(_attributes(field) for field in self.visible_fields())
+        )
         return cached("pages", key, self._made, FIELDS_SECONDS)
 
     def _made(self) -> SafeString:
@@ -346,7 +348,7 @@ class StartForm(ScalingFields):
         return cleaned
 
 
-def _said(field: BoundField) -> Hashable:
+def _attributes(field: BoundField) -> Hashable:
     """All that a field of an unbound form says, and the browser is told of it."""
     inner = field.field
     choices = inner.widget.choices if isinstance(inner.widget, ChoiceWidget) else ()

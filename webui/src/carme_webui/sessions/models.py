@@ -22,7 +22,7 @@ from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.sentences import SentenceField
 
 __all__ = ["NAME_PATTERN", "Preset", "Session", "new_name", "query_of", "values_of"]
@@ -197,7 +197,7 @@ class Session(models.Model):
     def _announce(self) -> None:
         """Tell its owner what it has come to."""
         if self.state == SessionState.READY:
-            tell(
+            notify(
                 self.owner,
                 lambda: _("Your session “%s” is ready.") % self.title,
                 Kind.SESSION_READY,
@@ -205,7 +205,7 @@ class Session(models.Model):
                 link=self.get_absolute_url(),
             )
         elif self.is_over and self.failed:
-            tell(
+            notify(
                 self.owner,
                 lambda: (
                     _("Your session “%(title)s” is over: %(how)s. %(why)s")
@@ -221,7 +221,7 @@ class Session(models.Model):
         return Session.objects.filter(pk=self.pk)
 
     @property
-    def last_told(self) -> Told | None:
+    def last_reported(self) -> Told | None:
         """What the broker said last; None as long as it knows of no job."""
         if self.told is None:
             return None
@@ -272,7 +272,7 @@ class Session(models.Model):
         """Why the session is in this state, in plain words; the end of a log has its own place."""
         if self.sentence:
             return without_log(self.sentence)
-        reported = self.last_told
+        reported = self.last_reported
         match self.state:
             case SessionState.REQUESTED:
                 return _("Sending the request to Slurm.")

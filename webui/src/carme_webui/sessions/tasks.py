@@ -9,7 +9,7 @@ from carme.jobs import minutes_text
 from carme.sessions import SessionState
 from carme_webui.celery import app
 from carme_webui.profile.kinds import Kind
-from carme_webui.profile.notices import tell
+from carme_webui.profile.notices import notify
 from carme_webui.sessions.models import Session
 
 __all__ = ["warn", "warn_of_ends"]
@@ -27,14 +27,14 @@ def warn() -> None:
 def warn_of_ends(now: datetime) -> None:
     """Tell each owner once; and once more when it was prolonged and is about to end again."""
     for row in Session.objects.select_related("owner").filter(state=SessionState.READY):
-        shown = row.last_told
+        shown = row.last_reported
         if shown is None:
             continue
         left = [(end - now, end) for end in (shown.ends, shown.stops_idle) if end is not None and end > now]
         if not left or min(left)[0] > BEFORE:
             continue
         minutes, end = max(1, min(left)[0] // timedelta(minutes=1)), min(left)[1]
-        tell(
+        notify(
             row.owner,
             lambda row=row, minutes=minutes: (
                 _("Your session “%(title)s” ends in %(time)s. Save your work.")

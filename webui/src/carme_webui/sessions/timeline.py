@@ -29,7 +29,7 @@ class Line:
 
 def timeline(session: Session, job: Job | None) -> list[Line]:
     """The steps that a session has reached, in order, and how long each took."""
-    reported = session.last_told
+    reported = session.last_reported
     times: dict[str, datetime] = {_(STEPS[Step.REQUESTED]): session.created}
     for mark in reported.marks if reported is not None else ():
         if mark.step is not Step.REQUESTED:

@@ -29,7 +29,7 @@ from carme_webui.cluster import broker, entry_points, picture, supplies
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
-from carme_webui.jobs.arrays import tell_progress
+from carme_webui.jobs.arrays import add_progress
 from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
@@ -40,10 +40,10 @@ from carme_webui.projects.models import access_for, own_projects, payers, usable
 from carme_webui.scaling import SCALING, Advice, advice, curve_of, probe_files, starts
 from carme_webui.sessions import actions
 from carme_webui.sessions.choices import OF_PRESET
-from carme_webui.sessions.clock import Remaining, asked_minutes, extensions, remaining
+from carme_webui.sessions.clock import Remaining, extensions, minutes_of_form, remaining
 from carme_webui.sessions.forms import EXPERT, StartForm
 from carme_webui.sessions.models import Preset, Session, new_name, values_of
-from carme_webui.sessions.prospects import gpu_hours, prospects
+from carme_webui.sessions.start_estimates import gpu_hours, start_estimates
 from carme_webui.sessions.supply_plan import shown
 from carme_webui.sessions.timeline import Line, timeline
 
@@ -53,10 +53,10 @@ __all__ = [
     "dashboard",
     "dashboard_live",
     "delete_preset",
+    "estimate",
     "extend",
     "own_sessions",
     "probes",
-    "prospect",
     "save_preset",
     "session",
     "session_live",
@@ -118,7 +118,7 @@ class Shown:
     @property
     def extensible(self) -> bool:
         """Whether its owner may ask for more time."""
-        reported = self.row.last_told
+        reported = self.row.last_reported
         return (
             reported is not None
             and reported.ends is not None
@@ -163,7 +163,7 @@ def start(request: HttpRequest) -> HttpResponse:
 
 
 @require_POST
-def prospect(request: HttpRequest) -> HttpResponse:
+def estimate(request: HttpRequest) -> HttpResponse:
     """The part of the form that says when what it asks for would begin."""
     cluster, _banner = _look()
     named = request.POST.get("hardware", "").startswith(OF_PRESET)
@@ -173,13 +173,13 @@ def prospect(request: HttpRequest) -> HttpResponse:
         try:
             requested = resolved(form.options, signed_in(request))
             context["gpu_hours"] = gpu_hours(requested)
-            context["prospects"] = prospects(requested, signed_in(request).username, broker())
+            context["start_estimates"] = start_estimates(requested, signed_in(request).username, broker())
         except CarmeError as error:
             context["banner"] = str(error)
     context["problems"] = [problem for name in SCALING for problem in form.errors.get(name, [])]
     if form.curve is not None and cluster is not None:
         context["advice"] = _advice(form, cluster, signed_in(request))
-    return render(request, "sessions/prospect.html", context)
+    return render(request, "sessions/estimate.html", context)
 
 
 def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
@@ -190,7 +190,7 @@ def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
     optional = {key: given.get(key) or None for key in names}
     try:
         options = SessionOptions.read({"image": given["image"], "minutes": given["minutes"], **optional})
-        request = resolved(options, user).request(name="prospect", command=["true"], environment={})
+        request = resolved(options, user).request(name="estimate", command=["true"], environment={})
         partition = partition_of(options, cluster, settings.SITE).name
         return advice(
             form.curve,
@@ -303,7 +303,7 @@ def extend(request: HttpRequest, name: str) -> HttpResponse:
     """Ask for more time; the page then says what came of it."""
     found = _mine(request, name)
     try:
-        given = actions.extend(found, asked_minutes(request.POST.get("minutes", "")), broker())
+        given = actions.extend(found, minutes_of_form(request.POST.get("minutes", "")), broker())
     except CarmeError as error:
         messages.error(request, str(error))
     else:
@@ -400,7 +400,7 @@ def _form(
 
 def _show(row: Session, banner: str) -> Shown:
     """The session, and whether that is certain: a banner says why it is not."""
-    reported = row.last_told
+    reported = row.last_reported
     ends = remaining(reported, timezone.now()) if reported is not None and not row.is_over else []
     return Shown(row, certain=not banner, ends=ends, apps=apps_of(row))
 
@@ -428,7 +428,7 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
     rows = Session.of_late(user, timezone.now() - RECENT)
     banner = silence() or banner
     running = active_jobs(user)
-    tell_progress(running[:MOST_ACTIVE])
+    add_progress(running[:MOST_ACTIVE])
     return {
         "active": [_show(row, banner) for row in rows if not row.is_over],
         "jobs": running[:MOST_ACTIVE],
@@ -461,7 +461,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     return {
         "session": found,
         "shown": _show(found, banner),
-        "told": found.last_told,
+        "told": found.last_reported,
         "options": found.asked_for,
         "job": job,
         "lines": lines,

@@ -57,19 +57,19 @@ def _outcome(step: Step, fixture: Fixture, failed: bool) -> Outcome:
         return failed, f"could not be tried: {type(error).__name__}: {error}"
 
 
-def verdict(attacks: Iterable[Attack], fixture: Fixture, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Make all attacks; the verdict as plain data. `tell` gets a line for each."""
+def verdict(attacks: Iterable[Attack], fixture: Fixture, report: Callable[[str], None]) -> dict[str, Any]:
+    """Make all attacks; the verdict as plain data. `report` gets a line for each."""
     results = []
     left_out: dict[str, str] = {}
     for attack in attacks:
         if reason := _missing(attack, fixture):
             left_out[f"{attack.area}: {attack.name}"] = reason
-            tell(f"left out           {attack.area}: {attack.name}: {reason}")
+            report(f"left out           {attack.area}: {attack.name}: {reason}")
             continue
         result = carry_out(attack, fixture)
         results.append(result)
         word = "stopped  " if result.ok else "REACHED  " if not result.stopped else "NO CONTROL"
-        tell(f"{word} {result.seconds:5.1f} s  {result.name}: {result.how if result.ok else shown(result)}")
+        report(f"{word} {result.seconds:5.1f} s  {result.name}: {result.how if result.ok else shown(result)}")
     return {
         "ok": all(result.ok for result in results),
         "fixture": evidence(fixture),

@@ -15,9 +15,9 @@ from carme_runtime.compare.differences import difference
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.rounds import Plan, compare
-from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph.show import columns
 from carme_runtime.options import USUAL_NETWORKS, add_compare_options
+from carme_runtime.subcommands import exit_code
 
 _QUICK = {"networks": ("tiny", "mlp"), "rounds": 5, "turn_s": 0.25, "repeats": 1}
 _MOST_RANKS, _MOST_ROUNDS = 1024, 1000
@@ -26,14 +26,7 @@ _MOST_RANKS, _MOST_ROUNDS = 1024, 1000
 def main(arguments: list[str] | None = None) -> int:
     """Compare, list, or show differences; 0: done, 1: it cannot be done."""
     options = parser().parse_args(arguments)
-    try:
-        run(options)
-    except CarmeRuntimeError as error:
-        print(f"{options.program}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    return 0
+    return exit_code(options.program, lambda: run(options))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -18,12 +18,12 @@ class Child:
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         """Start it. Raises OSError."""
         self.pid = 0
-        self._asked: list[int] = []
+        self._signals: list[int] = []
         self._code: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._pass_on)
         self.pid = _spawn(command, environment)
-        for number in self._asked:
+        for number in self._signals:
             self.send(number)
 
     def send(self, number: int) -> None:
@@ -48,7 +48,7 @@ class Child:
         if self.pid:
             self.send(number)
         else:
-            self._asked.append(number)
+            self._signals.append(number)
 
 
 def _spawn(command: list[str], environment: Mapping[str, str]) -> int:

@@ -35,7 +35,7 @@ class Refusals:
         self._count = 0
         self.over = False  # the door is closed: who still is in it is not told
 
-    def tell(self, where: str, error: BaseException) -> None:
+    def report(self, where: str, error: BaseException) -> None:
         """Who connected from `where` was refused because of `error`, which `admit` raised."""
         self._count += 1
         if self.over or self._count > self.MOST:

@@ -245,7 +245,7 @@ class _Acceptor:
                     raise handshake.NotAPeer(f"says it is rank {who[0]}, which is not awaited")
                 self.found[who] = connection
         except (OSError, handshake.NotAPeer, WrongKey) as error:
-            self._refusals.tell(where, error)
+            self._refusals.report(where, error)
             connection.close()
         self._changed.set()
 

@@ -169,7 +169,7 @@ class _Meeting:
                 self._peers[rank] = connection
                 self._entries[rank] = reported
         except (OSError, handshake.NotAPeer, WrongKey, ValueError) as error:
-            self._refusals.tell(where, error)
+            self._refusals.report(where, error)
             connection.close()  # a port scan, or a rank of another job
         finally:
             self._unknown.release()

@@ -16,7 +16,7 @@ from carme_runtime.horovod.process_sets import Members, ProcessSet, members_of
 from carme_runtime.horovod.reductions import Average, allreduce
 
 
-def _tell(tensor: torch.Tensor, members: Members) -> list[int]:
+def _exchange_rows(tensor: torch.Tensor, members: Members) -> list[int]:
     """Rows of all ranks' tensors, which may differ in these alone."""
     count = tensor.shape[0]
     mine = [count, tensor[:1].numel() if count else -1, number_of_type(tensor)]
@@ -49,7 +49,7 @@ def allgather_async(
     source, members = has_rows("allgather", tensor), members_of(process_set)
     own_name = named("allgather", name, members)
     note(members, ALLGATHER)
-    rows = _tell(source, members)
+    rows = _exchange_rows(source, members)
     result = source.new_empty((sum(rows), *source.shape[1:]))
     work = dist.all_gather(list(result.split(rows)), source, members.group, async_op=True)
     return begun([work], lambda: result, own_name)
@@ -155,7 +155,7 @@ def _exchange(
     given = _splits_of(source, splits, members.size)
     own_name = named("alltoall", name, members)
     note(members, ALLTOALL)
-    _tell(source, members)
+    _exchange_rows(source, members)
     received = torch.empty_like(given)
     dist.all_to_all_single(received, given, group=members.group)
     result = source.new_empty((int(received.sum()), *source.shape[1:]))

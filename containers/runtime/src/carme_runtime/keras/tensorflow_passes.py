@@ -14,7 +14,7 @@ from carme_runtime.keras import messages
 from carme_runtime.keras.calls import Call, Calls
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.world import World
-from carme_runtime.pipeline import KINDS, Plan, Schedule, make, simulate
+from carme_runtime.pipeline import KINDS, Plan, Schedules
 from carme_runtime.pipeline.messages import Post, boxes_of
 from carme_runtime.pipeline.schedules import FORWARD, Action
 from carme_runtime.pipeline.simulation import Channel
@@ -71,7 +71,7 @@ class Passes:
         self._own = {p: [by_name[operators[at].name] for at in made.pieces.span(p)] for p in self._pieces}
         self._functions: dict[tuple[int, bool], Any] = {}
         self._post = Post(made, line.mailboxes(boxes_of(made, ranks)), self._packed, self._unpacked)
-        self._schedules: dict[int, Schedule] = {}
+        self._schedules = Schedules(made.schedule, made.pieces.channels, made.slots)
         self._held: dict[tuple[int, int], _Held] = {}
         self._outputs: list[list[Any]] = []
         self._gradients: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class Passes:
     def train(self, batch: Batch) -> dict[str, Any]:
         """All passes of a step; gradients of this rank's variables, by name."""
         self._gradients, self._held = {}, {}
-        schedule = self._schedule(len(batch.shares))
+        schedule = self._schedules.of(len(batch.shares))
         with profile.pipeline_step(self.stage, schedule.bubble):
             for action in schedule.actions[self.stage]:
                 self._do(action, batch)
@@ -111,15 +111,6 @@ class Passes:
         self._post.flush()
         tf = self._tf
         return [tf.concat(parts, 0) for parts in zip(*self._outputs, strict=True)]
-
-    def _schedule(self, micro_batches: int) -> Schedule:
-        """The plan's, or for the last, smaller batch one with fewer micro-batches."""
-        planned = self._plan.schedule
-        if micro_batches not in self._schedules:
-            made = make(planned.name, planned.ranks, micro_batches)
-            simulate(made, self._plan.pieces.channels, slots=self._plan.slots)  # that it ends
-            self._schedules[micro_batches] = made
-        return self._schedules[micro_batches]
 
     def sizes(self, samples: int) -> list[int]:
         """Of the micro-batches of a batch."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime import profile
-from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.examples import check_inputs, example_of
 from carme_runtime.onnx.library import library
@@ -21,6 +20,7 @@ from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.plans import plan
 from carme_runtime.onnx.running import Runner, joined, micro_batches
 from carme_runtime.onnx.tracing import trace
+from carme_runtime.subcommands import add_subcommand, exit_code
 from carme_runtime.traces.launch import Tracing, prepare
 from carme_runtime.traces.launch import add_options as add_trace_options
 
@@ -28,16 +28,7 @@ from carme_runtime.traces.launch import add_options as add_trace_options
 def main(arguments: list[str], program: str = "python -m carme_runtime.onnx") -> int:
     """Run one command; 0: done, 1: it cannot be done."""
     options = parser(program).parse_args(arguments)
-    try:
-        options.run(options)
-    except CarmeRuntimeError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        return 128 + signal.SIGPIPE
-    return 0
+    return exit_code(program, lambda: options.run(options))
 
 
 def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
@@ -46,8 +37,7 @@ def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace], None], words: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
-        command.set_defaults(run=run)
+        command = add_subcommand(commands, name, run, words)
         _add_common(command)
         return command
 

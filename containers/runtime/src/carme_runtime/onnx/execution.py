@@ -5,6 +5,7 @@ has a number, which its tokens carry: tasks with several inputs take those of on
 """
 
 import pickle
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,13 @@ def same_number(*tokens: Any) -> bool:
     return all(token[0] == tokens[0][0] for token in tokens)
 
 
+def _shared(plan: Plan, outputs: Sequence[str]) -> frozenset[str]:
+    """Names of the values that more than one reader needs: tasks, and the results."""
+    counts = Counter(name for names in plan.edges.values() for name in names)
+    counts.update(outputs)
+    return frozenset(name for name, count in counts.items() if count > 1)
+
+
 class Pipeline:
     """The net of a plan.
 
@@ -209,14 +217,8 @@ class Pipeline:
         self._given, self._script = (plan, tuple(results), folder, threads), folder / f"{_MODULE}.py"
         self.net.origin = (_MODULE, str(self._script))
         files = [folder / f"{task.name}.onnx" for task in plan.tasks]
-        counts: dict[str, int] = {}
-        for names in plan.edges.values():
-            for name in names:
-                counts[name] = counts.get(name, 0) + 1
         outputs = [name for name in dict.fromkeys(results) if name in plan.maker]
-        for name in outputs:
-            counts[name] = counts.get(name, 0) + 1
-        shared = frozenset(name for name, count in counts.items() if count > 1)
+        shared = _shared(plan, outputs)
         waiting = _WAITING * sum(plan.workers.values())
         places = {
             (maker, task): self.net.place(

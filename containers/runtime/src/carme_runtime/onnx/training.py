@@ -97,11 +97,7 @@ def fit(
     _check(mode, epochs, staleness, compensation)
     criterion = _named(LOSSES, loss, "loss")
     make = _named(OPTIMIZERS, optimizer, "optimizer")
-    module = to_torch(source)
-    if isinstance(loss, str) and loss in _LAST:
-        module.leave_out(_LAST[loss])
-    if not list(module.parameters()):
-        raise OnnxError("The model has no weights that could be trained.", "Train another model.")
+    module = _trainable(source, loss)
     stepping = make(module.parameters(), lr=learning_rate, **settings)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     module.train()
@@ -110,17 +106,21 @@ def fit(
     if mode == "async" and ranks > 1:
         made.losses += _train_asynchronously(module, stepping, criterion, batches, staleness, compensation)
     else:
-        if ranks > 1:
-            from carme_runtime.torch import parallelize
-
-            parallelize(module, stepping)
-        made.losses += [
-            _step(module, stepping, criterion, inputs, targets, rank, ranks) for inputs, targets in batches
-        ]
+        made.losses += _train_synchronously(module, stepping, criterion, batches, rank, ranks)
     if not made.losses:
         raise OnnxError("There is no data to train with.", "Give pairs of inputs and targets.")
     module.eval()
     return made
+
+
+def _trainable(source: Any, loss: str | Callable[..., torch.Tensor]) -> OnnxModule:
+    """The module, without the end that the loss works out itself. Raises OnnxError if it has no weights."""
+    module = to_torch(source)
+    if isinstance(loss, str) and loss in _LAST:
+        module.leave_out(_LAST[loss])
+    if not list(module.parameters()):
+        raise OnnxError("The model has no weights that could be trained.", "Train another model.")
+    return module
 
 
 def _check(mode: str, epochs: int, staleness: int, compensation: float) -> None:
@@ -204,6 +204,22 @@ def _loss(
     if isinstance(outputs, torch.Tensor) and outputs.ndim > 2 and targets.ndim < 2:
         outputs = outputs.flatten(1)  # scores with pixels of which there is one
     return criterion(outputs, targets)
+
+
+def _train_synchronously(
+    module: OnnxModule,
+    optimizer: torch.optim.Optimizer,
+    criterion: Callable[..., torch.Tensor],
+    batches: Iterator[tuple[Any, Any]],
+    rank: int,
+    ranks: int,
+) -> list[float]:
+    """Each rank takes its share of every batch; the losses of the steps."""
+    if ranks > 1:
+        from carme_runtime.torch import parallelize
+
+        parallelize(module, optimizer)
+    return [_step(module, optimizer, criterion, inputs, targets, rank, ranks) for inputs, targets in batches]
 
 
 def _train_asynchronously(

@@ -9,13 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph.show import columns, size_text
 from carme_runtime.petri import control, frames, journal
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.net import Net
 from carme_runtime.petri.run import Run
 from carme_runtime.petri.scripts import net_in
+from carme_runtime.subcommands import add_subcommand, exit_code
 
 #: Seconds between two looks at a run of another program.
 _EVERY = 0.5
@@ -26,15 +26,7 @@ _CLEAR = "\x1b[H\x1b[2J"
 def main(arguments: list[str] | None = None, program: str = "python -m carme_runtime.petri") -> int:
     """Run one command; 0: done, 1: it cannot be done."""
     options = parser(program).parse_args(arguments)
-    try:
-        return options.run(options)
-    except CarmeRuntimeError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 128 + signal.SIGINT
-    except BrokenPipeError:
-        return 128 + signal.SIGPIPE
+    return exit_code(program, lambda: options.run(options))
 
 
 def parser(program: str = "carme net") -> argparse.ArgumentParser:
@@ -43,8 +35,7 @@ def parser(program: str = "carme net") -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
-        command.set_defaults(run=run)
+        command = add_subcommand(commands, name, run, words)
         command.add_argument("--json", action="store_true", help="print JSON for programs")
         return command
 

@@ -4,7 +4,7 @@ from carme_runtime.pipeline.partition import Request, plan
 from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.plans import Plan, Stage
 from carme_runtime.pipeline.schedules import KINDS, Action, Kind, PlanError, Schedule, make
-from carme_runtime.pipeline.simulation import Run, chain, held, simulate, slots_needed
+from carme_runtime.pipeline.simulation import Run, Schedules, chain, held, simulate, slots_needed
 
 __all__ = [
     "KINDS",
@@ -16,6 +16,7 @@ __all__ = [
     "Request",
     "Run",
     "Schedule",
+    "Schedules",
     "Stage",
     "chain",
     "held",

@@ -11,6 +11,7 @@ from carme_runtime.pipeline.schedules import (
     Action,
     PlanError,
     Schedule,
+    make,
 )
 
 Channel = tuple[int, int]  # from a piece, to a piece
@@ -199,3 +200,25 @@ def _needs(
 
 def _named(action: Action) -> str:
     return f"{action.kind} of piece {action.piece}, micro-batch {action.micro}"
+
+
+class Schedules:
+    """A plan's schedule, and ones like it for batches of fewer micro-batches.
+
+    Args:
+        planned: The schedule of a whole batch.
+        channels: Between which pieces messages travel.
+        slots: For messages, by channel.
+    """
+
+    def __init__(self, planned: Schedule, channels: Iterable[Channel], slots: Mapping[Channel, int]) -> None:
+        self._planned, self._channels, self._slots = planned, tuple(channels), slots
+        self._made: dict[int, Schedule] = {}
+
+    def of(self, micro_batches: int) -> Schedule:
+        """The one for so many micro-batches. Raises PlanError if it would not end."""
+        if micro_batches not in self._made:
+            made = make(self._planned.name, self._planned.ranks, micro_batches)
+            simulate(made, self._channels, slots=self._slots)  # that it ends
+            self._made[micro_batches] = made
+        return self._made[micro_batches]

@@ -60,7 +60,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.ranks import leftovers
 from carme_runtime.ranks.cores import in_order
 from carme_runtime.ranks.environment import without_secrets
-from carme_runtime.ranks.keeper import Keeper
+from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
 from carme_runtime.ranks.outputs import Outputs
 from carme_runtime.ranks.shell import Shell
 from carme_runtime.ranks.waiting import when_ended
@@ -91,7 +91,7 @@ class Node:
 
     def __init__(self, environment: Mapping[str, str], address: str, key_file: Path | None = None) -> None:
         self._environment = dict(environment)
-        self._keeper = Keeper()
+        self._cleanup = OrphanCleanup()
         self._runs: dict[str, _Run | Shell] = {}
         self._begun = 0  # runs
         self._cleaning: set[asyncio.Task[None]] = set()
@@ -125,7 +125,7 @@ class Node:
             reply({"type": "port", "port": self._free_port()})
         elif request["type"] == "start" and not run:
             self._begun += 1
-            run = _Run(self._keeper, self._node_environment(), self.host, reply, self._begun)
+            run = _Run(self._cleanup, self._node_environment(), self.host, reply, self._begun)
             self._add(channel, run)
             run.start(request)
         elif request["type"] == "clean":
@@ -145,7 +145,7 @@ class Node:
 
     def _open_shell(self, channel: str, request: dict[str, Any], reply: Reply) -> None:
         try:
-            shell = Shell(self._keeper, without_secrets(self._environment), reply, request)
+            shell = Shell(self._cleanup, without_secrets(self._environment), reply, request)
         except OSError as error:
             reply(
                 {"type": "refused", "message": f"No shell can be started on {self.host}: {error.strerror}."}
@@ -196,7 +196,7 @@ class Node:
         for run in runs:
             run.stop()
         await asyncio.gather(*(run.over for run in runs))
-        self._keeper.close()
+        self._cleanup.close()
 
     def _node_environment(self) -> dict[str, str | None]:
         return {name: self._environment.get(name) for name in NODE_VARIABLES}
@@ -248,14 +248,14 @@ class _Rank:
 class _Run:
     def __init__(
         self,
-        keeper: Keeper,
+        cleanup: OrphanCleanup,
         node_environment: dict[str, str | None],
         host: str,
         reply: Reply,
         number: int,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._keeper = keeper
+        self._cleanup = cleanup
         self._node_environment = node_environment
         self._host = host
         self._reply = reply
@@ -281,9 +281,9 @@ class _Run:
             if value is not None:
                 base[name] = value
         base[leftovers.MARK] = leftovers.mark(self.number)
-        self._keeper.begin()
+        self._cleanup.begin()
         for rank in request["ranks"]:
-            self._keeper.expect(f"{leftovers.MARK}={base[leftovers.MARK]}")
+            self._cleanup.expect(f"{leftovers.MARK}={base[leftovers.MARK]}")
             try:
                 with _pinned(rank.get("cpus"), bool(rank.get("memory"))):
                     process = subprocess.Popen(
@@ -303,7 +303,7 @@ class _Run:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 self._refuse(f"{command[0]} cannot be started on {self._host}: {reason}.")
                 return
-            self._keeper.watch(process.pid)
+            self._cleanup.watch(process.pid)
             self._add(_Rank(rank["rank"], process))
 
     def signal(self, number: signal.Signals) -> None:
@@ -368,7 +368,7 @@ class _Run:
             self._grace.cancel()
         self.signal(signal.SIGKILL)  # children that ranks left behind
         for rank in self._ranks:
-            self._keeper.forget(rank.process.pid)
+            self._cleanup.forget(rank.process.pid)
             rank.process.wait()
         self._reaped = True
         self._outputs.end_soon()

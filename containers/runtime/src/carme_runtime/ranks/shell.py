@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any
 
 from carme_runtime.ranks import terminal
-from carme_runtime.ranks.keeper import Keeper
+from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
 from carme_runtime.ranks.outputs import Outputs
 from carme_runtime.ranks.waiting import when_ended
 
@@ -34,13 +34,13 @@ class Shell:
 
     def __init__(
         self,
-        keeper: Keeper,
+        cleanup: OrphanCleanup,
         environment: Mapping[str, str],
         reply: Callable[[dict[str, Any]], None],
         request: dict[str, Any],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._keeper = keeper
+        self._cleanup = cleanup
         self._reply = reply
         self._outputs = Outputs(self._settle)
         self._waiting = bytearray()
@@ -52,11 +52,11 @@ class Shell:
         variables = {**environment, **request["environment"]}
         for name in PROMPT_VARIABLES:
             variables.pop(name, None)
-        keeper.begin()
+        cleanup.begin()
         start = _on_terminal if request["size"] else _on_pipes
         self._process, inlet, outlets = start(command, variables, request["size"])
         self._inlet: IO[bytes] | None = inlet
-        keeper.watch(self._process.pid)
+        cleanup.watch(self._process.pid)
         os.set_blocking(inlet.fileno(), False)
         for stream, pipe in outlets.items():
             self._outputs.add(pipe, functools.partial(self._show, stream))
@@ -129,7 +129,7 @@ class Shell:
 
     def _ended(self, code: int) -> None:
         self._code = code
-        self._keeper.forget(self._process.pid)
+        self._cleanup.forget(self._process.pid)
         self._process.wait()
         self._close_inlet()
         if self._grace:

@@ -149,7 +149,7 @@ class GpuProcessGroup(ProcessGroupCarme):
         super().__init__(context, group, ranks, timeout)
         self._staging, self._ranks, self._store = staging, ranks, store
         self._nccl: Any = None
-        self._told = False  # the others, where this rank's GPU is
+        self._announced = False  # the others, where this rank's GPU is
         self._apart: dict[int | None, bool] = {}  # whether all members, or this one and another, share none
         self._orders: queue.SimpleQueue[Callable[[ProcessGroupCarme], None] | None] = queue.SimpleQueue()
         self._stager: threading.Thread | None = None
@@ -185,8 +185,8 @@ class GpuProcessGroup(ProcessGroupCarme):
 
         Those come here, and each tells where its GPU is before it looks for the others.
         """
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             properties = torch.cuda.get_device_properties(device)
             place = f"{socket.gethostname()} {getattr(properties, 'uuid', device.index)}"
             self._store.set(f"carme-gpu-{self.rank()}", place)

@@ -19,7 +19,7 @@ from carme_runtime.activity import doing
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import Mailboxes
-from carme_runtime.pipeline import KINDS, Plan, Schedule, make, simulate
+from carme_runtime.pipeline import KINDS, Plan, Schedule, Schedules
 from carme_runtime.pipeline.messages import Post, boxes_of
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from carme_runtime.torch import messages
@@ -115,7 +115,7 @@ class Passes:
         self._own_masks = {n for p in self._pieces.values() for kind, n in p.arguments if kind == "mask"}
         boxes = Mailboxes(run.context, group, boxes_of(made, ranks), run.timeout) if group else None
         self._post = Post(made, boxes, messages.pack, self._unpacked)
-        self._schedules: dict[int, Schedule] = {}
+        self._schedules = Schedules(made.schedule, made.pieces.channels, made.slots)
         self._held: dict[tuple[int, int], _Held] = {}
         self._tensors: dict[str, torch.Tensor] = {}
         self._losses: list[torch.Tensor] = []
@@ -350,11 +350,7 @@ class Passes:
         micro_batches = -(-samples // self._plan.micro_samples)
         if KINDS[planned.name].multiple_of_ranks:
             micro_batches = planned.micro_batches
-        if micro_batches not in self._schedules:
-            made = make(planned.name, planned.ranks, micro_batches)
-            simulate(made, self._plan.pieces.channels, slots=self._plan.slots)  # that it ends
-            self._schedules[micro_batches] = made
-        return self._schedules[micro_batches]
+        return self._schedules.of(micro_batches)
 
     def _masks(
         self, total: int, before: int, offsets: list[int], sizes: list[int]

@@ -53,7 +53,7 @@ class Gpi2Context:
         self._lock = threading.Lock()
         self._closed = False
         self.mail = Mail(self, self._segments, self._queues, timeout)
-        self.mail.when_told = self._group_told
+        self.mail.on_message = self._on_group_message
         self.mail.start()
 
     # What joining and groups need
@@ -93,7 +93,7 @@ class Gpi2Context:
         with self._lock:
             self._groups.pop(key, None)
 
-    def _group_told(self, sender: int, content: bytes) -> None:
+    def _on_group_message(self, sender: int, content: bytes) -> None:
         with self._lock:
             group = self._groups.get(int.from_bytes(content[:8], "little"))
         if group:
@@ -463,7 +463,7 @@ def start(
             library.call("config_get", ctypes.byref(config))
             config.sn_port = port
             library.call("config_set", config)
-            reported = _told(rank, size, hosts)
+            reported = _started_by_gaspi_run(rank, size, hosts)
         with reported:
             code = library.raw("proc_init", milliseconds)
         if code == TIMEOUT:
@@ -484,7 +484,7 @@ def start(
 
 
 @contextlib.contextmanager
-def _told(rank: int, size: int, hosts: Sequence[str]) -> Iterator[None]:
+def _started_by_gaspi_run(rank: int, size: int, hosts: Sequence[str]) -> Iterator[None]:
     """The variables that gaspi_run sets, while GPI-2 starts."""
     with tempfile.TemporaryDirectory(prefix="carme-gpi2-") as folder:
         machines = Path(folder) / "machines"

@@ -47,7 +47,7 @@ class Mail:
         self._early: dict[tuple[int, int], bytes] = {}  # by sender and number
         self._partial: list[tuple[int, int, bytearray] | None] = [None] * ranks
         self._closed = False
-        self.when_told: Callable[[int, bytes], None] = lambda sender, content: None
+        self.on_message: Callable[[int, bytes], None] = lambda sender, content: None
         for rank in range(ranks):
             if rank != context.rank:
                 context.segment_register_reserved(segment, rank, timeout)
@@ -231,7 +231,7 @@ class Mail:
 
     def _deliver(self, sender: int, key: int, message: bytearray) -> None:
         if key == ABORTS:
-            self.when_told(sender, bytes(message))
+            self.on_message(sender, bytes(message))
             return
         with self._changed:
             self._inboxes[sender, key].append(message)

@@ -13,14 +13,14 @@ from carme.wording import number
 from carme_webui.sessions.models import query_of
 from carme_webui.start_times import AT_ONCE, expected_start
 
-__all__ = ["Prospect", "gpu_hours", "prospects"]
+__all__ = ["StartEstimate", "gpu_hours", "start_estimates"]
 
 # One that is earlier by less is not worth a change.
 WORTH = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
-class Prospect:
+class StartEstimate:
     """An answer of Slurm's.
 
     Attributes:
@@ -55,7 +55,7 @@ class Prospect:
         return query_of(self.options)
 
 
-def prospects(options: SessionOptions, user: str, broker: BrokerClient) -> list[Prospect]:
+def start_estimates(options: SessionOptions, user: str, broker: BrokerClient) -> list[StartEstimate]:
     """What Slurm says to a wish, and to smaller ones that would begin earlier.
 
     Raises:
@@ -89,7 +89,7 @@ def _smaller(options: SessionOptions) -> Iterator[tuple[SessionOptions, str]]:
         yield options.model_copy(update={"minutes": minutes}), minutes_text(minutes)
 
 
-def _ask(options: SessionOptions, user: str, broker: BrokerClient, words: str = "") -> Prospect:
-    request = options.request(name="prospect", command=["true"], environment={})
+def _ask(options: SessionOptions, user: str, broker: BrokerClient, words: str = "") -> StartEstimate:
+    request = options.request(name="estimate", command=["true"], environment={})
     start, earliest, refusal = expected_start(request, user, broker)
-    return Prospect(options, start, earliest, words, refusal)
+    return StartEstimate(options, start, earliest, words, refusal)

@@ -17,7 +17,7 @@ from pathlib import Path
 STARTED, LOOK = 2.0, 0.02
 
 
-class Keeper:
+class OrphanCleanup:
     """The agent's side. The process is started for the first group: most sessions never have one."""
 
     def __init__(self) -> None:
@@ -35,27 +35,27 @@ class Keeper:
 
     def expect(self, entry: str) -> None:
         """A group is about to start whose leader's environment has the entry `NAME=VALUE`; empty: none is."""
-        self._tell(f"?{entry}\n")
+        self._send(f"?{entry}\n")
 
     def watch(self, group: int) -> None:
         """Kill `group`, which has just been started, should this process die."""
-        self._tell(f"+{group}\n")
+        self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
         """`group` is over. Must be said before its number can be used again."""
-        self._tell(f"-{group}\n")
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """End the keeper."""
+        """End the process that cleans up."""
         if self._process is not None:
             assert self._process.stdin
             self.expect("")
             self._process.stdin.close()
             self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process and self._process.stdin
-        with contextlib.suppress(BrokenPipeError):  # somebody killed the keeper: the run itself can go on
+        with contextlib.suppress(BrokenPipeError):  # somebody killed the cleanup: the run itself can go on
             self._process.stdin.write(line.encode())
 
 

@@ -1,0 +1,36 @@
+"""Programs on hosts of tests, whose failures are reported with what they printed."""
+
+import subprocess
+from collections.abc import Mapping
+
+#: Where podman and its helpers are, whatever the caller's own PATH.
+PROGRAMS = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def run_on(
+    host: str,
+    command: list[str],
+    *,
+    environment: Mapping[str, str],
+    data: str | None,
+    check: bool,
+    timeout: float,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program; `command` brings it to the host.
+
+    Raises:
+        AssertionError: It did not end with 0, and `check` is set.
+    """
+    done = subprocess.run(
+        command,
+        env={"PATH": PROGRAMS, **environment},
+        input=data if data is not None else "",
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if check and done.returncode:
+        message = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        raise AssertionError(f"{command} on {host} ended with {done.returncode}:\n{message}")
+    return done
