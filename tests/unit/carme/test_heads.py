@@ -317,7 +317,7 @@ def test_files_of_sqlite_cannot_be_shared(tmp_path: Path) -> None:
         require_two_heads(load(config))
 
 
-def test_a_host_that_is_no_head_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_that_is_no_head_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = load(configured(tmp_path / "head", "postgresql:///x"))
     assert own_name(settings) == socket.gethostname()
     monkeypatch.setattr(socket, "gethostname", lambda: "other.example.org")

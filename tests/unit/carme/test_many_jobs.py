@@ -54,7 +54,7 @@ def test_places_are_those_that_counting_gives(seed: int) -> None:
     assert even == {number: place for number, place in counted(jobs).items() if number % 2 == 0}
 
 
-async def test_clients_get_the_jobs_that_changed_since_they_asked_in_that_order() -> None:
+async def test_clients_get_the_jobs_that_changed_after_a_number_in_that_order() -> None:
     class Slurm:
         has_many_jobs = False
 

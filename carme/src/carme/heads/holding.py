@@ -25,7 +25,7 @@ RENEW, GIVE_UP = 0.2, 0.8
 
 
 def hold(settings: Settings, lease: Lease, me: str) -> int:
-    """Renew the lease until told to stop; an exit code.
+    """Renew the lease until a signal comes; an exit code.
 
     0: stopped by a signal, the lease stays ours. 3: another head has it. 1: it could not be renewed in time.
     In the latter two cases systemd stops the services, which are bound to this one.
@@ -37,7 +37,7 @@ def hold(settings: Settings, lease: Lease, me: str) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    asked = _now()
+    began = _now()
     holder = lease.renew()
     if holder is None:
         return _another_is_active(lease)
@@ -45,15 +45,15 @@ def hold(settings: Settings, lease: Lease, me: str) -> int:
         address.take(settings.heads.address, settings.heads.interface)
     _notify(f"READY=1\nSTATUS=Active in epoch {holder.epoch}.")
     print(f"{me} is the active head (epoch {holder.epoch}).", flush=True)
-    renewed = asked
+    renewed = began
     while not stopped.wait(RENEW * lease.seconds):
-        asked = _now()
+        began = _now()
         # A host that slept finds here, before it does anything else, that its time is over.
-        if asked - renewed <= GIVE_UP * lease.seconds:
+        if began - renewed <= GIVE_UP * lease.seconds:
             try:
                 if lease.renew() is None:
                     return _another_is_active(lease)
-                renewed = asked
+                renewed = began
                 continue
             except CarmeError as error:
                 print(f"The lease cannot be renewed: {error}", file=sys.stderr, flush=True)
