@@ -308,8 +308,7 @@ async def load(
     return times
 
 
-def main() -> int:
-    """Measure and print."""
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -321,7 +320,12 @@ def main() -> int:
         parser.add_argument(f"--{name}", type=int, help=f"how many (default: {globals()[name.upper()]})")
     parser.add_argument("--year", action="store_true", help="bookings of a year in place of some days")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure and print."""
+    options = _options()
     if options.quick:
         globals()["PAST"] = PAST // 10
     for name in ("users", "past", "current", "bookings", "nodes"):

@@ -394,54 +394,81 @@ def test_the_proxy_sends_what_must_not_be_repeated_into_fresh_connections(tmp_pa
     assert len({first, post, delete}) == 3
 
 
-# The clocks of a proxy, shortened to a tenth of a second. The request takes half a second.
+# The limit of a request, shortened to a tenth of a second, and `limitExceeded`, which returns when every
+# request that had begun before its call has exceeded it and was checked: a server that has this limit has
+# ended two requests, one after the other. So nothing waits for a fixed time, and no pause matters.
 SHORT = """
-const http = require("node:http"), create = http.createServer;
-const short = { requestTimeout: 100, headersTimeout: 100, connectionsCheckingInterval: 20 };
-short.keepAliveTimeout = 100;
-http.createServer = (options, ...rest) => create({ ...short, ...options }, ...rest);
+const http = require("node:http"), net = require("node:net"), create = http.createServer;
+const short = { requestTimeout: 100, connectionsCheckingInterval: 20 };
+http.createServer = (options, ...rest) =>
+  typeof options === "object" ? create({ ...short, ...options }, ...rest) : create(short, options, ...rest);
+const HALF = "PUT / HTTP/1.1\\r\\nHost: a\\r\\nContent-Length: 2\\r\\n\\r\\na";
+const ended = (port) => new Promise((resolve) => {
+  const sent = net.connect(port, "127.0.0.1");
+  sent.on("error", () => {}).on("close", resolve).resume().write(HALF);
+});
+globalThis.limitExceeded = () => new Promise((resolve) => {
+  const server = create(short, (request) => request.resume());
+  server.listen(0, "127.0.0.1", async () => {
+    await ended(server.address().port);
+    await ended(server.address().port);
+    server.close();
+    resolve();
+  });
+});
 """
 UPLOAD = """
 const http = require("node:http"), net = require("node:net");
-const answer = (asked, reply) => asked.resume().on("end", () => reply.end("taken"));
+let sent;
+const answer = async (request, reply) => {
+  request.on("data", () => {}).on("end", () => reply.end("received"));
+  await limitExceeded();
+  sent.write("b");
+};
 http.createServer({ keepAlive: true }, answer).listen(0, "127.0.0.1", function () {
-  const sent = net.connect(this.address().port);
-  const headers = `X: ${"x".repeat(10000)}\\r\\n`.repeat(4);
+  let all = "";
+  sent = net.connect(this.address().port, "127.0.0.1");
+  const headers = `Connection: close\\r\\n${`X: ${"x".repeat(10000)}\\r\\n`.repeat(4)}`;
   sent.write(`PUT / HTTP/1.1\\r\\nHost: a\\r\\n${headers}Content-Length: 2\\r\\n\\r\\na`);
-  setTimeout(() => sent.write("b"), 500);
-  sent.on("data", (data) => { console.log(String(data)); process.exit(); });
+  sent.on("data", (data) => (all += data)).on("error", (error) => (all += error));
+  sent.on("close", () => { console.log(all); process.exit(); });
 });
 """
-# Events that are far between, and a WebSocket in which nothing is said for a while.
+# Events that are far between, and a WebSocket in which nothing is sent for a while.
 SILENT = """
 const http = require("node:http"), net = require("node:net");
 const UPGRADE = "Connection: upgrade\\r\\nUpgrade: websocket\\r\\n";
-const server = http.createServer((asked, reply) => {
+const server = http.createServer(async (request, reply) => {
   reply.write("first");
-  setTimeout(() => reply.end("last"), 500);
+  await limitExceeded();
+  reply.end("last");
 });
-server.on("upgrade", (asked, socket) => {
+server.on("upgrade", async (request, socket) => {
+  socket.on("error", () => {});
   socket.write(`HTTP/1.1 101 Switching Protocols\\r\\n${UPGRADE}\\r\\n`);
   socket.on("data", (data) => socket.end(`${data} back`));
+  await limitExceeded();
+  late.write("late");
 });
-const heard = (text, later) => new Promise((resolve) => {
-  const asking = net.connect(server.address().port);
+let late;
+const heard = (text) => new Promise((resolve) => {
+  const sent = net.connect(server.address().port, "127.0.0.1");
   let all = "";
-  asking.write(`GET / HTTP/1.1\\r\\nHost: a\\r\\n${text}\\r\\n`);
-  if (later) setTimeout(() => asking.write(later), 500);
-  asking.on("data", (data) => (all += data)).on("close", () => resolve(all));
-  asking.on("error", (error) => (all += error));
+  sent.write(`GET / HTTP/1.1\\r\\nHost: a\\r\\n${text}\\r\\n`);
+  sent.on("data", (data) => (all += data)).on("close", () => resolve(all));
+  sent.on("error", (error) => (all += error));
+  late = sent;
 });
 server.listen(0, "127.0.0.1", async () => {
-  const asked = [heard("Connection: close\\r\\n"), heard(UPGRADE, "late")];
-  console.log(JSON.stringify(await Promise.all(asked)));
+  const received = [heard("Connection: close\\r\\n"), heard(UPGRADE)];
+  console.log(JSON.stringify(await Promise.all(received)));
   process.exit();
 });
 """
 
 
 def of_the_proxy(program: str, folder: Path) -> str:
-    """What a program prints that is started as the proxy is, with its clocks shortened."""
+    """What a program prints that is started as the proxy is, with its limits shortened."""
     unit = (ANSIBLE / "roles/hub/templates/carme-proxy.service.j2").read_text()
     (size,) = re.findall(r"--max-http-header-size=\d+", unit)
     names = re.findall(r"--require /opt/carme/proxy/(\S+)", unit)
@@ -458,13 +485,22 @@ def of_the_proxy(program: str, folder: Path) -> str:
 
 def test_the_proxy_takes_long_uploads_and_large_headers(tmp_path: Path) -> None:
     printed = of_the_proxy(UPLOAD, tmp_path)
-    assert printed.startswith("HTTP/1.1 200") and printed.strip().endswith("taken")
+    assert printed.startswith("HTTP/1.1 200") and printed.strip().endswith("received")
 
 
 def test_the_proxy_ends_nothing_that_is_silent(tmp_path: Path) -> None:
     events, channel = json.loads(of_the_proxy(SILENT, tmp_path))
     assert "first" in events and "last" in events
     assert channel.endswith("late back")
+
+
+def test_the_proxy_expects_headers_within_a_minute(tmp_path: Path) -> None:
+    program = """
+    const http = require("node:http"), none = () => {};
+    const servers = [http.createServer(none), http.createServer({ keepAlive: true }, none)];
+    console.log(JSON.stringify(servers.map((server) => [server.requestTimeout, server.headersTimeout])));
+    """
+    assert json.loads(of_the_proxy(program, tmp_path)) == [[0, 60_000], [0, 60_000]]
 
 
 def test_the_proxy_takes_addresses_of_any_bytes(tmp_path: Path) -> None:

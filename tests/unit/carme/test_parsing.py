@@ -178,9 +178,10 @@ def test_a_job_that_lost_a_node_is_one_job_in_the_accounting() -> None:
 
 
 def test_cluster() -> None:
-    cluster = parsing.cluster(
-        *(Path(__file__).with_name(f"{name}.txt").read_text() for name in ("nodes", "partitions"))
+    nodes, partitions = (
+        Path(__file__).with_name(f"{name}.txt").read_text() for name in ("nodes", "partitions")
     )
+    cluster = parsing.cluster(nodes, partitions)
     gpu, long, cpu = cluster.partitions
     assert (gpu.default, gpu.max_minutes, gpu.node_names) == (True, 1440, ["n1", "n2"])
     assert (long.default, long.max_minutes, cpu.state) == (False, None, "DOWN")

@@ -1,5 +1,6 @@
 """What the broker saves of sessions, and for how long; and how its estimates are judged."""
 
+import asyncio
 import contextlib
 import getpass
 import os
@@ -7,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -137,6 +139,22 @@ async def test_what_a_full_disk_did_not_take_is_stored_later(
         await book.save()
         async with book_at(tmp_path, clock) as other:
             assert other.session("s1", "ada").state is SessionState.READY
+
+
+async def test_what_waits_to_be_written_when_the_broker_ends_is_stored(tmp_path: Path) -> None:
+    async with book_at(tmp_path, lambda: datetime.now(UTC)) as book:
+        book.observe([facts_of(1)], None)
+        go_on = threading.Event()
+        busy = asyncio.create_task(book._store._run(go_on.wait))
+        saving = asyncio.create_task(book.save())
+        await asyncio.sleep(0)  # both have reached the store's one thread
+        saving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await saving
+        go_on.set()
+        await busy
+    async with book_at(tmp_path, lambda: datetime.now(UTC)) as book:
+        assert [session.job_id for session in book.sessions(None, active=False)] == [1]
 
 
 async def test_a_store_that_cannot_be_opened_is_reported(tmp_path: Path) -> None:

@@ -149,7 +149,7 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
         async with page.context.expect_page() as opened:
             await tile.filter(has_text=name).click()
         other = await opened.value
-        await eventually(lambda path=path: front.asked[path], f"{name} leads to {path}")
+        await eventually(lambda path=path: front.questions[path], f"{name} leads to {path}")
         await other.close()
 
     # A web app of the user's own is there as soon as the page is looked at again, and gone with it.
@@ -182,5 +182,5 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     async with page.context.expect_page() as opened:
         await menu.get_by_role("menuitem", name="Hub Control Panel").click()
     await opened.value
-    await eventually(lambda: front.asked["/"], "it leads to the portal")
+    await eventually(lambda: front.questions["/"], "it leads to the portal")
     assert not complaints

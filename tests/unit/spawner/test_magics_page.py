@@ -68,12 +68,12 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     await page.clock.run_for(20_000)
     await expect(shown.first).to_contain_text("GPUs 90% used")
     await expect(shown.nth(5)).to_contain_text("GPUs 8% used")
-    before = front.asked["/jobs/7/use/"], front.asked["/jobs/123/use/"]
+    before = front.questions["/jobs/7/use/"], front.questions["/jobs/123/use/"]
     assert before[0] == 1
     front.pages["/jobs/8/use/"] = USE % (' hx-get="/jobs/8/use/"', 88)
     await page.clock.run_for(20_000)
     await expect(shown.nth(5)).to_contain_text("GPUs 88% used")
-    assert before == (front.asked["/jobs/7/use/"], front.asked["/jobs/123/use/"])
+    assert before == (front.questions["/jobs/7/use/"], front.questions["/jobs/123/use/"])
     assert not complaints
 
 

@@ -103,7 +103,9 @@ class Store:
         return True
 
     async def _run(self, work: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        # When the broker ends it cancels what waits. A write that the thread has not begun would be dropped
+        # with it, and its changes no longer count as unsaved; so it is done all the same, before the close.
+        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
 
     def _open(self) -> Stored:
         try:

@@ -5,58 +5,18 @@ import re
 import tomllib
 from ipaddress import ip_interface
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args, get_origin
-from urllib.parse import urlsplit
-from zoneinfo import ZoneInfo
+from typing import Literal, Self, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from carme.config.fields import AbsolutePath, BasePath, Listen, TimeZone, Url, Word
 from carme.errors import ConfigError
 from carme.wording import nearest, problem
 
 DEFAULT_PATH = Path("/etc/carme/carme.toml")
 
 _SECRET_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
-
-
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute():
-        raise ValueError(f"must be an absolute path, not '{path}'")
-    return path
-
-
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname or text.endswith("/"):
-        raise ValueError(f"must be like 'https://host:port' without a trailing slash, not {text!r}")
-    return text
-
-
-def _base_path(text: str) -> str:
-    if not (text.startswith("/") and text.endswith("/")):
-        raise ValueError(f"must begin and end with a slash, not {text!r}")
-    return text
-
-
-def _listen(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ValueError(f"must be like '127.0.0.1:8100', not {text!r}")
-    return text
-
-
-def _zone(name: str) -> str:
-    try:
-        ZoneInfo(name)
-    except (KeyError, ValueError, OSError):
-        raise ValueError(f"must be a time zone like 'Europe/Berlin' or 'UTC', not {name!r}") from None
-    return name
-
-
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-Url = Annotated[str, AfterValidator(_url)]
-Word = Annotated[str, Field(min_length=1)]
 
 
 class _Table(BaseModel):
@@ -68,7 +28,7 @@ class SiteSettings(_Table):
 
     name: Word = "Carme"
     url: Url
-    time_zone: Annotated[str, AfterValidator(_zone)] = "UTC"
+    time_zone: TimeZone = "UTC"
 
 
 class SlurmSettings(_Table):
@@ -255,7 +215,7 @@ class HubSettings(_Table):
     """`[hub]`: JupyterHub and its proxy."""
 
     listen: Url = "https://127.0.0.1:8081"
-    base_path: Annotated[str, AfterValidator(_base_path)] = "/jupyter/"
+    base_path: BasePath = "/jupyter/"
     proxy_url: Url = "http://127.0.0.1:8000"
     proxy_api_url: Url = "https://127.0.0.1:8001"
     database: Word = "sqlite:////var/lib/carme/hub/hub.sqlite"
@@ -270,7 +230,7 @@ class PortalSettings(_Table):
     pages; 0: one for each core, but at most four.
     """
 
-    listen: Annotated[str, AfterValidator(_listen)] = "127.0.0.1:8100"
+    listen: Listen = "127.0.0.1:8100"
     database: Word = "sqlite:////var/lib/carme/portal/portal.sqlite3"
     redis: Word = "redis+socket:///run/redis/redis-server.sock"
     state_directory: AbsolutePath = Path("/var/lib/carme/portal")

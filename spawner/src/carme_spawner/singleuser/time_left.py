@@ -48,7 +48,7 @@ class TimeLeft:
 
     def start(self) -> None:
         """Report from now on."""
-        self._task = asyncio.create_task(self._report())
+        self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
         """Report no more."""
@@ -77,7 +77,7 @@ class TimeLeft:
         """A page that was told of the end has saved its documents."""
         self._saved.release()
 
-    async def _report(self) -> None:
+    async def _run(self) -> None:
         from carme_spawner.singleuser.activity import Activity
 
         activity = Activity(self._server)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from carme_runtime.out_of_core.start import LIMIT
+from carme_runtime.out_of_core.environment import LIMIT
 
 _OTHER_BACKENDS = {
     "keras.src.backend.tensorflow": "TensorFlow", "keras.src.backend.jax": "JAX",
