@@ -380,7 +380,8 @@ async def test_the_own_address_of_a_connection_that_the_peer_has_closed(tmp_path
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=certificate.accepting)
     try:
-        link = await Link.connect(*server.sockets[0].getsockname(), FRAME_LIMIT, certificate.connecting)
+        host, port = server.sockets[0].getsockname()
+        link = await Link.connect(host, port, FRAME_LIMIT, certificate.connecting)
         with pytest.raises(LinkClosed):
             await asyncio.wait_for(link.receive(), PATIENCE)
         await asyncio.wait_for(until_forgotten(link), PATIENCE)
