@@ -29,7 +29,7 @@ class GraphSteps(Steps):
         self._tf: Any = import_module("tensorflow")
         self._sums = GraphSums(world)
         self._of_total = self._sums.of_total
-        self._counted: dict[str, Any] = {}  # what this rank has counted, as variables of the graph
+        self._local_totals: dict[str, Any] = {}  # what this rank has counted, as variables of the graph
         self._keeps = False
         model.train_function = model.test_function = None
 
@@ -59,14 +59,14 @@ class GraphSteps(Steps):
 
     def forget_local_logs(self, prefix: str) -> None:
         """Count this rank's own logs from zero: those of training, or those with the prefix `val_`."""
-        if prefix in self._counted:
-            self._counted[prefix].assign(self._tf.zeros_like(self._counted[prefix]))
+        if prefix in self._local_totals:
+            self._local_totals[prefix].assign(self._tf.zeros_like(self._local_totals[prefix]))
 
     def localize(self, logs: dict[str, Any], prefix: str) -> dict[str, Any]:
         """The logs with the values of this rank alone, where it has them; it has them with the prefix."""
         whole = flat_values(self._model.metrics_variables)
         own: dict[str, float] = {}
-        for kind, saved in self._counted.items():
+        for kind, saved in self._local_totals.items():
             own |= self._results(saved.numpy(), kind)
         assign_values(self._model.metrics_variables, whole)
         return {name: own.get(prefix + name, value) for name, value in logs.items()}
@@ -111,12 +111,12 @@ class GraphSteps(Steps):
         return {name: others[name] if name in others else metrics[name] for name in logs}
 
     def _keep(self, own: Any, prefix: str) -> None:
-        if prefix not in self._counted or self._counted[prefix].shape != own.shape:
+        if prefix not in self._local_totals or self._local_totals[prefix].shape != own.shape:
             with self._tf.init_scope():
-                self._counted[prefix] = self._tf.Variable(
+                self._local_totals[prefix] = self._tf.Variable(
                     np.zeros(own.shape), trainable=False, dtype="float64"
                 )
-        self._counted[prefix].assign_add(own)
+        self._local_totals[prefix].assign_add(own)
 
     def _counting(self, values: list[Any]) -> Any:
         """Values in one vector; zeros where this rank's share is empty."""
