@@ -49,6 +49,24 @@ def test_a_script_without_a_plan_gets_a_sentence(arguments: tuple[str, ...], sen
     assert "trained" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        ("raise OSError('the port is taken')", "The script failed before it called pipeline();"),
+        ("raise SystemExit(3)", "The script ended without a call of pipeline(),"),
+    ],
+)
+def test_a_script_that_fails_before_its_plan_shows_its_own_error_first(
+    tmp_path: Path, end: str, sentence: str
+):
+    (program := tmp_path / "script.py").write_text(f"import torch\n{end}\n")
+    done = carme_run("--plan", "-n", "1", str(program))
+    assert done.returncode in (1, 3)
+    errors, found, _ = done.stderr.partition(f"carme-run --plan: {sentence}")
+    assert found, done.stderr
+    assert ("OSError: the port is taken" in errors) == ("OSError" in end), done.stderr
+
+
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_keras_scripts_follow_the_command_line(monkeypatch: pytest.MonkeyPatch, backend: str):
     monkeypatch.setenv("KERAS_BACKEND", backend)

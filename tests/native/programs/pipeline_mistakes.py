@@ -43,6 +43,28 @@ def refused(sentence: str, call: Callable[[], Any]) -> None:
     raise AssertionError(f"nobody said: {sentence}")
 
 
+def dropping(share: float) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Dropout(share), nn.Linear(4, 3))
+
+
+def settings() -> None:
+    rank = dist.get_rank()
+    share = 0.1 + 0.4 * rank
+    refused("settings of layers differ", lambda: make(dropping(share)))
+    refused("settings of layers differ", lambda: make(dropping(share), whole_layers=["1"]))
+
+    def optimized(kind: type[torch.optim.Optimizer], rate: float) -> Any:
+        chosen = dropping(0.1)
+        return pipeline(chosen, kind(chosen.parameters(), lr=rate), example=INPUTS, stages=2, micro_batches=2)  # pyright: ignore
+
+    refused("different optimizers", lambda: optimized([torch.optim.SGD, torch.optim.Adam][rank], 0.1))
+    refused("different optimizers", lambda: optimized(torch.optim.SGD, 0.1 + 0.1 * rank))
+    torch.manual_seed(rank)  # ranks may begin with other numbers: they get those of rank 0
+    for whole in ([], ["1"]):
+        make(dropping(0.1), stages=2, micro_batches=2, whole_layers=whole)
+    optimized(torch.optim.Adam, 0.1)
+
+
 def mistakes() -> None:
     refused("2 ranks do not divide into pipelines of 3 stages. Use stages=2", lambda: make(stages=3))
     refused("Use micro_batches=4, or another", lambda: make(stages=2, micro_batches=5))
@@ -62,6 +84,7 @@ def mistakes() -> None:
     refused("no batch_norm='whole'", lambda: make(batch_norm="whole"))
     refused("parameters that the model does not have", lambda: make(of=nn.Linear(2, 2)))
     refused("Ranks have different models", lambda: make(model()[: 4 - dist.get_rank()]))
+    settings()
 
     refused("asked for different pipelines", lambda: make(stages=2, micro_batches=2 + 2 * dist.get_rank()))
 

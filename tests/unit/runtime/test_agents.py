@@ -1,5 +1,6 @@
 """The job fabric: who is let in, what happens when an agent goes."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -13,11 +14,14 @@ import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from carme.jobs.certificate import make_certificate
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric import local_socket
+from carme_runtime.fabric.frames import FRAME_LIMIT, Link, LinkClosed
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.fabric.tls import read_certificate
 from carme_runtime.key import read_key
@@ -152,6 +156,11 @@ def frame(message: object) -> bytes:
 GREETING = {"protocol": "carme-fabric-1", "challenge": "ab" * 32}
 
 
+def answer(peer: socket.socket) -> dict[str, Any]:
+    (length,) = struct.unpack("!I", peer.recv(4, socket.MSG_WAITALL))
+    return json.loads(peer.recv(length, socket.MSG_WAITALL))
+
+
 def refused(peer: socket.socket) -> bool:
     """Wait until the agent closes the connection."""
     try:
@@ -237,6 +246,11 @@ def test_nonsense_at_the_unix_socket_hurts_nobody_else(job: Job) -> None:
         client.connect(str(job.socket(1)))
         client.sendall(frame({"node": 0, "request": {"type": "start", "ranks": 7}}))
         job.first.wait_for_error("a request without sense")
+        client.settimeout(PATIENCE)
+        members, refusal, over = (answer(client) for _ in range(3))  # a client that waits for its run
+        assert "members" in members and over == {"node": 0, "event": {"type": "over"}}
+        assert refusal["event"]["type"] == "refused"
+        assert "cannot carry out what it was sent (KeyError('command'))" in refusal["event"]["message"]
     assert job.launch("--", "true", node=1).wait()[0] == 0
 
 
@@ -350,6 +364,32 @@ def test_what_the_agent_cannot_do_is_reported_in_one_sentence(tmp_path: Path) ->
         assert "Traceback" not in done.stderr
     assert agent("--key-file", "key", cwd=tmp_path).returncode == 2
     assert agent(*first, "--listen", "127.0.0.1", cwd=tmp_path).returncode == 2
+
+
+async def until_forgotten(link: Link) -> None:
+    """Until asyncio has let go of the socket, which is soon after the peer has closed the connection."""
+    while link._writer.get_extra_info("sockname"):
+        await asyncio.sleep(0.001)
+
+
+async def test_the_own_address_of_a_connection_that_the_peer_has_closed(tmp_path: Path) -> None:
+    certificate = read_certificate(private_file(tmp_path / "fabric.pem", make_certificate()))
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    server = await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=certificate.accepting)
+    try:
+        host, port = server.sockets[0].getsockname()
+        link = await Link.connect(host, port, FRAME_LIMIT, certificate.connecting)
+        with pytest.raises(LinkClosed):
+            await asyncio.wait_for(link.receive(), PATIENCE)
+        await asyncio.wait_for(until_forgotten(link), PATIENCE)
+        with pytest.raises(LinkClosed):
+            link.local_address()
+        link.close()
+    finally:
+        server.close()
 
 
 def test_members_are_in_natural_order() -> None:

@@ -87,9 +87,13 @@ def _refuse_training() -> None:
 
 
 def _note_missing_plan() -> None:
-    if os.environ.get("RANK", "0") == "0":
-        print(
-            "carme-run --plan: The script ended without a call of pipeline(), so there is no plan.",
-            file=sys.stderr,
-            flush=True,
-        )
+    if os.environ.get("RANK", "0") != "0":
+        return
+    # Set where an exception that nothing caught has ended the script, and has been printed.
+    failed = getattr(sys, "last_value", None) is not None
+    how = (
+        "failed before it called pipeline(); its error is above"
+        if failed
+        else ("ended without a call of pipeline()")
+    )
+    print(f"carme-run --plan: The script {how}, so there is no plan.", file=sys.stderr, flush=True)

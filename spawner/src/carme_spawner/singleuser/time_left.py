@@ -83,7 +83,7 @@ class TimeLeft:
         activity = Activity(self._server)
         while True:
             self._look(activity)
-            await self._report(activity)
+            await self._post(activity)
             due = time.monotonic() + REPORT_SECONDS
             while (left := due - time.monotonic()) > 0 and not self._now.is_set():
                 try:
@@ -100,7 +100,7 @@ class TimeLeft:
             # A kernel that is just being started has no activity yet; the reports must go on.
             self._server.log.exception("What is in use in this session could not be looked at.")
 
-    async def _report(self, activity: "Activity") -> None:
+    async def _post(self, activity: "Activity") -> None:
         more, self._more = self._more, {}
         try:
             self.status = await self._hub.post("activity", activity.report() | more)

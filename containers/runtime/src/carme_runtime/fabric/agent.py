@@ -253,6 +253,8 @@ class Agent:
             except (KeyError, TypeError, ValueError) as error:  # the client's fault, not that of the link
                 log.warning("dropped the run %s: a request without sense (%r)", channel, error)
                 self._node.end(channel)
+                for event in _refusal(self._node.host, error):  # whoever runs it must not wait for ever
+                    self._route(answer | {"event": event})
 
     def _set_members(self, members: Members) -> None:
         self._members = members
@@ -307,6 +309,13 @@ async def _let_in(
     except BaseException:
         link.close()
         raise
+
+
+def _refusal(host: str, error: Exception) -> list[Message]:
+    """What a client hears whose request cannot be carried out as it is."""
+    message = f"The agent of {host} cannot carry out what it was sent ({error!r})."
+    remedy = "Use the same version of Carme's runtime on all nodes."
+    return [{"type": "refused", "message": message, "remedy": remedy}, {"type": "over"}]
 
 
 async def _keep_alive(link: Link) -> None:

@@ -125,8 +125,11 @@ class Link:
         return self._writer.get_extra_info("socket").fileno()
 
     def local_address(self) -> str:
-        """The address of this host that the peer sees."""
-        return self._writer.get_extra_info("sockname")[0]
+        """The address of this host that the peer sees. Raises LinkClosed."""
+        name = self._writer.get_extra_info("sockname")
+        if not name:  # asyncio knows nothing of a TLS connection any more once the peer has closed it
+            raise LinkClosed("closed")
+        return name[0]
 
 
 def _seal(key: bytes, position: int, content: bytes) -> bytes:

@@ -122,8 +122,8 @@ async def _introduce(options: Namespace, key: bytes) -> tuple[Link, Node, int, M
             f"The first node's agent does not answer at {options.join}: {reason}.",
             "See whether the job still runs, and whether the nodes reach each other.",
         ) from None
-    node = Node(mpi.without_container(os.environ), link.local_address(), options.key_file)
     try:
+        node = Node(mpi.without_container(os.environ), link.local_address(), options.key_file)
         await asyncio.wait_for(handshake.join(link, key), CONNECT_SECONDS)
         link.send({"node": node.about()})
         number = int((await asyncio.wait_for(link.receive(), CONNECT_SECONDS))["number"])

@@ -25,7 +25,8 @@ from carme_runtime.pipeline.messages import links_of
 from carme_runtime.torch import backend
 from carme_runtime.torch.measuring import measured
 from carme_runtime.torch.parallel import join_run
-from carme_runtime.torch.traced import Traced
+from carme_runtime.torch.settings import layer_settings, optimizer_settings
+from carme_runtime.torch.traced import SelfTraced, Traced
 
 
 class Run:
@@ -103,16 +104,30 @@ class Run:
 
     def check_same(self, made: Plan) -> None:
         """Raise Mismatch where ranks have other plans than this one."""
-        text = repr((made.cuts, made.schedule, made.samples, made.batch_norm))
-        checksum = zlib.crc32(text.encode())
-        both = numpy.array([checksum, -checksum], numpy.int64)
-        if self.everyone:
-            self.everyone.allreduce(both, "min", timeout=self.timeout)
-        if both[0] != -both[1]:
+        if not self._same(repr((made.cuts, made.schedule, made.samples, made.batch_norm))):
             raise Mismatch(
                 "Ranks asked for different pipelines.",
                 "Call pipeline() with the same arguments on all ranks.",
             )
+
+    def check_settings(self, traced: Traced, optimizer: torch.optim.Optimizer) -> None:
+        """Raise Mismatch where layers or optimizers of ranks have other settings than here."""
+        if not self._same(layer_settings(traced)):
+            raise Mismatch(
+                "Ranks have different models: settings of layers differ.",
+                "Make the same model on all ranks.",
+            )
+        # A model that makes its graph itself has an optimizer of its framework, which we do not know.
+        if not self._same("" if isinstance(traced.model, SelfTraced) else optimizer_settings(optimizer)):
+            raise Mismatch("Ranks have different optimizers.", "Make the same optimizer on all ranks.")
+
+    def _same(self, text: str) -> bool:
+        """Whether all ranks have the same text."""
+        checksum = zlib.crc32(text.encode())
+        both = numpy.array([checksum, -checksum], numpy.int64)
+        if self.everyone:
+            self.everyone.allreduce(both, "min", timeout=self.timeout)
+        return bool(both[0] == -both[1])
 
     def broadcast(self, text: bytes, root: int = 0) -> bytes:
         """What rank `root` gives, on all ranks."""

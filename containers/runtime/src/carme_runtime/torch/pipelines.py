@@ -147,6 +147,7 @@ def _planned(
     samples, micro_batches = len(inputs[0]), requested.request.micro_batches
     smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
     traced.graph = run.agreed(traced, inputs, requested.graph, (smallest, samples))
+    run.check_settings(traced, optimizer)
     request = dataclasses.replace(
         requested.request,
         samples=samples,
