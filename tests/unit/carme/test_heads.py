@@ -246,13 +246,13 @@ class Failing(Lease):
     def __init__(self) -> None:
         super().__init__("", "", "a", 20.0)
         self.now = 1000.0
-        self.within: list[float] = []
+        self.within: list[float | None] = []
 
     def renew(self, within: float | None = None) -> Holder | None:
-        if within is None:
-            return Holder("a", 1, 0.0, 20.0)
         self.within.append(within)
-        self.now += min(8.0, within)
+        if len(self.within) == 1:
+            return Holder("a", 1, 0.0, 20.0)
+        self.now += 8.0 if within is None else min(8.0, within)
         raise CarmeError("The database server did not answer.", "")
 
     def wait(self, seconds: float) -> bool:
@@ -270,7 +270,7 @@ def test_no_attempt_to_renew_the_lease_ends_after_its_time(
     monkeypatch.setattr(holding.threading, "Event", lambda: lease)
     assert holding.hold(load(configured(tmp_path / "head", "postgresql:///x")), lease, "a") == 1
     # Tried at 4 s, for 8 s, and at 16 s, for no longer; it looks once more and ends.
-    assert lease.within == [12.0, 0.0] and lease.now <= 1000.0 + 20.0
+    assert lease.within == [None, 12.0, 0.0] and lease.now <= 1000.0 + 20.0
     assert "The services of this head stop" in capsys.readouterr().err
 
 
