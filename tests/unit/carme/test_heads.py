@@ -232,7 +232,7 @@ def test_an_active_head_without_the_database_stops(
         away = Path(folder, "server")
         start, folder_of_server = server.split("?host=")
         away.symlink_to(folder_of_server)
-        head = held(f"{start}?host={away}", 0.005)
+        head = held(f"{start}?host={away}", 0.002)
         head.until_ready()
         away.unlink()
         _out, error = head.process.communicate(timeout=HANG)
