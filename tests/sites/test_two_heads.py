@@ -105,7 +105,7 @@ def test_the_standby_takes_over_and_back(site: SiteHosts) -> None:
     head(site, "head-1", "promote", "--first")
     assert is_active(site, "head-1")
     assert site.run("head-2", "systemctl", "start", ACTIVE, check=False).returncode != 0
-    assert is_standby(site, "head-2")
+    wait_until("it stands by", lambda: is_standby(site, "head-2"), HANG)
     wait_until("the state was copied", lambda: status(site, "head-2")["copied_from"] == "head-1", HANG)
     shown = site.run("head-2", "stat", "--format=%U:%G %a", SECRET).stdout
     assert shown == "root:carme-hub 640\n"
@@ -126,10 +126,11 @@ def test_the_standby_takes_over_and_back(site: SiteHosts) -> None:
 
     site.podman.run("start", site.podman.container("head-1"), timeout=300)
     wait_until("the killed head knows the state", lambda: copies_from(site, "head-1", "head-2"), HANG)
-    assert is_standby(site, "head-1") and is_active(site, "head-2")
+    wait_until("it stands by", lambda: is_standby(site, "head-1"), HANG)
+    assert is_active(site, "head-2")
 
     head(site, "head-2", "demote")
-    assert is_standby(site, "head-2")
+    wait_until("it stands by", lambda: is_standby(site, "head-2"), HANG)
     head(site, "head-1", "promote")
     assert is_active(site, "head-1") and status(site, "head-1")["epoch"] == 3
 

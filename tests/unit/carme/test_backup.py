@@ -101,6 +101,28 @@ def made(site: Path, key: Path, **more: Any) -> Path:
     return backup
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_only_links_of_root_and_our_own_are_followed(
+    site: Path, key: Path, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    (site / "portal/a").mkdir()
+    (site / "portal/a/passwd").write_text("mine")
+    backup = made(site, key)
+    outside = site.parent / "outside"
+    (site / "portal/a").rename(outside)
+    (outside / "passwd").write_text("root's")
+    link = site / "portal/a"
+    link.symlink_to(outside)
+    if not ours and os.geteuid() == 0:
+        os.chown(link, 65534, 65534, follow_symlinks=False)
+    elif not ours:
+        monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    restore(backup, key)
+    assert (link / "passwd").read_text() == "mine"
+    assert link.is_symlink() == ours
+    assert (outside / "passwd").read_text() == ("mine" if ours else "root's")
+
+
 def test_all_comes_back_with_what_a_service_was_writing(site: Path, key: Path) -> None:
     services = [use(site / "portal/portal.sqlite3"), use(site / "hub/hub.sqlite")]
     backup = made(site, key)
@@ -186,10 +208,10 @@ def test_owners_are_those_of_the_name_whatever_their_number(
 
     monkeypatch.setattr(archive.pwd, "getpwnam", named)
     monkeypatch.setattr(archive.os, "geteuid", lambda: 0)
-    owners: dict[str, int] = {}
-    monkeypatch.setattr(archive.os, "chown", lambda path, uid, gid, **_more: owners.update({str(path): uid}))
-    restore(backup, key)
-    assert set(owners.values()) == {4711} and f"{site}/broker/sessions.json.restored" in owners
+    owners: list[int] = []
+    monkeypatch.setattr(archive.os, "chown", lambda _file, uid, _gid, **_more: owners.append(uid))
+    assert restore(backup, key) == len(owners) > 0
+    assert set(owners) == {4711}
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "moved", "another key", "none"])

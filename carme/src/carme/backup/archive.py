@@ -15,14 +15,14 @@ import socket
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from carme import __version__
-from carme.backup.contents import contents
+from carme.backup.contents import BESIDE_DATABASE, contents
 from carme.backup.databases import copy_sqlite, dump_postgresql, load_postgresql, sound
 from carme.backup.sealing import Opened, Sealed, read_key
 from carme.config import load
@@ -33,6 +33,9 @@ __all__ = ["Made", "check", "create", "restore"]
 ABOUT = "about.json"  # the first member
 FILES = "files"
 DATABASES = "databases"
+#: What a file is written as before it takes its place.
+_DRAFT = ".carme-restored"
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -91,15 +94,16 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
 
 def put_file(archive: tarfile.TarFile, path: Path, copy: Path | None = None) -> None:
     """Add a file under its own name; with `copy`, what is in that one."""
-    member = archive.gettarinfo(str(path), f"{FILES}{path}")
-    if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+    # None for a socket.
+    member: tarfile.TarInfo | None = archive.gettarinfo(str(path), f"{FILES}{path}")
+    if member is None or not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
         return
     if not member.isfile() and not member.islnk():
         archive.addfile(member)
         return
     member.type, member.linkname = tarfile.REGTYPE, ""
-    source = copy or path
-    with source.open("rb") as file:
+    # An account to which the folder belongs may have put a link there since it was looked at.
+    with os.fdopen(os.open(copy or path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         # As much as there is now: a log may grow meanwhile.
         member.size = os.fstat(file.fileno()).st_size
         archive.addfile(member, file)
@@ -157,9 +161,15 @@ def check(backup: Path, key: Path) -> tuple[Made, list[str], list[str]]:
                 if not sound(copy):
                     raise CarmeError(f"The database {path} in the backup is broken.", "Use another backup.")
                 copy.unlink()
+    return about, paths, unknown_owners(accounts, groups)
+
+
+def unknown_owners(accounts: Iterable[str], groups: Iterable[str]) -> list[str]:
+    """Those of them that this host does not have, like `account carme-hub`."""
     missing = [f"account {name}" for name in sorted(accounts) if name and not _is_known(pwd.getpwnam, name)]
-    missing += [f"group {name}" for name in sorted(groups) if name and not _is_known(grp.getgrnam, name)]
-    return about, paths, missing
+    return missing + [
+        f"group {name}" for name in sorted(groups) if name and not _is_known(grp.getgrnam, name)
+    ]
 
 
 def _is_known(look: Any, name: str) -> bool:
@@ -211,35 +221,152 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> int:
                 continue
             path = Path(member.name.removeprefix(FILES))
             place = path if into is None else into / path.relative_to("/")
-            place_member(archive, member, place, owned=into is None)
+            place_member(archive, member, place, owned=into is None, below=into)
             if member.isdir():
                 folders.append((place, member))
             elif str(path) in about.sqlite:
-                for end in ("-wal", "-shm", "-journal"):
-                    Path(f"{place}{end}").unlink(missing_ok=True)
+                remove_beside(place, below=into)
             count += 1
         for place, member in reversed(folders):  # after what is in them was written
-            place.chmod(member.mode)
+            set_mode(place, member, below=into)
     return count
 
 
-def place_member(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path, owned: bool) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
+def place_member(
+    archive: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    place: Path,
+    owned: bool,
+    below: Path | None = None,
+    clear: bool = False,
+) -> None:
+    """Put a member of an archive in its place, and follow no link on the way that another account made.
+
+    Root does this in folders of other accounts, which may have made a folder a link since the archive was
+    made. A folder's mode is set by `set_mode`, after what is in it.
+
+    Args:
+        owned: with the archive's owner, where we are root.
+        below: A folder, which is trusted; below it no link is followed at all. By default a link is followed
+            that belongs to root or to us.
+        clear: remove what stands in its place and is a folder where the member is none, or the reverse.
+
+    Raises:
+        CarmeError: The way leads over a link that is not followed.
+    """
     if member.isdir():
-        place.mkdir(exist_ok=True)
-        _own(place, member, owned)
+        if place != below:
+            with _folder(place.parent, below) as parent:
+                _make_way(place.name, parent, True, below is None, clear)
+        with _folder(place, below, 0o700) as folder:
+            _own(".", member, owned, folder)
         return
-    draft = place.with_name(f"{place.name}.restored")
-    draft.unlink(missing_ok=True)
-    if member.issym():
-        draft.symlink_to(member.linkname)
-        _own(draft, member, owned)
+    with _folder(place.parent, below) as folder:
+        _remove(_DRAFT, folder)
+        if member.issym():
+            os.symlink(member.linkname, _DRAFT, dir_fd=folder)
+            _own(_DRAFT, member, owned, folder)
+        else:
+            _write_with_mode(archive, member, owned, folder)
+        _make_way(place.name, folder, False, False, clear)
+        os.rename(_DRAFT, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def set_mode(place: Path, member: tarfile.TarInfo, below: Path | None = None) -> None:
+    """Give a folder that was placed its mode; `below` as for `place_member`."""
+    with _folder(place, below) as folder:
+        os.chmod(".", stat.S_IMODE(member.mode), dir_fd=folder)
+
+
+def remove_beside(place: Path, below: Path | None = None) -> None:
+    """Remove what SQLite kept beside a database that was replaced; `below` as for `place_member`."""
+    with _folder(place.parent, below) as folder:
+        for end in BESIDE_DATABASE:
+            _remove(f"{place.name}{end}", folder)
+
+
+@contextlib.contextmanager
+def _folder(path: Path, below: Path | None, mode: int = 0o777) -> Iterator[int]:
+    """A descriptor of a folder, which is made with `mode` if it is missing; see `place_member`."""
+    path = path.absolute()
+    if below is not None:
+        below.mkdir(parents=True, exist_ok=True)
+    base = Path("/") if below is None else below.absolute()
+    folder = os.open(base, _FOLDER)
+    try:
+        for part in path.relative_to(base).parts:
+            inner = _enter(folder, part, path, below is None, mode)
+            os.close(folder)
+            folder = inner
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _enter(folder: int, part: str, path: Path, follow: bool, mode: int) -> int:
+    """A descriptor of a folder in a folder."""
+    status = _status(part, folder)
+    if status is None:
+        os.mkdir(part, mode, dir_fd=folder)
+    elif stat.S_ISLNK(status.st_mode):
+        if not (follow and _is_ours(status)):
+            raise CarmeError(
+                f"{path} leads over the link {part!r}, which is not followed here. It was not written.",
+                "Remove the link, and see who made it.",
+            )
+        return os.open(part, _FOLDER, dir_fd=folder)
+    try:
+        return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _status(name: str, folder: int) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid in (0, os.geteuid())
+
+
+def _make_way(name: str, folder: int, for_folder: bool, follow: bool, clear: bool) -> None:
+    """Remove what keeps a member from its place, as far as that is allowed."""
+    status = _status(name, folder)
+    if status is None or stat.S_ISDIR(status.st_mode) == for_folder:
+        return
+    is_link = stat.S_ISLNK(status.st_mode)
+    if is_link and follow and _is_ours(status):
+        return
+    if is_link or clear:
+        _remove(name, folder)
+
+
+def _remove(name: str, folder: int) -> None:
+    """Remove what has a name in a folder, of whatever type; no link is followed."""
+    status = _status(name, folder)
+    if status is None:
+        return
+    if stat.S_ISDIR(status.st_mode):
+        shutil.rmtree(name, dir_fd=folder)
     else:
-        _write(archive, member, draft)
-        _own(draft, member, owned)
-        draft.chmod(stat.S_IMODE(member.mode))
-        os.utime(draft, (member.mtime, member.mtime))
-    draft.replace(place)
+        os.unlink(name, dir_fd=folder)
+
+
+def _write_with_mode(archive: tarfile.TarFile, member: tarfile.TarInfo, owned: bool, folder: int) -> None:
+    source = archive.extractfile(member)
+    assert source is not None
+    descriptor = os.open(_DRAFT, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    with os.fdopen(descriptor, "wb") as file:
+        shutil.copyfileobj(source, file)
+        file.flush()
+        owner = _owner(member, owned)
+        if owner is not None:
+            os.chown(descriptor, *owner)
+        os.fchmod(descriptor, stat.S_IMODE(member.mode))
+        os.utime(descriptor, (member.mtime, member.mtime))
 
 
 def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> None:
@@ -250,11 +377,19 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, place: Path) -> No
         shutil.copyfileobj(source, file)
 
 
-def _own(path: Path, member: tarfile.TarInfo, owned: bool) -> None:
-    if owned and os.geteuid() == 0:
-        uid = pwd.getpwnam(member.uname).pw_uid if member.uname else member.uid
-        gid = grp.getgrnam(member.gname).gr_gid if member.gname else member.gid
-        os.chown(path, uid, gid, follow_symlinks=False)
+def _own(name: str, member: tarfile.TarInfo, owned: bool, folder: int) -> None:
+    owner = _owner(member, owned)
+    if owner is not None:
+        os.chown(name, *owner, dir_fd=folder, follow_symlinks=False)
+
+
+def _owner(member: tarfile.TarInfo, owned: bool) -> tuple[int, int] | None:
+    """Numbers of the account and the group here."""
+    if not owned or os.geteuid() != 0:
+        return None
+    uid = pwd.getpwnam(member.uname).pw_uid if member.uname else member.uid
+    gid = grp.getgrnam(member.gname).gr_gid if member.gname else member.gid
+    return uid, gid
 
 
 def _load_database(archive: tarfile.TarFile, member: tarfile.TarInfo, about: Made, scratch: Path) -> None:

@@ -19,7 +19,7 @@ _REQUEST = 1
 
 def take(address: str, interface: str) -> None:
     """Give an interface the address, and announce it to the neighbours. Raises CarmeError."""
-    _ip(["address", "replace", address, "dev", interface])
+    _ip(["address", "replace", _as_shown(address), "dev", interface])
     ip = ip_interface(address).ip
     if isinstance(ip, IPv4Address):
         announce(ip, interface)
@@ -30,8 +30,13 @@ def drop(address: str, interface: str) -> None:
     shown = subprocess.run(
         ["ip", "-oneline", "address", "show", "dev", interface], capture_output=True, text=True, check=False
     ).stdout
-    if f" {address} " in shown:
-        _ip(["address", "delete", address, "dev", interface])
+    if f" {_as_shown(address)} " in shown:
+        _ip(["address", "delete", _as_shown(address), "dev", interface])
+
+
+def _as_shown(address: str) -> str:
+    """As `ip` shows it: with the length of the prefix, and IPv6 in its shortest form."""
+    return ip_interface(address).with_prefixlen
 
 
 def announce(ip: IPv4Address, interface: str) -> None:

@@ -51,7 +51,8 @@ def hold(settings: Settings, lease: Lease, me: str) -> int:
         # A host that slept finds here, before it does anything else, that its time is over.
         if began - renewed <= GIVE_UP * lease.seconds:
             try:
-                if lease.renew() is None:
+                # An attempt that lasts longer would end after another head may have started.
+                if lease.renew(within=GIVE_UP * lease.seconds - (began - renewed)) is None:
                     return _another_is_active(lease)
                 renewed = began
                 continue
@@ -67,7 +68,12 @@ def _another_is_active(lease: Lease) -> int:
     holder = None
     with contextlib.suppress(CarmeError):
         holder = lease.read()
-    who = f"{holder.name} is the active head (epoch {holder.epoch})" if holder else "No head was promoted yet"
+    if holder is None:
+        who = "No head was promoted yet"
+    elif holder.is_alive:
+        who = f"{holder.name} is the active head (epoch {holder.epoch})"
+    else:
+        who = f"{holder.name} was the active head (epoch {holder.epoch}) and is no longer"
     print(f"{who}. To make this one active: carme-head promote", file=sys.stderr)
     return ANOTHER_IS_ACTIVE
 

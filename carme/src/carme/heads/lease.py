@@ -30,8 +30,10 @@ CREATE TABLE IF NOT EXISTS carme_head (
 _READ = """
 SELECT holder, epoch, extract(epoch FROM clock_timestamp() - renewed), seconds FROM carme_head;
 """
+# A lease that was released stays so, also when its holder's host starts again.
 _RENEW = """
-UPDATE carme_head SET renewed = clock_timestamp(), seconds = :seconds WHERE holder = :'me'
+UPDATE carme_head SET renewed = clock_timestamp(), seconds = :seconds
+WHERE holder = :'me' AND renewed > to_timestamp(0)
 RETURNING holder, epoch, 0, seconds;
 """
 _TAKE = """
@@ -90,23 +92,28 @@ class Lease:
         """Who holds it, or None where nobody ever did. Raises CarmeError where the database is away."""
         return self._ask(_TABLE + _READ)
 
-    def renew(self) -> Holder | None:
-        """Extend it, if this head holds it; else None."""
-        return self._ask(_RENEW)
+    def renew(self, within: float | None = None) -> Holder | None:
+        """Extend it, if this head holds it and has not released it; else None.
+
+        Args:
+            within: Seconds that the attempt may take, if fewer than usual.
+        """
+        return self._ask(_RENEW, within)
 
     def take(self, force: bool = False) -> Holder | None:
         """Get it, if it is free, has run out or is ours; with `force` in any case. Else None."""
-        return self._ask(_TABLE + _TAKE, force="true" if force else "false")
+        return self._ask(_TABLE + _TAKE, None, force="true" if force else "false")
 
     def release(self) -> Holder | None:
         """Let it run out at once, if this head holds it."""
         return self._ask(_RELEASE)
 
-    def _ask(self, script: str, **values: str) -> Holder | None:
+    def _ask(self, script: str, within: float | None = None, **values: str) -> Holder | None:
+        timeout = ANSWER_SECONDS if within is None else min(ANSWER_SECONDS, within)
         variables = {"me": self._me, "seconds": str(self.seconds), **values}
         words = ["psql", "--no-psqlrc", "--no-align", "--tuples-only", "--quiet", "--no-password"]
         words += ["--set=ON_ERROR_STOP=1", *(f"--set={name}={value}" for name, value in variables.items())]
-        shown = run_client(words, self._address, self._account, text=script, timeout=ANSWER_SECONDS)
+        shown = run_client(words, self._address, self._account, text=script, timeout=timeout)
         rows = [line.split("|") for line in shown.splitlines() if line]
         if not rows:
             return None

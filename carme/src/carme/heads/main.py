@@ -93,10 +93,13 @@ def _alone(settings: Settings, wait: bool) -> Iterator[bool]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-            return
+            if not wait:
+                yield False
+                return
+            print("Waiting for the copy that runs.", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield True
 
 

@@ -15,7 +15,7 @@ def require_two_heads(settings: Settings) -> None:
     if len(settings.heads.names) < 2:
         raise ConfigError(
             "This site has one head: [heads] of carme.toml names no second one.",
-            "Put a second host into the inventory's group 'head' and run site.yml.",
+            "See docs/admins/two-heads.md: what a second head needs, and where its units are.",
         )
     for name, address in {"hub": settings.hub.database, "portal": settings.portal.database}.items():
         if not address.startswith("postgresql"):
@@ -38,5 +38,5 @@ def own_name(settings: Settings) -> str:
             return name
     raise ConfigError(
         f"This host is {full}, but [heads] of carme.toml names {', '.join(settings.heads.names)}.",
-        "Give the host one of these names, or correct the inventory's group 'head'.",
+        "Give the host one of these names, or correct 'names' of [heads].",
     )

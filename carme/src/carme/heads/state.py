@@ -18,7 +18,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from carme.backup.archive import place_member, put_file, require_safe
+from carme.backup.archive import (
+    place_member,
+    put_file,
+    remove_beside,
+    require_safe,
+    set_mode,
+    unknown_owners,
+)
 from carme.backup.contents import BESIDE_DATABASE
 from carme.backup.databases import copy_sqlite
 from carme.config import Settings
@@ -100,10 +107,11 @@ def _files(folders: list[Path]) -> Iterator[Path]:
 def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
     """Put another head's state in place; the number of files.
 
-    Nothing is written before all of it has arrived.
+    Nothing is written before all of it has arrived. The accounts of portal and hub can change their folders
+    on the other head, so links are copied but never followed.
 
     Raises:
-        CarmeError: It was cut off, or names a file that is none of the state.
+        CarmeError: It was cut off, names a file that is none of the state, or has an owner without account.
     """
     allowed = roots(settings, config)
     cut = CarmeError("The state of the other head did not arrive as a whole.", "Try again.")
@@ -112,29 +120,45 @@ def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
             members = archive.getmembers()
             if not members or members[-1].name != END:
                 raise cut
-            files = members[:-1]
-            for member in files:
-                require_safe(member)
-                path = _path(member)
-                if not any(path == root or root in path.parents for root in allowed):
-                    raise CarmeError(
-                        f"The other head sent {member.name!r}, which is no state of a head.",
-                        "See that both heads run the same version of Carme: run site.yml.",
-                    )
-            for member in files:
-                path = _path(member)
-                place_member(archive, member, path, owned=True)
-                for end in BESIDE_DATABASE:
-                    if path.suffix in (".sqlite", ".sqlite3"):
-                        Path(f"{path}{end}").unlink(missing_ok=True)
-            for member in reversed(files):
+            placed = _places(members[:-1], allowed)
+            for member, path, root in placed:
+                place_member(archive, member, path, owned=True, below=root, clear=True)
+                if member.isfile() and path.suffix in (".sqlite", ".sqlite3"):
+                    remove_beside(path, below=root)
+            for member, path, root in reversed(placed):
                 if member.isdir():
-                    _path(member).chmod(member.mode)
+                    set_mode(path, member, below=root)
     except (tarfile.TarError, EOFError, OSError) as error:
         if isinstance(error, OSError) and error.filename:
             raise
         raise cut from None
-    return len(files)
+    return len(placed)
+
+
+def _places(members: list[tarfile.TarInfo], allowed: list[Path]) -> list[tuple[tarfile.TarInfo, Path, Path]]:
+    """Each member with its path and the root that this is in; see `receive`."""
+    placed: list[tuple[tarfile.TarInfo, Path, Path]] = []
+    no_folders: set[Path] = set()
+    for member in members:
+        require_safe(member)
+        path = _path(member)
+        root = next((root for root in allowed if path == root or root in path.parents), None)
+        is_root_a_file = path == root and not member.isdir()
+        if root is None or is_root_a_file or not no_folders.isdisjoint(path.parents):
+            raise CarmeError(
+                f"The other head sent {member.name!r}, which is no state of a head.",
+                "See that both heads run the same version of Carme: run site.yml.",
+            )
+        if not member.isdir():
+            no_folders.add(path)
+        placed.append((member, path, root))
+    missing = unknown_owners({one.uname for one in members}, {one.gname for one in members})
+    if missing:
+        raise CarmeError(
+            f"This head lacks owners of files: {', '.join(missing)}. Nothing was written.",
+            "Give both heads the same accounts, or change the owner on the active head.",
+        )
+    return placed
 
 
 def _path(member: tarfile.TarInfo) -> Path:
@@ -146,6 +170,8 @@ def pull(settings: Settings, config: Path, source: str, ssh: list[str] | None = 
     command = ssh or [
         "ssh",
         *("-T", "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "ConnectTimeout=10"),
+        # A head that died meanwhile must not keep `promote` waiting for the lock.
+        *("-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2"),
         *("-o", f"UserKnownHostsFile={HEADS_FOLDER / 'known_hosts'}", "-o", "StrictHostKeyChecking=yes"),
         *("-i", str(HEADS_FOLDER / "id_ed25519"), f"root@{source}"),
     ]
