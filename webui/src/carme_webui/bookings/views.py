@@ -102,7 +102,7 @@ def share(request: HttpRequest) -> HttpResponse:
     if kind is not None:
         days = Shown.at(now, view, first, kind.key, zone).days
         names = [name for name, _available in _nodes(cluster, kind)]
-        # The limit counts all GPUs of the type in the partition: no line where several kinds of nodes have them.
+        # The limit counts all GPUs of a type in the partition: no line where several kinds of nodes have it.
         same = [one for one in offered if (one.partition, one.gpu_type) == (kind.partition, kind.gpu_type)]
         policy = settings.SITE.booking_policy(kind.partition) if len(same) == 1 else None
         stack = share_of(user, days, names, kind.gpus, reservations, policy)
