@@ -19,7 +19,7 @@ COMMANDS = {
     'mv "$SWAPS.new" "$SWAPS"',
 }
 PROGRAM = """
-import os, signal, sys
+import os, sys, time
 from pathlib import Path
 import swap_file
 from report import tidy_up_when_ended
@@ -29,7 +29,8 @@ print(*swap_file.remove_left_swap_files(), flush=True)
 with swap_file.swap_file(Path(sys.argv[1]), 4096):
     print("on", flush=True)
     if sys.argv[2] == "wait":
-        signal.pause()
+        while True:  # a pause would miss a signal that comes just before it
+            time.sleep(0.1)
 print("goes on", flush=True)
 """
 

@@ -329,7 +329,8 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     ]  # fmt: skip
     assert root.get("/admin/").status_code == 403
     # The parts that pages of the user load by themselves.
-    for part in ("/files/room/", "/metrics/sparks/", "/jobs/month/", "/jobs/1/use/", "/jobs/1/facts/"):
+    loaded = ("/files/room/", "/metrics/sparks/", "/jobs/month/", "/jobs/1/use/", "/jobs/1/facts/")
+    for part in (*loaded, "/bookings/share/"):
         assert root.get(part).status_code != 403, part
     token = root.token("/projects/")
     assert root.send_with(token, "/sessions/prospect/", user="root1", minutes="5").status_code == 200

@@ -6,8 +6,8 @@ from typing import Any
 
 from bs4 import BeautifulSoup
 
-from carme.bookings import BookingState
-from carme.jobs import Reservation
+from carme.bookings import BookingState, Cause
+from carme.jobs import Node, Partition, Reservation
 from carme_webui.accounts.models import User
 
 from .conftest import Browser, text
@@ -20,14 +20,20 @@ def test_the_share_of_each_day_that_is_booked_is_shown_by_whose_it_is(
 ) -> None:
     rules(share_percent=50)
     start = tomorrow(0)
+
+    def at(hour: int, **more: Any) -> dict[str, Any]:
+        return {"start": start + timedelta(hours=hour), "node_names": ["n2"]} | more
+
+    given_back = {"state": BookingState.ENDED, "ended": start + timedelta(hours=22)}
     several: tuple[tuple[User, int, dict[str, Any]], ...] = (
-        (alice, 12, {}),
-        (bob, 6, {"node_names": ["n2"]}),
-        (bob, 3, {"users": ["alice"], "gpus_per_node": 2}),
-        (bob, 24, {"state": BookingState.ENDED}),
+        (alice, 24, {}),
+        (bob, 18, at(0)),  # most of it within the maintenance of that node
+        (bob, 21, at(18, users=["alice"], gpus_per_node=2)),
+        (bob, 24, at(21, cause=Cause.UNUSED, **given_back)),  # it had the node for an hour
+        (bob, 24, at(22, cause=Cause.DENIED, **given_back | {"ended": start + timedelta(hours=23)})),
     )
     for owner, hours, more in several:
-        make(owner, start=start, end=start + timedelta(hours=hours), **more)
+        make(owner, 0, 60, **({"start": start, "end": start + timedelta(hours=hours)} | more))
     broker.kept["maint"] = Reservation(
         name="maint", start=start, end=start + timedelta(hours=12), node_names=["n2"], maintenance=True
     )
@@ -35,8 +41,31 @@ def test_the_share_of_each_day_that_is_booked_is_shown_by_whose_it_is(
     page = BeautifulSoup(text(browser.get("/bookings/share/", {"view": "day", "day": day})), "html.parser")
     spec = json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
     whole = (tomorrow(0) + timedelta(days=1) - start) / timedelta(hours=1) * 8
-    booked = {"mine": 48, "shared with me": 6, "others": 24, "maintenance": 48}
+    booked = {"mine": whole / 2, "shared with me": 6, "others": 24 + 4, "maintenance": 48}
     shown = {one["name"]: one["values"] for one in spec["series"]}
     assert shown == {name: [round(100 * used / whole, 1)] for name, used in booked.items()}
+    assert sum(values[0] for values in shown.values()) <= 100
     assert spec["line"] == {"name": "may be booked at once", "value": 50.0} and spec["most"] == 100
     assert "/bookings/share/?view=week" in browser.get("/bookings/").content.decode()
+    # A limit that is of several kinds of nodes together is in the chart of none of them.
+    cluster = broker.cluster
+    assert cluster is not None
+    broker.cluster = cluster.model_copy(
+        update={
+            "partitions": [Partition(name="gpu", default=True, node_names=["n1", "n2", "n3"])],
+            "nodes": [*cluster.nodes, Node(name="n3", cpus=16, memory_mb=64_000, gpus={"a100": 8})],
+        }
+    )
+    page = BeautifulSoup(text(browser.get("/bookings/share/", {"view": "day", "day": day})), "html.parser")
+    assert "line" not in json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
+
+
+def test_a_day_that_has_begun_is_the_one_in_words(
+    browser: Browser, alice: User, broker: FakeBroker, rules: Any
+) -> None:
+    first = tomorrow(0) - timedelta(days=4)
+    page = BeautifulSoup(
+        text(browser.get("/bookings/share/", {"view": "week", "day": f"{first:%Y-%m-%d}"})), "html.parser"
+    )
+    spec = json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
+    assert spec["current"] == 3 and spec["summary"] == f"{spec['labels'][3]}: mine 0 %"

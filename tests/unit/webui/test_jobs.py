@@ -14,7 +14,7 @@ from carme.errors import SlurmError
 from carme.jobs import JobRequest, SessionOptions, contents
 from carme.jobs.scripts import sent
 from carme.jobs.templates import TEMPLATES
-from carme.reports import Advice, Curve, GpuUse, Report, Usage
+from carme.reports import Advice, Curve, GpuUse, Report, TrainingUse, Usage
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.views import _follow
@@ -149,6 +149,12 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
         ["n1 rank 0", "20 %", "50 %"],
         ["n2 rank 1", "40 %", "-"],
     ]
+    # Why a large run has none.
+    hint = "Ranks have charts of their own in runs with up to 64 ranks."
+    for number in (64, 65):
+        training = Usage(seconds=60, training=TrainingUse(ranks=number))
+        broker.reports[1] = Report(job=make_job(1), usage=training)
+        assert (hint in text(browser.get("/jobs/1/use/"))) == (number == 65)
 
 
 def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: FakeBroker) -> None:

@@ -16,7 +16,7 @@ from carme.projects import Use
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs.models import Job
-from carme_webui.projects import services
+from carme_webui.projects import services, use
 from carme_webui.projects.models import Invitation, Membership, Project
 from carme_webui.projects.reconcile import reconcile
 from carme_webui.sessions.models import Session
@@ -320,7 +320,12 @@ def _parts(browser: Browser) -> dict[str, list[float]]:
 
 
 def test_a_project_s_use_is_shown_by_member_and_month(
-    root: Browser, browser: Browser, other: Browser, vision: Project, bob: User
+    root: Browser,
+    browser: Browser,
+    other: Browser,
+    vision: Project,
+    bob: User,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "No job of this project has run" in text(browser.get(f"{PAGE}use/"))
     assert other.get(f"{PAGE}use/").status_code == 404
@@ -341,4 +346,12 @@ def test_a_project_s_use_is_shown_by_member_and_month(
     last = [0.0, 0.0, 0.0, 0.0]
     assert _parts(browser) == {"bob": [*last, 20.0, 0.0], "alice": [*last, 9.0, 0.0]}, "a manager sees each"
     assert _parts(root) == _parts(browser)
-    assert _parts(other) == {"bob": [*last, 20.0, 0.0], "other members": [*last, 9.0, 0.0]}
+    assert _parts(other) == {"bob": [*last, 20.0, 0.0], "the project's total": [*last, 29.0, 0.0]}
+    # Past months are summed once a day, the one that runs more often.
+    monkeypatch.setattr(use, "REMEMBERED", 0)
+    cache.clear()
+    assert _parts(browser)["bob"] == [*last, 20.0, 0.0]
+    Job.store([job(5, "bob", 3, 2)])
+    assert _parts(browser)["bob"] == [*last, 20.0, 0.0]
+    cache.clear()
+    assert _parts(browser)["bob"] == [*last, 26.0, 0.0]

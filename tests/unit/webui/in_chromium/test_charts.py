@@ -35,6 +35,16 @@ DRAWN = """chart => [...chart.shadowRoot.querySelectorAll("canvas")].reduce((sum
   return sum;
 }, 0)"""
 
+#: The colour of a chart's line on the page as it is now, as style sheets compute it.
+LINE_COLOUR = """(chart, place) => {
+  chart.draw(true);
+  const probe = document.body.appendChild(document.createElement("i"));
+  probe.style.color = chart.palette.lines[place];
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}"""
+
 
 @pytest.fixture
 def complaints(page: Page) -> Iterator[list[str]]:
@@ -182,6 +192,25 @@ def test_ranks_have_small_charts_of_one_scale(
     assert page.locator(".multiples").evaluate(tops) == [100] * 4
     page.locator(".means summary").click()
     expect(page.locator(".means").get_by_role("row")).to_have_count(5)
+    # The table stays open when the part is renewed, and closed once the reader has closed it.
+    for is_open, mean in ((True, "62.4 %"), (False, "12.5 %")):
+        if not is_open:
+            page.locator(".means summary").click()
+        share = float(mean.split()[0]) / 100
+        fresh = [waits[0].model_copy(update={"values": [share] * 61}), *waits[1:]]
+        broker.reports[7] = known.model_copy(update={"curves": [*known.curves, *fresh]})
+        page.evaluate("document.body.dispatchEvent(new Event('state'))")
+        expect(page.locator(".means td").first).to_have_text(mean)
+        expect(page.locator(".means tbody")).to_be_visible(visible=is_open)
+    page.locator(".means summary").click()
+    expect(page.locator(".means tbody")).to_be_visible()
+    # The key's strokes have the colours of the lines, on dark pages too.
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        for place in range(2):
+            stroke = page.locator(".keys .stroke").nth(place)
+            drawn = ranks.first.locator("carme-chart").evaluate(LINE_COLOUR, place)
+            expect(stroke).to_have_css("border-top-color", drawn)
     looks(page, "job-ranks", complaints)
 
 
@@ -214,6 +243,19 @@ def test_stacks_are_read_by_keyboard_and_table(
     expect(chart.get_by_role("columnheader")).to_have_text(["Month", "alice", "bob"])
     expect(chart.get_by_role("row")).to_have_count(7)
     looks(page, "project-use", complaints)
+    # The calendar has a chart of the same kind; the first values that it shows are today's.
+    page.goto("/bookings/")
+    chart = page.locator("#share carme-chart")
+    expect(chart.locator("canvas")).to_be_visible()
+    assert chart.evaluate(DRAWN) > 1000
+    chart.get_by_text("As a table").click()
+    expect(chart.get_by_role("row")).to_have_count(8)
+    place = chart.evaluate("chart => chart.spec.current")
+    assert place < 6, "today, not the last day"
+    today = chart.get_by_role("row").nth(1 + place).get_by_role("rowheader").text_content()
+    expect(chart.locator(".legend .moment")).to_have_text(today or "none")
+    assert chart.get_by_role("img", name=f"Booked GPUs: {today}: ").count() == 1
+    looks(page, "booking-share", complaints)
 
 
 def test_axes_have_the_unit_of_their_numbers_and_each_day_its_number(charts: Locator) -> None:

@@ -22,6 +22,7 @@ ESTIMATE = "/sessions/prospect/"
 #: What open pages load by themselves is no new look.
 BY_THEMSELVES = (
     *("live/", "news/", "/files/room/", "/metrics/sparks/", "/jobs/month/", "/use/", "/facts/", "/recipe/"),
+    "/bookings/share/",
     ESTIMATE,
 )
 

@@ -1,12 +1,13 @@
 """How much of the GPUs is booked on each day that the calendar shows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 
+from django.utils import timezone
 from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 
-from carme.bookings import BookingState
+from carme.bookings import BookingState, Cause
 from carme.bookings.agreement import is_ours
 from carme.config import BookingSettings
 from carme.jobs import Reservation
@@ -18,6 +19,11 @@ from carme_webui.metrics.charts import PERCENT, Part, Stack
 __all__ = ["share_of"]
 
 HOUR = timedelta(hours=1)
+#: Why requests ended that nobody approved: they had no nodes.
+NEVER_BOOKED = (Cause.DENIED, Cause.UNANSWERED)
+
+#: From when to when.
+_Span = tuple[datetime, datetime]
 
 
 def share_of(
@@ -26,15 +32,15 @@ def share_of(
     names: Sequence[str],
     gpus: int,
     reservations: Iterable[Reservation],
-    policy: BookingSettings,
+    policy: BookingSettings | None,
 ) -> Stack | None:
-    """The share of the GPUs of these nodes that is booked on each day, and by whom.
+    """The share of the GPUs of these nodes that is or was booked on each day, and by whom.
 
     Args:
-        days: Those of the calendar; bookings that are over are not in it, and not here.
+        days: Those of the calendar.
         names: The nodes of a kind.
         gpus: Of each of them.
-        policy: Says how much may be booked at any moment.
+        policy: Says how much may be booked at any moment; None: that is of other nodes as well.
 
     Returns:
         None if there are no such nodes.
@@ -50,7 +56,7 @@ def share_of(
     }
     bounds = [(day.slots[0].start, day.slots[-1].end) for day in days]
     hours = {kind: [0.0] * len(bounds) for kind in kinds}
-    for kind, start, end, count in _taken(user, bounds, frozenset(names), gpus, reservations):
+    for kind, start, end, count in _taken(user, bounds, names, gpus, reservations):
         for place, (first, last) in enumerate(bounds):
             hours[kind][place] += count * max(0.0, (min(end, last) - max(start, first)) / HOUR)
     wholes = [len(names) * gpus * ((last - first) / HOUR) for first, last in bounds]
@@ -60,9 +66,12 @@ def share_of(
         if any(hours[kind]) or kind == "mine"
     ]
     labels = [date_format(day.date, _("D j")) for day in days]
-    most = policy.share_percent
-    limit = float(most) if most < PERCENT else None
-    return Stack(_("Booked GPUs"), "%", _("Day"), labels, parts, PERCENT, limit, _("may be booked at once"))
+    limit = float(policy.share_percent) if policy and policy.share_percent < PERCENT else None
+    begun = [place for place, (first, _last) in enumerate(bounds) if first <= timezone.now()]
+    return Stack(
+        _("Booked GPUs"), "%", _("Day"), labels, parts, PERCENT, limit, _("may be booked at once"),
+        current=begun[-1] if begun else 0,
+    )  # fmt: skip
 
 
 def _percent(value: float, whole: float) -> float:
@@ -71,17 +80,40 @@ def _percent(value: float, whole: float) -> float:
 
 def _taken(
     user: User,
-    bounds: Sequence[tuple[datetime, datetime]],
-    names: frozenset[str],
+    bounds: Sequence[_Span],
+    names: Sequence[str],
     gpus: int,
     reservations: Iterable[Reservation],
-) -> Iterable[tuple[str, datetime, datetime, int]]:
-    """Kind, start, end and GPUs of each booking and each maintenance on these nodes."""
-    for row in Booking.open().filter(start__lt=bounds[-1][1], end__gt=bounds[0][0]):
+) -> Iterator[tuple[str, datetime, datetime, int]]:
+    """Kind, start, end and GPUs of all that these nodes are kept for, no hour of a node twice."""
+    free: dict[str, list[_Span]] = {name: [(bounds[0][0], bounds[-1][1])] for name in names}
+    for kind, start, end, nodes, count in _claims(user, bounds, gpus, reservations):
+        for name in free.keys() & set(nodes):
+            inside, free[name] = _cut(free[name], start, end)
+            for first, last in inside:
+                yield kind, first, last, count
+
+
+def _cut(spans: Sequence[_Span], start: datetime, end: datetime) -> tuple[list[_Span], list[_Span]]:
+    """What of these spans lies between start and end, and what does not."""
+    if end <= start:
+        return [], list(spans)
+    inside = [(max(first, start), min(last, end)) for first, last in spans]
+    outside = [part for first, last in spans for part in ((first, min(last, start)), (max(first, end), last))]
+    return [one for one in inside if one[0] < one[1]], [one for one in outside if one[0] < one[1]]
+
+
+def _claims(
+    user: User, bounds: Sequence[_Span], gpus: int, reservations: Iterable[Reservation]
+) -> Iterator[tuple[str, datetime, datetime, Sequence[str], int]]:
+    """Kind, start, end, nodes and GPUs of each; maintenance first, as nobody has a node meanwhile."""
+    for one in reservations:
+        if not is_ours(one.name):
+            yield "blocked", one.start, one.end, one.node_names, gpus
+    # Bookings that are over count up to when they really were.
+    for row in Booking.objects.filter(start__lt=bounds[-1][1], end__gt=bounds[0][0]):
         kind = "mine" if row.owner_id == user.pk else "shared" if row.may_be_used_by(user) else "other"
         kind = "asked" if row.state == BookingState.REQUESTED else kind
-        if count := len(names.intersection(row.node_names)) * row.gpus_per_node:
-            yield kind, row.start, row.end, count
-    for one in reservations:
-        if not is_ours(one.name) and (count := len(names.intersection(one.node_names)) * gpus):
-            yield "blocked", one.start, one.end, count
+        if row.cause not in NEVER_BOOKED:
+            end = min(row.end, row.ended) if row.ended else row.end
+            yield kind, row.start, end, row.node_names, min(row.gpus_per_node, gpus)

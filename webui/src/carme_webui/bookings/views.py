@@ -96,12 +96,15 @@ def share(request: HttpRequest) -> HttpResponse:
     view = view if view in VIEWS else "week"
     first = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
     cluster, _running, reservations, _banner = _look()
-    kind = _chosen(kinds(cluster, settings.SITE), request.GET.get("kind", ""))
+    offered = kinds(cluster, settings.SITE)
+    kind = _chosen(offered, request.GET.get("kind", ""))
     stack = None
     if kind is not None:
         days = Shown.at(now, view, first, kind.key, zone).days
         names = [name for name, _available in _nodes(cluster, kind)]
-        policy = settings.SITE.booking_policy(kind.partition)
+        # The limit counts all GPUs of a type in the partition: no line where several kinds of nodes have it.
+        same = [one for one in offered if (one.partition, one.gpu_type) == (kind.partition, kind.gpu_type)]
+        policy = settings.SITE.booking_policy(kind.partition) if len(same) == 1 else None
         stack = share_of(user, days, names, kind.gpus, reservations, policy)
     return render(request, "bookings/share.html", {"stack": stack, "view": view})
 

@@ -21,6 +21,7 @@ from carme.broker import AsyncBrokerClient
 from carme.errors import BrokerUnavailable, CarmeError
 from carme.jobs import Cluster, JobRequest, contents, partition_of, stage_text
 from carme.jobs.scripts import MAXIMUM_BYTES, sent_script
+from carme.reports.record import MOST_RANKS
 from carme.reports.text import facts as facts_of
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
@@ -130,6 +131,8 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
         charts, advice = of_report(report)
         context |= {"report": report, "facts": facts_of(report), "charts": charts, "advice": advice}
         context["multiples"] = multiples_of(report)
+        ranks = report.usage.training.ranks if report.usage and report.usage.training else 0
+        context["most_ranks"] = MOST_RANKS if ranks > MOST_RANKS else 0
     return render(request, "jobs/job_use.html", context)
 
 

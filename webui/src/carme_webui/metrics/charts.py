@@ -113,11 +113,17 @@ def _mean(values: Sequence[float | None], unit: str) -> str:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of each stack; `rest`: it is what nobody has, and is drawn in grey."""
+    """One part of each stack.
+
+    Attributes:
+        rest: It is what nobody has, and is drawn in grey.
+        total: It is the whole of which the other parts are some, and is drawn in grey behind them.
+    """
 
     name: str
     values: Sequence[float]
     rest: bool = False
+    total: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,6 +139,8 @@ class Stack:
         most: The highest value that the axis shows; None: it follows from the values.
         limit: What all parts together may be; None: there is no such amount.
         limit_name: What it is called.
+        current: The place of the stack that is shown first and is in the summary, such as today's; the last
+            one is -1.
     """
 
     title: str
@@ -143,6 +151,7 @@ class Stack:
     most: float | None = None
     limit: float | None = None
     limit_name: str = ""
+    current: int = -1
 
     @property
     def data(self) -> str:
@@ -152,10 +161,13 @@ class Stack:
             "unit": self.unit,
             "labels": list(self.labels),
             "series": [
-                {"name": part.name, "values": list(part.values)} | ({"rest": True} if part.rest else {})
+                {"name": part.name, "values": list(part.values)}
+                | ({"rest": True} if part.rest or part.total else {})
+                | ({"total": True} if part.total else {})
                 for part in self.parts
             ],
             "most": self.most,
+            "current": self.current % len(self.labels),
             "summary": self.summary,
             "words": {"table": _("As a table"), "time": self.axis},
         }
@@ -165,9 +177,9 @@ class Stack:
 
     @property
     def summary(self) -> str:
-        """The last stack in words, for who does not see it."""
-        parts = [f"{part.name} {_amount(part.values[-1], self.unit)}" for part in self.parts]
-        return f"{self.labels[-1]}: {', '.join(parts)}"
+        """The current stack in words, for who does not see it."""
+        parts = [f"{part.name} {_amount(part.values[self.current], self.unit)}" for part in self.parts]
+        return f"{self.labels[self.current]}: {', '.join(parts)}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
+from itertools import pairwise
 
 from django.core.cache import cache
 from django.db.models import Q
@@ -23,8 +24,8 @@ __all__ = ["MONTHS", "use_by_month"]
 MONTHS = 6
 #: Members with a colour of their own; the others are one part.
 MOST_MEMBERS = 6
-#: Seconds for which a project's sums are remembered.
-REMEMBERED = 300
+#: Seconds for which a project's sums of the month that runs are remembered, and those of the months before.
+REMEMBERED, REMEMBERED_PAST = 300, 86_400
 HOUR = timedelta(hours=1)
 
 #: Hours by the month's place and the user.
@@ -37,20 +38,18 @@ def use_by_month(project: Project, reader: User, names_all: bool) -> Stack | Non
     """GPU-hours of a project's jobs by member and month; CPU-hours if no job had a GPU.
 
     Args:
-        reader: Whose own part is shown by name, if there is one.
-        names_all: Whether the reader may see who of the others used how much: a manager may.
+        reader: Whose own part is shown by name.
+        names_all: Whether the reader may see who of the others used how much: a manager may. Others see the
+            project's total.
 
     Returns:
         None if no job of the project has run in these months.
     """
     now = timezone.now()
     starts = _months(now)
-    key = f"project-use-{project.pk}-{starts[-1]:%Y-%m}"
-    known: tuple[_Hours, _Hours] | None = cache.get(key)
-    if known is None:
-        known = _sums(_rows(project, starts[0]), starts, now)
-        cache.set(key, known, REMEMBERED)
-    gpu, cpu = known
+    past = _remembered(project, starts, REMEMBERED_PAST, 0)
+    latest = _remembered(project, [starts[-1], now], REMEMBERED, MONTHS - 1)
+    gpu, cpu = (old | new for old, new in zip(past, latest, strict=True))
     hours, unit = (gpu, _("GPU-hours")) if any(gpu.values()) else (cpu, _("CPU-hours"))
     totals: dict[str, float] = defaultdict(float)
     for (_place, user), value in hours.items():
@@ -58,9 +57,12 @@ def use_by_month(project: Project, reader: User, names_all: bool) -> Stack | Non
     ranked = sorted((user for user, total in totals.items() if total), key=lambda user: -totals[user])
     if not ranked:
         return None
-    named = ranked[:MOST_MEMBERS] if names_all else [user for user in ranked if user == reader.username]
+    named = ranked[:MOST_MEMBERS] if names_all else [reader.username]
     parts = [Part(user, _of(hours, [user])) for user in named]
-    if others := [user for user in ranked if user not in named]:
+    others = [user for user in ranked if user not in named]
+    if not names_all:
+        parts.append(Part(_("the project's total"), _of(hours, ranked), total=True))
+    elif others:
         parts.append(Part(_("other members"), _of(hours, others), rest=True))
     labels = [date_format(start, "M Y") for start in starts]
     return Stack(_("Use by member and month"), unit, _("Month"), labels, parts)
@@ -82,23 +84,35 @@ def _months(now: datetime) -> list[datetime]:
     return found
 
 
-def _rows(project: Project, since: datetime) -> Iterator[_Row]:
-    """The jobs that ran since then."""
+def _remembered(project: Project, bounds: list[datetime], seconds: int, place: int) -> tuple[_Hours, _Hours]:
+    """GPU-hours and CPU-hours between these moments, by month (that of the first is `place`) and user.
+
+    All jobs of a project in half a year are many, and what ran in past months changes no more.
+    """
+    key = f"project-use-{project.pk}-{place}-{bounds[0]:%Y-%m}"
+    known: tuple[_Hours, _Hours] | None = cache.get(key)
+    if known is None:
+        known = _sums(_rows(project, bounds[0], bounds[-1]), bounds, place)
+        cache.set(key, known, seconds)
+    return known
+
+
+def _rows(project: Project, since: datetime, until: datetime) -> Iterator[_Row]:
+    """The jobs that ran between these moments."""
     rows = Job.objects.filter(account=project.account, submitted__gte=since - LONGEST_WAIT)
-    ran = rows.filter(Q(ended__gt=since) | Q(ended=None, active=True), started__isnull=False)
+    ran = rows.filter(Q(ended__gt=since) | Q(ended=None, active=True), started__lt=until)
     return ran.values_list("user", "gpus", "cpus", "started", "ended").iterator(2000)
 
 
-def _sums(rows: Iterable[_Row], starts: list[datetime], now: datetime) -> tuple[_Hours, _Hours]:
+def _sums(rows: Iterable[_Row], bounds: list[datetime], place: int) -> tuple[_Hours, _Hours]:
     """GPU-hours and CPU-hours by month and user."""
     gpu: _Hours = defaultdict(float)
     cpu: _Hours = defaultdict(float)
-    bounds = [*starts, now]
     for user, gpus, cpus, started, ended in rows:
-        for place in range(MONTHS):
-            first, last = max(started, bounds[place]), min(ended or now, bounds[place + 1])
+        for month, (start, end) in enumerate(pairwise(bounds), place):
+            first, last = max(started, start), min(ended or end, end)
             if last > first:
                 hours = (last - first) / HOUR
-                gpu[place, user] += gpus * hours
-                cpu[place, user] += cpus * hours
+                gpu[month, user] += gpus * hours
+                cpu[month, user] += cpus * hours
     return dict(gpu), dict(cpu)

@@ -138,7 +138,7 @@
       const below = Array(this.times.length).fill(0);
       const parts = this.lines
         .filter((one) => !one.limit)
-        .map((one) => ({ ...one, values: one.values.map((value, at) => (value ? (below[at] += value) : null)) }));
+        .map((one) => ({ ...one, values: one.values.map((value, at) => (one.total ? value : value ? (below[at] += value) : null)) }));
       return [...parts.reverse(), ...this.lines.filter((one) => one.limit)];
     }
 
@@ -228,11 +228,16 @@
       if (this.plot && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: this.plot.height });
     }
 
-    // The values at a place, or the last ones.
+    // The place that is shown until one points at another: the last one, or today's.
+    get current() {
+      return this.spec.current ?? this.times.length - 1;
+    }
+
+    // The values at a place, or the current ones.
     read(place) {
       const { spec } = this;
       if (spec.spark || !this.plot) return;
-      const at = place ?? this.times.length - 1;
+      const at = place ?? this.current;
       const entries = this.lines.map((one) => {
         const key = make("span", { className: spec.labels && !one.limit ? "key block" : "key" });
         key.style.borderTopColor = this.colour(one);
@@ -246,7 +251,7 @@
     // Left and right go from one measurement to the next, Home and End to the first and the last.
     step(event) {
       const last = this.times.length - 1;
-      const here = this.plot?.cursor.idx ?? last;
+      const here = this.plot?.cursor.idx ?? this.current;
       const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: last }[event.key];
       if (to === undefined || !this.plot) return;
       event.preventDefault();
