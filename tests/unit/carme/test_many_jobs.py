@@ -91,7 +91,7 @@ async def test_what_is_missing_is_searched_less_often_where_that_takes_long(
     assert first[1].detail == second[1].detail == "1 GPU" and (2 in second) == (searches == 2)
 
 
-async def test_while_the_search_rests_what_was_missing_is_not_said_of_another_reason(
+async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
