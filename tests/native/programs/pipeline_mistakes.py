@@ -107,6 +107,8 @@ def mistakes() -> None:
     count = 12 - dist.get_rank()
     refused("got batches of [12, 11]", lambda: ours.step(INPUTS[:count], TARGETS[:count], loss=loss))
     assert float(ours.step(INPUTS, TARGETS, loss=loss)) > 0  # none of them did any harm
+    weighted = ours.step(INPUTS, (TARGETS, torch.ones(3)), loss=lambda y, t: loss(y, t[0], weight=t[1]))
+    assert float(weighted) > 0  # what counts classes is no mistake
     optimizer.step()
     ours.close()
 

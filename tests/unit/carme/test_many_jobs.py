@@ -89,3 +89,19 @@ async def test_what_is_missing_is_searched_less_often_where_that_takes_long(
     second = await details.complete([job(1, **waits), job(2, **waits)], cluster)
     assert len(calls) == searches
     assert first[1].detail == second[1].detail == "1 GPU" and (2 in second) == (searches == 2)
+
+
+async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        waiting_module, "_timed", lambda short, *_: ({one.id: "1 GPU" for one in short}, 1000.0)
+    )
+    details, cluster = Waiting(cast(Any, None)), Cluster(taken=datetime.now(UTC))
+    monkeypatch.setattr(details, "_due", lambda *_: False)
+    waits = {"key": "0" * 32, "kind": "session", "reason": "Resources"}
+    first = await details.complete([job(1, **waits), job(2, **waits)], cluster)
+    assert {number: one.detail for number, one in first.items()} == {1: "1 GPU", 2: "1 GPU"}
+    later = [job(1, **waits | {"reason": "JobHeldUser"}), job(2, **waits | {"reason": "Priority"})]
+    second = await details.complete(later, cluster)
+    assert {number: one.detail for number, one in second.items()} == {2: "1 GPU"}

@@ -2,13 +2,15 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from carme_runtime.compare import command, entries, hosts, pythons
+from carme_runtime.compare import command, entries, hosts, pythons, worker
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.machine import ENTRY, companions, used_seconds
 from carme_runtime.errors import CarmeRuntimeError
@@ -68,25 +70,47 @@ def test_a_contestant_runs_with_its_own_python() -> None:
 def test_the_work_of_a_contestants_servers_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """And neither that of ranks, which have cores of their own, nor that of other contestants."""
     monkeypatch.setenv(ENTRY, "mxnet-2")
-    monkeypatch.setenv("CARME_COMPARE_SECRET", "0123")
+    monkeypatch.setenv("CARME_COMPARE_SECRET", secrets.token_hex())
     monkeypatch.setenv("RANK", "0")  # this process is a rank
-    without = {name: value for name, value in os.environ.items() if name != "RANK"}
+    starter = {name: value for name, value in os.environ.items() if name != "RANK"}
+    server = {**starter, "DMLC_ROLE": "server"}
     work = [sys.executable, "-c", "print(sum(range(5_000_000)), flush=True); input()"]
     several = [
         subprocess.Popen(work, env=each, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for each in (without, {**without, "RANK": "1"}, {**without, ENTRY: "jax-2"})
+        for each in (
+            server,
+            {**starter, "DMLC_ROLE": "scheduler"},
+            {**starter, "DMLC_ROLE": "worker", "RANK": "1"},
+            {**server, ENTRY: "jax-2"},
+            starter,
+        )
     ]
     try:
         for process in several:
             assert process.stdout is not None
             process.stdout.readline()
-        assert companions() == [several[0].pid]
+        assert sorted(companions()) == sorted(each.pid for each in several[:2])
         assert used_seconds(companions()) > 0
     finally:
         for process in several:
             process.kill()
             process.communicate()
     assert used_seconds([1 << 30]) == 0
+
+
+def test_the_ranks_of_a_node_share_the_work_of_its_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of several would hide as much of others' work as the servers did."""
+    seconds = iter((0.0, 8.0, 10.0, 18.0))
+    monkeypatch.setattr(worker, "used_seconds", lambda servers: next(seconds) if servers else 0.0)
+    busy = iter((0.0, 8.0, 0.0, 8.0))
+    monkeypatch.setattr(worker, "busy_seconds", lambda cores: next(busy))
+    clock = iter(range(100))
+    fixed = SimpleNamespace(perf_counter=lambda: float(next(clock)), process_time=lambda: 0.0)
+    monkeypatch.setattr(worker, "time", fixed)
+    alone, one_of_two = (
+        worker.Steps(lambda number, mark: 0.0, 0, {0}, [1], size).make(1)["foreign"] for size in (1, 2)
+    )
+    assert alone == 0 and one_of_two > 1
 
 
 def test_ranks_on_nodes_that_are_containers_of_one_host_share_its_cores() -> None:

@@ -192,12 +192,12 @@ def test_another_nodes_clock_is_that_of_the_report_that_came_quickest(
     monkeypatch.setattr(profile, "recorder", recorder := profile.Recorder(None, 0, tmp_path))
     now = 1000.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    firings = Firings(Net("render"))
+    firings = Firings()
     connection = Connection(3)
     connection.node = 1
     for begin, end, arrived in ((5.0, 6.0, 100.5), (6.5, 7.0, 101.0), (8.0, 9.0, 103.2)):
         now = arrived  # the node's clock is 94 s behind; the second report took no time
-        firings.add(connection, "n2", "step", (begin, end), [])
+        firings.add(connection, "n2", "step", (begin, end), 0)
     recorder.write()
     recording = read(next(tmp_path.glob(f".0-*{SUFFIX}")))
     times = [(event.begin / 1e9, event.end / 1e9) for event in recording.events()]
@@ -207,3 +207,45 @@ def test_another_nodes_clock_is_that_of_the_report_that_came_quickest(
         (pytest.approx(102.0, abs=0.001), pytest.approx(103.0, abs=0.001)),
     ]
     assert {recording.threads[event.thread] for event in recording.events()} == {"worker 3 on n2"}
+
+
+def test_a_node_that_has_started_again_has_another_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(profile, "recorder", recorder := profile.Recorder(None, 0, tmp_path))
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    firings = Firings()
+    connection = Connection(3)
+    connection.node = 1
+    for begin, end, arrived in ((5000.0, 5001.0, 1001.0), (2.0, 3.0, 1500.0), (4.0, 5.0, 1502.5)):
+        now = arrived  # at first the node's clock is 4000 s ahead, and after its start 1497 s behind
+        firings.add(connection, "n2", "step", (begin, end), 0)
+    recorder.write()
+    recording = read(next(tmp_path.glob(f".0-*{SUFFIX}")))
+    assert [(event.begin / 1e9, event.end / 1e9) for event in recording.events()] == [
+        (pytest.approx(1000.0), pytest.approx(1001.0)),
+        (pytest.approx(1499.0), pytest.approx(1500.0)),
+        (pytest.approx(1501.0, abs=0.001), pytest.approx(1502.0, abs=0.001)),
+    ]
+
+
+def test_workers_report_the_micro_batch_of_a_firing_and_one_that_has_none_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(profile, "recorder", recorder := profile.Recorder(None, 0, tmp_path))
+    net = Net("numbers")
+    net.number_of = lambda token: os.getpid() // (token % 2)  # none of even tokens
+    numbers, done = net.place("numbers", int, tokens=[1, 2, 3, 4]), net.place("done", int)
+
+    @net.transition(numbers >> done)
+    def same(number):
+        return number
+
+    with net.start(folder=tmp_path / "run", workers=1) as run:
+        assert sorted(run.wait(HANG)["done"]) == [1, 2, 3, 4]
+    recorder.write()
+    recording = read(next(tmp_path.glob(f".0-*{SUFFIX}")))
+    found = sorted(event.extra for event in recording.events() if event.name == "same")
+    assert found[:2] == [0, 0] and all(found[2:]) and len(found) == 4
+    assert (
+        os.getpid() + 1 not in found
+    )  # the coordinator, which serves all workers, unpickles no tokens for it

@@ -362,11 +362,11 @@ async def test_staying_for_unsaved_documents_is_confirmed_again(
     server.broker.processes[100].kill()
     await page.clock.fast_forward("00:40")
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    async with page.expect_event("dialog") as questions:
+    async with page.expect_event("dialog") as leaving:
         await dialog.get_by_role("button", name="Start Again").click(no_wait_after=True)
-    question = await questions.value
-    assert question.type == "beforeunload"
-    await question.dismiss()
+    confirmation = await leaving.value
+    assert confirmation.type == "beforeunload"
+    await confirmation.dismiss()
     await page.clock.fast_forward("00:20")
     await expect(dialog).to_contain_text("You are still on the page of the old session.")
 

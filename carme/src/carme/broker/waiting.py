@@ -91,7 +91,8 @@ class Waiting:
             rest = SHORT_REST * took if took > SHORT_TAKES else 0.0
             self._short_of, self._short_rest = ids, now + rest
             self._short_due = now + max(SHORT_SECONDS, rest)
-        return self._short
+        # While the search rests, jobs may have come to wait for another reason.
+        return {number: text for number, text in self._short.items() if number in ids}
 
     def _due(self, what: str, wanted: bool, new: bool) -> bool:
         now = time.monotonic()

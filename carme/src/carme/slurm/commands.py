@@ -484,13 +484,13 @@ async def _read(*arguments: str) -> bytes:
 
 async def _read_both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[bytes, bytes]:
     """What two programs write that run at the same time; both have ended when this returns or raises."""
-    one, two = (asyncio.create_task(_read(*question)) for question in (first, second))
+    reading = [asyncio.create_task(_read(*command)) for command in (first, second)]
     try:
-        return await one, await two
+        return await reading[0], await reading[1]
     finally:
-        one.cancel()
-        two.cancel()
-        await asyncio.gather(one, two, return_exceptions=True)
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
 
 
 def _succeeded(program: str, done: Finished) -> str:

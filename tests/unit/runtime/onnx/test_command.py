@@ -114,3 +114,34 @@ def test_a_trace_has_a_row_for_each_worker_and_the_micro_batch_of_each_firing(
         spans = sorted(row["spans"])
         assert all(a[0] + a[1] <= b[0] for a, b in pairwise(spans))
     assert profile.recorder is before and not list(Path().glob(".carme-trace-*"))
+
+
+def test_what_was_set_for_traces_before_a_run_is_set_after_it(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(carme_runtime.__file__).parents[1]))
+    monkeypatch.setenv(profile.TRACE, "of-the-job")
+    monkeypatch.delenv(profile.LIMIT, raising=False)
+    monkeypatch.setattr(profile, "recorder", None)
+    np.savez("x.npz", x=onnx_models.random(1, 64))
+    words = ["run", str(model), "--input", "x.npz", "--output", "y.npz", "--workers", "1"]
+    assert main([*words, "--trace", "html:trace.html"]) == 0
+    assert os.environ[profile.TRACE] == "of-the-job" and profile.LIMIT not in os.environ
+    assert Path("trace.html").exists()
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder_and_the_recorder_of_before(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(profile, "recorder", before := profile.Recorder(None, 0))
+    np.savez("x.npz", x=onnx_models.random(1, 64))
+    words = ["run", str(model), "--input", "x.npz", "--output", "y.npz", "--trace", "html:trace.html"]
+    assert main([*words, "--workers", "gpu:1"]) == 1  # no ONNX Runtime of the tests can use GPUs
+    assert not list(Path().glob(".carme-trace-*"))
+
+    def full() -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(profile, "begin", full)
+    with pytest.raises(OSError, match="No space left"):
+        main([*words, "--workers", "1"])
+    assert profile.recorder is before and profile.TRACE not in os.environ
+    assert not list(Path().glob(".carme-trace-*"))

@@ -15,6 +15,7 @@ ENTRY = "CARME_COMPARE_ENTRY"
 _STAT = Path("/proc/stat")
 _PROBE = bytes(4 << 20)
 _PROBE_TIMES = 4
+_SERVERS = {b"DMLC_ROLE=server", b"DMLC_ROLE=scheduler"}  # MXNet's; the programs that start all have none
 _IDLE = (3, 4)  # columns of /proc/stat: idle, waiting for a disk; guests count as users already
 _COLUMNS = 8
 
@@ -38,14 +39,14 @@ def busy_seconds(cores: Iterable[int]) -> float | None:
 def companions() -> list[int]:
     """The processes on this node that serve the ranks of this process's entry, such as a parameter server.
 
-    They have the entry's variables, and are no ranks. Without /proc there are none.
+    They have the entry's variables, and a role that is no rank's. Without /proc there are none.
     """
     own = {f"{name}={os.environ.get(name)}".encode() for name in (ENTRY, "CARME_COMPARE_SECRET")}
     found: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError):  # of other users, or gone
             variables = (folder / "environ").read_bytes().split(b"\0")
-            if own <= set(variables) and not any(each.startswith(b"RANK=") for each in variables):
+            if own <= set(variables) and _SERVERS & set(variables):
                 found.append(int(folder.name))
     return found
 

@@ -35,7 +35,8 @@ def main() -> None:
     line = come_in(name, rank)
     line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
     slower = float(os.environ.get(SLOWER, 0))
-    serve(line, Steps(step, slower, cores, companions() if contestant.has_servers else []))
+    servers = companions() if contestant.has_servers else []
+    serve(line, Steps(step, slower, cores, servers, local_size))
     # Some libraries wait for the other ranks at their end, or for threads of theirs.
     sys.stdout.flush()
     os._exit(0)
@@ -79,10 +80,14 @@ class Steps:
         slower: By how many percent each step is made longer.
         cores: Of this rank alone.
         servers: Processes whose work is the contestant's own, wherever it is done.
+        local_size: Ranks on this node, which share the servers' work equally.
     """
 
-    def __init__(self, step: Step, slower: float, cores: set[int], servers: Sequence[int] = ()) -> None:
+    def __init__(
+        self, step: Step, slower: float, cores: set[int], servers: Sequence[int] = (), local_size: int = 1
+    ) -> None:
         self._step, self._slower, self._cores, self._servers = step, slower, cores, servers
+        self._local_size = local_size
         self._number = 0
 
     def make(self, count: int) -> dict[str, Any]:
@@ -114,8 +119,8 @@ class Steps:
         return {"losses": losses, "ms": times, "parts": parts, "foreign": foreign}
 
     def _own_seconds(self) -> float:
-        """Of this rank, and of its node's servers: nobody knows on which cores these worked."""
-        return time.process_time() + used_seconds(self._servers)
+        """Of this rank, and its part of its node's servers': nobody knows on which cores these worked."""
+        return time.process_time() + used_seconds(self._servers) / self._local_size
 
 
 def serve(line: Line, steps: Steps) -> None:

@@ -4,11 +4,12 @@ import argparse
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,8 @@ def _run(options: argparse.Namespace) -> None:
     if not options.output.absolute().parent.is_dir():
         raise OnnxError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
     batches = micro_batches(model, _read(model, options.input), _workers(options))
-    tracing = prepare(options, ranks=1)
     runner = Runner(model, _workers(options), tasks=options.tasks, memory=options.memory)
+    tracing = prepare(options, ranks=1)  # makes a folder, so all that may be refused comes before
     began = time.perf_counter()
     with _ending(), _traced(tracing):
         results = joined(model, batches, runner.run(batches))
@@ -139,19 +140,36 @@ def _traced(tracing: Tracing | None) -> Iterator[None]:
     if tracing is None:
         yield
         return
-    os.environ.update(tracing.variables())
-    # In a job there is one already, which adds up and records nothing.
-    before, profile.recorder = profile.recorder, None
-    profile.begin()
-    for name in tracing.variables():  # what runs later is not of this trace
-        del os.environ[name]
+    before, begun = profile.recorder, False
     try:
+        with _variables(tracing.variables()):  # what runs later is not of this trace
+            profile.recorder = None  # in a job there is one already, which adds up and records nothing
+            profile.begin()
+        begun = True
         yield
     finally:
-        if profile.recorder:
-            profile.recorder.write()
-        profile.recorder = before
-        tracing.finish()
+        recorder, profile.recorder = profile.recorder, before
+        if begun:
+            if recorder:
+                recorder.write()
+            tracing.finish()
+        else:
+            shutil.rmtree(tracing.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, and afterwards what was there before."""
+    before = {name: os.environ.get(name) for name in values}
+    try:
+        os.environ.update(values)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -1,17 +1,17 @@
 """Firings in a recording: each has a row of the worker that did it, and ends when its task did."""
 
-import pickle
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from carme_runtime import profile
 
 if TYPE_CHECKING:
-    from carme_runtime.petri.definition import Definition
     from carme_runtime.petri.pool import Connection
 
 #: By how much two nodes' clocks may drift apart in a second.
 _DRIFT = 1e-4
+#: A report that seems to have taken so many seconds longer than others comes from a clock that began anew.
+_RESTART = 120.0
 
 
 class Firings:
@@ -19,14 +19,11 @@ class Firings:
 
     Workers of this node read the clock that this process reads. That of another node differs by an unknown
     offset: of all its reports the one counts that took the least time from the task's end to here, so the
-    error is about the time that a message takes.
-
-    Args:
-        net: Its `number_of` gives a token's micro-batch.
+    error is about the time that a message takes. Where a node has started again, its clock has, too: then
+    what was known of it no longer counts.
     """
 
-    def __init__(self, net: "Definition") -> None:
-        self._number_of = net.number_of
+    def __init__(self) -> None:
         self._offsets: dict[int, tuple[float, float]] = {}
         self._until: dict[tuple[int | None, int], float] = {}
 
@@ -36,7 +33,7 @@ class Firings:
         host: str,
         name: str,
         times: tuple[float, float],
-        outcome: list[tuple[int, bytes]],
+        number: int,
     ) -> None:
         """A firing of a worker is over.
 
@@ -45,7 +42,7 @@ class Firings:
             host: The worker's node.
             name: Of the transition.
             times: Its begin and end in seconds, by the clock of that node.
-            outcome: Places and pickled tokens that it gave.
+            number: 1 + the micro-batch of a token that it gave; 0: none is known.
         """
         if profile.recorder is None:
             return
@@ -58,7 +55,7 @@ class Firings:
             name,
             begin,
             end=end,
-            extra=self._number(outcome),
+            extra=number,
             row=f"worker {connection.slot} on {host}",
         )
 
@@ -66,13 +63,7 @@ class Firings:
         """A time of another node's clock by this one's."""
         now = time.perf_counter()
         offset, since = self._offsets.get(node, (now - ended, now))
-        offset = min(offset + _DRIFT * (now - since), now - ended)
+        allowed = offset + _DRIFT * (now - since)
+        offset = now - ended if now - ended > allowed + _RESTART else min(allowed, now - ended)
         self._offsets[node] = (offset, now)
         return ended + offset
-
-    def _number(self, outcome: list[tuple[int, bytes]]) -> int:
-        """1 + the micro-batch of a token that was given; 0: none is known."""
-        if self._number_of is None or not outcome:
-            return 0
-        number: Any = self._number_of(pickle.loads(outcome[0][1]))
-        return int(number) + 1

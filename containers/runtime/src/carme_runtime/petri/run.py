@@ -81,7 +81,7 @@ class Run(Observed):
         self.resumed = self._journal.resumed
         self.notices: list[str] = []
         self.fired = dict.fromkeys(net.transitions, 0)
-        self._firings = Firings(net)
+        self._firings = Firings()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._error: PetriError | None = None
@@ -396,7 +396,7 @@ class Run(Observed):
 
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
         self._useless = 0
-        for number, status, outcome, seconds, ended, following, changes in results:
+        for number, status, outcome, seconds, ended, following, changes, batch in results:
             task = connection.take(number)
             if task is None:
                 continue
@@ -421,7 +421,7 @@ class Run(Observed):
                     connection.given[number] = (task, 0.0)
                 self.fired[rule.transition.name] += 1
                 name, host = rule.transition.name, self._placing.hosts[connection.node]
-                self._firings.add(connection, host, name, (ended - seconds, ended), outcome)
+                self._firings.add(connection, host, name, (ended - seconds, ended), batch)
             else:
                 self._take_failure(task, status, *outcome)
 

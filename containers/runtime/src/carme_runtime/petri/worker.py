@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from carme_runtime.petri.activation import followers
@@ -59,7 +60,7 @@ class Worker:
         memory: Memory,
     ) -> None:
         self._memory = memory
-        self._plans = [_Plan(transition, memory) for transition in net.transitions.values()]
+        self._plans = [_Plan(transition, memory, net.number_of) for transition in net.transitions.values()]
         self._followers = followers(net)
         self._tasks, self._control = tasks, control
         self._slots, self._offset = slots, slot * SLOT.size
@@ -123,7 +124,8 @@ class Worker:
             and not self._pending
         ):
             following = self._following(*outcome[0])
-        self._results.append((number, status, outcome, ended - began, ended, following, changes))
+        report = (number, status, outcome, ended - began, ended, following, changes, plan.number)
+        self._results.append(report)
         return following, [outcome[0][1]] if following >= 0 else [], ended
 
     def _following(self, place: int, token: bytes) -> int:
@@ -174,14 +176,25 @@ class Worker:
                 with contextlib.suppress(IndexError):
                     while True:
                         number = self._pending.pop()[0]
-                        self._results.append((number, RETURNED, None, 0.0, 0.0, -1, None))
+                        self._results.append((number, RETURNED, None, 0.0, 0.0, -1, None, 0))
                 self._flush()
 
 
 class _Plan:
-    """A transition as a worker runs it."""
+    """A transition as a worker runs it.
 
-    def __init__(self, transition: Transition, memory: Memory) -> None:
+    Args:
+        transition: The transition.
+        memory: The ranges of the run.
+        number_of: Gives a token's micro-batch; None: tokens have none.
+    """
+
+    def __init__(
+        self, transition: Transition, memory: Memory, number_of: Callable[[Any], int] | None
+    ) -> None:
+        self._number_of = number_of
+        #: 1 + the micro-batch of a token that the last run gave; 0: none is known.
+        self.number = 0
         self.name = transition.name
         self.body = transition.body
         self.arguments = transition.flow.arguments
@@ -196,6 +209,7 @@ class _Plan:
 
     def execute(self, tokens: list[bytes], attempt: int) -> tuple[int, Any]:
         """Run the body: how it ended, and the tokens that it gave or what went wrong."""
+        self.number = 0
         try:
             values = [pickle.loads(token) for token in tokens]
             given = values if self.flat else group(self.arguments, values)
@@ -223,6 +237,9 @@ class _Plan:
     def _token(self, place: Place, value: Any) -> tuple[int, bytes]:
         if place.type is not object and (refusal := place.refusal(value)):
             raise OutputError(f"Transition {self.name} gave a wrong token: {refusal}")
+        if self._number_of and not self.number:
+            with contextlib.suppress(Exception):  # a trace without it is still one
+                self.number = int(self._number_of(value)) + 1
         try:
             return place.index, pickle.dumps(value, 5)
         except Exception as error:

@@ -507,13 +507,13 @@ def _part(samples: int, begin: int, end: int, leaf: Any) -> Any:
 
 
 def _check_targets(samples: int, targets: Any) -> None:
-    """Raise InvalidCall where a tensor of the targets counts other samples than the inputs do."""
-    for leaf in tree_leaves(targets):
-        if isinstance(leaf, torch.Tensor) and leaf.dim() and len(leaf) != samples:
-            raise InvalidCall(
-                f"The targets have {len(leaf)} samples, and the inputs {samples}.",
-                "Give targets whose dimension 0 counts the samples of the inputs.",
-            )
+    """Raise InvalidCall where no tensor of the targets counts the samples; some may be weights of classes."""
+    found = [len(leaf) for leaf in tree_leaves(targets) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    if found and samples not in found:
+        raise InvalidCall(
+            f"The targets have {found[0]} samples, and the inputs {samples}.",
+            "Give targets whose dimension 0 counts the samples of the inputs.",
+        )
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
