@@ -190,6 +190,45 @@ def test_a_step_ends_with_a_large_parameter_before_it_begins_with_the_next_one()
             assert torch.equal(expected.state[one][name], optimizer.state[other][name])
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_steps_end_with_another_optimizer_where_the_first_one_is_used_no_longer(
+    tmp_path: Path, is_kept: bool
+) -> None:
+    model = nn.Linear(256, 256)
+    with carme_runtime.memory(limit(), tmp_path) as budget:
+
+        def train(optimizer: torch.optim.Optimizer) -> int:
+            """The operations that are recorded after its step."""
+            model(torch.ones(2, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return len(budget._steps._record)
+
+        first = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            train(first)
+        kept = first if is_kept else None
+        gone = weakref.ref(first)
+        del first
+        assert gone() is kept
+        second = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorded = [train(second) for _ in range(40)]
+        assert recorded[-20:] == [0] * 20  # nothing is recorded where a step goes as the one before
+        assert budget._steps.followed
+
+
+@pytest.mark.parametrize("others", [1, 2, 5])
+def test_a_step_with_several_optimizers_ends_once(tmp_path: Path, others: int) -> None:
+    models = [nn.Linear(256, 256) for _ in range(2)]
+    first, other = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+    with carme_runtime.memory(limit(), tmp_path) as budget:
+        for _ in range(8):
+            for model, optimizer in [(models[0], first)] + others * [(models[1], other)]:
+                model(torch.ones(2, 256)).sum().backward()
+                optimizer.step()
+        assert budget._steps.count == 8
+
+
 @pytest.mark.parametrize("within", ["hook", "closure"])
 def test_what_changes_in_an_optimizers_groups_before_it_steps_holds_for_that_step(within: str) -> None:
     parameters = [nn.Parameter(torch.ones(MIB)) for _ in range(3)]
