@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core.environment import FOLDER, LIMIT
 
-LIMIT, FOLDER = "CARME_MEMORY_PER_RANK", "CARME_SPILL"
 _FIRST = Path(__file__).parent / "at_start"  # Python runs the module in it before the script
 
 
