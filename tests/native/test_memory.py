@@ -190,9 +190,9 @@ def test_a_step_ends_with_a_large_parameter_before_it_begins_with_the_next_one()
             assert torch.equal(expected.state[one][name], optimizer.state[other][name])
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("is_alive", [False, True])
 def test_steps_end_with_another_optimizer_where_the_first_one_is_used_no_longer(
-    tmp_path: Path, is_kept: bool
+    tmp_path: Path, is_alive: bool
 ) -> None:
     model = nn.Linear(256, 256)
     with carme_runtime.memory(limit(), tmp_path) as budget:
@@ -207,10 +207,10 @@ def test_steps_end_with_another_optimizer_where_the_first_one_is_used_no_longer(
         first = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(3):
             train(first)
-        kept = first if is_kept else None
+        alive = first if is_alive else None
         gone = weakref.ref(first)
         del first
-        assert gone() is kept
+        assert gone() is alive
         second = torch.optim.SGD(model.parameters(), lr=0.1)
         recorded = [train(second) for _ in range(40)]
         assert recorded[-20:] == [0] * 20  # nothing is recorded where a step goes as the one before
