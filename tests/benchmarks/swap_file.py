@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-_NAME = "carme-bench-swap-"  # the process's number follows
+_NAME = "carme-bench-swap-"  # of whose processes, and the number of the process follow
 _ENDING = {signal.SIGHUP, signal.SIGINT, signal.SIGTERM}
 SWAPS = Path("/proc/swaps")
 
@@ -31,7 +31,7 @@ def swap_file(folder: Path, size: int) -> Iterator[Path]:
         OSError: There is no room.
         subprocess.CalledProcessError: The kernel allows none, or could not take back what lay in it.
     """
-    file = folder / f"{_NAME}{os.getpid()}"
+    file = folder / f"{_own()}{os.getpid()}"
     try:
         with file.open("wb") as made:
             os.posix_fallocate(made.fileno(), 0, size)
@@ -58,18 +58,32 @@ def swap_file(folder: Path, size: int) -> Iterator[Path]:
 def remove_left_swap_files() -> list[Path]:
     """Switch off what killed runs have left. Returns the files.
 
+    The kernel's table has the files of the whole machine. Those of containers, whose processes are not seen
+    here, and those that are not in this file system stay.
+
     Raises:
         subprocess.CalledProcessError: It cannot be switched off.
     """
-    left = [file for file in _files_in_use() if file.name.startswith(_NAME) and not _runs(file)]
+    own = _own()
+    left = [
+        file
+        for file in _files_in_use()
+        if file.name.startswith(own) and not _runs(file.name.removeprefix(own)) and file.exists()
+    ]
     for file in left:
         _run("swapoff", file)
         file.unlink(missing_ok=True)
     return left
 
 
-def _runs(file: Path) -> bool:
-    return Path("/proc", file.name.removeprefix(_NAME)).exists()
+def _own() -> str:
+    """How names begin whose numbers are those of processes that are seen here."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{_NAME}{boot}-{Path('/proc/self/ns/pid').stat().st_ino}-"
+
+
+def _runs(number: str) -> bool:
+    return Path("/proc", number).exists()
 
 
 def _files_in_use() -> list[Path]:

@@ -11,12 +11,12 @@ from nbclient import NotebookClient
 from patience import HANG
 
 EXAMPLES = Path(__file__).parents[2] / "containers/images/examples"
-#: What each prints that shows that it did what it is about.
+#: What each prints that shows that it did what it is about. A pipeline's loss is on its last rank.
 PRINTED = {
     "01-first-steps": "rank 1 of 2",
     "02-pytorch-in-two-lines": "with 2 rank(s)",
     "03-keras-in-two-lines": "with 2 rank(s)",
-    "04-large-models": "step 3: loss",
+    "04-large-models": "rank 1] step 3: loss",
     "06-checkpoints": "epoch 2: loss",
     "07-profile": "compute",
 }

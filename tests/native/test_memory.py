@@ -124,7 +124,7 @@ def test_keras_scripts_train_save_and_load_in_less_memory(tmp_path: Path) -> Non
     program, spill = PROGRAM.with_name("keras_in_less_memory.py"), tmp_path / "spill"
     spill.mkdir()
 
-    def run(*words: str | Path) -> str:
+    def run(*words: str | Path) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, *words, program, "1024", "12", tmp_path / "model.keras"],
             env=os.environ | {"KERAS_BACKEND": "torch"},
@@ -134,11 +134,12 @@ def test_keras_scripts_train_save_and_load_in_less_memory(tmp_path: Path) -> Non
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()[-1].removeprefix("[rank 0] ")
+        return json.loads(done.stdout.splitlines()[-1].removeprefix("[rank 0] "))
 
     expected = run()
     limited = run("-m", "carme_runtime.launcher.command", "--memory-per-rank", "1050M", "--spill", spill)
-    assert json.loads(limited) == json.loads(expected)
+    assert limited["losses"] == expected["losses"]
+    assert limited["peak"] <= 1050 * MIB < expected["peak"]  # so something has been moved out
     assert list(spill.iterdir()) == []
 
 
@@ -188,6 +189,45 @@ def test_a_step_ends_with_a_large_parameter_before_it_begins_with_the_next_one()
         assert torch.equal(one, other)
         for name in ("exp_avg", "exp_avg_sq", "step"):
             assert torch.equal(expected.state[one][name], optimizer.state[other][name])
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_steps_end_with_another_optimizer_where_the_first_one_is_used_no_longer(
+    tmp_path: Path, is_alive: bool
+) -> None:
+    model = nn.Linear(256, 256)
+    with carme_runtime.memory(limit(), tmp_path) as budget:
+
+        def train(optimizer: torch.optim.Optimizer) -> int:
+            """The operations that are recorded after its step."""
+            model(torch.ones(2, 256)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return len(budget._steps._record)
+
+        first = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            train(first)
+        alive = first if is_alive else None
+        gone = weakref.ref(first)
+        del first
+        assert gone() is alive
+        second = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorded = [train(second) for _ in range(40)]
+        assert recorded[-20:] == [0] * 20  # nothing is recorded where a step goes as the one before
+        assert budget._steps.followed
+
+
+@pytest.mark.parametrize("others", [1, 2, 5])
+def test_a_step_with_several_optimizers_ends_once(tmp_path: Path, others: int) -> None:
+    models = [nn.Linear(256, 256) for _ in range(2)]
+    first, other = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+    with carme_runtime.memory(limit(), tmp_path) as budget:
+        for _ in range(8):
+            for model, optimizer in [(models[0], first)] + others * [(models[1], other)]:
+                model(torch.ones(2, 256)).sum().backward()
+                optimizer.step()
+        assert budget._steps.count == 8
 
 
 @pytest.mark.parametrize("within", ["hook", "closure"])

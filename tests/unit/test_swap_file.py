@@ -94,3 +94,24 @@ def test_what_a_killed_run_leaves_is_switched_off_by_the_next_one(swaps: Path) -
     output, errors = start(swaps, "go on").communicate(timeout=HANG)
     assert output.splitlines() == [str(left), "on", "goes on"], errors
     assert is_clean(swaps)
+
+
+@pytest.mark.parametrize("where", ["container", "file system"])
+def test_what_is_not_known_to_be_left_stays(swaps: Path, where: str) -> None:
+    process = start(swaps, "wait")
+    assert process.stdout and [process.stdout.readline(), process.stdout.readline()] == ["\n", "on\n"]
+    process.kill()
+    process.communicate(timeout=HANG)
+    (left,) = (swaps.parent / "files").iterdir()
+    if where == "container":  # its process has its number there
+        names = left.name.split("-")
+        names[-2] = str(int(names[-2]) + 1)
+        left = left.rename(left.with_name("-".join(names)))
+        lines = swaps.read_text().splitlines()
+        swaps.write_text(f"{lines[0]}\n{left} file 100 0 -2\n")
+    else:
+        left.unlink()
+    before = swaps.read_text()
+    output, errors = start(swaps, "go on").communicate(timeout=HANG)
+    assert output.splitlines() == ["", "on", "goes on"], errors
+    assert swaps.read_text() == before and left.exists() == (where == "container")

@@ -215,20 +215,38 @@ def run_python(text: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def write_keras(folder: Path, backend: str) -> None:
+    """The modules of a Keras with this backend."""
+    for each in ("tensorflow", "jax"):
+        package = folder / "keras" / "src" / "backend" / each
+        package.mkdir(parents=True)
+        (package / "core.py").touch()
+        for parent in (package, *list(package.parents)[:3]):
+            (parent / "__init__.py").touch()
+    backends = folder / "keras" / "src" / "backend"
+    (backends / "config.py").write_text(f"def backend():\n    return '{backend}'\n")
+    (backends / "__init__.py").write_text("from keras.src.backend.config import backend\n")
+
+
 @pytest.mark.parametrize(("backend", "name"), [("tensorflow", "TensorFlow"), ("jax", "JAX")])
 def test_keras_on_another_backend_than_torch_is_refused_in_a_sentence(
     backend: str, name: str, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "keras" / "src" / "backend" / backend
-    folder.mkdir(parents=True)
-    for each in (folder, *list(folder.parents)[:3]):
-        (each / "__init__.py").touch()
-    done = run_python(f"import keras.src.backend.{backend}; print('goes on')", tmp_path)
+    write_keras(tmp_path, backend)
+    done = run_python(f"import keras.src.backend.{backend}.core; print('goes on')", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"carme-run: --memory-per-rank works with PyTorch, and this script runs Keras on its {name} backend. "
         "Set KERAS_BACKEND=torch, or leave --memory-per-rank out.\n"
     )
+
+
+@pytest.mark.parametrize("other", ["tensorflow", "jax"])
+def test_keras_on_torch_may_take_its_data_from_another_framework(other: str, tmp_path: Path) -> None:
+    write_keras(tmp_path, "torch")
+    (tmp_path / "torch.py").touch()
+    done = run_python(f"import torch, keras.src.backend.{other}.core; print('goes on')", tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
 
 
 def test_a_script_that_trains_without_pytorch_is_noted(tmp_path: Path) -> None:
@@ -242,6 +260,13 @@ def test_what_a_site_runs_first_still_runs_in_ranks_with_a_limit(tmp_path: Path)
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.site_has_run = True\n")
     done = run_python("print(site_has_run)", tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_what_a_site_runs_first_runs_also_where_our_package_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.site_has_run = True\n")
+    (tmp_path / "carme_runtime.py").write_text("raise ImportError('of another Python')\n")
+    done = run_python("print(site_has_run)", tmp_path)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 def test_variables_for_ranks_are_texts_and_none_without_a_limit(tmp_path: Path) -> None:

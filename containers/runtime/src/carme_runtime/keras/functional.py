@@ -137,14 +137,30 @@ def _bypassed(name: str) -> InvalidCall:
 
 
 def settings_checksum(model: Any) -> int:
-    """Of the settings of all layers, such as activations and rates, but not of how weights begin."""
+    """Of the settings of all layers, such as activations and rates, but not of how weights begin.
+
+    Layers whose settings cannot be had, or are no JSON, count as if they had none.
+    """
     checksum = 0
     for layer in model._flatten_layers(include_self=False):
         try:
             config = {} if isinstance(layer, keras.Model) else layer.get_config()
-        except NotImplementedError:  # a layer of the script's own
-            config = {}
-        chosen = {name: value for name, value in config.items() if not name.endswith("initializer")}
-        text = json.dumps(chosen, skipkeys=True, default=lambda value: type(value).__name__)
+            text = json.dumps(_compared(config), skipkeys=True, default=lambda value: type(value).__name__)
+        except Exception:  # a layer of the script's own, whose get_config may do anything
+            text = "{}"
         checksum = zlib.crc32(text.encode(), checksum)
     return checksum
+
+
+def _compared(value: Any) -> Any:
+    """Settings without those that may differ between ranks: layers draw their seeds in each process.
+
+    Layers in layers, such as those of Bidirectional, have settings of their own in the wrapper's.
+    """
+    if isinstance(value, dict):
+        return {
+            name: _compared(each)
+            for name, each in value.items()
+            if not (isinstance(name, str) and (name == "seed" or name.endswith("initializer")))
+        }
+    return [_compared(each) for each in value] if isinstance(value, list | tuple) else value

@@ -6,7 +6,9 @@
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +30,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 # How many tensors as large as a parameter an optimizer's operation takes at a time.
 _OF_SGD, _OF_OTHERS = 2, 3
+_OTHERS_STEPS = 16  # An optimizer that steps so often while the one whose steps count does not takes over.
 _active: "Budget | None" = None
 
 
@@ -40,7 +43,8 @@ class Budget:
     def __init__(self, limit: int | str, folder: str | os.PathLike[str]) -> None:
         self._size = parse_size(limit)
         self._folder = folder
-        self._optimizer: Any = None
+        self._optimizer: Callable[[], Any] = lambda: None  # whose steps end the program's; None: gone
+        self._other_steps: Counter[int] = Counter()  # of other optimizers since then, by their ids
         self._model: torch.nn.Module | None = None
         self._stack = contextlib.ExitStack()
         self._operations: watch.Operations | None = None
@@ -116,7 +120,7 @@ class Budget:
             if isinstance(value, torch.Tensor)
         ]
         self._move(operations, tensors)
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizer = model, weakref.ref(optimizer)
         operations.limit.check(operations.store, anew=True)
         largest = max((each.untyped_storage().nbytes() for each in model.parameters()), default=0)
         needed = largest * (_OF_SGD if type(optimizer) is torch.optim.SGD else _OF_OTHERS)
@@ -180,7 +184,7 @@ class Budget:
         kinds: dict[str, int] = {"weights": 0, "gradients": 0, "optimizer": 0, "activations": 0}
         seen: set[tuple[str, int]] = set()
         parameters = list(self._model.parameters()) if self._model else []
-        states = getattr(self._optimizer, "state", {})  # Keras' optimizers have none
+        states = getattr(self._optimizer(), "state", {})  # Keras' optimizers have none
         for kind, tensors in (
             ("weights", [*parameters, *(self._model.buffers() if self._model else ())]),
             ("gradients", parameters),
@@ -207,13 +211,29 @@ class Budget:
         self._end_step(optimizer, (), {})
 
     def _end_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._optimizer is None:
-            self._optimizer = optimizer  # the first one that steps
-        if optimizer is not self._optimizer or self._operations is None:
+        if self._operations is None or not self._ends_steps(optimizer):
             return
+        self._other_steps.clear()
+        self._operations.end_step()
         store = self._operations.store
         self._steps.end_step(store.read, store.written)
         store.end_step()
+
+    def _ends_steps(self, optimizer: Any) -> bool:
+        """Whether an optimizer's step is the end of one of the program's.
+
+        With several optimizers, such as those of a GAN, it is the first one's or the adopted one's. Another
+        takes over when that one is gone, as after `compile()`, or seems to be used no longer: the other has
+        stepped often, and more has run than in the whole step that was recorded last.
+        """
+        leader = self._optimizer()
+        if leader is not None and leader is not optimizer:
+            self._other_steps[id(optimizer)] += 1
+            length = len(self._steps.trace) if self._steps.trace is not None else 0
+            if self._other_steps[id(optimizer)] < _OTHERS_STEPS or self._steps.position < length:
+                return False
+        self._optimizer = weakref.ref(optimizer)
+        return True
 
     def _restore(self) -> None:
         """What fits comes back; the rest has no memory any more, so that its use is an error."""

@@ -207,12 +207,6 @@ class GpuBudget(Budget):
                 operations.adopt(storage)
         tensors.clear()
 
-    def _end_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        operations: Any = self._operations
-        if operations is not None and self._optimizer in (None, optimizer):
-            operations.end_step()
-        super()._end_step(optimizer, args, kwargs)
-
     def _restore(self) -> None:
         """All that fits into the GPU comes back; the rest has no memory any more."""
         assert self._operations is not None

@@ -15,11 +15,9 @@ from typing import Any
 
 from carme_runtime.out_of_core.environment import LIMIT
 
-_OTHER_BACKENDS = {
-    "keras.src.backend.tensorflow": "TensorFlow", "keras.src.backend.jax": "JAX",
-    "keras.src.backend.numpy": "NumPy", "keras.src.backend.openvino": "OpenVINO",
-}  # fmt: skip
-_OPTIMIZERS = "keras.src.backend.torch.optimizers"
+_BACKENDS = "keras.src.backend"
+_OTHER_BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "numpy": "NumPy", "openvino": "OpenVINO"}
+_OPTIMIZERS = f"{_BACKENDS}.torch.optimizers"
 # Those that treat each parameter by itself. Nadam has a product of all its calls.
 _BY_PARAMETER = {"Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "Lion", "RMSprop", "SGD"}
 _TOGETHER = 4 << 20  # bytes of parameters that are taken at a time; a larger one is taken alone
@@ -56,11 +54,18 @@ class _Finder:
 
     @classmethod
     def find_spec(cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
-        if cls.refuses and name in _OTHER_BACKENDS:
+        package, _, backend = name.rpartition(".")
+        if (
+            cls.refuses
+            and package == _BACKENDS
+            and backend in _OTHER_BACKENDS
+            and backend == _chosen_backend()
+        ):
             atexit.unregister(_note_other_framework)
             sys.exit(
                 "carme-run: --memory-per-rank works with PyTorch, and this script runs Keras on its "
-                f"{_OTHER_BACKENDS[name]} backend. Set KERAS_BACKEND=torch, or leave --memory-per-rank out."
+                f"{_OTHER_BACKENDS[backend]} backend. Set KERAS_BACKEND=torch, or leave --memory-per-rank "
+                "out."
             )
         change = _CHANGES.get(name)
         if change is None:
@@ -75,6 +80,12 @@ class _Finder:
 
             loader.exec_module = execute_and_change
         return spec
+
+
+def _chosen_backend() -> str | None:
+    """What Keras trains with; on PyTorch it imports TensorFlow's backend as well, for a script's data."""
+    config = sys.modules.get(f"{_BACKENDS}.config")
+    return config.backend() if config else None
 
 
 def _watch(refuse: bool) -> None:

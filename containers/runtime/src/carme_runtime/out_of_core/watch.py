@@ -79,6 +79,9 @@ class Operations(TorchDispatchMode):
             return _one_by_one(self._run, func, args, kwargs)
         return self._run(func, args, kwargs)
 
+    def end_step(self) -> None:
+        """A step ends now."""
+
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that a tensor lies in; None for what never leaves memory."""
         if tensor.device.type != self.device_type or tensor.layout is not torch.strided:

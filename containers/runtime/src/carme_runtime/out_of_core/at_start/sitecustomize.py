@@ -29,5 +29,7 @@ def _watch() -> None:
         refuse_other_frameworks()
 
 
-_watch()
-_run_the_one_behind()
+try:
+    _watch()
+finally:
+    _run_the_one_behind()
