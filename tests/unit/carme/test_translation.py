@@ -32,7 +32,7 @@ from carme.wording import listing, number
 ROOT = Path(__file__).parents[3]
 #: Programs of administrators, job logs and the sandbox speak English alone.
 ENGLISH = (
-    *("backup", "config", "launch", "sandbox", "storage", "validation", "slurm/library"),
+    *("backup", "config", "heads", "launch", "sandbox", "storage", "validation", "slurm/library"),
     *("images/building.py", "images/copies.py", "carme_spawner/hub_config.py", "cli/validate.py"),
     # For Prometheus' clients; for administrators.
     *("metrics/scope.py", "carme_webui/settings.py"),
