@@ -192,7 +192,7 @@ def test_the_sentences_are_those_of_the_page(program: Program, browser: Browser,
 @pytest.mark.parametrize(
     ("body", "field"),
     [
-        ({}, "image"),
+        ({}, "minutes"),
         ({"image": "torch"}, "minutes"),
         ({"image": "torch", "minutes": "soon"}, "minutes"),
         ({"image": "torch", "minutes": 0}, "minutes"),
