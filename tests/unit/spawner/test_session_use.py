@@ -35,12 +35,12 @@ def nvmlDeviceGetUtilizationRates(handle):
 
 async def test_reports_go_on_when_one_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Activity, "look", Mock(side_effect=RuntimeError("a kernel is being started")))
-    hub = Mock(tell=AsyncMock(return_value={"ends": None}))
+    hub = Mock(post=AsyncMock(return_value={"ends": None}))
     reports = TimeLeft(hub, Mock())
     reports.start()
     try:
         for sent in (1, 2):
-            while hub.tell.await_count < sent:  # noqa: ASYNC110 - the test's own limit ends it
+            while hub.post.await_count < sent:  # noqa: ASYNC110 - the test's own limit ends it
                 await asyncio.sleep(0.01)
             reports.report_soon()
     finally:
