@@ -37,7 +37,7 @@ async def raw(site: Any, data: bytes) -> dict[str, Any]:
         (b'{"method": "job"}\n', "'job_id' is missing"),
         (b'{"method": "job", "job_id": 0}\n', "'job_id' must be at least 1, not 0"),
         (b'{"method": "job", "job_id": 1, "usr": "x"}\n', "There is no field 'usr'.*'user'"),
-        (b'{"method": "submit", "request": {"nam": 1}}\n', "'name' is missing"),
+        (b'{"method": "submit", "request": {"nam": 1}}\n', "'minutes' is missing"),
         (b'{"method": "submit", "request": 3}\n', "must be a table, not 3"),
         (b'{"method": "events", "wait": NaN}\n', "not valid"),
         (b'{"method": "jobs", "user": "a\\u0000b"}\n', "may not act for"),

@@ -258,6 +258,8 @@ def test_undecodable_output_is_shown(job: Job, script: Script) -> None:
 async def test_a_rank_whose_variables_are_no_text_ends_the_run(
     job: Job, script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a run handles while it goes on
+    before = {number: signal.getsignal(number) for number in numbers}
     fabric = await connect({"CARME_AGENT": str(job.socket(0))})
     try:
         places = place(fabric.members, ranks=4)
@@ -267,6 +269,8 @@ async def test_a_rank_whose_variables_are_no_text_ends_the_run(
         assert await asyncio.wait_for(run.execute(), HANG) == 1  # when all ranks are gone
     finally:
         await fabric.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     sentence = (
         f"carme-run: {sys.executable} cannot be started on n2: expected str, bytes or os.PathLike object"
     )
