@@ -1,22 +1,15 @@
 """carme-run in a job of two nodes: where ranks run, what they are told, what comes back."""
 
 import ast
-import asyncio
 import os
 import signal
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from carme_runtime.fabric.client import connect
-from carme_runtime.launcher.placement import place
-from carme_runtime.launcher.rank_options import RankOptions
-from carme_runtime.launcher.run import Run
 from patience import HANG
 
-from .conftest import MEET, Job, Process, Witness, clean_environment
+from .conftest import MEET, Job, Process, Witness
 
 Script = Callable[[str], str]
 SHOW = "import os, sys; print(dict(os.environ), sys.argv[1:], os.getcwd(), sep='|')"
@@ -253,25 +246,3 @@ def peak_memory(process: Process) -> int:
 def test_undecodable_output_is_shown(job: Job, script: Script) -> None:
     code, out, _ = job.launch("--nodes", "1", "--", "printf", r"a\377b\r\nc").wait()
     assert (code, out) == (0, "[rank 0] a\ufffdb\n[rank 0] c\n")
-
-
-async def test_a_rank_whose_variables_are_no_text_ends_the_run(
-    job: Job, script: Script, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # which a run handles while it goes on
-    before = {number: signal.getsignal(number) for number in numbers}
-    fabric = await connect({"CARME_AGENT": str(job.socket(0))})
-    try:
-        places = place(fabric.members, ranks=4)
-        command = [sys.executable, script("import signal; signal.pause()")]
-        odd: dict[int, dict[str, str]] = {3: {"NUMBER": 7}}  # pyright: ignore[reportAssignmentType]
-        run = Run(fabric, places, command, str(tmp_path), clean_environment(), RankOptions(), variables=odd)
-        assert await asyncio.wait_for(run.execute(), HANG) == 1  # when all ranks are gone
-    finally:
-        await fabric.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    sentence = (
-        f"carme-run: {sys.executable} cannot be started on n2: expected str, bytes or os.PathLike object"
-    )
-    assert capfd.readouterr().err.startswith(sentence)
