@@ -45,7 +45,6 @@ LEFT: dict[str, int] = {
     "keeper": 7,
     "kept": 28,
     "outlook": 13,
-    "said": 20,
     "tell": 4,
     "told": 22,
     "wishes": 1,

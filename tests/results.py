@@ -1,4 +1,4 @@
-"""What the suites of ./test said, at its end: one table, and the failures once more.
+"""The results of the suites of ./test, at its end: one table, then each failure again.
 
     python tests/results.py FOLDER
 
@@ -35,13 +35,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Suite:
-    """A suite that ran. `cases` is None where no tests were told; `said` is the end of what it printed."""
+    """A suite that ran. `cases` is None where it reports no tests; `output` is the end of what it printed."""
 
     name: str
     seconds: int
     code: int
     cases: list[Case] | None
-    said: str = ""
+    output: str = ""
 
     def count(self, outcome: str) -> int:
         """How many of its tests ended so."""
@@ -87,7 +87,7 @@ def failures(suites: list[Suite]) -> Iterator[str]:
         yield f"== Failed: {suite.name}"
         failed = [case for case in suite.cases or () if case.outcome == "failed"]
         if not failed:
-            yield suite.said or f"It ended with exit code {suite.code}; its output is above."
+            yield suite.output or f"It ended with exit code {suite.code}; its output is above."
         for case in failed[:FAILURES]:
             yield ""
             yield f"-- {case.name}"
@@ -139,7 +139,7 @@ def _end(text: str) -> str:
 
 def main() -> None:
     """Print both."""
-    parser = argparse.ArgumentParser(description="Tell again what the suites of ./test said.")
+    parser = argparse.ArgumentParser(description="Print the results of the suites of ./test again.")
     parser.add_argument("folder", type=Path)
     suites = read(parser.parse_args().folder)
     print("\n".join(["", *table(suites), *failures(suites)]))

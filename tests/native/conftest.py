@@ -56,13 +56,13 @@ class Ranks:
         ]
         for reader in readers:
             reader.start()
-        assert printed.wait(seconds), f"No rank has printed '{text}': {self.said()}"
+        assert printed.wait(seconds), f"No rank has printed '{text}': {self.output()}"
         action()
         for reader in readers:
             reader.join(seconds)
         return [process.wait(seconds) for process in self.processes]
 
-    def said(self) -> str:
+    def output(self) -> str:
         return "\n".join(f"rank {rank}: {text}" for rank, text in sorted(self.outputs.items()))
 
 
@@ -126,7 +126,7 @@ class Launcher:
         """Start, wait, and see that all ranks ended well."""
         ranks = self.start(program, nodes, *arguments)
         codes = ranks.finish()
-        assert codes == [0] * len(nodes), ranks.said()
+        assert codes == [0] * len(nodes), ranks.output()
         return ranks
 
 

@@ -19,7 +19,7 @@ from patience import HANG
 
 def states(ranks):
     found = [re.search(r"STATE (\w+)", text) for text in ranks.outputs.values()]
-    assert all(found), ranks.said()
+    assert all(found), ranks.output()
     return {match[1] for match in found if match}
 
 
@@ -69,7 +69,7 @@ def test_a_kill_at_any_moment_leaves_the_last_checkpoint_whole(launcher, tmp_pat
 
 def test_ranks_with_different_states_get_a_message(launcher, tmp_path):
     ranks = launcher.start("checkpoint_state", [0, 0], "different", str(tmp_path))
-    assert ranks.finish() == [1, 1], ranks.said()
+    assert ranks.finish() == [1, 1], ranks.output()
     assert "Rank 1 saved tensors of other shapes or types than rank 0 at step 1" in ranks.outputs[0]
     assert "given up by another rank" in ranks.outputs[1]
     assert Checkpoints(tmp_path).load() is None
@@ -88,7 +88,7 @@ def test_a_rank_that_cannot_write_is_heard_of_at_once(launcher, tmp_path, failin
 def test_a_rank_that_cannot_load_is_heard_of(launcher, tmp_path):
     saved(tmp_path, [1])
     ranks = launcher.start("checkpoint_state", [0, 0], "no memory", str(tmp_path))
-    assert ranks.finish() == [1, 1], ranks.said()
+    assert ranks.finish() == [1, 1], ranks.output()
     assert "Another rank could not load the checkpoint of step 1: MemoryError" in ranks.outputs[0]
     assert "MemoryError" in ranks.outputs[1] and "Another rank" not in ranks.outputs[1]
 

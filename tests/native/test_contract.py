@@ -104,7 +104,7 @@ def test_every_way_between_nodes(launcher, name):
     ranks = launcher.start(
         "collectives", PLACES["three nodes"], environment=lambda rank: {"CARME_ALLREDUCE": name}
     )
-    assert ranks.finish() == [0, 0, 0], ranks.said()
+    assert ranks.finish() == [0, 0, 0], ranks.output()
 
 
 def test_what_travels_instead_of_zeros_is_let_go_of(launcher):
@@ -121,7 +121,7 @@ def test_links_that_are_measured_or_read(launcher, tmp_path):
             PLACES["nodes that differ"],
             environment=lambda rank: {"CARME_LINKS": links},  # noqa: B023
         )
-        assert ranks.finish() == [0, 0, 0], ranks.said()
+        assert ranks.finish() == [0, 0, 0], ranks.output()
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_settings_of_links_that_are_none(launcher, tmp_path, environment, word):
         environment = {"CARME_LINKS": str(tmp_path / "links")}
     ranks = launcher.start("join", [0], "4", environment=lambda rank: environment)
     ranks.finish()
-    assert "InvalidCall" in ranks.outputs[0] and word in ranks.outputs[0], ranks.said()
+    assert "InvalidCall" in ranks.outputs[0] and word in ranks.outputs[0], ranks.output()
 
 
 def test_ranks_that_would_reduce_in_different_ways_are_reported(launcher):
@@ -149,7 +149,7 @@ def test_ranks_that_would_reduce_in_different_ways_are_reported(launcher):
         "join", [0, 1], "60", environment=lambda rank: {"CARME_ALLREDUCE": "ring" if rank else "halving"}
     )
     ranks.finish()
-    assert "Mismatch" in ranks.said(), ranks.said()
+    assert "Mismatch" in ranks.output(), ranks.output()
 
 
 @pick_all("three ranks, one node", "two nodes", "three nodes", "two nodes of two", "nodes that differ")
@@ -157,9 +157,9 @@ def test_ranks_that_would_reduce_in_different_ways_are_reported(launcher):
 def test_ranks_that_disagree_are_reported(over, nodes, kind):
     ranks = over.run("mistakes", nodes, kind)
     for message in ranks.outputs.values():
-        assert "no error" not in message, ranks.said()
-        assert "Mismatch" in message and "Rank" in message, ranks.said()
-        assert kind == "alltoall" or "called" in message, ranks.said()
+        assert "no error" not in message, ranks.output()
+        assert "Mismatch" in message and "Rank" in message, ranks.output()
+        assert kind == "alltoall" or "called" in message, ranks.output()
     if kind == "size" and len(set(nodes)) == 1:
         assert "1000 x float32 'weights'" in ranks.outputs[0]
         assert "2000 x float32 'weights'" in ranks.outputs[1]
@@ -197,9 +197,9 @@ def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
     for process in ranks.processes:
         assert process.stdout.readline().startswith("ready")
     ranks.processes[1].kill()
-    assert ranks.finish() == [17, -signal.SIGKILL, 17], ranks.said()
+    assert ranks.finish() == [17, -signal.SIGKILL, 17], ranks.output()
     for rank in (0, 2):
-        assert "Rank 1 was lost" in ranks.outputs[rank] and "went on" in ranks.outputs[rank], ranks.said()
+        assert "Rank 1 was lost" in ranks.outputs[rank] and "went on" in ranks.outputs[rank], ranks.output()
 
 
 @pick_all("three ranks, one node", "three nodes", "two ranks and one between them")
@@ -207,9 +207,9 @@ def test_a_rank_that_is_killed_is_named_and_survivors_go_on(over):
 def test_a_rank_that_another_one_ends_is_gone_for_all(over, nodes, state):
     elsewhere = ["elsewhere"] * (nodes[1] != nodes[0])
     ranks = over.start("killing", nodes, state, *elsewhere)
-    assert ranks.finish() == [0, -signal.SIGKILL, 0], ranks.said()
+    assert ranks.finish() == [0, -signal.SIGKILL, 0], ranks.output()
     if elsewhere:
-        assert "rank 0 has ended this rank, 1." in ranks.outputs[1], ranks.said()
+        assert "rank 0 has ended this rank, 1." in ranks.outputs[1], ranks.output()
 
 
 @over_gpi2
@@ -252,7 +252,7 @@ def test_without_gpi2_a_sentence_says_what_to_do(launcher):
     )
     ranks.finish()
     for message in ranks.outputs.values():
-        assert "/nowhere/libGPI2.so" in message and "CARME_GPI2_LIBRARY" in message, ranks.said()
+        assert "/nowhere/libGPI2.so" in message and "CARME_GPI2_LIBRARY" in message, ranks.output()
 
 
 def test_a_library_that_is_another_one_is_named():
@@ -278,7 +278,7 @@ def test_ranks_with_different_transports_are_reported(launcher, simulated_gpi2):
     )
     ranks.finish()
     for message in ranks.outputs.values():
-        assert "Some ranks chose the transport" in message, ranks.said()
+        assert "Some ranks chose the transport" in message, ranks.output()
 
 
 @pytest.mark.parametrize(
@@ -325,13 +325,13 @@ def test_carme_run_starts_programs_for_gpi2(over, tmp_path):
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_too_few_open_files_are_reported_with_what_to_do(launcher, left):
     ranks = launcher.run("few_files", [0], str(left))
-    assert "OutOfResources" in ranks.outputs[0], ranks.said()
+    assert "OutOfResources" in ranks.outputs[0], ranks.output()
     assert "Allow this process more open files: ulimit -n 4096." in ranks.outputs[0]
 
 
 def test_ranks_send_without_timers_between_nodes(launcher):
     ranks = launcher.start("congestion", [0, 1])
-    assert ranks.finish() == [0, 0], ranks.said()
+    assert ranks.finish() == [0, 0], ranks.output()
     allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
     usual = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     expected = {"cubic", "reno"} if usual.startswith("bbr") and {"cubic", "reno"} & {*allowed} else {usual}

@@ -37,8 +37,8 @@ def test_a_lost_rank_is_an_error_for_the_others(launcher, nodes, how):
             if rank == victim:
                 continue
             ranks.outputs[rank] = process.communicate(timeout=HANG)[0]
-            assert process.returncode == 17, (seed, attempt, ranks.said())
-            assert "PeerLost" in ranks.outputs[rank] or "Timeout" in ranks.outputs[rank], ranks.said()
+            assert process.returncode == 17, (seed, attempt, ranks.output())
+            assert "PeerLost" in ranks.outputs[rank] or "Timeout" in ranks.outputs[rank], ranks.output()
         ranks.processes[victim].kill()
         ranks.finish()
 
@@ -49,8 +49,8 @@ def test_survivors_form_a_new_group(launcher, nodes):
     await_ready(ranks)
     ranks.processes[1].kill()
     codes = ranks.finish()
-    assert codes == [17, -signal.SIGKILL, 17], ranks.said()
-    assert all("went on" in ranks.outputs[rank] for rank in (0, 2)), ranks.said()
+    assert codes == [17, -signal.SIGKILL, 17], ranks.output()
+    assert all("went on" in ranks.outputs[rank] for rank in (0, 2)), ranks.output()
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_rank_without_memory_is_an_error_for_the_others(launcher, collective, 
     launcher.variables["CARME_ALLREDUCE"] = "ring"
     launcher.variables["MALLOC_ARENA_MAX"] = "1"  # else memory that is reserved for other threads is lent
     ranks = launcher.start("no_memory", nodes, collective)
-    assert ranks.finish() == [0, 0, 0], ranks.said()
-    assert "MemoryError" in ranks.outputs[1], ranks.said()
+    assert ranks.finish() == [0, 0, 0], ranks.output()
+    assert "MemoryError" in ranks.outputs[1], ranks.output()
     for rank in (0, 2):
         message = ranks.outputs[rank]
-        assert f"PeerLost The group broke at {collective}: rank 1 was lost" in message, ranks.said()
-        assert "had no memory for it" in message, ranks.said()
+        assert f"PeerLost The group broke at {collective}: rank 1 was lost" in message, ranks.output()
+        assert "had no memory for it" in message, ranks.output()
 
 
 def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
@@ -83,9 +83,9 @@ def test_a_rank_with_another_key_is_refused(launcher, tmp_path):
     )
     ranks.finish()
     assert "did not join in time: 1" in ranks.outputs[0]
-    assert "WrongKey" in ranks.outputs[1], ranks.said()
+    assert "WrongKey" in ranks.outputs[1], ranks.output()
     why = "it went away instead of proving that it holds the key of this job."
-    assert f"A connection from 127.0.0.1 was refused: {why}" in ranks.outputs[0], ranks.said()
+    assert f"A connection from 127.0.0.1 was refused: {why}" in ranks.outputs[0], ranks.output()
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_several_nodes_need_a_key(launcher):
         "join", [0, 1], "4", environment=lambda _: {"CARME_KEY_FILE": "", "MASTER_ADDR": "192.0.2.1"}
     )
     ranks.finish()
-    assert all("CARME_KEY_FILE" in message for message in ranks.outputs.values()), ranks.said()
+    assert all("CARME_KEY_FILE" in message for message in ranks.outputs.values()), ranks.output()
 
 
 def test_who_says_nothing_keeps_nobody_waiting(launcher):
@@ -125,7 +125,9 @@ def test_who_says_nothing_keeps_nobody_waiting(launcher):
 
     # Each of them may be silent for five seconds: one after the other they would take longer than ranks may.
     ranks = launcher.start("join", [0, 1], "120", port=port, environment=knock_before_rank_1)
-    assert ranks.finish() == [0, 0] and all("joined" in text for text in ranks.outputs.values()), ranks.said()
+    assert ranks.finish() == [0, 0] and all("joined" in text for text in ranks.outputs.values()), (
+        ranks.output()
+    )
     for connection in silent:
         connection.close()
 
@@ -175,5 +177,7 @@ def test_unauthenticated_peers_do_not_disturb_and_are_reported(launcher, garbage
         except OSError:
             time.sleep(0.005)
     codes = ranks.finish()
-    assert codes == [0, 0, 0] and all("joined" in message for message in ranks.outputs.values()), ranks.said()
-    assert f"A connection from 127.0.0.1 was refused: {why}." in ranks.outputs[0], ranks.said()
+    assert codes == [0, 0, 0] and all("joined" in message for message in ranks.outputs.values()), (
+        ranks.output()
+    )
+    assert f"A connection from 127.0.0.1 was refused: {why}." in ranks.outputs[0], ranks.output()

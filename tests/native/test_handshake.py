@@ -161,9 +161,9 @@ def test_unauthenticated_peers_of_the_streams_are_reported(caplog):
     listener = socket.create_server(("127.0.0.1", 0))
     end = time.monotonic() + HANG
 
-    def knock(said):
+    def knock(greeting):
         with socket.create_connection(listener.getsockname()) as stranger, contextlib.suppress(OSError):
-            stranger.sendall(said)
+            stranger.sendall(greeting)
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(4096):
                 pass

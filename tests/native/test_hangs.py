@@ -17,8 +17,10 @@ def run_until_reported(launcher, tmp_path, nodes, face, seconds):
     """What all ranks print, where rank 1 does something else until that has been reported."""
     over = tmp_path / "reported"
     ranks = launcher.start("hanging", nodes, "busy", face, str(over), environment=limit(seconds))
-    assert ranks.finish_after("Where the ranks are:", over.touch, 3 * HANG) == [0] * len(nodes), ranks.said()
-    return ranks.said()
+    assert ranks.finish_after("Where the ranks are:", over.touch, 3 * HANG) == [0] * len(nodes), (
+        ranks.output()
+    )
+    return ranks.output()
 
 
 pytestmark = pytest.mark.timeout(7 * HANG)
@@ -102,15 +104,15 @@ def test_a_stopped_rank_is_named(launcher, nodes, face):
     if face == "wait":
         assert "A call of wait has waited for 1 s." in message, message
     ranks.processes[1].send_signal(signal.SIGCONT)
-    assert ranks.finish() == [0, 0], ranks.said()
+    assert ranks.finish() == [0, 0], ranks.output()
 
 
 @pytest.mark.parametrize("face", ["torch", "barrier"])
 @pytest.mark.parametrize(("how", "seconds"), [("never", 4), ("busy", 0), ("busy", HANG)])
 def test_nothing_is_reported_of_waits_that_end(launcher, how, seconds, face):
     ranks = launcher.start("hanging", [0, 0], how, face, environment=limit(seconds))
-    assert ranks.finish() == [0, 0], ranks.said()
-    assert "waited" not in ranks.said()
+    assert ranks.finish() == [0, 0], ranks.output()
+    assert "waited" not in ranks.output()
 
 
 @pytest.mark.parametrize("face", ["torch", "barrier"])

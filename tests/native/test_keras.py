@@ -21,7 +21,7 @@ KERAS_DIFFERS = ("shuffled", "tensorflow_data", "several")
 def train(launcher, folder, nodes, *arguments, program="keras_training"):
     """The results of every rank."""
     ranks = launcher.start(program, nodes, str(folder / "RANK.json"), *arguments)
-    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.said()
+    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.output()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes))]
 
 

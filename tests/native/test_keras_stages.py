@@ -20,7 +20,7 @@ def on_tensorflow(monkeypatch, on_torch):
 
 def run(launcher, program, nodes, *arguments):
     ranks = launcher.start(program, nodes, *arguments)
-    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.output()
     return ranks
 
 

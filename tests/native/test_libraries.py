@@ -10,7 +10,7 @@ from patience import HANG
 def told(ranks):
     """The backend, and what the model became."""
     found = re.search(r"BACKEND (\w+)\nRESULT (\w+)", ranks.outputs[0])
-    assert found, ranks.said()
+    assert found, ranks.output()
     return found[1], found[2]
 
 
@@ -19,7 +19,7 @@ LIMIT = 4 * HANG  # seconds, for libraries that take long to import on a busy ma
 
 def run(launcher, how):
     ranks = launcher.start("libraries", [0, 0], how)
-    assert ranks.finish(LIMIT) == [0, 0], ranks.said()
+    assert ranks.finish(LIMIT) == [0, 0], ranks.output()
     return told(ranks)
 
 
@@ -46,5 +46,5 @@ def test_lightning_with_the_backend_by_name(launcher):
 def test_a_backend_that_does_not_exist_is_named(launcher):
     launcher.variables["CARME_TORCH_BACKEND"] = "crame"
     ranks = launcher.start("libraries", [0, 0], "accelerate")
-    assert all(ranks.finish(LIMIT)), ranks.said()
+    assert all(ranks.finish(LIMIT)), ranks.output()
     assert "CARME_TORCH_BACKEND=crame is no backend of torch.distributed." in ranks.outputs[0]

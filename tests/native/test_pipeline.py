@@ -24,7 +24,7 @@ WAYS = (
 
 def run(launcher, nodes, *arguments):
     ranks = launcher.start("pipelined", nodes, *arguments)
-    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.output()
     return ranks
 
 
@@ -74,22 +74,22 @@ def test_no_order_and_no_delays_hang(launcher):
 @pytest.mark.parametrize("nodes", [[0, 0, 0], [0, 1, 0]], ids=["one node", "two nodes"])
 def test_messages_of_500_pipelines_with_random_delays_arrive(launcher, nodes):
     ranks = launcher.start("mailboxes", nodes, "500")
-    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.output()
 
 
 @pytest.mark.parametrize("face", ["torch", "loop", "keras"])
 def test_pipelines_that_nobody_closes_use_up_nothing(launcher, face):
     """In a process with few segments left; $CARME_PIPELINES is how many come one after the other."""
     ranks = launcher.start("many_pipelines", [0, 0], face, os.environ.get("CARME_PIPELINES", "30"))
-    assert ranks.finish(SECONDS) == [0, 0], ranks.said()
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
 
 
 def test_a_stage_that_ends_is_named_within_a_second(launcher, tmp_path):
     late = []
     for attempt in range(3):  # a busy machine may let a rank wait for its core
         ranks = launcher.start("pipeline_mistakes", [0, 0, 0], "lost", str(tmp_path / str(attempt)))
-        assert ranks.finish(SECONDS) == [0, -signal.SIGKILL, 0], ranks.said()
-        late.append(max(float(seconds) for seconds in re.findall(r"LATE ([\d.]+) s", ranks.said())))
+        assert ranks.finish(SECONDS) == [0, -signal.SIGKILL, 0], ranks.output()
+        late.append(max(float(seconds) for seconds in re.findall(r"LATE ([\d.]+) s", ranks.output())))
         if late[-1] < 1:
             return
     raise AssertionError(f"it took {late} s")
@@ -97,13 +97,13 @@ def test_a_stage_that_ends_is_named_within_a_second(launcher, tmp_path):
 
 def test_mistakes_end_in_sentences(launcher):
     ranks = launcher.start("pipeline_mistakes", [0, 0], "mistakes")
-    assert ranks.finish(SECONDS) == [0, 0], ranks.said()
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
 
 
 def test_a_sparse_gradient_is_refused_on_all_ranks(launcher):
     """It is that of one stage of two, in two replicas."""
     ranks = launcher.start("pipeline_mistakes", [0, 0, 0, 0], "sparse")
-    assert ranks.finish(SECONDS) == [0] * 4, ranks.said()
+    assert ranks.finish(SECONDS) == [0] * 4, ranks.output()
 
 
 @pytest.mark.parametrize(
@@ -120,14 +120,14 @@ def test_ordinary_loops_evaluation_and_checkpoints_are_those_of_one_process(
 ):
     """The second way has another layout, and goes on from the checkpoint of the first one."""
     ranks = launcher.start("pipeline_loops", nodes, model, str(stages), *ways)
-    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.said()
+    assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.output()
 
 
 def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(launcher, tmp_path):
     """Each start plans anew for the ranks it has: two stages, then three, then the whole model on one."""
     for began, (size, steps) in enumerate([(2, 2), (3, 4), (1, 6)]):
         ranks = launcher.start("pipeline_restarted", [0] * size, str(tmp_path), str(steps))
-        assert ranks.finish(SECONDS) == [0] * size, ranks.said()
+        assert ranks.finish(SECONDS) == [0] * size, ranks.output()
         assert f"BEGAN at step {2 * began} with {size} stages" in ranks.outputs[0]
         assert f"ENDED with {size} ranks as one process does" in ranks.outputs[0]
 

@@ -43,6 +43,6 @@ def test_a_rank_that_requests_the_state_alone_says_so(launcher, nodes):
     ranks = launcher.start("sharded", nodes, "alone")
     ranks.finish()
     assert "REFUSED A rank called optimizer.state_dict(), and another one did not." in ranks.outputs[0], (
-        ranks.said()
+        ranks.output()
     )
-    assert "Call it on all ranks" in ranks.outputs[0], ranks.said()
+    assert "Call it on all ranks" in ranks.outputs[0], ranks.output()

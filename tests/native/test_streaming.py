@@ -26,7 +26,7 @@ def test_a_start_that_does_not_exist_is_refused(launcher):
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
 def test_the_first_step_of_a_pipeline_runs_while_parameters_travel(launcher, nodes):
     ranks = launcher.start("pipeline_streamed", nodes, "2")
-    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.said()
+    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.output()
 
 
 def test_pytorch_before_2_5_loads_a_state_after_what_travels(monkeypatch):

@@ -10,7 +10,7 @@ from patience import HANG
 
 def result(ranks):
     found = re.search(r"RESULT (\w+)", ranks.outputs[0])
-    assert found, ranks.said()
+    assert found, ranks.output()
     return found[1]
 
 
@@ -127,17 +127,17 @@ def test_works_say_how_they_ended(launcher, nodes):
 )
 def test_ranks_with_other_sizes_get_a_message(launcher, kind, called):
     ranks = launcher.start("torch_mistakes", [0, 0, 0], kind)
-    assert ranks.finish() == [0, 0, 0], ranks.said()
+    assert ranks.finish() == [0, 0, 0], ranks.output()
     for rank in range(3):
         reported = rf"Mismatch Rank \d called {called}.*, but rank \d called {called}"
-        assert re.search(reported, ranks.outputs[rank]), ranks.said()
+        assert re.search(reported, ranks.outputs[rank]), ranks.output()
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
 def test_ranks_with_other_types_or_shapes_get_a_message(launcher, nodes):
     ranks = launcher.run("torch_mistakes", nodes, "different")
     message = [re.findall(r"^(\w+\+[ \w]+): (.*)", ranks.outputs[rank], re.MULTILINE) for rank in range(2)]
-    assert len(message[0]) == len(message[1]) == 37, ranks.said()
+    assert len(message[0]) == len(message[1]) == 37, ranks.output()
     for texts in zip(*message, strict=True):
         waiting = texts[1:] if texts[0][0].startswith("send") else texts  # who sends need not wait
         assert all("Mismatch Rank" in text for _, text in waiting), texts
@@ -146,8 +146,8 @@ def test_ranks_with_other_types_or_shapes_get_a_message(launcher, nodes):
 @pytest.mark.parametrize("kind", ["broadcast", "reduce_scatter", "all_gather"])
 def test_ranks_on_nodes_with_other_sizes_get_a_message_by_their_next_call(launcher, kind):
     ranks = launcher.start("torch_mistakes", [0, 1], kind)
-    assert ranks.finish() == [0, 0], ranks.said()
-    assert all("Mismatch Rank" in ranks.outputs[rank] for rank in range(2)), ranks.said()
+    assert ranks.finish() == [0, 0], ranks.output()
+    assert all("Mismatch Rank" in ranks.outputs[rank] for rank in range(2)), ranks.output()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_monitored_barrier_names_who_was_lost(launcher, tmp_path, nodes, missing
     (tmp_path / "left").mkdir()
     ranks = launcher.start("monitored_barrier", nodes, str(missing), "lost", str(tmp_path / "left"))
     codes = ranks.finish()
-    assert codes == [-signal.SIGKILL if rank == missing else 17 for rank in range(3)], ranks.said()
+    assert codes == [-signal.SIGKILL if rank == missing else 17 for rank in range(3)], ranks.output()
     for rank in {0, 1, 2} - {missing}:
         assert f"ERROR Rank {missing} was lost during monitored_barrier." in ranks.outputs[rank]
 
@@ -186,7 +186,7 @@ def test_runs_that_a_process_has_left_take_nothing(launcher, tmp_path, nodes):
 @pytest.mark.parametrize("face", ["parallelize", "horovod"])
 def test_a_thousand_models_take_no_more_memory_than_a_few(launcher, face):
     ranks = launcher.start("many_rounds", [0, 0], face)
-    assert ranks.finish(5 * HANG) == [0, 0], ranks.said()
+    assert ranks.finish(5 * HANG) == [0, 0], ranks.output()
 
 
 @pytest.mark.parametrize("nodes", [[0, 0], [0, 1]], ids=["one node", "two nodes"])
@@ -198,8 +198,8 @@ def test_parallelize_again_compiled_and_with_mistakes(launcher, nodes):
 def test_a_rank_with_fewer_batches_is_waited_for_in_vain_no_longer_than_allowed(launcher, face):
     launcher.variables["KERAS_BACKEND"] = "torch"
     ranks = launcher.start("fewer_batches", [0, 0], face)
-    assert ranks.finish() == [0, 0], ranks.said()
-    assert "GAVE UP" in ranks.outputs[0], ranks.said()
+    assert ranks.finish() == [0, 0], ranks.output()
+    assert "GAVE UP" in ranks.outputs[0], ranks.output()
 
 
 @pytest.mark.parametrize("face", ["parallelize", "overlap", "horovod"])
@@ -218,7 +218,7 @@ def test_groups_beside_another_backend_work(launcher):
 def test_parallelize_says_which_ranks_have_another_model(launcher):
     ranks = launcher.start("parallel", [0, 0], "different")
     assert all(code != 0 for code in ranks.finish())
-    assert "The models of rank 0 and rank 1 differ from parameter number 0 on" in ranks.said()
+    assert "The models of rank 0 and rank 1 differ from parameter number 0 on" in ranks.output()
 
 
 def test_gradients_reuse_the_memory_of_those_before(launcher):

@@ -266,7 +266,7 @@ def test_clocks_of_nodes_are_corrected(launcher, tmp_path):
         [0, 1],
         environment=lambda rank: {"CARME_TRACE": str(tmp_path / "recordings")} | (behind if rank else {}),
     )
-    assert ranks.finish() == [0, 0], ranks.said()
+    assert ranks.finish() == [0, 0], ranks.output()
     make = [sys.executable, "-m", "carme_runtime.traces.convert", str(tmp_path / "recordings"), "2"]
     subprocess.run([*make, f"otf2:{folder}"], check=True, timeout=HANG)
     trace = read(folder)

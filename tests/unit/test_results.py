@@ -35,7 +35,7 @@ def test_left_out():
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """What pytest itself prints and writes of these tests."""
     top = tmp_path_factory.mktemp("some")
     (top / "tests").mkdir()
@@ -53,10 +53,10 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, said: tuple[str, str]) -> Path:
+def folder(tmp_path: Path, outputs: tuple[str, str]) -> Path:
     """What three suites left: one of pytest and one without tests that failed, and one that is well."""
-    (tmp_path / "unit--some.txt").write_text(said[0])
-    (tmp_path / "unit--some.xml").write_text(said[1])
+    (tmp_path / "unit--some.txt").write_text(outputs[0])
+    (tmp_path / "unit--some.xml").write_text(outputs[1])
     (tmp_path / "lint.txt").write_text("".join(f"line {number}\n" for number in range(60)))
     (tmp_path / "suites").write_text(
         "unit: some\t7\t1\tunit--some\nlint\t61\t2\tlint\ncluster: ./demo up\t103\t0\tcluster----demo-up\n"

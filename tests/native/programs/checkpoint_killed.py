@@ -26,43 +26,43 @@ def state(step):
     return {"weights": torch.full((500_000,), float(step)), "more": [torch.tensor(step), {"step": step}]}
 
 
-def train(rank, size, port, told):
+def train(rank, size, port, reports):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_PORT": str(port)}
     dist.init_process_group("carme")
     checkpoints = Checkpoints(folder, keep=2)
     loaded = checkpoints.load()
     step = loaded[0] if loaded else 0
-    os.write(told, b"0\n")
+    os.write(reports, b"0\n")
     while True:
         step += 1
         checkpoints.save(step, **state(step)).wait()
         if rank == 0:
-            os.write(told, f"{step}\n".encode())
+            os.write(reports, f"{step}\n".encode())
 
 
 before, advanced, awaited = 0, 0, 0
 for attempt in range(attempts):
     size = choose.randint(1, 3)
     port = free_port()
-    listen, tell = os.pipe()
+    listen, send_end = os.pipe()
     ranks = []
     for rank in range(size):
         pid = os.fork()
         if pid == 0:
             os.close(listen)
             try:
-                train(rank, size, port, tell)
+                train(rank, size, port, send_end)
             except BaseException:
                 traceback.print_exc()
             os._exit(1)
         ranks.append(pid)
-    os.close(tell)
-    said = b""
+    os.close(send_end)
+    reported = b""
     steps = choose.randint(0, 2)  # however long they take
-    while said.count(b"\n") < size + steps:  # all have begun, and told of as many
+    while reported.count(b"\n") < size + steps:  # all have begun, and told of as many
         part = os.read(listen, 65536)
         assert part, "the ranks ended by themselves"
-        said += part
+        reported += part
     time.sleep(choose.uniform(0, 0.15))
     choose.shuffle(ranks)
     for pid in ranks:
@@ -71,9 +71,9 @@ for attempt in range(attempts):
     for pid in ranks:
         os.waitpid(pid, 0)
     while part := os.read(listen, 65536):
-        said += part
+        reported += part
     os.close(listen)
-    committed = max(before, *map(int, said.split()))
+    committed = max(before, *map(int, reported.split()))
     loaded = Checkpoints(folder, keep=2).load()
     step, found = loaded or (0, state(0))
     # Committed, and perhaps not yet told.

@@ -17,8 +17,8 @@ else:
     for file in [*Path("/proc/self/fd").iterdir()]:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(file.name))) as one:
             if one.type == socket.SOCK_STREAM and one.getpeername()[0].startswith("127.0.0."):
-                said = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-                found.add(said.rstrip(b"\0").decode())
+                algorithm = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                found.add(algorithm.rstrip(b"\0").decode())
     print(*sorted(found))
     process.barrier()
     process.close()

@@ -192,7 +192,7 @@ async def test_slurms_refusal_is_reported_in_plain_words(portal: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "field", "words"),
+    ("answer", "field", "words"),
     [
         (
             "Error creating the reservation: Requested reservation overlaps with another reservation",
@@ -208,8 +208,8 @@ async def test_slurms_refusal_is_reported_in_plain_words(portal: Any) -> None:
         ("allocation failure: Requested reservation is invalid", "reservation", "no such booking"),
     ],
 )
-def test_what_slurm_24_11_says_of_reservations(said: str, field: str, words: str) -> None:
-    error = refusal("scontrol", said)
+def test_what_slurm_24_11_says_of_reservations(answer: str, field: str, words: str) -> None:
+    error = refusal("scontrol", answer)
     assert error.field == field
     assert words in error.message
 

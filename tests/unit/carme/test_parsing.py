@@ -226,7 +226,7 @@ def test_gres(text: str, expected: dict[str, int]) -> None:
 
 #: Every way to ask, as sbatch took it, and what squeue then said: 24.11 with GPUs in the accounting, and
 #: 22.05 without. Fields: restarts, nodes, tasks, TRES, TRES per job, node, socket, task, OverSubscribe.
-ASKED = {
+REQUESTED = {
     "--gpus=1, running": (
         "0|1|1|cpu=1,mem=100M,node=1,billing=1,gres/gpu=1,gres/gpu:a100=1|gres/gpu:1|N/A|N/A|N/A|OK",
         ({"a100": 1}, 1, 100),
@@ -291,9 +291,9 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize("way", ASKED)
+@pytest.mark.parametrize("way", REQUESTED)
 def test_what_jobs_have_however_they_requested_it(way: str) -> None:
-    recorded, (gpus, cpus, memory_mb) = ASKED[way]
+    recorded, (gpus, cpus, memory_mb) = REQUESTED[way]
     (has,) = tres.allotted("9|" + recorded + "|\n", "|", "OverSubscribe").values()
     assert (has.gpus, has.cpus, has.memory_mb) == (gpus, cpus, memory_mb)
     assert has.whole_nodes == ("exclusive" in way)
@@ -348,7 +348,7 @@ def test_a_label_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "words"),
+    ("answer", "kind", "words"),
     [
         (
             "sbatch: error: Batch job submission failed: Invalid account or account/partition combination",
@@ -372,8 +372,8 @@ def test_a_label_survives() -> None:
         ("", SlurmError, "says 'nothing'"),
     ],
 )
-def test_refusals(said: str, kind: type[Exception], words: str) -> None:
-    error = refusal("sbatch", said)
+def test_refusals(answer: str, kind: type[Exception], words: str) -> None:
+    error = refusal("sbatch", answer)
     assert type(error) is kind
     assert words in error.message
     assert error.remedy

@@ -25,7 +25,7 @@ def wait(): time.sleep(1000)
 """
 
 
-def said(out: str) -> list[str]:
+def starts_in(out: str) -> list[str]:
     return sorted(line.partition("] ")[2] for line in out.splitlines())
 
 
@@ -35,7 +35,7 @@ def test_a_lost_rank_shrinks_the_run(local: Launch, script: Script, tmp_path: Pa
     code, out, errors = local("-n", "3", "--max-restarts", "2", "--log-folder", str(logs), path).wait()
     assert code == 0, errors
     starts = ["start 0: 0 of 3", "start 0: 1 of 3", "start 0: 2 of 3", "start 1: 0 of 2", "start 1: 1 of 2"]
-    assert [line for line in said(out) if not line.startswith("start 0")] == starts[3:]
+    assert [line for line in starts_in(out) if not line.startswith("start 0")] == starts[3:]
     assert "was killed by signal 9 (SIGKILL), so the others were stopped." in errors
     assert "carme-run: Restart 1 of 2: 2 ranks go on, 3 there were before.\n" in errors
     assert (logs / "rank-1.log").read_text().splitlines() == [starts[1], starts[4]]
@@ -45,7 +45,7 @@ def test_a_rank_that_fails_is_not_lost(local: Launch, script: Script) -> None:
     path = script(ABOUT + "if start < 2: sys.exit('no') if rank == 0 else wait()")
     code, out, errors = local("-n", "2", "--max-restarts", "2", path).wait()
     assert code == 0, errors
-    assert said(out)[-2:] == ["start 2: 0 of 2", "start 2: 1 of 2"]
+    assert starts_in(out)[-2:] == ["start 2: 0 of 2", "start 2: 1 of 2"]
 
 
 def test_who_fails_because_another_one_was_lost_does_not_count(
@@ -63,7 +63,7 @@ def test_who_fails_because_another_one_was_lost_does_not_count(
     witness.expect(2)
     witness.release()
     code, out, errors = run.wait()
-    assert (code, said(out)[-2:]) == (0, ["start 1: 0 of 2", "start 1: 1 of 2"]), errors
+    assert (code, starts_in(out)[-2:]) == (0, ["start 1: 0 of 2", "start 1: 1 of 2"]), errors
 
 
 def test_restarts_come_to_an_end(local: Launch, script: Script) -> None:
@@ -71,7 +71,9 @@ def test_restarts_come_to_an_end(local: Launch, script: Script) -> None:
         "-n", "4", "--max-restarts", "2", script(ABOUT + "lost() if rank == 0 else wait()")
     ).wait()
     assert code == 128 + signal.SIGKILL
-    assert {line for line in said(out) if " 0 of " in line} == {f"start {n}: 0 of {4 - n}" for n in range(3)}
+    assert {line for line in starts_in(out) if " 0 of " in line} == {
+        f"start {n}: 0 of {4 - n}" for n in range(3)
+    }
     assert errors.endswith("carme-run: The run had its 2 restarts, and is over.\n")
 
 
@@ -110,7 +112,7 @@ def test_a_lost_node_shrinks_the_run_and_a_returned_one_grows_it(
     witness.release()
     code, out, errors = run.wait()
     assert code == 0, errors
-    assert [line for line in said(out) if line.startswith("start 2")] == [
+    assert [line for line in starts_in(out) if line.startswith("start 2")] == [
         f"start 2: {r} of 4" for r in range(4)
     ]
     assert "The agent of n2 was lost" in errors

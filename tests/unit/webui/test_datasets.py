@@ -124,7 +124,7 @@ def test_copies_and_versions_are_reported(
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({"name": "a/b"}, "1 to 64 letters"),
         ({"path": "digits"}, "absolute path"),
@@ -133,12 +133,12 @@ def test_copies_and_versions_are_reported(
     ],
 )
 def test_what_cannot_be_entered(
-    browser: Browser, broker: FakeBroker, home: Path, fields: dict[str, str], said: str
+    browser: Browser, broker: FakeBroker, home: Path, fields: dict[str, str], sentence: str
 ) -> None:
     answer = browser.send(
         "/datasets/add/", "/datasets/add/", **{"name": "x", "path": "/home/x", "title": "", **fields}
     )
-    assert answer.status_code == 422 and said in answer.content.decode()
+    assert answer.status_code == 422 and sentence in answer.content.decode()
     assert not [one for one in broker.asked if isinstance(one, protocol.Submit)]
 
 

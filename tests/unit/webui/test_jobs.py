@@ -409,7 +409,7 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({}, "exactly one of"),
         ({"script": "x", "script_path": "y"}, "exactly one of"),
@@ -423,11 +423,11 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
     ],
 )
 def test_what_cannot_be_submitted_comes_back_with_the_reason(
-    browser: Browser, broker: FakeBroker, fields: dict[str, str], said: str | None
+    browser: Browser, broker: FakeBroker, fields: dict[str, str], sentence: str | None
 ) -> None:
     page = browser.send("/jobs/submit/", "/jobs/submit/", **(FIELDS | fields))
-    if said is not None:
-        assert page.status_code == 422 and said in page.content.decode()
+    if sentence is not None:
+        assert page.status_code == 422 and sentence in page.content.decode()
         assert not broker.queue
 
 

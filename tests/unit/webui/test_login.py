@@ -164,7 +164,7 @@ def test_a_changed_password_ends_all_other_logins(
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "sentence"),
     [
         ({"old": "wrong"}, "old password was entered incorrectly"),
         ({"again": "something else"}, "two password fields"),
@@ -172,9 +172,11 @@ def test_a_changed_password_ends_all_other_logins(
         ({"new": "password1234", "again": "password1234"}, "too common"),
     ],
 )
-def test_what_is_no_new_password(browser: Browser, alice: User, fields: dict[str, str], said: str) -> None:
+def test_what_is_no_new_password(
+    browser: Browser, alice: User, fields: dict[str, str], sentence: str
+) -> None:
     answer = change(browser, **fields)
-    assert answer.status_code == 422 and said in answer.content.decode()
+    assert answer.status_code == 422 and sentence in answer.content.decode()
     alice.refresh_from_db()
     assert alice.check_password(PASSWORD)
 

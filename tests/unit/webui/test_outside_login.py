@@ -53,11 +53,13 @@ def go(browser: Browser, provider: Provider, **change: str) -> Any:
     return browser.get(f"{BEGIN}back/?{urlencode(query)}")
 
 
-def is_refused(browser: Browser, answer: Any, said: str) -> bool:
+def is_refused(browser: Browser, answer: Any, sentence: str) -> bool:
     """Nobody is signed in, and the login page says why."""
     page = browser.get("/accounts/login/").content.decode().replace("&#x27;", "'")
     return (
-        answer["Location"] == "/accounts/login/" and said in page and "_auth_user_id" not in browser.session
+        answer["Location"] == "/accounts/login/"
+        and sentence in page
+        and "_auth_user_id" not in browser.session
     )
 
 

@@ -123,7 +123,7 @@ def test_markup_of_a_build_is_shown_as_text(browser: Browser, broker: FakeBroker
 
 
 @pytest.mark.parametrize(
-    ("change", "field", "said"),
+    ("change", "field", "sentence"),
     [
         ({"name": "Mine"}, "name", "begins with a letter or digit"),
         ({"name": "a@b"}, "name", "begins with a letter or digit"),
@@ -140,12 +140,12 @@ def test_markup_of_a_build_is_shown_as_text(browser: Browser, broker: FakeBroker
     ],
 )
 def test_what_cannot_be_built_is_refused(
-    program: Program, broker: FakeBroker, change: dict[str, str], field: str, said: str
+    program: Program, broker: FakeBroker, change: dict[str, str], field: str, sentence: str
 ) -> None:
     answer = program.ask("POST", "images/own", WISH | change)
     problem = answer.json()
     assert (answer.status_code, problem["field"]) == (422, field)
-    assert said in problem["detail"]
+    assert sentence in problem["detail"]
     assert not broker.asked_for("submit") and not OwnImage.objects.exists()
 
 

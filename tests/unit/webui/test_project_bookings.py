@@ -240,7 +240,7 @@ def test_its_budget_pays_and_its_members_see_it(
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "sentence"),
     [
         ({"partitions": ["cpu"]}, "may not use the partition gpu"),
         ({"gpus": 3}, "3 GPUs at most; 4 were asked for"),
@@ -254,11 +254,11 @@ def test_what_it_may_not_use_cannot_be_booked_for_it(
     broker: FakeBroker,
     rules,
     limits: dict[str, Any],
-    said: str,
+    sentence: str,
 ) -> None:
     Project.objects.update(**limits)
     refused = book(browser, project="vision")
-    assert refused.status_code == 422 and said in text(refused)
+    assert refused.status_code == 422 and sentence in text(refused)
     assert not Booking.objects.exists() and not broker.kept
 
 

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from ninja import Query, Router, Status
 from ninja.params.functions import Path
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from carme import api as wire
 from carme.bookings import YEARS, BookingState
@@ -26,7 +26,7 @@ from carme_webui.announcements.models import Maintenance, News
 from carme_webui.api import schemas
 from carme_webui.api.access import require_admin
 from carme_webui.api.answers import REFUSED, answers
-from carme_webui.api.schemas import Paging, Second, Words, page_of
+from carme_webui.api.schemas import Body, Paging, Second, Words, page_of
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
 from carme_webui.projects.models import Membership, Project
@@ -44,10 +44,6 @@ Number = Path(..., ge=1, lt=2**63)
 MaintenanceName = Path(..., pattern=r"^[a-z0-9-]{1,32}$")
 
 
-class _Said(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 # --- users -----------------------------------------------------------------------------------------------
 
 
@@ -57,7 +53,7 @@ class Found(Paging):
     q: Words = Field(default="", description="what to look for")
 
 
-class NewUser(_Said):
+class NewUser(Body):
     """Who is taken in: the name of a Unix account that is there."""
 
     name: Words
@@ -65,13 +61,13 @@ class NewUser(_Said):
     project: Words = Field(default="", description="the name of a project to join at once")
 
 
-class Access(_Said):
+class Access(Body):
     """Whether a user may sign in."""
 
     active: bool
 
 
-class Message(_Said):
+class Message(Body):
     """What a user is told."""
 
     message: Words = Field(min_length=1, max_length=400)
@@ -152,13 +148,13 @@ def take_second_factor(request: HttpRequest, name: str = UserName) -> Any:
 # --- nodes and jobs --------------------------------------------------------------------------------------
 
 
-class Drain(_Said):
+class Drain(Body):
     """Why a node takes no more jobs."""
 
     reason: Words = Field(min_length=1)
 
 
-class Stop(_Said):
+class Stop(Body):
     """Why a job is ended; its owner is told so."""
 
     message: Words = ""
@@ -268,7 +264,7 @@ def list_policies(request: HttpRequest) -> Any:
 # --- news and maintenance --------------------------------------------------------------------------------
 
 
-class NewsWish(_Said):
+class NewsWish(Body):
     """What everybody is told."""
 
     title: Words = Field(min_length=1, max_length=120)
@@ -278,7 +274,7 @@ class NewsWish(_Said):
     _near = field_validator("until")(ChangeSearch._near.__func__)  # type: ignore[attr-defined]
 
 
-class MaintenanceWish(_Said):
+class MaintenanceWish(Body):
     """A time at which nodes take no jobs; without `nodes`, all of them."""
 
     title: Words = Field(min_length=1, max_length=120)
@@ -288,7 +284,7 @@ class MaintenanceWish(_Said):
     end: Second
 
 
-class MaintenanceChange(_Said):
+class MaintenanceChange(Body):
     """What is to be other than it was; what is left out stays."""
 
     title: Words | None = Field(default=None, min_length=1, max_length=120)

@@ -9,13 +9,13 @@ from django.urls import reverse
 from django.utils import timezone
 from ninja import Query, Router, Status
 from ninja.params.functions import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from carme import api as wire
 from carme.jobs import SessionOptions
 from carme_webui.api.access import asker, require
 from carme_webui.api.answers import GONE, answers
-from carme_webui.api.schemas import Paging, Words, page_of
+from carme_webui.api.schemas import Body, Paging, Words, page_of
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
 from carme_webui.images.catalogue import images_of
@@ -32,16 +32,12 @@ KindName = Path(...)
 Number = Path(..., ge=1, lt=2**63)
 
 
-class _Said(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 # --- presets ---------------------------------------------------------------------------------------------
 
 presets = Router(tags=["presets"])
 
 
-class PresetWish(_Said):
+class PresetWish(Body):
     """What to remember, and under which name; one of the same name is replaced."""
 
     name: Words = Field(min_length=1, max_length=80)
@@ -95,7 +91,7 @@ class NoticeSearch(Paging):
     unread: bool | None = Field(default=None, description="those that wait to be read, or those that do not")
 
 
-class NoticeChoice(_Said):
+class NoticeChoice(Body):
     """Whether I want to be told such things on pages, and by mail."""
 
     page: bool

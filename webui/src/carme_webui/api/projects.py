@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from django.shortcuts import get_object_or_404
 from ninja import Router, Status
 from ninja.params.functions import Path
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from carme import api as wire
 from carme.projects import NAME_PATTERN
@@ -16,7 +16,7 @@ from carme_webui.accounts.models import User
 from carme_webui.api import schemas
 from carme_webui.api.access import administrates, asker, require, require_admin
 from carme_webui.api.answers import REFUSED, answers
-from carme_webui.api.schemas import Words
+from carme_webui.api.schemas import Body, Words
 from carme_webui.cluster import broker
 from carme_webui.notifier import notifier
 from carme_webui.projects import services
@@ -33,11 +33,7 @@ UserName = Path(..., pattern=r"^[A-Za-z0-9_.-]{1,150}$")
 Count = Annotated[int, Field(ge=0, le=services.MOST)]
 
 
-class _Said(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class NewProject(_Said):
+class NewProject(Body):
     """A project, and the user who invites the others."""
 
     name: Words
@@ -45,7 +41,7 @@ class NewProject(_Said):
     manager: Words
 
 
-class Limits(_Said):
+class Limits(Body):
     """What a project may use; what is left out stays, null is no limit, no partitions are all of them."""
 
     title: Words | None = Field(default=None, min_length=1, max_length=80)
@@ -58,25 +54,25 @@ class Limits(_Said):
     gpu_hours: Count | None = None
 
 
-class State(_Said):
+class State(Body):
     """A project that is closed takes no jobs; its members and numbers stay."""
 
     closed: bool
 
 
-class Invited(_Said):
+class Invited(Body):
     """Who is asked to join."""
 
     user: Words
 
 
-class Role(_Said):
+class Role(Body):
     """Whether a member is a manager."""
 
     manager: bool
 
 
-class Reply(_Said):
+class Reply(Body):
     """Whether I join."""
 
     accept: bool

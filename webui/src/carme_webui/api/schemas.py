@@ -35,6 +35,7 @@ from carme_webui.projects.rules import refused_partitions
 from carme_webui.sessions import models as sessions
 
 __all__ = [
+    "Body",
     "BookingChange",
     "BookingWish",
     "Decision",
@@ -82,7 +83,9 @@ Text = Annotated[str, AfterValidator(_plain)]
 Words = Annotated[str, Field(max_length=200), AfterValidator(_plain)]
 
 
-class _Said(BaseModel):
+class Body(BaseModel):
+    """The JSON of a request: a field that it does not know is refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
@@ -127,7 +130,7 @@ class SessionStart(SessionOptions):
     stage: Staged = Field(default=[])  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class Extension(_Said):
+class Extension(Body):
     """How much longer."""
 
     minutes: int = Field(ge=1, le=366 * 1440)
@@ -155,7 +158,7 @@ class BookingWish(Wish):
     """Nodes that you want, whole: so many with so many GPUs of a type each, from `start` for `minutes`."""
 
 
-class BookingChange(_Said):
+class BookingChange(Body):
     """What is to be other than it was; what is left out stays."""
 
     partition: str | None = None
@@ -168,7 +171,7 @@ class BookingChange(_Said):
     users: list[str] | None = None
 
 
-class SessionPlan(_Said):
+class SessionPlan(Body):
     """The session that starts in a booking's first minute; `image` null: none does.
 
     What `stage` names is brought to the booked nodes before.
@@ -179,19 +182,19 @@ class SessionPlan(_Said):
     results: str | None = Field(default=None, max_length=4096)
 
 
-class Offer(_Said):
+class Offer(Body):
     """Who may take a booking over; null: nobody any more."""
 
     user: Words | None
 
 
-class OfferAnswer(_Said):
+class OfferAnswer(Body):
     """Whether I take over what was offered to me."""
 
     accept: bool
 
 
-class Decision(_Said):
+class Decision(Body):
     """An administrator's answer to a booking that waits for approval; its owner is told the `reason`."""
 
     approve: bool

@@ -214,7 +214,10 @@ class _Plan:
             values = [pickle.loads(token) for token in tokens]
             given = values if self.flat else group(self.arguments, values)
         except Exception as error:
-            return WRONG, (f"A token for transition {self.name} cannot be read here: {_said(error)}.", "")
+            return WRONG, (
+                f"A token for transition {self.name} cannot be read here: {_message_of(error)}.",
+                "",
+            )
         try:
             if self.body is None:
                 return DONE, [
@@ -232,7 +235,7 @@ class _Plan:
         except OutputError as error:
             return WRONG, (str(error), "")
         except BaseException as error:
-            return FAILED, (f"Transition {self.name} failed: {_said(error)}.", traceback.format_exc())
+            return FAILED, (f"Transition {self.name} failed: {_message_of(error)}.", traceback.format_exc())
 
     def _token(self, place: Place, value: Any) -> tuple[int, bytes]:
         if place.type is not object and (refusal := place.refusal(value)):
@@ -246,7 +249,7 @@ class _Plan:
             kind = type(value).__name__
             raise OutputError(
                 f"Transition {self.name} gave place {place.name} a {kind} that cannot be pickled: "
-                f"{_said(error)}."
+                f"{_message_of(error)}."
             ) from None
 
     def _several(self, result: Any) -> list[tuple[Place, Any]]:
@@ -286,6 +289,6 @@ class _Plan:
         )
 
 
-def _said(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return text.rstrip(".")
