@@ -208,7 +208,7 @@ static int may_give(const struct manner *manner, uint32_t group)
     return 0;
 }
 
-/* Who a copy can belong to, like carme.staging.attributes.Keeper. */
+/* Who a copy can belong to, like carme.staging.attributes.AttributeCopier. */
 static uint32_t user_of(const struct manner *manner, const struct statx *its)
 {
     return manner->user ? manner->user : its->stx_uid;

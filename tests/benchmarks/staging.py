@@ -338,7 +338,7 @@ class Bench:
 
     def small(self, source: Path) -> list[dict[str, Any]]:
         """Small files, and the second runs."""
-        times = self._times(source, written=False, kept=True)
+        times = self._times(source, written=False, keep=True)
         aim = "2x rsync, faster than cp"
         rows = [
             self._row(
@@ -427,10 +427,10 @@ class Bench:
         source: Path,
         *,
         written: bool,
-        kept: bool = False,
+        keep: bool = False,
         between: Callable[[], None] | None = None,
     ) -> Times:
-        """Copy with each tool in each round; with `kept` the last round's copies stay.
+        """Copy with each tool in each round; with `keep` the last round's copies stay.
 
         `between` is called in each round as well.
         """
@@ -439,7 +439,7 @@ class Bench:
             for name in self._order(number):
                 target = self.folder / f"copy-{name}"
                 times[name].append(self._run(name, source, target, written))
-                if not kept or number < self.rounds - 1:
+                if not keep or number < self.rounds - 1:
                     shutil.rmtree(target)
             if between:
                 between()

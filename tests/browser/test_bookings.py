@@ -14,7 +14,7 @@ from .conftest import log_in
 DAY = f"{datetime.now(UTC) + timedelta(days=3):%Y-%m-%d}"
 
 
-def kept(demo: DemoSite, name: str) -> str:
+def reservation_of(demo: DemoSite, name: str) -> str:
     """Slurm's line on a reservation, or that there is none."""
     done = demo.run("head", "scontrol", "--oneliner", "show", "reservation", name, check=False)
     return done.stdout + done.stderr
@@ -42,7 +42,7 @@ def test_a_booking_is_made_by_keyboard_seen_in_the_calendar_and_deleted(
     expect(page.locator(".status .state")).to_have_text("Booked")
     name = re.findall(r"carme-[0-9a-f]{12}", page.url)[0]
     try:
-        assert f"ReservationName={name} " in kept(demo, name)
+        assert f"ReservationName={name} " in reservation_of(demo, name)
         page.goto(f"/bookings/?view=day&day={DAY}")
         expect(page.locator("#calendar").get_by_role("link", name="Browser test").first).to_be_visible()
         keep_looks("bookings")
@@ -64,4 +64,4 @@ def test_a_booking_is_made_by_keyboard_seen_in_the_calendar_and_deleted(
         page.goto(f"/bookings/{name}/delete/")
         page.get_by_role("button", name="Delete the booking").click()
     expect(page.locator(".status .state")).to_have_text("Deleted")
-    wait_until("the nodes are given back", lambda: "not found" in kept(demo, name))
+    wait_until("the nodes are given back", lambda: "not found" in reservation_of(demo, name))

@@ -27,16 +27,16 @@ def test_a_waiting_session_says_what_to_expect_and_starts_by_itself(
     log_in(page, demo)
     start(page, "Behind somebody else", gpus_per_node=1, minutes=20)
     expect(state(page)).to_have_text("Waiting in the queue")
-    outlook = page.locator("#outlook")
-    expect(outlook).to_contain_text("next in line")
-    expect(outlook).to_contain_text(re.compile("Expected start|No estimated start"))
+    estimate = page.locator("#start-estimate")
+    expect(estimate).to_contain_text("next in line")
+    expect(estimate).to_contain_text(re.compile("Expected start|No estimated start"))
     expect(page).to_have_title(re.compile("^Waiting in the queue · Behind somebody else"))
     expect(page.get_by_role("link", name=re.compile("^Open"))).to_have_count(0)
-    expect(outlook).to_contain_text("Expected start")  # Slurm plans every few seconds
+    expect(estimate).to_contain_text("Expected start")  # Slurm plans every few seconds
     keep_looks("waiting")
     demo.run("head", "scancel", f"--user={demo.other}")
     expect(state(page)).to_have_text("Ready")
-    expect(outlook).to_have_count(0)
+    expect(estimate).to_have_count(0)
 
 
 @pytest.mark.alone  # it counts the GPUs that all leave

@@ -100,12 +100,14 @@ def test_the_owner_of_a_session_that_an_administrator_stops_is_notified(demo: De
         send(admin, f"admin/jobs/{job['id']}/stop/", "message", message=why)
         assert "administrator" in user.wait(name, "ended", timeout=HANG).text
         send(admin, "admin/users/at/user1/", "message", do="message", message=f"Really. {why}")
-        for told in (
+        for sentence in (
             f"An administrator ended your job {job['id']}",
             why,
             f"A message of an administrator: Really. {why}",
         ):
-            wait_until(f"the owner reads {told!r}", lambda told=told: told in text(user, "profile/"))
+            wait_until(
+                f"the owner reads {sentence!r}", lambda sentence=sentence: sentence in text(user, "profile/")
+            )
 
 
 @pytest.fixture

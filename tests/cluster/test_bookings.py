@@ -12,7 +12,7 @@ from demo_site import DemoSite, wait_until
 from patience import HANG
 
 
-def kept(demo: DemoSite, name: str) -> str:
+def reservation_of(demo: DemoSite, name: str) -> str:
     """Slurm's line on the reservation; empty when there is none."""
     shown = demo.run("head", "scontrol", "--oneliner", "show", "reservation", name, check=False).stdout
     return shown if f"ReservationName={name} " in shown else ""
@@ -59,7 +59,10 @@ def no_booking_left(demo: DemoSite) -> Iterator[None]:
 def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoSite) -> None:
     with demo.visitor("user1") as owner, demo.visitor("user2") as other:
         name = booked(send_now(demo, owner))
-        line = wait_until("it has begun", lambda: "State=ACTIVE" in kept(demo, name) and kept(demo, name))
+        line = wait_until(
+            "it has begun",
+            lambda: "State=ACTIVE" in reservation_of(demo, name) and reservation_of(demo, name),
+        )
         assert "Users=user1 " in line and "NO_HOLD_JOBS_AFTER" in line
         node = re.search(r" Nodes=(\S+)", line)
         assert node is not None
@@ -88,10 +91,10 @@ def test_a_booking_is_its_owners_made_again_when_lost_and_given_back(demo: DemoS
 
         # An administrator's mistake: within half a minute Slurm keeps it again.
         demo.run("head", "scontrol", "delete", f"ReservationName={name}")
-        wait_until("Slurm keeps the booking again", lambda: kept(demo, name))
+        wait_until("Slurm keeps the booking again", lambda: reservation_of(demo, name))
 
         confirm(owner, f"bookings/{name}/delete/")
-        wait_until("the nodes are given back", lambda: not kept(demo, name))
+        wait_until("the nodes are given back", lambda: not reservation_of(demo, name))
     actions = demo.run("head", "cat", "/var/log/carme/audit.jsonl").stdout
     assert f'"action": "reserve", "user": "user1", "result": "ok", "name": "{name}"' in actions
     assert f'"action": "release", "user": "user1", "result": "ok", "name": "{name}"' in actions

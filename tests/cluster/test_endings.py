@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from carme.jobs import Job
-from carme.sessions import Ending, Outlook, Session
+from carme.sessions import Ending, QueueEstimate, Session
 from demo_site import IMPATIENT, DemoSite, wait_until
 
 pytestmark = pytest.mark.alone
@@ -271,8 +271,8 @@ def test_a_partition_that_is_down(demo: DemoSite) -> None:
         sentence = waits(demo, start(demo, "w1"), "partition is down")
         assert "choose another partition" in sentence
         assert session(demo, "w1").sentence == sentence
-        outlook = wait_until("its place is told", lambda: session(demo, "w1").outlook)
-        assert (outlook.place, outlook.waiting) == (1, 1)
+        estimate = wait_until("its place is told", lambda: session(demo, "w1").estimate)
+        assert (estimate.place, estimate.waiting) == (1, 1)
         with (
             changed(
                 demo,
@@ -332,13 +332,15 @@ def test_the_queue_has_places_and_expected_starts(demo: DemoSite) -> None:
     def planned() -> Session | None:
         seen = session(demo, "q3")
         # The last job may have been submitted since that look at the queue.
-        return seen if seen.outlook and seen.outlook.latest and seen.outlook.waiting == 2 else None
+        return seen if seen.estimate and seen.estimate.latest and seen.estimate.waiting == 2 else None
 
     seen = wait_until("Slurm has a plan", planned)
-    assert seen.outlook is not None and seen.outlook.earliest is not None and seen.outlook.latest is not None
-    assert (seen.outlook.place, seen.outlook.waiting) == (1, 2)
-    assert seen.outlook.earliest <= seen.outlook.latest
-    other = session(demo, "q4").outlook
+    assert (
+        seen.estimate is not None and seen.estimate.earliest is not None and seen.estimate.latest is not None
+    )
+    assert (seen.estimate.place, seen.estimate.waiting) == (1, 2)
+    assert seen.estimate.earliest <= seen.estimate.latest
+    other = session(demo, "q4").estimate
     assert other is not None and other.place == 2
 
 
@@ -356,14 +358,14 @@ def test_expected_starts_are_reported_and_judged_afterwards(demo: DemoSite) -> N
         found = json.loads(demo.run("head", "/usr/bin/python3", "-c", JUDGED).stdout)
         return bool(found[str(job_id)]) if str(job_id) in found else None
 
-    def reported(name: str) -> Outlook:
+    def reported(name: str) -> QueueEstimate:
         """The expected range of a session that waits, once Slurm has a plan."""
 
-        def outlook() -> Outlook | None:
-            found = session(demo, name).outlook
+        def estimate() -> QueueEstimate | None:
+            found = session(demo, name).estimate
             return found if found and found.latest else None
 
-        return wait_until(f"a start is foretold for {name}", outlook)
+        return wait_until(f"a start is foretold for {name}", estimate)
 
     def starts_once_ended(waiting: int, other: int, right: bool) -> None:
         with suppress(Refused):  # its minute is over already
@@ -392,9 +394,9 @@ def test_expected_starts_are_reported_and_judged_afterwards(demo: DemoSite) -> N
     # Who waits next is told how such ranges have held.
     start(demo, "j5", gpus_per_node=4, minutes=1)
     record = reported("j5")
-    assert 1 <= record.kept < record.judged
+    assert 1 <= record.correct < record.judged
     shown = demo.carme("session", "show", "j5").stdout
-    assert f"{record.kept} of the last {record.judged} such estimates" in shown
+    assert f"{record.correct} of the last {record.judged} such estimates" in shown
 
 
 # More time

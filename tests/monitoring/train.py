@@ -36,7 +36,7 @@ while going:
         loss = torch.nn.functional.mse_loss(model(inputs), inputs[:, :1])
         loss.backward()
         optimizer.step()
-        progress.tell(loss=loss)
+        progress.report(loss=loss)
     going.fill_(time.monotonic() - begin < SECONDS)
     dist.broadcast(going, 0)
 if os.environ["RANK"] == "0":

@@ -138,13 +138,13 @@ def resources() -> set[str]:
     return found | {f"thread {task}" for task in os.listdir("/proc/self/task")}  # noqa: PTH208
 
 
-def repeat(attempt: Attempt, context: Any, tell: Callable[..., None]) -> dict[str, Any]:
+def repeat(attempt: Attempt, context: Any, send: Callable[..., None]) -> dict[str, Any]:
     """The collective again and again; what it raised, and when."""
     limit = LIMITS[attempt.how]
     try:
         once = collective(attempt, context, limit)
         once()
-        tell(ready=True)
+        send(ready=True)
         while True:
             once()
     except (gaspi.PeerLost, gaspi.Timeout) as error:
@@ -244,7 +244,7 @@ class Rank:
         line, _, self.received = self.received.partition(b"\n")
         return json.loads(line)
 
-    def tell(self, content: Any) -> None:
+    def send(self, content: Any) -> None:
         with contextlib.suppress(OSError):
             self.channel.sendall(json.dumps(content).encode() + b"\n")
 
@@ -285,7 +285,7 @@ def watch(attempt: Attempt, ranks: list[Rank], outcome: Outcome) -> list[str]:
     if any("entry" not in entry for entry in entries):
         return [f"did not join: {entries}"]
     for rank in ranks:
-        rank.tell([entry["entry"] for entry in entries])
+        rank.send([entry["entry"] for entry in entries])
     ready = [rank.hear(end) for rank in ranks]
     if any("ready" not in answer for answer in ready):
         return [f"did not begin: {ready}"]
@@ -312,7 +312,7 @@ def watch(attempt: Attempt, ranks: list[Rank], outcome: Outcome) -> list[str]:
     if wrong:
         return wrong
     for rank in survivors:
-        rank.tell([rank.number for rank in survivors])
+        rank.send([rank.number for rank in survivors])
     for rank in survivors:
         message = rank.hear(end)
         outcome.went_on += bool(message.get("computed"))

@@ -7,7 +7,7 @@ import pytest
 from patience import HANG
 
 
-def told(ranks):
+def results_of(ranks):
     """The backend, and what the model became."""
     found = re.search(r"BACKEND (\w+)\nRESULT (\w+)", ranks.outputs[0])
     assert found, ranks.output()
@@ -20,13 +20,13 @@ LIMIT = 4 * HANG  # seconds, for libraries that take long to import on a busy ma
 def run(launcher, how):
     ranks = launcher.start("libraries", [0, 0], how)
     assert ranks.finish(LIMIT) == [0, 0], ranks.output()
-    return told(ranks)
+    return results_of(ranks)
 
 
 def run_on_gloo(launcher, how):
     ranks = launcher.start("libraries", [0, 0], how)
     ranks.finish(LIMIT)  # at whose end PyTorch aborts a rank now and then, when all is done
-    return told(ranks)
+    return results_of(ranks)
 
 
 @pytest.mark.timeout(2 * LIMIT + 60)

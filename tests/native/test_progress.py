@@ -11,7 +11,7 @@ import pytest
 
 from patience import HANG
 
-PROGRAM = Path(__file__).parent / "programs/told.py"
+PROGRAM = Path(__file__).parent / "programs/report_progress.py"
 
 
 @pytest.mark.parametrize("how", ["ddp", "parallelize"])

@@ -35,7 +35,7 @@ def _restart(demo: DemoSite) -> None:
     wait_until("the portal answers", lambda: demo.run("head", *answers, check=False).returncode == 0)
 
 
-def kept(demo: DemoSite, name: str) -> str:
+def reservation_of(demo: DemoSite, name: str) -> str:
     """Slurm's line on a reservation; empty when there is none."""
     shown = demo.run("head", "scontrol", "--oneliner", "show", "reservation", name, check=False).stdout
     return shown if f"ReservationName={name} " in shown else ""
@@ -96,7 +96,10 @@ def test_from_the_calendar_to_slurm_to_a_session_and_back(
     whole = costs(page)
     assert whole == demo.settings.gpus
     try:
-        line = wait_until("Slurm keeps it", lambda: "State=ACTIVE" in kept(demo, used) and kept(demo, used))
+        line = wait_until(
+            "Slurm keeps it",
+            lambda: "State=ACTIVE" in reservation_of(demo, used) and reservation_of(demo, used),
+        )
         assert "Users=user1 " in line
         page.locator("#image").select_option("base")
         page.get_by_role("button", name="Save", exact=True).click()
@@ -119,21 +122,21 @@ def test_from_the_calendar_to_slurm_to_a_session_and_back(
     # What it did not use is credited: of an hour some minutes are left.
     assert costs(page) < whole / 4
     keep("booking-5-the-rest-is-credited")
-    wait_until("its node is free for others", lambda: not kept(demo, used))
+    wait_until("its node is free for others", lambda: not reservation_of(demo, used))
 
     unused = choose(page, demo, "Forgotten")
     assert costs(page) == whole
     try:
-        wait_until("Slurm keeps it", lambda: kept(demo, unused))
+        wait_until("Slurm keeps it", lambda: reservation_of(demo, unused))
         over = page.locator(".status .state", has_text="iven back")
         limit = 60 * GRACE_MINUTES + 90
         address = f"/bookings/{unused}/"
         again_until(page, address, "it is given back", lambda: over.count() > 0, limit)
         assert costs(page) < whole / 4
         keep("booking-6-given-back-as-nothing-ran-in-it")
-        wait_until("its node is free for others", lambda: not kept(demo, unused))
+        wait_until("its node is free for others", lambda: not reservation_of(demo, unused))
         page.goto("/bookings/")
         keep("booking-7-my-bookings")
     finally:
-        if kept(demo, unused):
+        if reservation_of(demo, unused):
             delete(page, unused)

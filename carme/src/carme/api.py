@@ -193,7 +193,7 @@ class BookingOut(BaseModel):
     cause: str
     label: str
     problem: str
-    kept: bool
+    reserved: bool
     gpu_hours: float
     offered_to: str = ""
     session_image: str = ""
@@ -249,7 +249,7 @@ class NewsOut(BaseModel):
 
 
 class MaintenanceOut(BaseModel):
-    """A time at which nodes take no jobs. `kept`: since when Slurm keeps it; `problem`: why it does not."""
+    """A time at which nodes take no jobs. `reserved`: since when it is in Slurm; `problem`: why not."""
 
     name: str
     title: str
@@ -257,7 +257,7 @@ class MaintenanceOut(BaseModel):
     start: datetime
     end: datetime
     node_names: list[str]
-    kept: datetime | None = None
+    reserved: datetime | None = None
     problem: str = ""
 
 

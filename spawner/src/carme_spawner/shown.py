@@ -26,8 +26,8 @@ def situation(session: Session | None) -> dict[str, Any]:
     if session is None:
         return {"progress": PROGRESS[SessionState.REQUESTED], "message": STATES[SessionState.REQUESTED]}
     message = session.label
-    if session.outlook:
-        message += f", place {session.outlook.place} of {session.outlook.waiting}"
+    if session.estimate:
+        message += f", place {session.estimate.place} of {session.estimate.waiting}"
     return {
         "progress": PROGRESS.get(session.state, 90),
         "message": f"{message}. {session.sentence}".strip(),

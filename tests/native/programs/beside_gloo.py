@@ -19,8 +19,8 @@ for members in ([1, 3], [3, 0, 2], list(range(size)), [1, 3]):
     assert dist.get_backend(group) == "carme"
     dist.all_reduce(total := torch.tensor([float(rank)]), group=group)
     assert total.item() == sum(members)
-    dist.broadcast(told := torch.tensor([rank]), members[-1], group=group)
-    assert told.item() == members[-1]
+    dist.broadcast(received := torch.tensor([rank]), members[-1], group=group)
+    assert received.item() == members[-1]
     everyone: list = [torch.empty(1, dtype=torch.int64) for _ in members]
     dist.all_gather(everyone, torch.tensor([rank]), group=group)
     # torch sorts a group's ranks.

@@ -59,12 +59,12 @@ elif how == "save":
             step, model=model, optimizer=optimizer, scheduler=scheduler, seen=[step, "a"]
         )
         with torch.no_grad():  # the next step must not show in the file
-            kept = [p.clone() for p in model.parameters()]
+            saved = [p.clone() for p in model.parameters()]
             for p in model.parameters():
                 p.add_(1)
         saving.wait()
         assert saving.done()
-        for p, k in zip(model.parameters(), kept, strict=True):
+        for p, k in zip(model.parameters(), saved, strict=True):
             p.data.copy_(k)
 else:
     values = checkpoints.resume(model=model, optimizer=optimizer, scheduler=scheduler)

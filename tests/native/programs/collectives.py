@@ -168,18 +168,18 @@ with gaspi.init(30) as process:
     if size > 1:
         apart = process.group(range(size))
         buffer = np.full(300_000, rank, np.float32)
-        kept = weakref.ref(buffer)
+        reference = weakref.ref(buffer)
         if rank > 0:
             apart.barrier()  # rank 0 has begun, and nobody has helped it to end
         everyone.allreduce(buffer, asynchronous=True)
         del buffer
         if rank == 0:
-            assert kept() is not None
+            assert reference() is not None
             apart.barrier()
         everyone.barrier()
         assert everyone.barrier(asynchronous=True).wait()
         if rank == 0:
-            assert kept() is None
+            assert reference() is None
 
     # Messages between two, unordered among tags.
     right, left = (rank + 1) % size, (rank - 1) % size

@@ -25,7 +25,7 @@ BYTES = 2 * WIDTH * WIDTH * 4 + 2**21  # the segment's head
 torch.set_num_threads(1)
 join_run()
 rank, size = dist.get_rank(), dist.get_world_size()
-kept = []
+copies = []
 
 
 def shared():
@@ -57,7 +57,7 @@ def train(number):
     dist.all_gather(everyone, gradient)
     assert all(torch.equal(other, gradient) for other in everyone), "gradients were not reduced"
     if how == "keep":
-        kept.append((gradient, gradient.clone()))
+        copies.append((gradient, gradient.clone()))
     if parallel:
         parallel.detach()
 
@@ -66,7 +66,7 @@ for number in range(40 if how != "keep" else 260):
     train(number)
     if number % (3 + rank) == 0:  # ranks look for garbage at different times
         gc.collect()
-assert all(torch.equal(gradient, copy) for gradient, copy in kept), "memory in use was given away"
+assert all(torch.equal(gradient, copy) for gradient, copy in copies), "memory in use was given away"
 if how != "keep":
     gc.collect()
     assert shared() < 6 * size * BYTES, shared()

@@ -69,8 +69,8 @@ assert (out == rank).all()
 objects: list = [None] * size
 dist.all_gather_object(objects, {"rank": rank})
 assert objects == [{"rank": r} for r in range(size)]
-dist.broadcast_object_list(told := [{"from": rank}], 1)
-assert told == [{"from": 1}]
+dist.broadcast_object_list(received := [{"from": rank}], 1)
+assert received == [{"from": 1}]
 
 right, left = (rank + 1) % size, (rank - 1) % size
 arrived = torch.empty(200_000)

@@ -92,16 +92,16 @@ elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
     rest = [word for word in sys.argv[1:] if not word.startswith("--")]
     action, what, rest = rest[0], rest[1], rest[2:]
     values = dict(word.split("=", 1) for word in rest if "=" in word)
-    asked = values.get("account", values.get("name", "")).split(",")
+    requested = values.get("account", values.get("name", "")).split(",")
     if action == "show" and what == "account":
         for account, one in accounts.items():
-            if "name" not in values or account in asked:
+            if "name" not in values or account in requested:
                 print(f"{account}|{one['organization']}")
     elif action == "show" and "user" in values:
         for account, one in accounts.items():
             print("".join(f"{account}\n" for user in one["users"] if user[0] == values["user"]), end="")
     elif action == "show":
-        for account in asked:
+        for account in requested:
             limits = accounts[account]["limits"]
             wall = limits.get("MaxWall", "")
             wall = f"{int(wall) // 60:02}:{int(wall) % 60:02}:00" if wall else ""
@@ -186,8 +186,8 @@ elif name == "scontrol" and sys.argv[1] == "update":
     (job,) = [job for job in jobs if str(job["A"]) == values["JobId"]]
     job["l"] = f"{values['TimeLimit']}:00"
     (state / "jobs.json").write_text(json.dumps(jobs))
-elif name == "scontrol" and (asked := {"reservation", "assoc_mgr", "licenses"} & set(sys.argv)):
-    known = state / {"reservation": "reservations", "assoc_mgr": "limits"}.get(word := asked.pop(), word)
+elif name == "scontrol" and (requested := {"reservation", "assoc_mgr", "licenses"} & set(sys.argv)):
+    known = state / {"reservation": "reservations", "assoc_mgr": "limits"}.get(word := requested.pop(), word)
     sys.stdout.write(known.read_text() if known.exists() else "No reservations in the system\n")
 elif name == "scontrol" and "config" in sys.argv:
     known = state / "config"

@@ -112,7 +112,7 @@ class Systemd:
         program.write_text(f'#!/bin/sh\necho "$*" >> {self._log}\n{fail}\n')
         program.chmod(0o755)
 
-    def asked(self) -> list[str]:
+    def requests(self) -> list[str]:
         return self._log.read_text().splitlines()
 
     def fail(self, words: str) -> None:
@@ -134,7 +134,7 @@ async def test_quotas_are_seen_to_each_time(
     message = ["saw to the quotas on /home and /scratch"] if quotas else []
     for expected in (["added to the account carme in Slurm"], []):
         assert await portal.client.enrol("ada", user="root1") == expected + message
-    assert systemd.asked() == (["start carme-quota@ada.service"] * 2 if quotas else [])
+    assert systemd.requests() == (["start carme-quota@ada.service"] * 2 if quotas else [])
     systemd.fail("Job for carme-quota@ada.service failed.")
     if quotas:
         with pytest.raises(CarmeError, match=r"quotas on /home and /scratch cannot be set.*journalctl"):

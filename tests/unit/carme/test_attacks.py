@@ -31,7 +31,7 @@ def reached(_: Fixture) -> actions.Outcome:
     return True, "got it | all"
 
 
-def kept_out(_: Fixture) -> actions.Outcome:
+def shut_out(_: Fixture) -> actions.Outcome:
     return False, "EACCES"
 
 
@@ -90,15 +90,15 @@ def test_where_the_attackers_job_has_no_room_the_check_reports_it(tmp_path: Path
 @pytest.mark.parametrize(
     ("attack", "control", "ok", "stopped"),
     [
-        (kept_out, reached, True, True),
+        (shut_out, reached, True, True),
         (reached, reached, False, False),
         # What works for nobody shows nothing.
-        (kept_out, kept_out, False, True),
-        (kept_out, failing, False, True),
+        (shut_out, shut_out, False, True),
+        (shut_out, failing, False, True),
         # What could not be tried was not stopped.
         (failing, reached, False, False),
         (broken, reached, False, False),
-        (kept_out, broken, False, True),
+        (shut_out, broken, False, True),
     ],
 )
 def test_when_an_attack_counts_as_stopped(attack: Any, control: Any, ok: bool, stopped: bool) -> None:

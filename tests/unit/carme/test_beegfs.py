@@ -268,7 +268,7 @@ def test_the_programs_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("program", "told", "calls"),
+    ("program", "output", "calls"),
     [
         (
             "beegfs",
@@ -285,13 +285,13 @@ def test_the_programs_are_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_a_limit_is_set_where_there_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, told: str, calls: list[list[str]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, output: str, calls: list[list[str]]
 ) -> None:
     """A stand-in says what a user has, and writes down what is to be set."""
     (tmp_path / program).write_text(
         f"#!{sys.executable}\nimport json, sys\n"
         "setting = {'set-limits', '--setquota'} & set(sys.argv)\n"
-        f"print({told!r}) if not setting else None\n"
+        f"print({output!r}) if not setting else None\n"
         f"setting and open({str(tmp_path / 'calls')!r}, 'a').write(json.dumps(sys.argv[1:]) + '\\n')\n"
     )
     (tmp_path / program).chmod(0o755)

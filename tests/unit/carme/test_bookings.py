@@ -68,15 +68,15 @@ def board(claims: list[Claim], policy: BookingSettings = POLICY) -> Board:
     return board_of("gpu", "a100", 4, CLUSTER, claims, policy)
 
 
-def refused(asked: Wish, claims: list[Claim] = [], policy: BookingSettings = POLICY) -> InvalidRequest:  # noqa: B006
+def refused(requested: Wish, claims: list[Claim] = [], policy: BookingSettings = POLICY) -> InvalidRequest:  # noqa: B006
     with pytest.raises(InvalidRequest) as caught:
-        choose_nodes(asked, board(claims, policy), policy, NOW, BERLIN)
+        choose_nodes(requested, board(claims, policy), policy, NOW, BERLIN)
     return caught.value
 
 
-def forbidden(asked: Wish, standing: Standing = Standing(), **rules: Any) -> InvalidRequest:  # noqa: B008
+def forbidden(requested: Wish, standing: Standing = Standing(), **rules: Any) -> InvalidRequest:  # noqa: B008
     with pytest.raises(InvalidRequest) as caught:
-        check_rules(asked, POLICY.model_copy(update=rules), standing, NOW, BERLIN)
+        check_rules(requested, POLICY.model_copy(update=rules), standing, NOW, BERLIN)
     return caught.value
 
 
@@ -106,7 +106,7 @@ def test_a_booking_within_the_rules_is_not_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "standing", "rules", "field", "words"),
+    ("requested", "standing", "rules", "field", "words"),
     [
         (wish(), Standing(), {"enabled": False}, "partition", "cannot be booked"),
         (
@@ -130,9 +130,9 @@ def test_a_booking_within_the_rules_is_not_refused() -> None:
     ],
 )
 def test_what_the_rules_forbid_is_refused_with_what_is_allowed(
-    asked: Wish, standing: Standing, rules: dict[str, Any], field: str | None, words: str
+    requested: Wish, standing: Standing, rules: dict[str, Any], field: str | None, words: str
 ) -> None:
-    error = forbidden(asked, standing, **rules)
+    error = forbidden(requested, standing, **rules)
     assert error.field == field
     assert words in str(error)
     assert error.remedy

@@ -19,13 +19,13 @@ INTERFACES = Path(__file__).parents[3] / "docs/developers/interfaces.md"
 
 every = pytest.mark.parametrize("kind", OPERATIONS.values(), ids=list(OPERATIONS))
 restricted = [kind for kind in OPERATIONS.values() if kind.rights != EVERYONE]
-KEPT = {"node_names": ["n1"], "start": "2030-01-01T08:00:00Z", "end": "2030-01-01T09:00:00Z"}
+RESERVED = {"node_names": ["n1"], "start": "2030-01-01T08:00:00Z", "end": "2030-01-01T09:00:00Z"}
 #: A valid value of each field that an operation for services has.
 VALUES: dict[str, Any] = {
     "account": "physics",
     "drain": True,
     "grant": {"account": "carme-vision"},
-    "hold": KEPT | {"name": "carme-" + "0" * 12, "partition": "gpu", "users": ["ada"]},
+    "hold": RESERVED | {"name": "carme-" + "0" * 12, "partition": "gpu", "users": ["ada"]},
     "job_id": 7,
     "minutes": 10,
     "name": "stage-1",
@@ -34,7 +34,7 @@ VALUES: dict[str, Any] = {
     "partition": "gpu",
     "stage": [{"source": "/data/x"}],
     "user": "ada",
-    "window": KEPT | {"name": "carme-maintenance-" + "0" * 12},
+    "window": RESERVED | {"name": "carme-maintenance-" + "0" * 12},
 }
 
 

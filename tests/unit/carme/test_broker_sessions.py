@@ -153,13 +153,13 @@ async def test_the_newest_session_of_a_name_is_the_one(site: Any) -> None:
     assert [one.job_id for one in await site.client.sessions(active=False)] == [9, 8, 7]
 
 
-async def test_a_waiting_session_has_an_outlook(site: Any) -> None:
+async def test_a_waiting_session_has_a_start_estimate(site: Any) -> None:
     waiting = JOB | {"T": "PENDING", "r": "Priority", "N": "", "S": "N/A"}
     site.slurm.jobs = [waiting, waiting | {"A": 6, "j": "x", "k": "", "r": "Resources"}]
     session = await reaches(site, SessionState.QUEUED)
-    assert session.outlook is not None
-    assert (session.outlook.place, session.outlook.waiting) == (2, 2)
-    assert "higher priority" in session.outlook.reason and session.sentence == session.outlook.reason
+    assert session.estimate is not None
+    assert (session.estimate.place, session.estimate.waiting) == (2, 2)
+    assert "higher priority" in session.estimate.reason and session.sentence == session.estimate.reason
 
 
 async def test_notes_cost_slurm_nothing(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,18 +222,18 @@ async def test_a_silent_node_loses_its_sessions_until_it_is_back(
     assert (await reaches(site, SessionState.STARTING)).sentence == ""
 
 
-@pytest.mark.parametrize("told", ["silent", "taken from the job"])
-async def test_a_session_that_has_lost_a_node_says_so(site: Any, told: str) -> None:
+@pytest.mark.parametrize("published", ["silent", "taken from the job"])
+async def test_a_session_that_has_lost_a_node_says_so(site: Any, published: str) -> None:
     site.slurm.jobs = [JOB | {"N": "n[1-2]"}]
     await reaches(site, SessionState.STARTING)
     site.act("hub", trusted=True)
     await site.client.note(7, "ada", READY)
     batch = await site.client.events()
     assert [one.sentence for one in batch.sessions] == [""]
-    if told == "silent":
+    if published == "silent":
         nodes = (site.slurm.state / "nodes").read_text()
         (site.slurm.state / "nodes").write_text(nodes.replace("State=IDLE+DRAIN", "State=DOWN+DRAIN"))
-    left = {"silent": "n[1-2]", "taken from the job": "n1"}[told]
+    left = {"silent": "n[1-2]", "taken from the job": "n1"}[published]
     # The new job makes the broker look at the nodes.
     site.slurm.jobs = [JOB | {"N": left}, JOB | {"A": 8, "j": "x"}]
     while not any(one.sentence for one in batch.sessions):
@@ -286,7 +286,7 @@ URGENT: dict[str, Any] = JOB | {
 }  # fmt: skip
 
 
-async def told(site: Any, job_id: int, words: str) -> str:
+async def published(site: Any, job_id: int, words: str) -> str:
     """The sentence of a job, once it has the words."""
     cursor = None
     while words not in (sentence := (await site.client.job(job_id)).explanation):
@@ -300,7 +300,7 @@ async def test_what_took_the_place_of_a_preempted_session_is_named(site: Any) ->
     assert "in favour of one with a higher priority" in (await reaches(site, SessionState.ENDED)).sentence
     # It starts when the place is free: later than the end is seen.
     site.slurm.jobs = [preempted, URGENT]
-    await told(site, 7, "in favour of job 17 in partition urgent, which has a higher priority; start")
+    await published(site, 7, "in favour of job 17 in partition urgent, which has a higher priority; start")
     assert "job 17 in partition urgent" in (await site.client.session("s1")).sentence
     (requested,) = [call for call in site.slurm.calls("squeue") if "--Format=JobID:20" in call["arguments"]]
     assert requested["environment"]["USER"] == "ada"
@@ -325,7 +325,7 @@ async def test_of_a_job_that_its_owner_may_not_see_only_the_partition_is_reporte
         URGENT | {"A": 18, "u": "ada", "N": "n2", "q": "rush"},
     ]
     await reaches(site, SessionState.ENDED, "s2")
-    await told(site, 8, "job 18 in partition urgent with quality of service rush, which has")
+    await published(site, 8, "job 18 in partition urgent with quality of service rush, which has")
     assert f"in favour of {words}" in (await site.client.session("s1")).sentence
 
 

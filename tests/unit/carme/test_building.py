@@ -63,7 +63,7 @@ class Node:
     def labels(self, labels: dict[str, str]) -> None:
         (self.programs / "labels").write_text(json.dumps({"data": {"attributes": {"labels": labels}}}))
 
-    def told(self, name: str) -> str:
+    def read(self, name: str) -> str:
         return (self.programs / name).read_text()
 
     def recipe(self, **values: Any) -> ImageRecipe:
@@ -89,8 +89,8 @@ def test_requirements_become_an_image_with_its_digest_and_packages(node: Node) -
     assert node.target.parent.stat().st_mode & 0o777 == 0o700
     assert [file.name for file in node.target.parent.iterdir()] == ["mine.sif"]
     # What the user wrote is a file for pip, and no part of what runs.
-    assert node.told("requirements.txt") == nasty + "\n" and "touch" not in node.told("image.def")
-    words = json.loads(node.told("calls.jsonl").splitlines()[0])
+    assert node.read("requirements.txt") == nasty + "\n" and "touch" not in node.read("image.def")
+    words = json.loads(node.read("calls.jsonl").splitlines()[0])
     assert f"torch={node.site.directory}/torch.sif" in words
     assert not any(word.startswith("base=") for word in words)
 
@@ -99,10 +99,10 @@ def test_a_definition_is_built_as_it_is_from_the_sites_images(node: Node) -> Non
     text = "Bootstrap: localimage\nFrom: {{ base }}\n# {{ torch }}\n%post\n  {{ other }}\n"
     node.labels({"carme.entry-point.board": "Board", "carme.entry-point.gone": "Gone", "x": "y"})
     built = build(node.recipe(kind="definition", text=text, base="", shared=True), node.site)
-    assert node.told("image.def") == text
+    assert node.read("image.def") == text
     assert built.entry_points == {"board": "Board"}
     assert node.target.stat().st_mode & 0o777 == 0o644
-    words = json.loads(node.told("calls.jsonl").splitlines()[0])
+    words = json.loads(node.read("calls.jsonl").splitlines()[0])
     assert [word for word in words if word.endswith(".sif") and "=" in word] == [
         f"base={node.site.directory}/base.sif"
     ]

@@ -10,7 +10,7 @@ import pytest
 from carme.cli import main
 from carme.cli.output import length
 from carme.cli.sessions import estimate_text
-from carme.sessions import Mark, Outlook, ServerStatus, SessionNote, Step
+from carme.sessions import Mark, QueueEstimate, ServerStatus, SessionNote, Step
 
 from .conftest import carme
 
@@ -138,13 +138,13 @@ async def test_refusals(
     assert sentence in capsys.readouterr().err
 
 
-def test_an_outlook_in_words() -> None:
+def test_a_start_estimate_as_text() -> None:
     start = datetime.now().astimezone().replace(hour=14, minute=10, second=0, microsecond=0)
-    outlook = Outlook(place=2, waiting=5, reason="", earliest=start, latest=start.replace(minute=40))
-    assert estimate_text(outlook) == "place 2 of 5; expected to start between 14:10 and 14:40"
-    judged = outlook.model_copy(update={"kept": 8, "judged": 10})
+    estimate = QueueEstimate(place=2, waiting=5, reason="", earliest=start, latest=start.replace(minute=40))
+    assert estimate_text(estimate) == "place 2 of 5; expected to start between 14:10 and 14:40"
+    judged = estimate.model_copy(update={"correct": 8, "judged": 10})
     assert estimate_text(judged).endswith("14:40; 8 of the last 10 such estimates were right")
-    later = outlook.model_copy(update={"latest": start + timedelta(days=1)})
+    later = estimate.model_copy(update={"latest": start + timedelta(days=1)})
     assert f"and {(start + timedelta(days=1)):%Y-%m-%d %H:%M}" in estimate_text(later)
 
 

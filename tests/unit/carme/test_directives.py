@@ -10,7 +10,7 @@ from carme.jobs.directives import directives
 
 
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("options", "expected"),
     [
         ("-t 90", {"time": 90}),
         ("-t 1:30", {"time": 2}),
@@ -34,11 +34,11 @@ from carme.jobs.directives import directives
         ("", {}),
     ],
 )  # fmt: skip
-def test_what_is_requested(options: str, asked: dict[str, Any]) -> None:
+def test_what_is_requested(options: str, expected: dict[str, Any]) -> None:
     found = directives(f"#!/bin/sh\n#SBATCH {options}\nsleep 1\n#SBATCH --bad\n")
-    if "time" in asked:
-        found.asked["time"] = parse_minutes(found.asked["time"])
-    assert found.asked == asked and not found.ignored
+    if "time" in expected:
+        found.options["time"] = parse_minutes(found.options["time"])
+    assert found.options == expected and not found.ignored
 
 
 def test_what_is_ignored_is_named() -> None:

@@ -96,12 +96,14 @@ JOBS = st.builds(
     gpus=st.integers(0, 20),
     gpu_type=st.sampled_from(["a100", "v100", None]),
 )
-KEPT = st.tuples(TIMES, TIMES).map(lambda pair: reservation(0, 0, start=min(pair), end=max(pair)))
+RESERVATIONS = st.tuples(TIMES, TIMES).map(lambda pair: reservation(0, 0, start=min(pair), end=max(pair)))
 
 
-@given(st.lists(JOBS, max_size=6), st.lists(KEPT, max_size=3))
-def test_never_less_than_none_nor_more_than_there_are(jobs: list[Job], kept: list[Reservation]) -> None:
-    assert all(0 <= count <= 8 for count in free(*jobs, reservations=tuple(kept)))
+@given(st.lists(JOBS, max_size=6), st.lists(RESERVATIONS, max_size=3))
+def test_never_less_than_none_nor_more_than_there_are(
+    jobs: list[Job], reservations: list[Reservation]
+) -> None:
+    assert all(0 <= count <= 8 for count in free(*jobs, reservations=tuple(reservations)))
 
 
 def test_what_waits_is_counted_with_all_of_its_tasks() -> None:

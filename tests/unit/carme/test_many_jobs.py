@@ -12,7 +12,7 @@ from carme.broker.feed import Feed
 from carme.broker.waiting import Waiting
 from carme.broker.watch import Watch
 from carme.jobs import Cluster, Job, JobState
-from carme.sessions.outlook import Place, places
+from carme.sessions.start_estimates import Place, places
 
 
 def job(number: int, **fields: Any) -> Job:

@@ -23,8 +23,8 @@ def portal(site: Any) -> Any:
     return site
 
 
-def told(site: Any) -> list[list[str]]:
-    """What Slurm was told, without what it was asked."""
+def sent_to_slurm(site: Any) -> list[list[str]]:
+    """The changes sent to Slurm, without the queries."""
     calls = [call["arguments"] for call in site.slurm.calls("sacctmgr")]
     return [call[3:] for call in calls if call[3] != "show"]
 
@@ -36,7 +36,7 @@ def grant(**fields: Any) -> Grant:
 async def test_a_project_becomes_an_account_with_limits_and_members(portal: Any) -> None:
     wanted = grant(members=["ada", "bob"], gpus=4, nodes=2, jobs=3, minutes=90, gpu_hours=100)
     saved = await portal.client.grant(wanted, user="ada")
-    assert told(portal) == [
+    assert sent_to_slurm(portal) == [
         ["add", "account", VISION, "cluster=test", f"description={VISION}", "organization=carme-project"],
         [
             *["modify", "account", "where", f"name={VISION}", "cluster=test", "set"],
@@ -56,18 +56,18 @@ async def test_a_project_becomes_an_account_with_limits_and_members(portal: Any)
 async def test_asking_again_changes_nothing(portal: Any) -> None:
     wanted = grant(members=["ada"], partitions=["gpu"], gpus=4, gpu_types={"a100": 2}, minutes=90)
     await portal.client.grant(wanted, user="ada")
-    before = len(told(portal))
+    before = len(sent_to_slurm(portal))
     await portal.client.grant(wanted, user="ada")
-    assert len(told(portal)) == before
+    assert len(sent_to_slurm(portal)) == before
 
 
 async def test_only_what_differs_is_changed_and_limits_can_be_taken_away(portal: Any) -> None:
     first = grant(members=["ada"], gpus=4, gpu_types={"a100": 0}, jobs=3, minutes=90)
     await portal.client.grant(first, user="ada")
-    before = len(told(portal))
+    before = len(sent_to_slurm(portal))
     saved = await portal.client.grant(grant(members=["bob"], gpus=2, minutes=90), user="ada")
     where = [f"name={VISION}", "cluster=test"]
-    assert told(portal)[before:] == [
+    assert sent_to_slurm(portal)[before:] == [
         ["modify", "account", "where", *where, "set", "GrpTRES=gres/gpu=2,gres/gpu:a100=-1", "GrpJobs=-1"],
         *[
             [
@@ -91,7 +91,7 @@ async def test_partitions_are_those_of_the_members(portal: Any) -> None:
     await portal.client.grant(grant(members=["ada"], partitions=["gpu"]), user="ada")
     saved = await portal.client.grant(grant(members=["ada"]), user="ada")
     assert saved.members == {"ada": [""]}
-    assert any(call[-1] == "partition=gpu" for call in told(portal) if call[0] == "delete")
+    assert any(call[-1] == "partition=gpu" for call in sent_to_slurm(portal) if call[0] == "delete")
 
 
 async def test_who_leaves_with_jobs_keeps_them_and_starts_no_more(portal: Any) -> None:
@@ -119,7 +119,7 @@ async def test_accounts_that_carme_has_not_made_are_left_alone(portal: Any) -> N
     (portal.slurm.state / "accounts.json").chmod(0o666)
     with pytest.raises(Denied, match="not made"):
         await portal.client.grant(grant(members=["ada"]), user="ada")
-    assert told(portal) == []
+    assert sent_to_slurm(portal) == []
     assert await portal.client.projects() == []
 
 
@@ -134,7 +134,7 @@ async def test_accounts_that_carme_has_not_made_are_left_alone(portal: Any) -> N
 async def test_what_is_not_there_is_refused(portal: Any, fields: Any, error: Any, sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         await portal.client.grant(grant(**fields), user="ada")
-    assert told(portal) == []
+    assert sent_to_slurm(portal) == []
 
 
 @pytest.mark.parametrize(

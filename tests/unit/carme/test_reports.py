@@ -457,19 +457,19 @@ async def test_a_report_is_its_owner_s(site: Any) -> None:
 async def test_without_prometheus_nothing_is_recorded_and_later_it_is(
     site: Any, prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = 0
+    questions = 0
     usage_of = Metrics.usage
 
     async def away(self: Metrics, *arguments: Any) -> Any:
-        nonlocal asked
-        asked += 1
+        nonlocal questions
+        questions += 1
         return await usage_of(Metrics("https://127.0.0.1:9", prometheus.certificates), *arguments)
 
     monkeypatch.setattr("carme.broker.reports.SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(Metrics, "usage", away)
     site.slurm.account(ACCOUNTED)
     site.slurm.jobs = [JOB]
-    while asked < 2:  # noqa: ASYNC110
+    while questions < 2:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     assert accounted(site.slurm) == ""
     report = await site.client.report(7)

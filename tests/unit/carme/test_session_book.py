@@ -27,7 +27,7 @@ from carme.config import Settings
 from carme.errors import BrokerUnavailable, CarmeError, NotFound, SlurmError
 from carme.jobs import Job, JobState
 from carme.sessions import Ending, Mark, ServerStatus, Session, SessionNote, SessionState, Step
-from carme.sessions.outlook import Range
+from carme.sessions.start_estimates import Range
 
 from .session_records import JOB, KEY, STARTED, reaches
 
@@ -227,8 +227,8 @@ async def test_estimates_are_judged_by_the_first_range_and_stored(tmp_path: Path
 
     async with book_at(tmp_path, lambda: now) as book:
         book.observe([waits(1, now + hour), waits(2, now + hour), waits(3, now + hour)], None)
-        outlook = book.sessions("ada", active=True)[0].outlook
-        assert outlook and outlook.judged == 0
+        estimate = book.sessions("ada", active=True)[0].estimate
+        assert estimate and estimate.judged == 0
     async with book_at(tmp_path, lambda: now) as book:
         book.observe([waits(1, now + 9 * hour), waits(2, now + hour), waits(3, now + hour)], None)
         book.observe(
@@ -242,8 +242,8 @@ async def test_estimates_are_judged_by_the_first_range_and_stored(tmp_path: Path
         )
         assert book.estimates.record == (1, 2)
         book.observe([waits(4, now + hour)], None)
-        outlook = book.session("s4", "ada").outlook
-        assert outlook and (outlook.kept, outlook.judged) == (1, 2)
+        estimate = book.session("s4", "ada").estimate
+        assert estimate and (estimate.correct, estimate.judged) == (1, 2)
     async with book_at(tmp_path, lambda: now) as book:
         assert book.estimates.record == (1, 2)
 

@@ -35,8 +35,8 @@ def of(nodes: list[Node]) -> Cluster:
     return Cluster(taken=NOW, nodes=nodes, partitions=[Partition(name="gpu", node_names=names)])
 
 
-def missing(job: Job, nodes: list[Node], *others: Job, kept: tuple[Reservation, ...] = ()) -> str:
-    return in_german_too(shortage(job, of(nodes), running_on([*others, job]), NOW, kept))
+def missing(job: Job, nodes: list[Node], *others: Job, reservations: tuple[Reservation, ...] = ()) -> str:
+    return in_german_too(shortage(job, of(nodes), running_on([*others, job]), NOW, reservations))
 
 
 def in_german_too(text: str) -> str:
@@ -114,23 +114,26 @@ def test_nodes_that_take_no_jobs() -> None:
 
 def test_a_reservation_keeps_nodes_that_are_free() -> None:
     now, later = reservation("maint", -5, 90, "n1", "n2"), reservation("carme-b", 30, 200, "n1")
-    text = missing(waiting(), [node("n1"), node("n2")], kept=(now,))
+    text = missing(waiting(), [node("n1"), node("n2")], reservations=(now,))
     assert text == (
         "4 GPUs, 4 processors and 400 MiB of memory must become free on n1, kept for the "
         f"reservation maint until {at(90)} at the latest"
     )
-    text = missing(waiting(minutes_limit=60), [node("n1")], kept=(later,))
+    text = missing(waiting(minutes_limit=60), [node("n1")], reservations=(later,))
     assert text.endswith(f", kept for the reservation carme-b from {at(30)} on until {at(200)} at the latest")
     # It ends before the booking begins, runs in it itself, or there is another node.
-    assert missing(waiting(minutes_limit=20), [node("n1")], kept=(later,)) == ""
-    assert missing(waiting(reservation="maint"), [node("n1"), node("n3")], kept=(now,)) == ""
-    assert missing(waiting(), [node("n1"), node("n3")], kept=(now,)) == ""
+    assert missing(waiting(minutes_limit=20), [node("n1")], reservations=(later,)) == ""
+    assert missing(waiting(reservation="maint"), [node("n1"), node("n3")], reservations=(now,)) == ""
+    assert missing(waiting(), [node("n1"), node("n3")], reservations=(now,)) == ""
 
 
 def test_a_job_of_a_reservation_waits_for_its_nodes_alone() -> None:
     own = reservation("carme-a", -5, 90, "n2")
     message = missing(
-        waiting(reservation="carme-a"), [node("n1"), busy("n2", 2)], running(1, node_list="n2"), kept=(own,)
+        waiting(reservation="carme-a"),
+        [node("n1"), busy("n2", 2)],
+        running(1, node_list="n2"),
+        reservations=(own,),
     )
     assert message.startswith("2 GPUs must become free on n2, in use by 1 job of others")
 
@@ -139,8 +142,8 @@ def test_a_reservation_of_some_gpus_beside_jobs_outside_and_in_it() -> None:
     some = reservation("carme-a", -5, 90, "n1", gpus=2, cpus=2)
     outside = running(1, gpus=1, minutes_limit=30)
     inside = running(2, gpus=2, user="eve", reservation="carme-a", minutes_limit=80)
-    assert missing(waiting(gpus=1, cpus=1), [busy("n1", 3)], outside, inside, kept=(some,)) == ""
-    message = missing(waiting(gpus=2, cpus=2), [busy("n1", 1)], outside, kept=(some,))
+    assert missing(waiting(gpus=1, cpus=1), [busy("n1", 3)], outside, inside, reservations=(some,)) == ""
+    message = missing(waiting(gpus=2, cpus=2), [busy("n1", 1)], outside, reservations=(some,))
     assert message == (
         f"1 GPU must become free on n1, in use by 1 job of others and kept for the reservation carme-a "
         f"until {at(30)} at the latest"

@@ -227,11 +227,11 @@ if WHEEL:
         assert choice.library, choice.sentence
         until = time.monotonic() + 120
         while True:  # a busy Slurm changes between two looks
-            first, told, second = await look(commands), await look(library), await look(commands)
+            first, answer, second = await look(commands), await look(library), await look(commands)
             if first == second or time.monotonic() > until:
                 break
         await library.close()
-        assert told == second
+        assert answer == second
 
 
 async def test_the_pulse_is_the_same_until_something_happens(host: Host, library: SlurmLibrary) -> None:

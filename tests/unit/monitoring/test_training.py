@@ -188,12 +188,12 @@ def test_two_runs_in_a_job_do_not_mix(site: Site, clock: Clock) -> None:
 RANK = """
 import os, time
 from carme_runtime import profile, progress
-progress.tell(steps=1, samples=32, loss=float("nan"))
-progress.tell(steps=1, samples=32)
+progress.report(steps=1, samples=32, loss=float("nan"))
+progress.report(steps=1, samples=32)
 profile.recorder.add(profile.LOADING, "DataLoader", time.perf_counter() - 0.001)
 child = os.fork()
 if not child:
-    progress.tell(steps=1000)
+    progress.report(steps=1000)
     os._exit(0)
 os.waitpid(child, 0)
 """
@@ -245,3 +245,10 @@ def test_a_socket_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert f"The socket {tmp_path}/none/socket cannot be made: No such file or directory." in done.stderr
+
+
+def test_the_earlier_name_of_report_works_and_warns() -> None:
+    from carme_runtime import progress
+
+    with pytest.warns(DeprecationWarning, match="now called report"):
+        assert progress.tell is progress.report

@@ -119,21 +119,21 @@ def test_ranks_are_ended_when_launcher_and_cleanup_are_killed(local: Launch, tmp
     wait_until_gone(rank)
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_rank_of_which_a_dying_launcher_could_not_report_is_ended(told: bool) -> None:
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_rank_of_which_a_dying_launcher_could_not_report_is_ended(reported: bool) -> None:
     entry = {"CARME_RUN": f"test:{time.monotonic_ns()}"}
     cleanup = OrphanCleanup()
     cleanup.begin()
     cleanup.expect(f"CARME_RUN={entry['CARME_RUN']}")
     rank = subprocess.Popen(["sleep", "300"], env=os.environ | entry, start_new_session=True)
-    if told:
+    if reported:
         cleanup.watch(rank.pid)
         cleanup.forget(rank.pid)  # it would be over: what comes is not about it
     assert cleanup._process and cleanup._process.stdin
     cleanup._process.stdin.close()
     cleanup._process.wait()
     try:
-        if told:
+        if reported:
             assert rank.poll() is None
         else:
             assert rank.wait(PATIENCE) == -signal.SIGKILL

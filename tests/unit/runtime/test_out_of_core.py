@@ -41,10 +41,10 @@ def test_sizes_are_shown_in_their_unit() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=60))
-def test_parts_of_the_spill_file_never_overlap_and_all_come_back(wishes: list[tuple[int, bool]]) -> None:
+def test_parts_of_the_spill_file_never_overlap_and_all_come_back(requests: list[tuple[int, bool]]) -> None:
     extents = Extents()
     taken: list[tuple[int, int]] = []
-    for length, gives_back in wishes:
+    for length, gives_back in requests:
         if gives_back and taken:
             extents.give(*taken.pop(len(taken) // 2))
         offset = extents.take(length)

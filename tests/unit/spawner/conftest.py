@@ -205,10 +205,10 @@ class FakeBroker:
         self.keep(self.wait(job_id, process))
 
     def keep(self, work: Any) -> None:
-        self._kept = getattr(self, "_kept", set())
+        self._background_tasks = getattr(self, "_background_tasks", set())
         task = asyncio.create_task(work)
-        self._kept.add(task)
-        task.add_done_callback(self._kept.discard)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._background_tasks.discard)
 
     async def wait(self, job_id: int, process: asyncio.subprocess.Process) -> None:
         assert process.stdout

@@ -32,7 +32,7 @@ class Front:
     """The site's reverse proxy in small: the portal's answer about the session, else the session's server.
 
     Attributes:
-        told: What the portal says of the session; None: it does not answer.
+        portal_reply: What the portal says of the session; None: it does not answer.
         questions: How often each path was asked for.
         status: What the session says of its time instead of its server.
         sent: The form with which the session was asked to start again.
@@ -46,7 +46,7 @@ class Front:
     site: Site
     token: str
     client: aiohttp.ClientSession
-    told: dict[str, object] | None = None
+    portal_reply: dict[str, object] | None = None
     status: dict[str, object] | None = None
     questions: Counter[str] = field(default_factory=Counter)
     sent: dict[str, object] | None = None
@@ -75,13 +75,13 @@ class Front:
         if (request.method, request.path) == ("POST", "/sessions/s1/again/"):
             self.sent = dict(await request.post())
             raise web.HTTPSeeOther(f"/sessions/{self.sent['name']}/")
-        if (request.method, request.path) == ("POST", "/sessions/s1/stop/") and self.told:
+        if (request.method, request.path) == ("POST", "/sessions/s1/stop/") and self.portal_reply:
             self.sent = dict(await request.post())
-            self.told |= {"over": True, "state": "ended", "sentence": "You stopped this session."}
+            self.portal_reply |= {"over": True, "state": "ended", "sentence": "You stopped this session."}
             self.site.broker.processes[100].terminate()
             raise web.HTTPSeeOther("/sessions/s1/")
         if request.path.startswith("/sessions/s1/"):
-            return web.json_response(self.told) if self.told else web.Response(status=502)
+            return web.json_response(self.portal_reply) if self.portal_reply else web.Response(status=502)
         if not request.path.startswith(BASE) or BASE not in self.site.routes:
             return web.json_response({"message": "No server"}, status=424)
         target = self.site.routes[BASE]["target"]
@@ -212,11 +212,11 @@ async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_
     await page.goto(f"{front.url}{BASE}lab")
     await has_loaded(page)
     # The node does not answer: that is no end yet.
-    front.told = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
+    front.portal_reply = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
     server.broker.processes[100].kill()
     await expect(page.locator("#carme-session-time")).to_have_text("No answer from this session")
     assert await page.get_by_text("Server unavailable").count() == 0, "JupyterHub's own dialog"
-    front.told = {"over": True, "state": "ended", "sentence": "The session ran out of memory."}
+    front.portal_reply = {"over": True, "state": "ended", "sentence": "The session ran out of memory."}
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(dialog).to_contain_text("The session ran out of memory.")
     await expect(page.locator("#carme-session-time")).to_have_text("This session has ended")
@@ -239,7 +239,7 @@ async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.press("Control+End")
     await page.keyboard.type("never saved by hand")
-    front.told = {"over": True, "state": "ended", "sentence": "You stopped this session."}
+    front.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
     server.broker.processes[100].terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(dialog).to_contain_text("You stopped this session.")
@@ -254,7 +254,7 @@ async def test_a_session_that_has_ended_starts_again_from_its_dialog(
     await page.goto(f"{front.url}{BASE}lab")
     await has_loaded(page)
     # Told to end; its server is gone before the portal knows, and nothing of it is needed.
-    front.told = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
+    front.portal_reply = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
     server.broker.processes[100].terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     # It opens by itself: a key that was meant for a document starts nothing, and the way back is there.
@@ -270,7 +270,7 @@ async def test_a_session_that_has_ended_starts_again_from_its_dialog(
     await page.clock.fast_forward("01:10")
     await expect(dialog).to_contain_text("Try again in a minute.")
     await again.click()
-    front.told |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
+    front.portal_reply |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
     await page.wait_for_url("**/sessions/s22222222/")
     assert front.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222", "then": "open"}
 
@@ -316,7 +316,7 @@ async def test_time_more_of_it_and_the_end_are_in_one_place(front: Front, page: 
     stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
     ready = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
     for answer, signed_out in ((None, False), (ready, True), (ready, False)):
-        front.told, front.signed_out = answer, signed_out
+        front.portal_reply, front.signed_out = answer, signed_out
         await page.locator("#carme-session-time button").click()
         await dialog.get_by_role("button", name="Stop This Session").click()
         await stop.get_by_role("button", name="Stop", exact=True).click()
@@ -335,7 +335,13 @@ async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(
     (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
     ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
     front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
-    front.told = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
+    front.portal_reply = {
+        "over": False,
+        "state": "ready",
+        "sentence": "Ready.",
+        "token": "a token",
+        "fresh": "s2",
+    }
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.type("more than the disk holds")
@@ -357,7 +363,13 @@ async def test_staying_for_unsaved_documents_is_confirmed_again(
     await has_loaded(page)
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.type("not saved")
-    front.told = {"over": True, "state": "ended", "sentence": "Over.", "token": "a token", "fresh": "s2"}
+    front.portal_reply = {
+        "over": True,
+        "state": "ended",
+        "sentence": "Over.",
+        "token": "a token",
+        "fresh": "s2",
+    }
     front.full = True
     server.broker.processes[100].kill()
     await page.clock.fast_forward("00:40")
@@ -452,7 +464,7 @@ async def test_a_session_that_is_stopped_names_what_could_not_be_saved(
     front.full = True
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.type("more than the disk holds")
-    front.told = {"over": True, "state": "ended", "sentence": "You stopped this session."}
+    front.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
     server.broker.processes[100].terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(dialog).to_contain_text("Not saved: unsaved.txt. Copy what you need")

@@ -78,10 +78,10 @@ NO_ANSWER = object()
 
 
 class FakeBroker:
-    """`queue`: what Slurm has; `archive`: what only accounting has; `told`: sessions; `asked`: all requests.
+    """`queue`: what Slurm has; `archive`: what only accounting has; `published`: sessions; `requests`: all.
 
-    `refusal` is how it answers who asks for more time, a reservation, a start or a job; `kept`: what is
-    reserved; `accesses`: what Slurm lets users use; `leads`: accounts that users lead; `starts`: when a
+    `refusal` is how it answers who asks for more time, a reservation, a start or a job; `reservations`: by
+    name; `accesses`: what Slurm lets users use; `leads`: accounts that users lead; `starts`: when a
     request would begin, at once without it;
     `wanted`: what jobs were submitted with; `results`: what they left; `facts`: where they began;
     `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
@@ -95,10 +95,10 @@ class FakeBroker:
         self.logs: dict[int, bytes] = {}
         self.reports: dict[int, Report] = {}
         self.warnings: list[JobWarning] = []
-        self.asked: list[protocol.Request] = []
-        self.told: dict[str, Session] = {}
+        self.requests: list[protocol.Request] = []
+        self.published: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
-        self.kept: dict[str, Reservation] = {}
+        self.reservations: dict[str, Reservation] = {}
         self.home = address.parent / "home"
         #: What the programs that run as the user have besides.
         self.environment: dict[str, str] = {}
@@ -123,7 +123,7 @@ class FakeBroker:
 
     def publish(self, session: Session) -> Session:
         """The session appears or changes."""
-        self.told[session.name] = session
+        self.published[session.name] = session
         self.changes.append(session.name)
         return session
 
@@ -137,9 +137,9 @@ class FakeBroker:
         """All cursors become unknown."""
         self.epoch += "a"
 
-    def asked_for(self, method: str) -> list[Any]:
+    def requests_of(self, method: str) -> list[Any]:
         """The requests of one method."""
-        return [request for request in self.asked if request.method == method]
+        return [request for request in self.requests if request.method == method]
 
     def answer(self, request: protocol.Request) -> Any:
         for part in (
@@ -162,29 +162,31 @@ class FakeBroker:
                 return self.cluster.model_copy(update={"taken": taken})
             case protocol.GetForecast():
                 now = datetime.now(UTC)
-                return forecast(self.cluster, self.queue.values(), self.kept.values(), now)
+                return forecast(self.cluster, self.queue.values(), self.reservations.values(), now)
             case protocol.GetReservations():
-                return list(self.kept.values())
+                return list(self.reservations.values())
             case protocol.Reserve(hold=hold):
                 if self.refusal is not None:
                     raise self.refusal
-                self.kept[hold.name] = Reservation(
+                self.reservations[hold.name] = Reservation(
                     **hold.model_dump(include={"name", "start", "end", "node_names", "users", "accounts"})
                 )
-                return self.kept[hold.name]
+                return self.reservations[hold.name]
             case protocol.Maintain(window=window):
                 if self.refusal is not None:
                     raise self.refusal
-                self.kept[window.name] = Reservation(**window.model_dump(), users=["root"], maintenance=True)
-                return self.kept[window.name]
+                self.reservations[window.name] = Reservation(
+                    **window.model_dump(), users=["root"], maintenance=True
+                )
+                return self.reservations[window.name]
             case protocol.Release(name=name):
-                self.kept.pop(name, None)
+                self.reservations.pop(name, None)
                 return None
-            case protocol.TestStart(request=asked):
+            case protocol.TestStart(request=requested):
                 if self.refusal is not None:
                     raise self.refusal
-                check(asked, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
-                start = self.starts(asked) if self.starts else datetime.now(UTC)
+                check(requested, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
+                start = self.starts(requested) if self.starts else datetime.now(UTC)
                 now = datetime.now(UTC)
                 return StartEstimate(nodes="n1", start=start, earliest=now + (start - now) / 2)
             case protocol.SetNode() | protocol.Enrol():
@@ -203,19 +205,19 @@ class FakeBroker:
             case protocol.GetEvents(cursor=cursor):
                 epoch, _, seen = (cursor or "").partition("-")
                 complete = epoch != self.epoch
-                changed = {*self.queue, *self.told} if complete else set(self.changes[int(seen) :])
+                changed = {*self.queue, *self.published} if complete else set(self.changes[int(seen) :])
                 return protocol.EventBatch(
                     jobs=[job for job in self.queue.values() if job.id in changed],
-                    sessions=[session for session in self.told.values() if session.name in changed],
+                    sessions=[session for session in self.published.values() if session.name in changed],
                     cursor=f"{self.epoch}-{len(self.changes)}",
                     complete=complete,
                 )
             case protocol.GetSessions(active=active):
-                return [session for session in self.told.values() if not (active and session.is_over)]
+                return [session for session in self.published.values() if not (active and session.is_over)]
             case protocol.GetSession(name=name):
-                if name not in self.told:
+                if name not in self.published:
                     raise NotFound(f"There is no session {name}.", "Check the name.")
-                return self.told[name]
+                return self.published[name]
             case protocol.Extend(job_id=job_id, user=user, minutes=minutes):
                 if job_id in self.queue:
                     self._known(job_id, user, None)
@@ -296,7 +298,7 @@ class FakeBroker:
                 self.leave(job.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
                 return None
             case protocol.Cancel(job_id=job_id):
-                for session in self.told.values():
+                for session in self.published.values():
                     if session.job_id == job_id:
                         self.publish(
                             session.model_copy(update={"state": SessionState.ENDED, "ending": Ending.STOPPED})
@@ -388,7 +390,7 @@ class FakeBroker:
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 request = protocol.request_adapter.validate_json(self.rfile.readline())
-                fake.asked.append(request)
+                fake.requests.append(request)
                 try:
                     answer = protocol.Answer(result=fake.answer(request))
                 except CarmeError as error:

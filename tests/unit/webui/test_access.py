@@ -50,7 +50,7 @@ def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program
     answer = program.ask("post", "bookings", wish)
     assert answer.status_code == 422
     assert answer.json()["field"] == "partition" and "does not take jobs" in answer.json()["detail"]
-    assert not Booking.objects.exists() and not limited.kept
+    assert not Booking.objects.exists() and not limited.reservations
     assert program.ask("post", "bookings", wish | {"partition": "open"}).status_code == 201
 
 
@@ -103,7 +103,7 @@ def test_programs_learn_accounts_and_hidden_partitions_of_their_user(
     assert [one["name"] for one in shown] == ["gpu", "open", "mine"]
     job = {"command": ["a"], "partition": "open", "account": "physics", "qos": "normal", "minutes": 5}
     assert program.ask("post", "jobs", job).status_code == 201
-    (sent,) = limited.asked_for("submit")
+    (sent,) = limited.requests_of("submit")
     assert (sent.request.account, sent.request.qos) == ("physics", "normal")
     assert settings.SITE.slurm.default_account is None  # else that would pay
 
@@ -114,8 +114,8 @@ def test_a_project_that_was_joined_just_now_can_pay_at_once(
     """What this process remembers of a user lacks the new account."""
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 3600.0)
     assert access_for(alice).accounts == access_for(alice).accounts == ["physics"]
-    assert len(limited.asked_for("access")) == 1
-    project = Project.objects.create(name="speech", title="Speech", kept=timezone.now())
+    assert len(limited.requests_of("access")) == 1
+    project = Project.objects.create(name="speech", title="Speech", granted=timezone.now())
     Membership.objects.create(project=project, user=alice)
     known = limited.accesses["alice"]
     joined = [*known.associations, Association(account=project.account)]
@@ -123,4 +123,4 @@ def test_a_project_that_was_joined_just_now_can_pay_at_once(
     again = User.objects.get(pk=alice.pk)
     assert access_for(again).accounts == ["physics", "carme-speech"]
     assert access_for(again).accounts == ["physics", "carme-speech"]
-    assert len(limited.asked_for("access")) == 2
+    assert len(limited.requests_of("access")) == 2

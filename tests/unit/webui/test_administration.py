@@ -38,7 +38,7 @@ def test_nobody_else_gets_there(browser: Browser, anonymous: Browser, broker: Fa
     assert browser.send("/profile/", f"/admin/{page}", do="drain", name="x").status_code in (404, 405)
     assert anonymous.get(f"/admin/{page}").status_code == 302
     assert browser.send("/profile/", "/admin/nodes/n1/", do="drain", reason="x").status_code == 404
-    assert not broker.asked_for("node") and not broker.asked_for("cancel")
+    assert not broker.requests_of("node") and not broker.requests_of("cancel")
     assert "/admin/" not in text(browser.get("/profile/"))
 
 
@@ -81,11 +81,11 @@ def test_no_secret_is_on_record(alice: User) -> None:
 
 def test_a_node_is_drained_with_the_reason_and_that_is_on_record(root: Browser, broker: FakeBroker) -> None:
     root.send("/admin/nodes/", "/admin/nodes/n1/", do="drain", reason="fan broken")
-    [sent] = broker.asked_for("node")
+    [sent] = broker.requests_of("node")
     assert (sent.name, sent.drain, sent.reason, sent.user) == ("n1", True, "fan broken (root1)", "root1")
     assert "drained the node n1: fan broken" in text(root.get("/admin/record/?q=drained"))
     root.send("/admin/nodes/", "/admin/nodes/n2/", do="resume")
-    assert broker.asked_for("node")[-1].drain is False
+    assert broker.requests_of("node")[-1].drain is False
 
 
 def test_nodes_say_their_state_in_words_and_follow_a_change(root: Browser, broker: FakeBroker) -> None:
@@ -226,7 +226,7 @@ def test_a_job_is_stopped_and_its_owner_notified(root: Browser, browser: Browser
     assert "job 7" in text(root.get("/admin/jobs/?q=alice"))
     assert "No jobs are waiting" in text(root.get("/admin/jobs/?q=bob"))
     root.send("/admin/jobs/7/stop/", "/admin/jobs/7/stop/", message="The room gets <b>hot</b>.")
-    [requested] = broker.asked_for("cancel")
+    [requested] = broker.requests_of("cancel")
     assert (requested.job_id, requested.user) == (7, None), "not as its owner"
     page = text(browser.get("/profile/"))
     assert "ended your job 7 (job 7). The room gets &lt;b&gt;hot&lt;/b&gt;." in page and "badge" in page
@@ -266,7 +266,7 @@ def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, bro
     assert "carol can work now" in shown and "no-store" in answer["Cache-Control"]
     password = shown.split("<code>")[1].split("</code>")[0]
     assert User.objects.get(username="carol").check_password(password)
-    assert [requested.name for requested in broker.asked_for("enrol")] == ["carol"]
+    assert [requested.name for requested in broker.requests_of("enrol")] == ["carol"]
     assert set(broker.granted["carme-vision"].members) == {"alice", "carol"}
     # Asked again, nothing is done twice, and the password stays.
     shown = text(root.send(page, page, name="carol", project=project.pk))
@@ -283,7 +283,7 @@ def test_without_a_unix_account_nothing_is_left_over(root: Browser, broker: Fake
 @pytest.mark.parametrize("name", ["anna.maria", "x@lab.org", "Carol"])
 def test_names_that_unix_takes_are_taken(root: Browser, broker: FakeBroker, name: str) -> None:
     assert root.send("/admin/users/new/", "/admin/users/new/", name=name).status_code == 200
-    assert User.objects.filter(username=name).exists() and broker.asked_for("enrol")[0].name == name
+    assert User.objects.filter(username=name).exists() and broker.requests_of("enrol")[0].name == name
     assert root.get(f"/admin/users/at/{name}/").status_code == 200
     theirs = Browser()
     theirs.force_login(User.objects.get(username=name))
@@ -294,7 +294,7 @@ def test_names_that_unix_takes_are_taken(root: Browser, broker: FakeBroker, name
 @pytest.mark.parametrize("name", ["1000", "-rf", "a b", "../x", "", "x;rm"])
 def test_a_name_that_is_none_gets_a_sentence(root: Browser, broker: FakeBroker, name: str) -> None:
     answer = root.send("/admin/users/new/", "/admin/users/new/", name=name)
-    assert answer.status_code == 422 and not broker.asked_for("enrol")
+    assert answer.status_code == 422 and not broker.requests_of("enrol")
 
 
 def test_an_account_is_closed_and_opened(root: Browser, alice: User, browser: Browser) -> None:
@@ -368,13 +368,13 @@ def test_files_of_the_home_are_neither_listed_nor_read(
     form["scaling"] = "scale.json"
     assert "Cheapest" in text(browser.send("/", "/sessions/prospect/", **form))
     assert "scale.json" in browser.get("/sessions/probes/").content.decode()
-    broker.asked.clear()
+    broker.requests.clear()
     look(root)
     token = root.token("/projects/")
     answer = root.send_with(token, "/sessions/prospect/", user="root1", **form)
     assert answer.status_code == 200 and "Cheapest" not in text(answer) and "Starts now" in text(answer)
     assert "scale.json" not in root.get("/sessions/probes/").content.decode()
-    assert not broker.asked_for("files")
+    assert not broker.requests_of("files")
 
 
 def test_guides_can_be_read_meanwhile(root: Browser, alice: User, broker: FakeBroker) -> None:

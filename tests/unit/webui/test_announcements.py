@@ -59,7 +59,7 @@ def test_only_administrators_write(browser: Browser, root: Browser, broker: Fake
         assert browser.send("/profile/", path).status_code == 404
     assert "Plan maintenance" not in text(browser.get("/maintenance/"))
     assert Maintenance.objects.get().called_off is None and News.objects.count() == 1
-    assert not broker.asked_for("maintain")
+    assert not broker.requests_of("maintain")
 
 
 def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_called_off(
@@ -69,9 +69,9 @@ def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_called_off(
     sent = {"title": "New <b>cables</b>", "text": "All is back in the evening.", **times(24, 26)}
     assert root.send(page, page, **sent).status_code == 302
     row = Maintenance.objects.get()
-    [requested] = broker.asked_for("maintain")
+    [requested] = broker.requests_of("maintain")
     assert requested.window.node_names == ["n1", "n2", "n3"] and requested.user == "root1"
-    assert broker.kept[row.name].maintenance and row.whole and row.kept
+    assert broker.reservations[row.name].maintenance and row.whole and row.reserved
     for where in ("/", "/jobs/", "/profile/", "/bookings/"):
         shown = text(browser.get(where))
         assert "New &lt;b&gt;cables&lt;/b&gt;" in shown and "All nodes take no jobs then." in shown
@@ -79,10 +79,10 @@ def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_called_off(
     assert LogEntry.objects.get_for_object(row).filter(actor=admin).exists()
     edit = f"/maintenance/{row.pk}/"
     root.send(edit, edit, **sent, nodes="n1, n3")
-    assert sorted(broker.kept[row.name].node_names) == ["n1", "n3"]
+    assert sorted(broker.reservations[row.name].node_names) == ["n1", "n3"]
     assert "2 nodes take no jobs then." in text(browser.get("/"))
     root.send("/maintenance/", f"/maintenance/{row.pk}/off/")
-    assert not broker.kept and "cables" not in text(browser.get("/"))
+    assert not broker.reservations and "cables" not in text(browser.get("/"))
     assert root.send("/maintenance/", f"/maintenance/{row.pk}/off/").status_code == 404
 
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_planned(
     page = "/maintenance/new/"
     answer = root.send(page, page, **({"title": "x", **times(2, 3)} | values))
     assert answer.status_code == 422 and field in text(answer)
-    assert not Maintenance.objects.exists() and not broker.kept
+    assert not Maintenance.objects.exists() and not broker.reservations
 
 
 def test_bookings_in_its_time_move_or_are_reported_and_later_ones_are_refused(
@@ -147,7 +147,7 @@ def test_nobody_books_over_a_maintenance_that_slurm_does_not_know_yet(
 ) -> None:
     start = timezone.now() + timedelta(days=1)
     planned(0, 3 * 1440, nodes=("n1", "n2"))
-    assert start and not broker.kept
+    assert start and not broker.reservations
     answer = book(browser)
     assert answer.status_code == 422 and "is free for the whole time" in text(answer)
 
@@ -155,9 +155,9 @@ def test_nobody_books_over_a_maintenance_that_slurm_does_not_know_yet(
 def test_two_maintenances_of_the_same_nodes_and_time(admin: User, broker: FakeBroker) -> None:
     rows = [planned(60, 180), planned(120, 240)]
     assert services.agree(site_broker())
-    assert set(broker.kept) == {row.name for row in rows}
+    assert set(broker.reservations) == {row.name for row in rows}
     services.call_off(rows[0], admin, site_broker())
-    assert set(broker.kept) == {rows[1].name}
+    assert set(broker.reservations) == {rows[1].name}
 
 
 def test_owners_of_jobs_within_it_are_notified_once(alice: User, bob: User, broker: FakeBroker) -> None:
@@ -176,21 +176,23 @@ def test_rows_and_reservations_agree_after_any_outage(admin: User, broker: FakeB
     broker.refusal = SlurmError("Slurm is away.", code="slurm-away")
     row = planned()
     services.plan(row, admin, ["n1"], site_broker())
-    assert row.kept is None and row.problem == "Slurm is away."
+    assert row.reserved is None and row.problem == "Slurm is away."
     broker.refusal = None
     services.agree(site_broker())
     row.refresh_from_db()
-    assert row.kept and not row.problem
+    assert row.reserved and not row.problem
     # Somebody deleted it in Slurm, and somebody else changed it there.
-    broker.kept.clear()
+    broker.reservations.clear()
     services.agree(site_broker())
-    broker.kept[row.name] = broker.kept[row.name].model_copy(update={"end": row.end + timedelta(hours=9)})
+    broker.reservations[row.name] = broker.reservations[row.name].model_copy(
+        update={"end": row.end + timedelta(hours=9)}
+    )
     services.agree(site_broker())
-    assert broker.kept[row.name].end == row.end
+    assert broker.reservations[row.name].end == row.end
     # It is over, or was called off while the broker was away.
     Maintenance.objects.update(called_off=timezone.now())
     services.agree(site_broker())
-    assert not broker.kept
+    assert not broker.reservations
 
 
 def test_without_a_broker_nothing_is_done(db: None) -> None:

@@ -150,7 +150,7 @@ def test_a_token_does_only_what_it_is_for(
     others = set(SCOPES) - {scope}
     message = problem(program_of(alice, *others).ask(method, path, body), 403)
     assert f"'{scope}'" in message["detail"]
-    assert not [request for request in broker.asked if request.method != "cluster"]
+    assert not [request for request in broker.requests if request.method != "cluster"]
 
 
 def test_who_asks_too_often_waits(settings: Any, program: Program, bob: User) -> None:
@@ -316,10 +316,10 @@ def test_the_number_of_questions_does_not_grow_with_jobs(program: Program, brows
 def test_a_batch_job_is_submitted_as_me(program: Program, broker: FakeBroker, body: Any) -> None:
     broker.scripts["alice", "train.sh"] = "#!/usr/bin/env python3\nprint(1)\n"
     assert program.ask("post", "jobs/check", body).json()["nodes"] == "n1"
-    assert not broker.asked_for("submit")
+    assert not broker.requests_of("submit")
     answer = program.ask("post", "jobs", body)
     assert answer.status_code == 201, answer.content
-    (sent,) = broker.asked_for("submit")
+    (sent,) = broker.requests_of("submit")
     assert sent.user == "alice" and sent.request.kind == "batch"
     if "script" in body:
         assert sent.request.command[-2:] == ["a b", "$(reboot)"] and "reboot" not in sent.request.command[2]
@@ -342,7 +342,7 @@ def test_sbatch_lines_count_where_the_request_says_nothing(
     broker.scripts["alice", "a.sh"] = text
     body = {how: text if how == "script" else "a.sh", "gpus_per_node": 1}
     assert program.ask("post", "jobs", body).json()["ignored"] == ["--mail-type", "--chdir"]
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     request = requested.request
     assert (request.name, request.gpus_per_node, request.minutes) == ("mine", 1, 30)
     assert request.memory_mb_per_node == 2048
@@ -398,7 +398,7 @@ def test_a_booking_from_the_free_times_to_its_deletion(
     made = program.ask("post", "bookings", wish(start=slots[0]["start"], title="mine"))
     assert made.status_code == 201, made.content
     name = made.json()["name"]
-    assert name in broker.kept and made.json()["kept"]
+    assert name in broker.reservations and made.json()["reserved"]
     taken = problem(program.ask("post", "bookings", wish(start=slots[0]["start"])), 422)
     assert taken["field"]
     longer = program.ask("patch", f"bookings/{name}", {"minutes": 90})
@@ -406,7 +406,7 @@ def test_a_booking_from_the_free_times_to_its_deletion(
     assert [row["name"] for row in program.ask("get", "bookings").json()["items"]] == [name]
     assert [row["name"] for row in program.ask("get", "bookings/usable").json()] == [name]
     assert program.ask("delete", f"bookings/{name}").json()["state"] == "ended"
-    assert name not in broker.kept
+    assert name not in broker.reservations
     assert problem(program.ask("patch", f"bookings/{name}", {"minutes": 60}), 422)["detail"].startswith(
         "This booking is over."
     )
@@ -426,7 +426,7 @@ def test_only_managers_decide(
     program: Program, broker: FakeBroker, booked: None, alice: User, bob: User
 ) -> None:
     name = program.ask("post", "bookings", wish()).json()["name"]
-    Booking.objects.update(state="requested", kept=None)
+    Booking.objects.update(state="requested", reserved=None)
     problem(program.ask("post", f"bookings/{name}/decision", {"approve": True}), 404)
     User.objects.filter(pk=bob.pk).update(is_staff=True)
     answer = program_of(User.objects.get(pk=bob.pk)).ask(
@@ -446,7 +446,7 @@ def test_what_is_anothers_does_not_exist_for_me(
     Job.store([broker.put(make_job(7, kind="batch", name="secret-name"))])
     broker.logs[7] = b"secret text"
     thief = program_of(bob)
-    before = len(broker.asked)
+    before = len(broker.requests)
     for method, path, body in [
         ("get", "sessions/sabcdefgh", None),
         ("delete", "sessions/sabcdefgh", None),
@@ -465,10 +465,10 @@ def test_what_is_anothers_does_not_exist_for_me(
         answer = thief.ask(method, path, body)
         problem(answer, 404)
         assert b"secret" not in answer.content
-    assert {getattr(request, "user", "bob") for request in broker.asked[before:]} <= {"bob"}
+    assert {getattr(request, "user", "bob") for request in broker.requests[before:]} <= {"bob"}
     for path in ("sessions", "jobs", "bookings"):
         assert thief.ask("get", path).json()["items"] == []
-    assert Session.objects.get().state == "requested" and mine in broker.kept
+    assert Session.objects.get().state == "requested" and mine in broker.reservations
     assert (
         problem(thief.ask("post", "jobs", {"command": ["true"], "reservation": mine}), 422)["field"]
         == "reservation"

@@ -292,7 +292,7 @@ def test_administration_is_for_administrators_with_a_token_for_it(
     plain = program_of(admin, "jobs", "sessions", "bookings", "projects", "profile", "files", "files-read")
     assert "'admin'" in problem(plain.ask(method, path, sent), 403)["detail"]
     problem(Program("").ask(method, path, sent), 401)
-    assert not [one for one in broker.asked if one.method not in ("cluster", "jobs")]
+    assert not [one for one in broker.requests if one.method not in ("cluster", "jobs")]
     assert User.objects.get(username="bob").is_active and not AuditEntry.objects.exists()
 
 
@@ -330,7 +330,7 @@ def test_nodes_are_drained_with_a_reason(root: Program, broker: FakeBroker) -> N
     assert [one["name"] for one in root.ask("get", "admin/nodes").json()] == ["n1", "n2", "n3"]
     assert root.ask("put", "admin/nodes/n1/drain", {"reason": "fan  broken"}).status_code == 204
     assert root.ask("delete", "admin/nodes/n1/drain").status_code == 204
-    drained, resumed = broker.asked_for("node")
+    drained, resumed = broker.requests_of("node")
     assert (drained.drain, drained.reason, resumed.drain) == (True, "fan broken (root1)", False)
     assert [one.text for one in AuditEntry.objects.all()] == [
         "drained the node n1: fan broken",
@@ -380,7 +380,7 @@ def test_bookings_are_approved_where_they_wait(
     answer = {"approve": True, "reason": "Good  luck."}
     assert root.ask("post", f"bookings/{name}/decision", answer).json()["state"] == "approved"
     assert "Good luck." in Notice.objects.filter(user=alice, kind="booking-decided").get().text
-    assert root.ask("get", "admin/approvals").json()["items"] == [] and Booking.objects.get().kept
+    assert root.ask("get", "admin/approvals").json()["items"] == [] and Booking.objects.get().reserved
 
 
 def test_news_and_maintenance_are_written_changed_and_taken_back(
@@ -396,7 +396,7 @@ def test_news_and_maintenance_are_written_changed_and_taken_back(
     start = timezone.now() + timedelta(days=1)
     times = {"start": start.isoformat(), "end": (start + timedelta(hours=2)).isoformat()}
     plan = root.ask("post", "maintenance", {"title": "Cooling", "nodes": ["n1"], **times})
-    assert plan.status_code == 201 and plan.json()["kept"] and plan.json()["name"] in broker.kept
+    assert plan.status_code == 201 and plan.json()["reserved"] and plan.json()["name"] in broker.reservations
     name = plan.json()["name"]
     changed = root.ask("patch", f"maintenance/{name}", {"nodes": [], "title": "All"}).json()
     assert (changed["title"], changed["node_names"]) == ("All", ["n1", "n2", "n3"])
@@ -405,7 +405,7 @@ def test_news_and_maintenance_are_written_changed_and_taken_back(
     assert "must end after" in problem(wrong, 422)["detail"]
     strange = root.ask("post", "maintenance", {"title": "x", "nodes": ["n9"], **times})
     assert problem(strange, 422)["field"] == "nodes" and Maintenance.objects.count() == 1
-    assert root.ask("delete", f"maintenance/{name}").status_code == 204 and name not in broker.kept
+    assert root.ask("delete", f"maintenance/{name}").status_code == 204 and name not in broker.reservations
 
 
 def test_the_start_of_maintenance_that_has_begun_stays(root: Program, broker: FakeBroker) -> None:

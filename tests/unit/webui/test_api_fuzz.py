@@ -118,7 +118,7 @@ def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBro
     if role != "anonymous":
         program = program_of(User.objects.get(pk=alice.pk), *SCOPES)
         headers["Authorization"] = program.defaults["HTTP_AUTHORIZATION"]
-    before, sent_before = hers(carol), len(broker.asked)
+    before, sent_before = hers(carol), len(broker.requests)
     answered: set[int] = set()
 
     for operation in operations():
@@ -164,5 +164,8 @@ def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBro
         send()
 
     if not manages:
-        assert {getattr(request, "user", None) for request in broker.asked[sent_before:]} <= {None, "alice"}
+        assert {getattr(request, "user", None) for request in broker.requests[sent_before:]} <= {
+            None,
+            "alice",
+        }
     assert answered >= ({401} if role == "anonymous" else {200, 404, 422}), "something was really asked"

@@ -34,7 +34,7 @@ def test_the_share_of_each_day_that_is_booked_is_shown_by_whose_it_is(
     )
     for owner, hours, more in several:
         make(owner, 0, 60, **({"start": start, "end": start + timedelta(hours=hours)} | more))
-    broker.kept["maint"] = Reservation(
+    broker.reservations["maint"] = Reservation(
         name="maint", start=start, end=start + timedelta(hours=12), node_names=["n2"], maintenance=True
     )
     day = f"{start:%Y-%m-%d}"

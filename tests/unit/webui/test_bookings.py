@@ -69,11 +69,11 @@ def test_a_booking_becomes_a_reservation(
         ["n1"],
     )
     assert (made.start, made.minutes, made.gpu_hours) == (tomorrow(), 120, 8)
-    saved = broker.kept[made.name]
+    saved = broker.reservations[made.name]
     assert (saved.start, saved.end, saved.node_names, saved.users) == (
         made.start, made.end, ["n1"], ["alice", "bob"],
     )  # fmt: skip
-    assert made.kept and not made.problem
+    assert made.reserved and not made.problem
     page = browser.get(made.get_absolute_url()).content.decode()
     assert "Thesis run" in page and "alice, bob" in page
 
@@ -82,7 +82,7 @@ def test_a_second_booking_gets_another_node_and_a_third_one_the_nearest_times(
     browser: Browser, other: Browser, broker: FakeBroker, rules
 ) -> None:
     assert book(browser).status_code == book(other).status_code == 302
-    assert {name for one in broker.kept.values() for name in one.node_names} == {"n1", "n2"}
+    assert {name for one in broker.reservations.values() for name in one.node_names} == {"n1", "n2"}
     answer = book(other, hour=11)
     page = answer.content.decode()
     assert answer.status_code == 422 and Booking.objects.count() == 2
@@ -95,7 +95,7 @@ def test_a_second_booking_gets_another_node_and_a_third_one_the_nearest_times(
 
 def test_jobs_and_maintenance_have_their_nodes(browser: Browser, broker: FakeBroker, rules) -> None:
     broker.put(make_job(1, user="bob", node_list="n1", started=tomorrow(8), minutes_limit=600))
-    broker.kept["maint"] = Reservation(
+    broker.reservations["maint"] = Reservation(
         name="maint", start=tomorrow(9), end=tomorrow(11), node_names=["n1", "n2"], maintenance=True
     )
     page = book(browser).content.decode()
@@ -129,7 +129,7 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     answer = book(browser, **values)
     assert answer.status_code == 422
     assert words in answer.content.decode().replace("&#x27;", "'")
-    assert not Booking.objects.exists() and not broker.asked_for("reserve")
+    assert not Booking.objects.exists() and not broker.requests_of("reserve")
 
 
 def test_the_number_at_a_time_is_limited(browser: Browser, broker: FakeBroker, rules) -> None:
@@ -162,7 +162,7 @@ def test_while_slurm_is_away_a_booking_is_made_and_reserved_later(
     broker.refusal = SlurmError("Slurm does not answer.", "Wait.", code="slurm-away")
     assert book(browser).status_code == 302
     made = Booking.objects.get()
-    assert made.kept is None and "Slurm does not answer." in made.problem
+    assert made.reserved is None and "Slurm does not answer." in made.problem
     assert "the portal goes on trying" in browser.get(made.get_absolute_url()).content.decode()
 
 
@@ -207,7 +207,7 @@ def test_a_booking_can_be_moved_and_keeps_its_node(
     assert answer.status_code == 302
     made.refresh_from_db()
     assert (made.start, made.minutes, made.node_names) == (tomorrow(12), 60, ["n2"])
-    assert broker.kept[made.name].start == made.start
+    assert broker.reservations[made.name].start == made.start
 
 
 def test_a_change_that_slurm_refuses_changes_nothing(
@@ -229,7 +229,7 @@ def test_a_booking_that_has_begun_can_only_change_its_end(
     assert "disabled" in browser.get(address).content.decode()
     assert browser.send("/bookings/", address, **fields(length="3h")).status_code == 302
     made.refresh_from_db()
-    assert made.minutes == 180 and broker.kept[made.name].end == made.end
+    assert made.minutes == 180 and broker.reservations[made.name].end == made.end
     answer = browser.send("/bookings/", address, **fields(length="20m"))
     assert answer.status_code == 422 and "would be over already" in answer.content.decode()
 
@@ -242,7 +242,7 @@ def test_deleting_gives_the_nodes_back(browser: Browser, alice: User, broker: Fa
     browser.send("/bookings/", address)
     made.refresh_from_db()
     assert (made.state, made.cause, made.gpu_hours) == ("ended", "cancelled", 0)
-    assert broker.kept == {}
+    assert broker.reservations == {}
     browser.send("/bookings/", address)  # twice does no harm
     assert browser.get(f"{made.get_absolute_url()}change/").status_code == 302
 
@@ -285,23 +285,23 @@ def test_a_large_booking_waits_for_a_manager(
     rules(approval_gpu_hours=7)
     book(browser)
     made = Booking.objects.get()
-    assert made.state == BookingState.REQUESTED and broker.kept == {}
+    assert made.state == BookingState.REQUESTED and broker.reservations == {}
     decide = f"{made.get_absolute_url()}decide/"
     assert browser.send("/bookings/", decide, answer="approve").status_code == 404
     assert "Waiting for approval" in manager.get("/bookings/").content.decode()
     manager.send("/bookings/", decide, answer="approve")
     made.refresh_from_db()
-    assert made.state == BookingState.APPROVED and made.name in broker.kept
+    assert made.state == BookingState.APPROVED and made.name in broker.reservations
     # To ask for more needs an approval again, and until then nothing is kept.
     browser.send("/bookings/", f"{made.get_absolute_url()}change/", **fields(length="3h"))
     made.refresh_from_db()
-    assert made.state == BookingState.REQUESTED and broker.kept == {}
+    assert made.state == BookingState.REQUESTED and broker.reservations == {}
     manager.send("/bookings/", decide, answer="deny")
     made.refresh_from_db()
     assert (made.state, made.cause) == ("ended", "denied")
     manager.send("/bookings/", decide, answer="approve")
     made.refresh_from_db()
-    assert made.state == BookingState.ENDED and broker.kept == {}
+    assert made.state == BookingState.ENDED and broker.reservations == {}
 
 
 def test_what_managers_book_needs_no_approval(manager: Browser, broker: FakeBroker, rules) -> None:
@@ -347,7 +347,7 @@ def test_the_calendar_shows_what_is_whose(
 ) -> None:
     made = make(alice, 60, 120, title="<b>Mine</b>")
     now = timezone.now()
-    broker.kept["maint"] = Reservation(
+    broker.reservations["maint"] = Reservation(
         name="maint", start=now, end=now + timedelta(days=8), node_names=["n2"], maintenance=True
     )
     broker.put(make_job(7, user="bob", node_list="n1", started=now, minutes_limit=30))
@@ -481,7 +481,7 @@ def test_a_session_starts_in_a_booking(
     assert f'value="{made.name}" selected' in page
     assert re.search('name="hours" value="2"', page) and re.search('name="minutes" value="0"', page)
     assert start(browser, reservation=made.name).status_code == 302
-    assert Session.objects.get().asked_for.reservation == made.name
+    assert Session.objects.get().requested_options.reservation == made.name
 
 
 @pytest.mark.parametrize(
@@ -545,14 +545,14 @@ def test_a_booking_is_handed_over(
     browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice, users=["bob"], session_image="torch")
-    broker.kept[row.name] = Reservation(**row.hold.model_dump(exclude={"partition"}))
+    broker.reservations[row.name] = Reservation(**row.hold.model_dump(exclude={"partition"}))
     assert "bob may take over" in act(browser, row, "offer", user=" bob ")
     assert row.owner == alice and row.offered_to == bob
     assert "Offered to you" in other.get("/bookings/").content.decode()
     page = act(other, row, "answer", answer="accept")
     assert "The booking is yours now." in page and "Change" in page
     assert (row.owner, row.offered_to, row.users, row.session_image) == (bob, None, [], "")
-    assert broker.kept[row.name].users == ["bob"]
+    assert broker.reservations[row.name].users == ["bob"]
     assert browser.get(row.get_absolute_url()).status_code == 404
 
 

@@ -47,7 +47,7 @@ def fail() -> None:
 
 def test_a_function_returns_its_value(client: carme.Client, broker: FakeBroker, run: Any) -> None:
     job = client.submit(add, 40, named={"second": 2}, gpus=2, nodes=1, image="torch", minutes=5)
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     assert (requested.user, requested.request.gpus_per_node, requested.request.name) == ("alice", 2, "add")
     assert job.state is JobState.PENDING and not job.done()
     with pytest.raises(TimeoutError, match="not over after 0"):
@@ -72,7 +72,7 @@ def test_a_function_that_dies_after_much_output_shows_its_end_at_once(
     with pytest.raises(JobFailed) as caught:
         job.result()
     assert len(str(caught.value)) < 20_000
-    requested = broker.asked_for("log")
+    requested = broker.requests_of("log")
     assert len(requested) == 5 and not any(one.offset < 1 << 25 for one in requested if one.tail is None)
 
 
@@ -106,7 +106,7 @@ def test_another_version_of_python_is_a_sentence(client: carme.Client, broker: F
 
 def test_a_map_gives_its_results_in_order(client: carme.Client, broker: FakeBroker, run: Any) -> None:
     jobs = client.map(add, [1, 2, 3], [10, 20, 30], at_once=2, gpus=1)
-    (sent,) = broker.asked_for("submit")  # one array
+    (sent,) = broker.requests_of("submit")  # one array
     assert (sent.request.array, sent.request.gpus_per_node, sent.request.name) == ("0-2%2", 1, "add")
     assert jobs.id is not None
     Job.store([broker.queue[jobs.id]])
@@ -130,7 +130,7 @@ def test_items_of_many_megabytes_travel_beside_the_request(
 ) -> None:
     items = [str(number) * 4_000_000 for number in range(3)]  # the second and third part split items
     tasks = client.map(length, items, image="torch")
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     assert sum(map(len, requested.request.files.values())) < 200_000
     (saved,) = (home / ".local/share/carme/inputs").iterdir()
     assert saved.stat().st_size > 12_000_000 and saved.stat().st_mode & 0o077 == 0
@@ -234,7 +234,7 @@ def test_tasks_of_a_command_are_cancelled_alone_or_together(client: carme.Client
     assert broker.wanted[again.id].array == "4" and again.task == 4
     tasks[1].cancel()
     tasks.cancel()
-    requested = [(one.job_id, one.task) for one in broker.asked_for("cancel")]
+    requested = [(one.job_id, one.task) for one in broker.requests_of("cancel")]
     assert requested == [(tasks.id, 2), (tasks.id, None)]
     with pytest.raises(InvalidRequest, match="gpus") as caught:
         client.submit(["true"], gpu=1)  # pyright: ignore[reportCallIssue]
@@ -293,7 +293,7 @@ def test_what_cannot_be_sent_is_refused_here(
         client.submit(tmp_path / "nothing.sh")
     with pytest.raises(InvalidRequest, match="list of words"):
         client.submit(7)  # pyright: ignore[reportArgumentType]
-    assert not broker.asked_for("submit")
+    assert not broker.requests_of("submit")
 
 
 def test_refusals_are_carmes_own_errors(client: carme.Client, broker: FakeBroker, live_server: Any) -> None:

@@ -55,7 +55,7 @@ def test_more_time_and_more_processors(
     assert job.extend(30).minutes_limit == 30
     assert tasks[1].extend(45).minutes_limit == 45
     assert elsewhere("extend", str(job.id), "1h")["minutes_limit"] == 60
-    requested = [(one.job_id, one.minutes, one.user) for one in broker.asked_for("extend")]
+    requested = [(one.job_id, one.minutes, one.user) for one in broker.requests_of("extend")]
     assert requested == [(job.id, 30, "alice"), (99, 45, "alice"), (job.id, 60, "alice")]
     sizes = ["--cpus", "3", "--memory", "5000"]
     started = elsewhere("session", "start", "--image", "torch", "--time", "30", *sizes)
@@ -154,7 +154,7 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
 def test_data_is_named_from_elsewhere(elsewhere: Any, broker: FakeBroker, capsys: Any) -> None:
     words = ["--stage", "scratch:/data/x y", "--stage", "/data/y", "--results", "/scratch/r", "--", "true"]
     assert main(["submit", "--json", *words]) == 0
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     stages = [(stage.target, stage.source) for stage in requested.request.stage]
     assert stages == [("scratch", "/data/x y"), ("local", "/data/y")]
     assert requested.request.results == "/scratch/r"
@@ -169,7 +169,7 @@ def test_a_template_from_elsewhere_starts_what_lies_on_the_cluster(
 ) -> None:
     words = ["--template", "jax", "--image", "torch", "--gpus", "0", "--", "/home/alice/train.py"]
     assert main(["submit", *words]) == 0
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     assert requested.request.command == ["carme-run", "--backend", "jax", "--", "/home/alice/train.py"]
     assert (requested.request.name, requested.request.nodes, requested.request.image) == ("jax", 2, "torch")
     capsys.readouterr()

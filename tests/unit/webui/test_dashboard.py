@@ -153,7 +153,7 @@ def test_what_i_used_this_month_of_what_i_may(browser: Browser, alice: User, sti
     assert message.startswith(f"My use this month GPU-hours {used:.1f}".removesuffix(".0"))
     assert message.endswith("Jobs 1")
     project = Project.objects.create(
-        name="vision", title="Vision <b>", gpu_hours=1000, used={"gpu_hours": 123.44}, kept=now
+        name="vision", title="Vision <b>", gpu_hours=1000, used={"gpu_hours": 123.44}, granted=now
     )
     Membership.objects.create(project=project, user=alice)
     part = browser.get("/jobs/month/").content.decode()

@@ -172,10 +172,10 @@ def test_a_user_of_the_directory_signs_in_and_is_taken_in(
     carol = User.objects.get(username="carol")
     assert (carol.email, carol.first_name, carol.last_name) == ("carol@example.org", "carol", "Müller")
     assert not carol.has_usable_password() and not carol.is_staff
-    assert [requested.name for requested in broker.asked_for("enrol")] == ["carol"]
+    assert [requested.name for requested in broker.requests_of("enrol")] == ["carol"]
     second = Browser()
     assert sign_in(second, "carol", "pw of carol").status_code == 302
-    assert len(broker.asked_for("enrol")) == 1 and User.objects.count() == 1
+    assert len(broker.requests_of("enrol")) == 1 and User.objects.count() == 1
 
 
 def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
@@ -186,7 +186,7 @@ def test_who_could_not_be_enrolled_is_at_the_next_sign_in(
     broker.refusal = None
     for _again in range(2):
         assert sign_in(Browser(), "carol", "pw of carol").status_code == 302
-    assert [requested.name for requested in broker.asked_for("enrol")] == ["carol", "carol"]
+    assert [requested.name for requested in broker.requests_of("enrol")] == ["carol", "carol"]
 
 
 def test_who_is_an_administrator_follows_the_group(

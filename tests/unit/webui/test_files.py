@@ -197,5 +197,5 @@ def test_the_user_is_who_is_signed_in(
     other: Browser, anonymous: Browser, home: Path, broker: FakeBroker
 ) -> None:
     other.get("/files/")
-    assert {request.user for request in broker.asked_for("files")} == {"bob"}
+    assert {request.user for request in broker.requests_of("files")} == {"bob"}
     assert anonymous.get("/files/").status_code == 302

@@ -39,7 +39,7 @@ def test_the_list_shows_an_array_once_and_its_page_all_tasks(
     assert "Only task 2" in browser.get("/jobs/50/cancel/?task=2").content.decode()
     browser.send("/jobs/50/cancel/?task=2", "/jobs/50/cancel/", task="2")
     browser.send("/jobs/50/cancel/", "/jobs/50/cancel/")
-    assert [(wanted.job_id, wanted.task) for wanted in broker.asked_for("cancel")] == [(50, 2), (50, None)]
+    assert [(wanted.job_id, wanted.task) for wanted in broker.requests_of("cancel")] == [(50, 2), (50, None)]
 
 
 def ended_array(broker: FakeBroker) -> None:
@@ -139,7 +139,7 @@ def test_jobs_of_all_users_and_their_changes_are_stored(db, broker: FakeBroker) 
     news()
     assert Job.objects.get(id=1).state == "RUNNING"
     assert Job.objects.get(id=1).started == NOW
-    assert broker.asked_for("events")[-1].cursor == "a-2", "only the news were asked for"
+    assert broker.requests_of("events")[-1].cursor == "a-2", "only the news were asked for"
 
 
 def test_the_past_is_fetched_once_at_the_start(db, broker: FakeBroker) -> None:
@@ -147,7 +147,7 @@ def test_the_past_is_fetched_once_at_the_start(db, broker: FakeBroker) -> None:
     news()
     news()
     assert states() == {7: "COMPLETED"}
-    assert len(broker.asked_for("history")) == 1
+    assert len(broker.requests_of("history")) == 1
 
 
 def test_after_a_gap_the_missed_past_is_fetched_and_vanished_jobs_get_their_end(
@@ -160,7 +160,7 @@ def test_after_a_gap_the_missed_past_is_fetched_and_vanished_jobs_get_their_end(
     broker.restart()
     news()
     assert states() == {1: "TIMEOUT", 2: "FAILED"}
-    assert broker.asked_for("history")[-1].since is not None
+    assert broker.requests_of("history")[-1].since is not None
     assert not Job.objects.filter(active=True).exists()
 
 
@@ -214,10 +214,10 @@ def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, 
     broker.leave(make_job(5, state="RUNNING", submitted=now - timedelta(days=2)))  # the sync's
     read_past(site_broker(), now)
     assert states() == dict.fromkeys((2, 3, 4), "COMPLETED"), "no older one, and none that runs"
-    requested = len(broker.asked_for("history"))
+    requested = len(broker.requests_of("history"))
     Job.objects.filter(id=2).update(name="as it was")
     read_past(site_broker(), now)
-    assert len(broker.asked_for("history")) == requested + 1, "only the last day is read again"
+    assert len(broker.requests_of("history")) == requested + 1, "only the last day is read again"
     assert Job.objects.get(id=2).name == "as it was"
 
 

@@ -40,7 +40,7 @@ def test_another_persons_job_does_not_exist_for_me(browser: Browser, broker: Fak
     answer = browser.get(path)
     assert answer.status_code == 404
     assert "secret" not in answer.content.decode()
-    assert not broker.asked_for("log") and not broker.asked_for("report")
+    assert not broker.requests_of("log") and not broker.requests_of("report")
 
 
 def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, broker: FakeBroker) -> None:
@@ -50,7 +50,7 @@ def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, brok
     assert "&lt;b&gt;last&lt;/b&gt; line" in page
     assert "first line" not in page
     assert "exit code 3" in page
-    assert {request.user for request in broker.asked_for("log")} == {"alice"}
+    assert {request.user for request in broker.requests_of("log")} == {"alice"}
 
 
 def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeBroker) -> None:
@@ -178,7 +178,7 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     assert (chart["title"], chart["unit"], chart["most"], chart["step"]) == ("GPU utilization", "%", 100, 15)
     assert chart["summary"] == "n1 <GPU> 0 50 % on average, at most 100 %"
     assert "every 30s" in part
-    assert {request.user for request in broker.asked_for("report")} == {"alice"}
+    assert {request.user for request in broker.requests_of("report")} == {"alice"}
 
 
 @pytest.mark.usefixtures("still")
@@ -283,7 +283,7 @@ FIELDS = {"nodes": "1", "gpus_per_node": "0", "minutes": "5"}
 def test_sbatch_lines_count_where_the_form_says_nothing(browser: Browser, broker: FakeBroker) -> None:
     script = "#!/bin/sh\r\n#SBATCH --gpus=2 --time=30 -o log\r\ntrue\r\n"
     answer = browser.send("/jobs/submit/", "/jobs/submit/", script=script, **FIELDS)
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     assert (requested.request.gpus_per_node, requested.request.minutes) == (2, 5)
     shown = browser.get(answer["Location"], follow=True).content.decode()
     assert "options that are ignored: -o." in shown
@@ -293,7 +293,7 @@ def test_what_the_user_set_counts_even_as_the_form_begins(browser: Browser, brok
     script = "#!/bin/sh\r\n#SBATCH --gpus-per-node=2 --nodes=2\r\ntrue\r\n"
     fields = FIELDS | {"own_fields": "nodes none"}
     browser.send("/jobs/submit/", "/jobs/submit/", script=script, **fields)
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     assert (requested.request.gpus_per_node, requested.request.nodes) == (2, 1)
 
 
@@ -314,7 +314,7 @@ def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
     marks = make_session("s12345678", steps=7).model_copy(update={"job_id": 7})
     moved = [mark.model_copy(update={"at": NOW + timedelta(minutes=10)}) for mark in marks.marks]
     marks = marks.model_copy(update={"marks": tuple(moved)})
-    Session.objects.update(job_id=7, told=marks.model_dump(mode="json"))
+    Session.objects.update(job_id=7, reported=marks.model_dump(mode="json"))
     Job.objects.update(kind="session")
     assert 'class="staging" x="250" y="1" width="250"' in browser.get("/jobs/7/").content.decode()
 
@@ -359,11 +359,11 @@ def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: Fake
     assert "carme-run train.py" in page
     script = "#!/bin/bash\r\necho $HOME\r\n"
     checked = browser.send("/jobs/submit/", "/jobs/submit/", script=script, check="1", **FIELDS)
-    assert "You can submit this" in checked.content.decode() and not broker.asked_for("submit")
+    assert "You can submit this" in checked.content.decode() and not broker.requests_of("submit")
     answer = browser.send(
         "/jobs/submit/", "/jobs/submit/", script=script, arguments="'a b' c", name="mine", **FIELDS
     )
-    (query,) = broker.asked_for("submit")
+    (query,) = broker.requests_of("submit")
     assert query.user == "alice" and query.request.name == "mine"
     assert query.request.files == {"script": "#!/bin/bash\necho $HOME\n"} and query.request.command[-2:] == [
         "a b",
@@ -378,7 +378,7 @@ def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: Fake
     again = browser.send(f"/jobs/{number}/", f"/jobs/{number}/resubmit/")
     assert len(broker.wanted) == 2 and again.status_code == 302
     browser.send(f"/jobs/{number}/cancel/", f"/jobs/{number}/cancel/")
-    assert [request.job_id for request in broker.asked_for("cancel")] == [number]
+    assert [request.job_id for request in broker.requests_of("cancel")] == [number]
 
 
 LATIN_1 = b"#!/usr/bin/env python3\n# -*- coding: latin-1 -*-\nprint('caf\xe9 \x80')\n"
@@ -442,13 +442,13 @@ def test_a_job_that_runs_gets_more_time(browser: Browser, broker: FakeBroker) ->
     assert "50 minutes left" in page and 'action="/jobs/1/extend/"' in page
     assert 'id="extend"' not in browser.get("/jobs/2/").content.decode()
     browser.send("/jobs/1/", "/jobs/1/extend/", minutes="30")
-    requested = broker.asked_for("extend")
+    requested = broker.requests_of("extend")
     assert [(one.job_id, one.minutes, one.user) for one in requested] == [(1, 30, "alice")]
     assert "The job now ends at" in browser.get("/jobs/1/").content.decode()
     for minutes in ("", "0", "-5", "x", "9" * 5000):
         browser.send("/jobs/1/", "/jobs/1/extend/", minutes=minutes)
         assert "must be a number of minutes from 1 to" in browser.get("/jobs/1/").content.decode()
-    assert len(broker.asked_for("extend")) == 1
+    assert len(broker.requests_of("extend")) == 1
     broker.refusal = SlurmError("Another job waits for <its> node.", "Ask for at most 20 minutes.")
     browser.send("/jobs/1/", "/jobs/1/extend/", minutes="30")
     assert (
@@ -478,7 +478,7 @@ def test_data_folder_and_results_are_requested_shown_and_stored(browser: Browser
     }
     answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **wished, **FIELDS)
     assert answer.status_code == 302, answer.content.decode()
-    (requested,) = broker.asked_for("submit")
+    (requested,) = broker.requests_of("submit")
     assert [(one.source, one.target) for one in requested.request.stage] == [
         ("/data/a", "local"),
         ("/data/b", "scratch"),
@@ -509,7 +509,11 @@ def test_nobody_touches_anothers_job(other: Browser, broker: FakeBroker, path: s
     sends = path in ("cancel", "extend", "resubmit")
     answer = other.send_with(token, f"/jobs/1/{path}/") if sends else other.get(f"/jobs/1/{path}/")
     assert answer.status_code == 404
-    assert not broker.asked_for("cancel") and not broker.asked_for("log") and not broker.asked_for("recipe")
+    assert (
+        not broker.requests_of("cancel")
+        and not broker.requests_of("log")
+        and not broker.requests_of("recipe")
+    )
     assert other.get("/jobs/submit/?job=1").status_code == 404
 
 

@@ -158,7 +158,7 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
     browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
 ) -> None:
     now = timezone.now()
-    project = Project.objects.create(name="secret", title="The secret one", kept=now)
+    project = Project.objects.create(name="secret", title="The secret one", granted=now)
     Membership.objects.create(project=project, user=alice)
     OwnImage.objects.create(
         owner=alice, name="mine", title="Hers alone", kind="requirements", text="", file="/home/alice/x.sif",
@@ -166,7 +166,7 @@ def test_what_only_one_may_start_in_is_in_no_other_form(
     )  # fmt: skip
     Booking.objects.create(
         owner=alice, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"],
-        start=now + timedelta(hours=1), end=now + timedelta(hours=2), state="approved", kept=now,
+        start=now + timedelta(hours=1), end=now + timedelta(hours=2), state="approved", reserved=now,
         title="Her booking",
     )  # fmt: skip
     Preset.objects.create(
@@ -233,7 +233,7 @@ def test_who_is_named_in_a_booking_may_use_it(alice: User, bob: User) -> None:
     ali = User.objects.create_user("ali")
     row = Booking.objects.create(
         owner=bob, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"], users=["alice"],
-        start=now, end=now + timedelta(hours=2), state="approved", kept=now,
+        start=now, end=now + timedelta(hours=2), state="approved", reserved=now,
     )  # fmt: skip
     assert Booking.usable(alice, now) == [row] == Booking.usable(bob, now)
     assert Booking.usable(ali, now) == [] == Booking.near_to(ali)  # a part of a name is none
@@ -255,7 +255,7 @@ def booked(owner: User, node: str, title: str, **values: Any) -> Booking:
     } | values
     return Booking.objects.create(
         owner=owner, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=[node], title=title,
-        kept=now, **(given | values),
+        reserved=now, **(given | values),
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def body(mail: Message) -> str:
     return content.decode()
 
 
-def told(user: User, kind: Kind) -> list[str]:
+def notices_of(user: User, kind: Kind) -> list[str]:
     return list(Notice.objects.filter(user=user, kind=kind).values_list("text", flat=True))
 
 
@@ -220,7 +220,7 @@ def test_each_user_chooses(browser: Browser, reachable: User, post: MailServer) 
     notify(reachable, "Job.", Kind.JOB_OVER)
     notify(reachable, "Ready.", Kind.SESSION_READY)
     notify(reachable, "Ends.", Kind.SESSION_ENDS)
-    assert not told(reachable, Kind.SESSION_READY) and not told(reachable, Kind.SESSION_ENDS)
+    assert not notices_of(reachable, Kind.SESSION_READY) and not notices_of(reachable, Kind.SESSION_ENDS)
     notify(reachable, "Account.", Kind.ACCOUNT)  # what nobody can do without
     assert unread(reachable) == 2 and send_due() == 1
     choose(mail=["session-ends"])
@@ -259,11 +259,11 @@ def test_a_session_that_is_ready_ends_soon_or_fails(alice: User) -> None:
     for _round in range(2):
         row.follow(ready)
         warn_of_ends(now)
-    assert told(alice, Kind.SESSION_READY) == ["Your session “torch” is ready."]
-    [sentence] = told(alice, Kind.SESSION_ENDS)
+    assert notices_of(alice, Kind.SESSION_READY) == ["Your session “torch” is ready."]
+    [sentence] = notices_of(alice, Kind.SESSION_ENDS)
     assert sentence.startswith("Your session “torch” ends in 10 min")
     row.follow(make_session("s12345678", state="ended", ending="out_of_memory", sentence="It needed more."))
-    assert len(told(alice, Kind.SESSION_OVER)) == 1
+    assert len(notices_of(alice, Kind.SESSION_OVER)) == 1
 
 
 def make_options():
@@ -283,12 +283,12 @@ def test_jobs_that_end_are_reported_once_and_many_together(alice: User, broker: 
         broker.put(make_job(number, kind=kind, state="COMPLETED", ended=timezone.now()))
     mirror(site_broker())
     mirror(site_broker())
-    [one] = told(alice, Kind.JOB_OVER)
+    [one] = notices_of(alice, Kind.JOB_OVER)
     assert "Your job 1 (job 1) has ended: completed." in one
     for number in (11, 12, 13, 14):
         broker.put(make_job(number, kind="batch", state="FAILED", ended=timezone.now()))
     mirror(site_broker())
-    assert sorted(told(alice, Kind.JOB_OVER))[0] == "4 of your jobs have ended."
+    assert sorted(notices_of(alice, Kind.JOB_OVER))[0] == "4 of your jobs have ended."
 
 
 def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
@@ -301,7 +301,7 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     broker.warnings = [first, first.model_copy(update={"job_id": 8, "user": "nobody-here"})]
     for _round in range(2):
         send_warnings(site_broker())
-    assert told(reachable, Kind.JOB_WARNED) == [
+    assert notices_of(reachable, Kind.JOB_WARNED) == [
         "Job 7: GPU 0 has not been used. Cancel it. This is warning 1 of 2: unless that changes, the job is "
         "stopped at 2026-11-20 14:00 UTC."
     ]
@@ -311,11 +311,11 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     reachable.save()
     broker.warnings = [first.model_copy(update={"count": 2})]
     send_warnings(site_broker())
-    assert len(told(reachable, Kind.JOB_WARNED)) == 1
+    assert len(notices_of(reachable, Kind.JOB_WARNED)) == 1
     broker.warnings = [first.model_copy(update={"count": 2, "stopped": NOW, "ends": None})]
     for _round in range(2):
         send_warnings(site_broker())
-    assert told(reachable, Kind.ACCOUNT) == [
+    assert notices_of(reachable, Kind.ACCOUNT) == [
         "Your job 7 was stopped after 2 warnings: Job 7: GPU 0 has not been used."
     ]
     # Another job with this number.
@@ -323,7 +323,7 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     reachable.wanted = {}
     reachable.save()
     send_warnings(site_broker())
-    assert len(told(reachable, Kind.JOB_WARNED)) == 2
+    assert len(notices_of(reachable, Kind.JOB_WARNED)) == 2
 
 
 def test_a_booking_is_decided_begins_and_is_given_back(
@@ -337,19 +337,19 @@ def test_a_booking_is_decided_begins_and_is_given_back(
     services.approve(requested, site_broker())
     refused = make(alice, state=BookingState.REQUESTED, node_names=["n2"])
     services.deny(refused)
-    words = told(alice, Kind.BOOKING_DECIDED)
+    words = notices_of(alice, Kind.BOOKING_DECIDED)
     assert len(words) == 2 and "is refused" in words[0] and "is approved" in words[1]
     now = timezone.now()
-    begun = make(alice, -20, 60, users=["bob"], node_names=["n2"], kept=now - timedelta(minutes=20))
-    broker.kept[begun.name] = _kept(begun)
+    begun = make(alice, -20, 60, users=["bob"], node_names=["n2"], reserved=now - timedelta(minutes=20))
+    broker.reservations[begun.name] = _reservation_of(begun)
     for _round in range(2):
         reconcile(site_broker(), now)
-    assert len(told(alice, Kind.BOOKING_BEGINS)) == len(told(bob, Kind.BOOKING_BEGINS)) == 1
-    assert ["Given back" in one for one in told(alice, Kind.BOOKING_ENDED)] == [True]
-    assert not told(admin, Kind.APPROVAL)
+    assert len(notices_of(alice, Kind.BOOKING_BEGINS)) == len(notices_of(bob, Kind.BOOKING_BEGINS)) == 1
+    assert ["Given back" in one for one in notices_of(alice, Kind.BOOKING_ENDED)] == [True]
+    assert not notices_of(admin, Kind.APPROVAL)
 
 
-def _kept(row: Booking):
+def _reservation_of(row: Booking):
     from carme.jobs import Reservation
 
     return Reservation(**row.hold.model_dump(include={"name", "start", "end", "node_names", "users"}))
@@ -374,14 +374,14 @@ def test_managers_hear_of_gpu_hours_and_users_of_invitations(
     made = projects.create(admin, "vision", "Computer vision", alice, site_broker())
     projects.limit(admin, made, {"gpu_hours": 100}, site_broker())
     projects.invite(alice, made, "bob")
-    assert told(bob, Kind.PROJECT) == ["alice invites you to the project “Computer vision”."]
+    assert notices_of(bob, Kind.PROJECT) == ["alice invites you to the project “Computer vision”."]
     account = broker.granted[made.account]
     for hours in (10, 81, 82, 100, 120):
         use = account.use.model_copy(update={"gpu_hours": float(hours)})
         broker.granted[made.account] = broker.granted[made.account].model_copy(update={"use": use})
         look(site_broker())
-    assert told(alice, Kind.QUOTA) == [
+    assert notices_of(alice, Kind.QUOTA) == [
         "The project “Computer vision” has used 100 of its 100 GPU-hours.",
         "The project “Computer vision” has used 81 of its 100 GPU-hours.",
     ]
-    assert not told(bob, Kind.QUOTA) and Project.objects.get().use.gpu_hours == 120
+    assert not notices_of(bob, Kind.QUOTA) and Project.objects.get().use.gpu_hours == 120

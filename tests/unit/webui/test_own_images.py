@@ -59,7 +59,7 @@ def test_an_image_is_built_by_a_job_and_a_session_starts_in_it(
     answer = browser.send("/images/build/", "/images/build/", **WISH)
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     row = OwnImage.objects.get()
-    requested = broker.asked_for("submit")[0]
+    requested = broker.requests_of("submit")[0]
     assert requested.user == "alice" and requested.request.image is None
     recipe = json.loads(requested.request.files[RECIPE])
     assert (recipe["text"], recipe["base"], recipe["shared"]) == ("numpy==2.1\n", "torch", False)
@@ -146,7 +146,7 @@ def test_what_cannot_be_built_is_refused(
     problem = answer.json()
     assert (answer.status_code, problem["field"]) == (422, field)
     assert sentence in problem["detail"]
-    assert not broker.asked_for("submit") and not OwnImage.objects.exists()
+    assert not broker.requests_of("submit") and not OwnImage.objects.exists()
 
 
 def test_nothing_stays_of_an_image_whose_job_is_refused(program: Program, broker: FakeBroker) -> None:
@@ -167,7 +167,7 @@ def test_the_api_builds_shows_and_deletes(program: Program, broker: FakeBroker, 
     assert "mine@alice" in [one["name"] for one in program.ask("GET", "images").json()]
     answer = program.ask("POST", "jobs", {"command": ["true"], "image": "mine@alice", "minutes": 5})
     assert answer.status_code == 201
-    assert broker.asked_for("submit")[-1].request.image_file == ImageFile(file=row.file, digest=DIGEST)
+    assert broker.requests_of("submit")[-1].request.image_file == ImageFile(file=row.file, digest=DIGEST)
 
     Path(row.file).parent.mkdir(parents=True)
     Path(row.file).write_text("image")
@@ -213,7 +213,7 @@ def test_members_of_a_project_start_in_what_is_shared_until_they_leave(
     wish |= {"folder": "/scratch/vision"}
     assert browser.send("/images/build/", "/images/build/", **wish).status_code == 302
     row = OwnImage.objects.get()
-    recipe = json.loads(broker.asked_for("submit")[0].request.files[RECIPE])
+    recipe = json.loads(broker.requests_of("submit")[0].request.files[RECIPE])
     assert recipe["shared"] and row.file.startswith("/scratch/vision/mine-")
     end(broker, row)
     assert other.get(PAGE).status_code == 404

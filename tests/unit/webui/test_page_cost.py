@@ -41,11 +41,11 @@ def site(alice: User, broker: FakeBroker, rules: Any, remembering: None) -> None
     now = timezone.now()
     Mirror.load()
     Job.store([make_job(7, user="alice", state="RUNNING", started=now, submitted=now, node_list="n2")])
-    project = Project.objects.create(name="vision", title="Vision", kept=now)
+    project = Project.objects.create(name="vision", title="Vision", granted=now)
     Membership.objects.create(project=project, user=alice)
     for number in range(2):
         Booking.objects.create(
-            owner=alice, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"], kept=now,
+            owner=alice, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"], reserved=now,
             start=now + timedelta(hours=2 + number), end=now + timedelta(hours=3 + number), state="approved",
             project=project if number else None,
         )  # fmt: skip

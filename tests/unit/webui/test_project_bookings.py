@@ -147,9 +147,9 @@ def test_all_members_may_use_it_and_nobody_else(
 ) -> None:
     assert book(browser, project="vision").status_code == 302
     row = Booking.objects.get()
-    [requested] = broker.asked_for("reserve")
+    [requested] = broker.requests_of("reserve")
     assert requested.hold.accounts == ["carme-vision"] and requested.hold.users == []
-    assert broker.kept[row.name].accounts == ["carme-vision"]
+    assert broker.reservations[row.name].accounts == ["carme-vision"]
     page = text(other.get(row.get_absolute_url()))
     assert "Computer vision" in page and "booked by alice" in page and "Start a session in it" in page
     assert row.get_absolute_url() in text(other.get("/bookings/"))
@@ -158,7 +158,7 @@ def test_all_members_may_use_it_and_nobody_else(
     # Only who booked it changes it.
     assert other.get(f"{row.get_absolute_url()}change/").status_code == 404
     reconcile(site_broker())
-    assert len(broker.asked_for("reserve")) == 1, "both agree"
+    assert len(broker.requests_of("reserve")) == 1, "both agree"
     Membership.objects.filter(user__username="bob").delete()
     assert other.get(row.get_absolute_url()).status_code == 404
 
@@ -187,7 +187,7 @@ def test_its_sessions_are_the_projects(
     rules,
 ) -> None:
     now = timezone.now()
-    row = make(alice, -1, 60, project=vision, kept=now, session_image="torch")
+    row = make(alice, -1, 60, project=vision, reserved=now, session_image="torch")
     broker.answer(_reserve(row))
     reconcile(site_broker())
     session = Session.objects.get()
@@ -259,7 +259,7 @@ def test_what_it_may_not_use_cannot_be_booked_for_it(
     Project.objects.update(**limits)
     refused = book(browser, project="vision")
     assert refused.status_code == 422 and sentence in text(refused)
-    assert not Booking.objects.exists() and not broker.kept
+    assert not Booking.objects.exists() and not broker.reservations
 
 
 def test_it_is_handed_over_within_the_project_only(

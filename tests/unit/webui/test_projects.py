@@ -60,7 +60,7 @@ def test_an_admin_makes_a_project_its_manager_invites_and_slurm_follows(
     answer = other.send("/projects/", f"/projects/invitations/{number}/", answer="yes")
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     assert set(broker.granted[VISION].members) == {"alice", "bob"}
-    assert broker.asked_for("grant")[-1].user == "bob"
+    assert broker.requests_of("grant")[-1].user == "bob"
 
     answer = browser.send(PAGE, f"{PAGE}members/bob/", do="remove")
     assert answer.status_code == 302
@@ -196,15 +196,15 @@ def test_while_slurm_is_away_the_change_waits(
     assert reconcile(site_broker())
     assert broker.granted[VISION].resources == {"gres/gpu": 3}
     vision.refresh_from_db()
-    assert vision.kept and not vision.problem
+    assert vision.granted and not vision.problem
 
 
 def test_a_round_changes_nothing_where_all_agree(vision: Project, broker: FakeBroker) -> None:
-    before = len(broker.asked_for("grant"))
+    before = len(broker.requests_of("grant"))
     use = Use(gpus=1, jobs=1, gpu_hours=12.5)
     broker.granted[VISION] = broker.granted[VISION].model_copy(update={"use": use})
     reconcile(site_broker())
-    assert len(broker.asked_for("grant")) == before
+    assert len(broker.requests_of("grant")) == before
     vision.refresh_from_db()
     assert vision.use == use
 
@@ -247,7 +247,7 @@ def test_a_session_runs_in_a_project(browser: Browser, vision: Project, hub, at_
     assert f'value="{VISION}"' in page and "Computer vision" in page
     answer = browser.send("/", "/sessions/start/", account=VISION, partition="gpu", **START)
     assert answer.status_code == 302
-    assert Session.objects.get().asked_for.account == VISION
+    assert Session.objects.get().requested_options.account == VISION
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_anothers_project_cannot_be_used(other: Browser, vision: Project) -> Non
     answer = other.send("/", "/sessions/start/", account=VISION, partition="gpu", **START)
     # Without projects the form has no such field and ignores it; Slurm would refuse it as well.
     assert answer.status_code == 302
-    assert Session.objects.get().asked_for.account is None
+    assert Session.objects.get().requested_options.account is None
 
 
 # --- many rows -------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_data_is_brought_once_before_the_booking(alice: User, broker: FakeBroker
     row = with_data(alice, node_names=["n1", "n2"], session_results="/home/alice/out")
     for _ in range(3):
         reconcile(site_broker())
-    (requested,) = broker.asked_for("bring")
+    (requested,) = broker.requests_of("bring")
     assert (requested.user, requested.node_names, requested.partition) == ("alice", ["n1", "n2"], "gpu")
     assert requested.stage[0].source == "/data/imagenet" and 57 <= requested.minutes <= 60
     row.refresh_from_db()
@@ -63,12 +63,12 @@ def test_data_is_brought_once_before_the_booking(alice: User, broker: FakeBroker
     broker.put(job.model_copy(update={"state": JobState.COMPLETED, "ended": timezone.now()}))
     reconcile(site_broker())
     row.refresh_from_db()
-    assert row.staged and not row.stage_problem and not broker.asked_for("cancel")
+    assert row.staged and not row.stage_problem and not broker.requests_of("cancel")
     reconcile(site_broker(), after(61))
     (session,) = Session.objects.all()
-    assert session.asked_for.stage[0].source == "/data/imagenet"
-    assert session.asked_for.results == "/home/alice/out"
-    assert len(broker.asked_for("bring")) == 1 and not broker.asked_for("cancel")
+    assert session.requested_options.stage[0].source == "/data/imagenet"
+    assert session.requested_options.results == "/home/alice/out"
+    assert len(broker.requests_of("bring")) == 1 and not broker.requests_of("cancel")
 
 
 def test_data_that_cannot_be_brought_is_reported_once(alice: User, broker: FakeBroker, rules) -> None:
@@ -80,11 +80,11 @@ def test_data_that_cannot_be_brought_is_reported_once(alice: User, broker: FakeB
     for _ in range(2):
         reconcile(site_broker())
     row.refresh_from_db()
-    assert f"Job {job.id}" in row.stage_problem and len(broker.asked_for("bring")) == 1
+    assert f"Job {job.id}" in row.stage_problem and len(broker.requests_of("bring")) == 1
     (reported,) = Notice.objects.filter(user=alice, kind="booking-problem")
     assert row.stage_problem in reported.text
     reconcile(site_broker(), after(61))
-    assert Session.objects.get().asked_for.stage, "the session tries again"
+    assert Session.objects.get().requested_options.stage, "the session tries again"
 
 
 def test_what_the_broker_refuses_is_reported_and_what_it_cannot_say_is_tried_again(
@@ -92,15 +92,15 @@ def test_what_the_broker_refuses_is_reported_and_what_it_cannot_say_is_tried_aga
 ) -> None:
     row = with_data(alice)
     reconcile(site_broker())
-    Booking.objects.update(stage_name="", stage_job=None, stage_asked=None)
+    Booking.objects.update(stage_name="", stage_job=None, stage_requested=None)
     broker.queue.clear()
     broker.refusal = AWAY
     reconcile(site_broker())
     broker.refusal = None
     reconcile(site_broker(), after(1))
-    assert len(broker.asked_for("bring")) == 2, "it may be on its way"
+    assert len(broker.requests_of("bring")) == 2, "it may be on its way"
     reconcile(site_broker(), after(3))
-    assert len(broker.asked_for("bring")) == 3
+    assert len(broker.requests_of("bring")) == 3
     row.refresh_from_db()
     assert row.stage_job and not row.stage_problem
 
@@ -115,13 +115,13 @@ def test_data_of_a_booking_that_is_deleted_or_moved_is_not_brought_any_more(
     Booking.objects.filter(pk=row.pk).update(node_names=["n2"])
     reconcile(site_broker())
     row.refresh_from_db()
-    assert [sent.job_id for sent in broker.asked_for("cancel")] == [first] and row.stage_job != first
-    assert broker.asked_for("bring")[-1].node_names == ["n2"]
+    assert [sent.job_id for sent in broker.requests_of("cancel")] == [first] and row.stage_job != first
+    assert broker.requests_of("bring")[-1].node_names == ["n2"]
     second = row.stage_job
     services.delete(row, site_broker())
     reconcile(site_broker())
     reconcile(site_broker())
-    assert [sent.job_id for sent in broker.asked_for("cancel")] == [first, second]
+    assert [sent.job_id for sent in broker.requests_of("cancel")] == [first, second]
 
 
 def test_what_is_not_there_at_the_start_the_session_brings(alice: User, broker: FakeBroker, rules) -> None:
@@ -130,8 +130,8 @@ def test_what_is_not_there_at_the_start_the_session_brings(alice: User, broker: 
     row.refresh_from_db()
     number = row.stage_job
     reconcile(site_broker(), after(61))
-    assert [requested.job_id for requested in broker.asked_for("cancel")] == [number]
-    assert Session.objects.get().asked_for.stage
+    assert [requested.job_id for requested in broker.requests_of("cancel")] == [number]
+    assert Session.objects.get().requested_options.stage
 
 
 def test_nothing_is_brought_long_before_without_an_image_or_into_memory(
@@ -141,7 +141,7 @@ def test_nothing_is_brought_long_before_without_an_image_or_into_memory(
     make(alice, 60, 120, session_stage=STAGE)
     make(alice, 300, 420, session_image="torch", session_stage=[STAGE[0] | {"target": "ram"}])
     reconcile(site_broker())
-    assert not broker.asked_for("bring")
+    assert not broker.requests_of("bring")
 
 
 # --- states ----------------------------------------------------------------------------------------------
@@ -153,18 +153,18 @@ def test_a_booking_begins_and_ends_by_the_clock(alice: User, broker: FakeBroker,
     reconcile(site_broker())
     assert state(row) == ("approved", "")
     reconcile(site_broker(), after(61))
-    assert state(row) == ("active", "") and row.name in broker.kept
+    assert state(row) == ("active", "") and row.name in broker.reservations
     reconcile(site_broker(), after(181))
     assert state(row) == ("ended", "finished") and row.ended == row.end
-    assert row.name not in broker.kept
+    assert row.name not in broker.reservations
 
 
 def test_what_slurm_lost_is_made_again(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice)
     reconcile(site_broker())
-    broker.kept.clear()
+    broker.reservations.clear()
     reconcile(site_broker())
-    assert broker.kept[row.name] == reservation(row)
+    assert broker.reservations[row.name] == reservation(row)
 
 
 @pytest.mark.parametrize("fields", [{"node_names": ["n2"]}, {"users": ["bob"]}, {"end": after(500)}])
@@ -172,9 +172,9 @@ def test_what_somebody_changed_in_slurm_is_changed_back(
     alice: User, broker: FakeBroker, rules, fields: dict[str, Any]
 ) -> None:
     row = make(alice)
-    broker.kept[row.name] = reservation(row, **fields)
+    broker.reservations[row.name] = reservation(row, **fields)
     reconcile(site_broker())
-    assert broker.kept[row.name] == reservation(row)
+    assert broker.reservations[row.name] == reservation(row)
 
 
 def test_what_agrees_is_left_alone(alice: User, broker: FakeBroker, rules) -> None:
@@ -182,7 +182,7 @@ def test_what_agrees_is_left_alone(alice: User, broker: FakeBroker, rules) -> No
     reconcile(site_broker())
     for _ in range(3):
         reconcile(site_broker())
-    assert len(broker.asked_for("reserve")) == 1 and not broker.asked_for("release")
+    assert len(broker.requests_of("reserve")) == 1 and not broker.requests_of("release")
 
 
 def test_reservations_that_nobody_booked_are_deleted_but_never_the_administrators(
@@ -190,16 +190,16 @@ def test_reservations_that_nobody_booked_are_deleted_but_never_the_administrator
 ) -> None:
     row = make(alice, state=BookingState.ENDED, cause=Cause.CANCELLED)
     for name in (row.name, "carme-000000000000", "maint", "carme-workshop"):
-        broker.kept[name] = reservation(row, name=name)
+        broker.reservations[name] = reservation(row, name=name)
     reconcile(site_broker())
-    assert set(broker.kept) == {"maint", "carme-workshop"}
+    assert set(broker.reservations) == {"maint", "carme-workshop"}
 
 
 def test_an_outage_over_the_whole_booking_costs_nothing(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice)
     reconcile(site_broker(), after(1000))
     assert state(row) == ("ended", "impossible")
-    assert row.gpu_hours == 0 and not broker.asked_for("reserve")
+    assert row.gpu_hours == 0 and not broker.requests_of("reserve")
 
 
 @pytest.mark.parametrize("broken", ["broker", "slurm"])
@@ -214,10 +214,10 @@ def test_during_an_outage_nothing_is_forgotten(alice: User, broker: FakeBroker, 
         reconcile(site_broker())
         broker.refusal = None
         row.refresh_from_db()
-        assert row.problem and row.kept is None
+        assert row.problem and row.reserved is None
     reconcile(site_broker())
     row.refresh_from_db()
-    assert row.name in broker.kept and row.kept and not row.problem
+    assert row.name in broker.reservations and row.reserved and not row.problem
 
 
 def test_what_slurm_refuses_is_tried_again_and_reported(
@@ -230,13 +230,13 @@ def test_what_slurm_refuses_is_tried_again_and_reported(
     assert "Other jobs have these nodes." in row.problem
     broker.refusal = None
     reconcile(site_broker())
-    assert set(broker.kept) == {row.name, second.name}
+    assert set(broker.reservations) == {row.name, second.name}
 
 
 def test_a_request_that_nobody_answered_is_over_at_its_start(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice, state=BookingState.REQUESTED)
     reconcile(site_broker())
-    assert state(row) == ("requested", "") and broker.kept == {}
+    assert state(row) == ("requested", "") and broker.reservations == {}
     reconcile(site_broker(), after(61))
     assert state(row) == ("ended", "unanswered")
 
@@ -253,7 +253,7 @@ def test_an_unused_booking_is_given_back_after_the_grace_and_credited(
     assert state(row) == ("active", "")
     reconcile(site_broker(), row.start + timedelta(minutes=15))
     assert state(row) == ("ended", "unused") and row.gpu_hours == 1
-    assert broker.kept == {}
+    assert broker.reservations == {}
 
 
 @pytest.mark.parametrize("job_state", ["RUNNING", "PENDING"])
@@ -286,7 +286,7 @@ def test_the_grace_begins_when_slurm_keeps_it(alice: User, broker: FakeBroker, r
     reconcile(site_broker())
     broker.refusal = None
     reconcile(site_broker())
-    assert state(row) == ("active", "") and row.name in broker.kept
+    assert state(row) == ("active", "") and row.name in broker.reservations
     reconcile(site_broker(), after(16))
     assert state(row) == ("ended", "unused")
 
@@ -313,7 +313,7 @@ def test_a_booking_leaves_a_node_that_fails(alice: User, broker: FakeBroker, rul
     fail(broker, "n1")
     reconcile(site_broker())
     row.refresh_from_db()
-    assert row.node_names == ["n2"] and broker.kept[row.name].node_names == ["n2"]
+    assert row.node_names == ["n2"] and broker.reservations[row.name].node_names == ["n2"]
 
 
 def test_a_booking_far_ahead_waits_for_its_node_to_come_back(alice: User, broker: FakeBroker, rules) -> None:
@@ -353,12 +353,12 @@ def test_a_booking_in_which_jobs_run_is_not_moved(alice: User, broker: FakeBroke
 def test_a_booking_makes_way_for_maintenance(alice: User, bob: User, broker: FakeBroker, rules) -> None:
     row = make(alice, 600, 700)
     other = make(bob, 1200, 1300)
-    broker.kept["maint"] = reservation(row, name="maint", maintenance=True)
+    broker.reservations["maint"] = reservation(row, name="maint", maintenance=True)
     reconcile(site_broker())
     row.refresh_from_db()
     other.refresh_from_db()
     assert (row.node_names, other.node_names) == (["n2"], ["n1"])
-    broker.kept["maint"] = reservation(row, name="maint", node_names=["n1", "n2"], maintenance=True)
+    broker.reservations["maint"] = reservation(row, name="maint", node_names=["n1", "n2"], maintenance=True)
     reconcile(site_broker())
     row.refresh_from_db()
     assert "is to be maintained then" in row.problem
@@ -368,7 +368,7 @@ def test_a_node_that_is_no_more_is_left(alice: User, broker: FakeBroker, rules) 
     row = make(alice, node_names=["gone"])
     reconcile(site_broker())
     row.refresh_from_db()
-    assert row.node_names == ["n1"] and row.name in broker.kept
+    assert row.node_names == ["n1"] and row.name in broker.reservations
 
 
 # --- whatever happens in whatever order ------------------------------------------------------------------
@@ -380,14 +380,14 @@ def test_after_faults_in_any_order_one_quiet_round_makes_all_agree(
     rows = [make(alice), make(bob, node_names=["n2"]), make(alice, 300, 400)]
 
     def lose() -> None:
-        broker.kept.clear()
+        broker.reservations.clear()
 
     def disturb() -> None:
-        for name, one in broker.kept.items():
-            broker.kept[name] = one.model_copy(update={"users": ["mallory"]})
+        for name, one in broker.reservations.items():
+            broker.reservations[name] = one.model_copy(update={"users": ["mallory"]})
 
     def leave_behind() -> None:
-        broker.kept["carme-999999999999"] = reservation(rows[0], name="carme-999999999999")
+        broker.reservations["carme-999999999999"] = reservation(rows[0], name="carme-999999999999")
 
     def refuse() -> None:
         broker.refusal = AWAY
@@ -398,7 +398,7 @@ def test_after_faults_in_any_order_one_quiet_round_makes_all_agree(
         for fault in faults:
             fault()
         reconcile(site_broker())
-        assert broker.kept == {row.name: reservation(row) for row in rows}
+        assert broker.reservations == {row.name: reservation(row) for row in rows}
 
 
 def test_a_change_between_reading_and_acting_wins(
@@ -413,13 +413,13 @@ def test_a_change_between_reading_and_acting_wins(
 
     monkeypatch.setattr(reconcile_module, "keep", slow)
     reconcile(site_broker())
-    assert set(broker.kept) == {row.name}
+    assert set(broker.reservations) == {row.name}
 
 
 def test_the_task_does_a_round(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice)
     tasks.agree()
-    assert row.name in broker.kept
+    assert row.name in broker.reservations
 
 
 # --- the session of a booking ----------------------------------------------------------------------------
@@ -439,7 +439,7 @@ def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker:
     made = Session.objects.get()
     begun.refresh_from_db()
     assert made.name == begun.session_name and made.owner == begun.owner and begun.used
-    assert made.asked_for == SessionOptions(
+    assert made.requested_options == SessionOptions(
         image="torch", title="Night run", partition="gpu", gpu_type="a100", gpus_per_node=4, nodes=2,
         minutes=120, reservation=begun.name,
     )  # fmt: skip
@@ -453,7 +453,7 @@ def test_its_session_is_as_long_as_the_site_allows(begun: Booking, broker: FakeB
     partitions = [one.model_copy(update={"max_minutes": 45}) for one in broker.cluster.partitions]
     broker.cluster = broker.cluster.model_copy(update={"partitions": partitions})
     reconcile(site_broker())
-    assert Session.objects.get().asked_for.minutes == 45
+    assert Session.objects.get().requested_options.minutes == 45
 
 
 def test_a_crash_between_name_and_session_loses_none(
@@ -471,8 +471,8 @@ def test_a_crash_between_name_and_session_loses_none(
 
 
 def test_no_session_starts_while_slurm_does_not_keep_the_booking(begun: Booking, broker: FakeBroker) -> None:
-    Booking.objects.update(kept=None)
-    broker.kept.clear()
+    Booking.objects.update(reserved=None)
+    broker.reservations.clear()
     broker.refusal = AWAY
     reconcile(site_broker())
     assert not Session.objects.exists()

@@ -104,6 +104,6 @@ def test_programs_and_batch_jobs_are_refused_as_well(
         assert answer.status_code == 422 and sentence in answer.json()["detail"], (path, answer.content)
     answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **FIELDS)
     assert answer.status_code == 422 and sentence in answer.content.decode()
-    assert not hub.servers and not quota.asked_for("submit")
+    assert not hub.servers and not quota.requests_of("submit")
     uses(quota, 1_000_000)
     assert program.ask("post", "jobs", {"command": ["true"]}).status_code == 201

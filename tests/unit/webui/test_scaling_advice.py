@@ -88,10 +88,10 @@ def test_the_start_form_shows_what_each_choice_takes_and_costs(
     assert re.search(r"4 GPUs\S* (done first )?3\.\d", text) and "done first" in text
     assert "Predicted for Net with a batch of 256 that all ranks share, measured on one GPU." in text
     # While numbers change, the rest is remembered: one question for each choice.
-    tests = len(broker.asked_for("test"))
+    tests = len(broker.requests_of("test"))
     assert 5 <= tests <= 8
     estimate(browser, steps=36_000)
-    assert len(broker.asked_for("test")) == tests
+    assert len(broker.requests_of("test")) == tests
     text = estimate(browser, nodes=1, gpus_per_node=2)
     assert re.search(r"2 GPUs\S* chosen 2\.0 ", text), "rounded, not cut"
     assert "ms a step" in text and "times" in text
@@ -153,7 +153,7 @@ def test_what_cannot_start_leaves_room_for_what_can(
     broker.starts = starts
     text = ask(browser, steps=36_000, nodes=1, gpus_per_node=1)
     assert re.search(r"Fastest: 128 GPUs \(8 nodes\), ", text), text
-    sizes = [(one.request.nodes, one.request.gpus_per_node) for one in broker.asked_for("test")]
+    sizes = [(one.request.nodes, one.request.gpus_per_node) for one in broker.requests_of("test")]
     assert len(sizes) == len(set(sizes)), "Slurm is asked for a choice once"
 
 
@@ -177,7 +177,7 @@ def test_the_choices_start_as_the_form_asks(
     )  # fmt: skip
     requested = {"cpus_per_node": 3, "memory_mb_per_node": 5000, "reservation": booking.name}
     assert "Cheapest" in estimate(browser, **requested)
-    requests = [request.request for request in broker.asked_for("test")]
+    requests = [request.request for request in broker.requests_of("test")]
     assert len(requests) >= 5
     assert {(one.cpus_per_node, one.memory_mb_per_node, one.reservation) for one in requests} == {
         (3, 5000, booking.name)
@@ -201,7 +201,7 @@ def test_the_curve_is_a_picture_with_a_table(browser: Browser, home: Path) -> No
 def test_a_session_keeps_its_prediction(browser: Browser, home: Path) -> None:
     answer = browser.send("/", "/sessions/start/", name="s0123abcd", steps=500, **FORM)
     assert answer.status_code == 302
-    options = Session.objects.get(name="s0123abcd").asked_for
+    options = Session.objects.get(name="s0123abcd").requested_options
     assert options.prediction is not None and options.prediction.file == str(home / "scale.json")
     assert (options.prediction.ranks, options.prediction.steps) == (8, 500)
     request = options.request(name="n", command=["x"], environment={})
@@ -227,7 +227,7 @@ def test_below_the_floor_the_start_form_asks_for_a_reason(browser: Browser, home
         browser.send("/", "/sessions/start/", name="s0123abcd", reason="A deadline", **FORM).status_code
         == 302
     )
-    prediction = Session.objects.get(name="s0123abcd").asked_for.prediction
+    prediction = Session.objects.get(name="s0123abcd").requested_options.prediction
     assert prediction is not None and prediction.reason == "A deadline"
 
 
@@ -272,7 +272,7 @@ def test_somebody_elses_result_is_not_read(browser: Browser, broker: FakeBroker,
         text = estimate(browser, scaling="bobs/scale.json")
         assert "You may not do that with 'scale.json'." in text and "Cheapest" not in text
         assert "Cheapest" in estimate(browser)
-        assert {request.user for request in broker.asked_for("files")} == {"alice"}
+        assert {request.user for request in broker.requests_of("files")} == {"alice"}
     finally:
         private.chmod(0o700)
         shutil.rmtree(private)

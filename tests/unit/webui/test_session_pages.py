@@ -39,7 +39,7 @@ def test_stopping_asks_first(browser: Browser, ready: Session, broker: FakeBroke
     broker.publish(make_session(NAME, "ended", 8, ending="stopped", sentence="You stopped this session."))
     rounds()
     assert (the().label, the().sentence) == ("Stopped", "You stopped this session.")
-    assert not broker.asked_for("cancel"), "the hub did it"
+    assert not broker.requests_of("cancel"), "the hub did it"
     rounds(seconds=11)
     assert the().settled
     calls = len(hub.calls)
@@ -64,7 +64,7 @@ def test_a_slow_stop_is_waited_for(
 ) -> None:
     hub.stops = "slow"
     stop(browser)
-    broker.told.clear()
+    broker.published.clear()
     rounds(seconds=11)
     assert the().state == "stopping"
 
@@ -74,7 +74,7 @@ def test_stopping_a_job_that_the_hub_does_not_know_cancels_it(
 ) -> None:
     hub.servers.clear()
     stop(browser)
-    assert [(request.job_id, request.user) for request in broker.asked_for("cancel")] == [(7, "alice")]
+    assert [(request.job_id, request.user) for request in broker.requests_of("cancel")] == [(7, "alice")]
     rounds()
     assert (the().state, the().ending) == ("ended", "stopped")
 
@@ -224,7 +224,7 @@ def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None
     runs_until(broker, 4)
     answer = browser.send(PAGE, f"{PAGE}extend/", minutes="120")
     assert answer.status_code == 302
-    (request,) = broker.asked_for("extend")
+    (request,) = broker.requests_of("extend")
     assert (request.job_id, request.minutes, request.user) == (7, 120, "alice")
     page = without_times(shown(browser))
     assert "The session now ends at 14:00 UTC." in page
@@ -246,7 +246,7 @@ def test_a_time_to_add_that_is_none_is_refused(
 ) -> None:
     runs_until(broker, 4)
     browser.send(PAGE, f"{PAGE}extend/", minutes=minutes)
-    assert not broker.asked_for("extend")
+    assert not broker.requests_of("extend")
     assert "must be a number of minutes from 1 to 600" in shown(browser)
 
 
@@ -257,7 +257,7 @@ def test_a_session_that_is_over_cannot_be_extended(
     rounds()
     assert 'id="extend"' not in shown(browser)
     browser.send("/", f"{PAGE}extend/", minutes="60")
-    assert not broker.asked_for("extend")
+    assert not broker.requests_of("extend")
     assert "does not run" in shown(browser)
 
 
@@ -292,7 +292,7 @@ def test_each_app_of_the_image_can_be_opened(
     browser: Browser, apps: None, broker: FakeBroker, hub: FakeHub
 ) -> None:
     start(browser, app="vscode")
-    assert the().asked_for.app == "vscode"
+    assert the().requested_options.app == "vscode"
     broker.publish(make_session(NAME, "ready", 8))
     rounds()
     page = shown(browser)
@@ -337,7 +337,7 @@ def test_starting_again_as_before_is_one_click(
     answer = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
     assert (answer.status_code, answer["Location"]) == (302, "/sessions/s11111111/")
     fresh = Session.objects.get(name="s11111111")
-    assert fresh.asked_for == ready.asked_for
+    assert fresh.requested_options == ready.requested_options
     assert ("alice", "s11111111") in hub.servers
     again = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
     assert again["Location"] == "/sessions/s11111111/" and Session.objects.count() == 2, "pressed twice"
@@ -383,7 +383,7 @@ def test_another_persons_session_cannot_be_touched(
 ) -> None:
     for action in ("stop", "extend", "again"):
         assert other.send("/", f"{PAGE}{action}/", minutes="60").status_code == 404
-    assert the().state == "ready" and not hub.called("DELETE") and not broker.asked_for("extend")
+    assert the().state == "ready" and not hub.called("DELETE") and not broker.requests_of("extend")
     assert Session.objects.count() == 1
 
 

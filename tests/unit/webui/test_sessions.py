@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from carme.jobs import LOG_FOLLOWS
-from carme.sessions import Outlook
+from carme.sessions import QueueEstimate
 from carme.translation import message
 from carme_webui.jobs.models import Mirror
 from carme_webui.sessions.models import Session, new_name
@@ -151,20 +151,20 @@ def test_a_session_whose_job_got_a_lower_number_is_followed(
 
 
 @pytest.mark.parametrize(
-    ("outlook", "words"),
+    ("estimate", "words"),
     [
         (
-            Outlook(place=1, waiting=4, reason="It waits."),
+            QueueEstimate(place=1, waiting=4, reason="It waits."),
             ["It is next in line", "No estimated start time yet", "It waits."],
         ),
         (
-            Outlook(
+            QueueEstimate(
                 place=3,
                 waiting=7,
                 reason="r",
                 earliest=NOW,
                 latest=NOW + timedelta(hours=1),
-                kept=9,
+                correct=9,
                 judged=10,
             ),
             [
@@ -174,16 +174,16 @@ def test_a_session_whose_job_got_a_lower_number_is_followed(
             ],
         ),
         (
-            Outlook(place=2, waiting=2, reason="", earliest=NOW, latest=NOW),
+            QueueEstimate(place=2, waiting=2, reason="", earliest=NOW, latest=NOW),
             ["2nd of 2", "about 20 Nov, 12:00 UTC."],
         ),
     ],
 )
 def test_while_it_waits_the_page_says_what_to_expect(
-    browser: Browser, broker: FakeBroker, hub: FakeHub, outlook: Outlook, words: list[str]
+    browser: Browser, broker: FakeBroker, hub: FakeHub, estimate: QueueEstimate, words: list[str]
 ) -> None:
     start(browser)
-    broker.publish(make_session(NAME, "queued", 2, outlook=outlook))
+    broker.publish(make_session(NAME, "queued", 2, estimate=estimate))
     rounds()
     page = " ".join(without_times(shown(browser)).split())
     for word in words:
@@ -392,13 +392,13 @@ def test_a_start_whose_answer_was_lost_is_not_requested_twice(
     requested = len(hub.called("POST"))
     broker.publish(make_session(NAME, "queued", 2))
     # The hub has forgotten all about it, but there is a job.
-    Session.objects.update(asked=timezone.now() - timedelta(seconds=3))
+    Session.objects.update(requested_at=timezone.now() - timedelta(seconds=3))
     tend_all()
     assert len(hub.called("POST")) == requested
     assert the().state == "queued"
     hub.set("alice", NAME, pending="spawn")
-    Session.objects.update(state="requested", asked=timezone.now() - timedelta(seconds=3))
-    broker.told.clear()
+    Session.objects.update(state="requested", requested_at=timezone.now() - timedelta(seconds=3))
+    broker.published.clear()
     tend_all()
     assert len(hub.called("POST")) == requested, "the hub is at it"
 
@@ -425,7 +425,7 @@ def test_a_job_that_comes_after_the_start_was_given_up_is_ended(
     assert the().is_over and the().settled
     broker.publish(make_session(NAME, "starting", 3))
     rounds(seconds=11)
-    assert [(request.job_id, request.user) for request in broker.asked_for("cancel")] == [(7, "alice")]
+    assert [(request.job_id, request.user) for request in broker.requests_of("cancel")] == [(7, "alice")]
     rounds(seconds=11)
     assert the().is_over and the().settled
 
@@ -451,7 +451,9 @@ def test_a_portal_that_was_away_for_long_starts_nothing_late(
 
 
 def test_what_ended_while_the_portal_was_away_is_found_out(ready: Session, broker: FakeBroker) -> None:
-    broker.told[NAME] = make_session(NAME, "ended", 8, ending="time_limit", sentence="Its time was over.")
+    broker.published[NAME] = make_session(
+        NAME, "ended", 8, ending="time_limit", sentence="Its time was over."
+    )
     Mirror.objects.update(swept=None)
     rounds()
     assert (the().state, the().ending, the().sentence) == ("ended", "time_limit", "Its time was over.")
@@ -473,11 +475,11 @@ def test_jupyterlab_learns_whether_its_session_is_over_and_why(
     # With these JupyterLab's page starts it again, by a form of its own.
     started = browser.send_with(token, f"{PAGE}again/", name=fresh)
     assert (started.status_code, started["Location"]) == (302, f"/sessions/{fresh}/")
-    assert Session.objects.get(name=fresh).asked_for == ready.asked_for
+    assert Session.objects.get(name=fresh).requested_options == ready.requested_options
 
 
 def test_a_session_that_nobody_knows_any_more_has_ended(ready: Session, broker: FakeBroker) -> None:
-    broker.told.clear()
+    broker.published.clear()
     Mirror.objects.update(swept=None)
     rounds()
     assert (the().state, the().label) == ("ended", "Lost")

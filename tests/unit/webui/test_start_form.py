@@ -125,13 +125,13 @@ def test_the_accounts_and_qualities_that_slurm_knows_are_offered_and_sent(
     assert not Session.objects.exists()
     wanted = FORM | {"qos": "long", "account": "physics", "minutes": 60}
     assert browser.send("/", "/sessions/start/", name="s0123abcd", **wanted).status_code == 302
-    options = Session.objects.get().asked_for
+    options = Session.objects.get().requested_options
     assert (options.account, options.qos) == ("physics", "long")
 
 
 def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: FakeBroker) -> None:
     assert estimate(browser) == "Starts now. Cost in GPU-hours: 16."
-    requested = [request.request for request in broker.asked_for("test")]
+    requested = [request.request for request in broker.requests_of("test")]
     assert [(one.nodes, one.gpus_per_node, one.minutes) for one in requested] == [(2, 4, 120)]
     assert not Session.objects.exists()
 
@@ -160,7 +160,7 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
     filled = browser.get(links[0].replace("&amp;", "&")).content.decode()
     assert 'name="nodes" value="1"' in filled
     assert 'name="hours" value="2"' in filled and 'name="minutes" value="0"' in filled
-    assert len(broker.asked_for("test")) == 4  # the second time from memory
+    assert len(broker.requests_of("test")) == 4  # the second time from memory
 
 
 def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, broker: FakeBroker) -> None:
@@ -177,7 +177,7 @@ def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, bro
         filled = {name: "" if value is None else value for name, value in filled.items()}
         started = browser.send("/", "/sessions/start/", **filled)
         assert started.status_code == 302, started.context["form"].errors
-        made = Session.objects.latest("created").asked_for
+        made = Session.objects.latest("created").requested_options
         assert [(one.source, one.target) for one in made.stage] == [
             ("/data/a", "local"),
             ("/data/b", "scratch"),
@@ -194,7 +194,7 @@ def test_a_card_and_a_time_stand_for_numbers(browser: Browser, broker: FakeBroke
     assert (form["hardware"].value(), form["time"].value()) == ("1-1--", "60")
     values = FORM | {"hardware": "1-1--", "time": "240", "gpu_type": ""}
     assert browser.send("/", "/sessions/start/", **values).status_code == 302
-    made = Session.objects.get().asked_for
+    made = Session.objects.get().requested_options
     assert (made.gpus_per_node, made.nodes, made.minutes) == (1, 1, 240)
     # Numbers of one's own, and what no card says.
     form = browser.get("/?gpus_per_node=3&minutes=50").context["form"]
@@ -217,7 +217,7 @@ def test_a_time_of_ones_own_has_hours_and_minutes(
         return
     assert answer.status_code == 302, answer.context["form"].errors
     made = Session.objects.get()
-    assert made.asked_for.minutes == total
+    assert made.requested_options.minutes == total
     form = browser.get(f"/?again={made.name}").context["form"]
     assert (form["hours"].value(), form["minutes"].value()) == divmod(total, 60)
 
@@ -275,7 +275,7 @@ def test_hardware_of_presets_is_a_choice(browser: Browser, alice: User, broker: 
     chosen = FORM | {"hardware": key, "time": "60", "gpus_per_node": "", "nodes": "", "gpu_type": ""}
     assert "Cost in GPU-hours: 3." in estimate(browser, **chosen)
     browser.send("/", "/sessions/start/", **chosen)
-    made = Session.objects.get().asked_for
+    made = Session.objects.get().requested_options
     assert (made.gpus_per_node, made.nodes, made.gpu_type, made.minutes) == (3, 1, "a100", 60)
 
 
@@ -315,7 +315,7 @@ def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker:
         "/", "/sessions/start/", **(FORM | {"cpus_per_node": 2, "memory_mb_per_node": 5000})
     )
     assert started.status_code == 302
-    made = Session.objects.get().asked_for
+    made = Session.objects.get().requested_options
     assert (made.cpus_per_node, made.memory_mb_per_node) == (2, 5000)
     again = browser.get(f"/?again={Session.objects.get().name}").content.decode()
     assert '<details class="more" open>' in again and 'name="cpus_per_node" value="2"' in again
@@ -324,7 +324,7 @@ def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker:
 def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: FakeBroker) -> None:
     estimate(browser)
     estimate(other)
-    assert [request.user for request in broker.asked_for("test")] == ["alice", "bob"]
+    assert [request.user for request in broker.requests_of("test")] == ["alice", "bob"]
 
 
 def test_a_refusal_of_slurm_is_reported(browser: Browser, broker: FakeBroker) -> None:
@@ -337,7 +337,7 @@ def test_what_the_form_refuses_is_not_queried(
     browser: Browser, broker: FakeBroker, values: dict[str, Any]
 ) -> None:
     assert estimate(browser, **values) == ""
-    assert not broker.asked_for("test")
+    assert not broker.requests_of("test")
 
 
 def test_a_silent_cluster_is_reported(browser: Browser, broker: FakeBroker) -> None:

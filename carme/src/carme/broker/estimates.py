@@ -1,26 +1,26 @@
-"""How often the expected starts that were told came true."""
+"""How often the start estimates came true."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from carme.sessions.outlook import Range, Record, held
+from carme.sessions.start_estimates import Range, Record, held
 
 JUDGED = 50  # of the latest that count
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The first range that was told for a job's start.
+    """The first range that was published for a job's start.
 
     Attributes:
-        kept: Whether the job started within it; None while it waits.
+        correct: Whether the job started within it; None while it waits.
         number: Counts through those that have been judged.
     """
 
     job_id: int
-    told: Range
-    kept: bool | None = None
+    forecast: Range
+    correct: bool | None = None
     number: int | None = None
 
 
@@ -32,28 +32,28 @@ class Estimates:
     """
 
     def __init__(self, stored: list[Estimate]) -> None:
-        self._open = {one.job_id: one for one in stored if one.kept is None}
-        self._judged = [one for one in stored if one.kept is not None]
+        self._open = {one.job_id: one for one in stored if one.correct is None}
+        self._judged = [one for one in stored if one.correct is not None]
         self._changed: dict[int, Estimate] = {}
         self._dropped: set[int] = set()
 
     @property
     def record(self) -> Record:
         """How many of the latest held the true start."""
-        return Record(sum(bool(one.kept) for one in self._judged), len(self._judged))
+        return Record(sum(bool(one.correct) for one in self._judged), len(self._judged))
 
-    def give(self, job_id: int, told: Range) -> None:
-        """A range was told for a job that waits; the first one is held against the truth."""
+    def give(self, job_id: int, forecast: Range) -> None:
+        """A range was published for a waiting job; the first one is compared with the true start."""
         if job_id not in self._open:
-            self._open[job_id] = self._changed[job_id] = Estimate(job_id, told)
+            self._open[job_id] = self._changed[job_id] = Estimate(job_id, forecast)
 
     def started(self, job_id: int, start: datetime) -> None:
-        """A job started: the range that was told for it is judged."""
+        """A job started: the range that was published for it is judged."""
         estimate = self._open.pop(job_id, None)
         if estimate is None:
             return
         number = (self._judged[-1].number or 0) + 1 if self._judged else 1
-        judged = replace(estimate, kept=held(estimate.told, start), number=number)
+        judged = replace(estimate, correct=held(estimate.forecast, start), number=number)
         self._changed[job_id] = judged
         self._judged.append(judged)
         for old in self._judged[:-JUDGED]:
@@ -73,7 +73,7 @@ class Estimates:
         return changes
 
     def take_back(self, changed: Iterable[Estimate], dropped: Iterable[int]) -> None:
-        """What the last `take` told could not be kept; what has changed since holds."""
+        """The changes of the last `take` could not be stored; later ones win."""
         for estimate in changed:
             if estimate.job_id not in self._dropped:
                 self._changed.setdefault(estimate.job_id, estimate)

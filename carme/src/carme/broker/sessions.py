@@ -15,10 +15,9 @@ from carme.broker.store import Changes, Store
 from carme.errors import InvalidRequest, NotFound
 from carme.jobs import Cluster, Job
 from carme.jobs.nodes import expand
-from carme.sessions import Ending, Outlook, ServerStatus, Session, SessionNote, Step
+from carme.sessions import Ending, QueueEstimate, ServerStatus, Session, SessionNote, Step
 from carme.sessions.facts import Facts, has_lost_server, noted, seen, session_name, session_of
-from carme.sessions.outlook import Range, places, used_share
-from carme.sessions.outlook import outlook as outlook_of
+from carme.sessions.start_estimates import Range, estimate_start, places, used_share
 from carme.translation import message as _
 
 RETENTION = timedelta(days=14)  # after the end
@@ -34,7 +33,7 @@ class _Entry:
     session: Session
     changed: int  # number of the change that made it what it is
     silent: frozenset[str] = frozenset()  # its nodes that Slurm does not hear
-    outlook: Outlook | None = None
+    estimate: QueueEstimate | None = None
 
 
 class SessionBook:
@@ -186,15 +185,17 @@ class SessionBook:
         for job in [job for job in jobs if session_name(job)]:
             entry = self._entries.get(job.id)
             unheard = silent & _nodes(job.node_list) if silent else silent
-            outlook = outlook_of(job, place[job.id], share, record, now) if job.id in place else None
+            estimate = estimate_start(job, place[job.id], share, record, now) if job.id in place else None
             if entry is None or not same(entry.facts.job, job):
                 # Slurm begins again at the first number when it has used up its numbers.
-                self._put(seen(Facts(job=job), job, now), unheard, outlook)
-            elif (entry.facts.job, entry.silent, entry.outlook) != (job, unheard, outlook) or has_lost_server(
-                entry.facts, job, taken
-            ):
-                self._put(seen(entry.facts, job, now, taken), unheard, outlook)
-            self._judge(job, outlook)
+                self._put(seen(Facts(job=job), job, now), unheard, estimate)
+            elif (entry.facts.job, entry.silent, entry.estimate) != (
+                job,
+                unheard,
+                estimate,
+            ) or has_lost_server(entry.facts, job, taken):
+                self._put(seen(entry.facts, job, now, taken), unheard, estimate)
+            self._judge(job, estimate)
 
     def note(self, job_id: int, user: str, note: SessionNote) -> None:
         """Take in what the hub says about a user's session.
@@ -215,7 +216,7 @@ class SessionBook:
                 _("Leave them out."),
                 field="marks",
             )
-        self._put(noted(entry.facts, note, self._clock()), entry.silent, entry.outlook)
+        self._put(noted(entry.facts, note, self._clock()), entry.silent, entry.estimate)
 
     @contextlib.contextmanager
     def cancelling(self, job_id: int, ending: Ending) -> Iterator[None]:
@@ -271,28 +272,28 @@ class SessionBook:
                 del self._entries[job_id]
                 self._forgotten.add(job_id)
 
-    def _judge(self, job: Job, outlook: Outlook | None) -> None:
+    def _judge(self, job: Job, estimate: QueueEstimate | None) -> None:
         if job.started:
             self.estimates.started(job.id, job.started)
         elif job.is_over:
             self.estimates.gone(job.id)
-        elif outlook and outlook.earliest and outlook.latest:
-            self.estimates.give(job.id, Range(outlook.earliest, outlook.latest))
+        elif estimate and estimate.earliest and estimate.latest:
+            self.estimates.give(job.id, Range(estimate.earliest, estimate.latest))
 
     def _put(
-        self, facts: Facts, silent: frozenset[str] = frozenset(), outlook: Outlook | None = None
+        self, facts: Facts, silent: frozenset[str] = frozenset(), estimate: QueueEstimate | None = None
     ) -> None:
-        session = session_of(facts, silent, outlook)
+        session = session_of(facts, silent, estimate)
         facts = facts.model_copy(update={"state": session.state})
         if session.ending in (Ending.DIED, Ending.DIED_AT_START) and facts.log is None:
             self._wordless.add(facts.job.id)
         entry = self._entries.get(facts.job.id)
         if entry is None:
-            self._entries[facts.job.id] = _Entry(facts, session, self._feed.number(), silent, outlook)
+            self._entries[facts.job.id] = _Entry(facts, session, self._feed.number(), silent, estimate)
             self._unsaved.add(facts.job.id)
             return
         self._keep(entry, facts)
-        entry.silent, entry.outlook = silent, outlook
+        entry.silent, entry.estimate = silent, estimate
         if session != entry.session:
             entry.session = session
             entry.changed = self._feed.number()

@@ -16,7 +16,7 @@ from carme.broker.estimates import Estimate
 from carme.broker.records import Record
 from carme.errors import CarmeError
 from carme.sessions.facts import Facts
-from carme.sessions.outlook import Range
+from carme.sessions.start_estimates import Range
 from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
@@ -155,7 +155,7 @@ class Store:
         assert self._open_file is not None
         rows = [(facts.job.id, facts.model_dump_json()) for facts in changes.sessions]
         estimates = [
-            (one.job_id, *(moment.isoformat() for moment in one.told), one.kept, one.number)
+            (one.job_id, *(moment.isoformat() for moment in one.forecast), one.correct, one.number)
             for one in changes.estimates
         ]
         with self._open_file as file:

@@ -13,7 +13,7 @@ from carme.broker.stage_in import StageIns
 from carme.broker.submitter import Submitter
 from carme.errors import CarmeError, InvalidRequest, SlurmError
 from carme.jobs import StartEstimate, arrays
-from carme.sessions.outlook import planned, used_share
+from carme.sessions.start_estimates import planned, used_share
 from carme.slurm import Order, UnixAccount
 from carme.translation import message as _
 

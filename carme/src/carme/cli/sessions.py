@@ -15,7 +15,7 @@ from carme.config import load
 from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue, app_path, is_own
 from carme.jobs import minutes_text, parse_minutes
-from carme.sessions import STEPS, Outlook, Session, SessionState
+from carme.sessions import STEPS, QueueEstimate, Session, SessionState
 from carme.translation import message as _
 from carme.translation import translated
 from carme.wording import listing, number
@@ -93,8 +93,8 @@ def _show(options: argparse.Namespace) -> int:
     print()
     now = datetime.now(UTC)
     facts = [("image", session.image), ("partition", session.partition), ("nodes", session.node_list)]
-    if session.outlook:
-        facts.append(("expected", estimate_text(session.outlook)))
+    if session.estimate:
+        facts.append(("expected", estimate_text(session.estimate)))
     if session.ends:
         facts.append(("ends", f"{moment(session.ends)}, in {length(session.ends - now)}"))
     if session.idle_since:
@@ -128,18 +128,18 @@ def _print_timeline(session: Session) -> None:
     print(f"\n{STEPS[first.step]} to {STEPS[last.step].lower()}: {passed:.2f} s")
 
 
-def estimate_text(outlook: Outlook) -> str:
+def estimate_text(estimate: QueueEstimate) -> str:
     """When a waiting session may start, in words."""
-    words = [f"place {outlook.place} of {outlook.waiting}"]
-    if outlook.earliest and outlook.latest:
-        first, last = (when.astimezone() for when in (outlook.earliest, outlook.latest))
+    words = [f"place {estimate.place} of {estimate.waiting}"]
+    if estimate.earliest and estimate.latest:
+        first, last = (when.astimezone() for when in (estimate.earliest, estimate.latest))
         whole = first.date() != datetime.now().astimezone().date() or last.date() != first.date()
         form = "%Y-%m-%d %H:%M" if whole else "%H:%M"
         words.append(f"expected to start between {first.strftime(form)} and {last.strftime(form)}")
-        if outlook.judged:
-            judged = number(outlook.judged, "such estimate")
+        if estimate.judged:
+            judged = number(estimate.judged, "such estimate")
             words.append(
-                f"{outlook.kept} of the last {judged} {'was' if outlook.kept == 1 else 'were'} right"
+                f"{estimate.correct} of the last {judged} {'was' if estimate.correct == 1 else 'were'} right"
             )
     else:
         words.append("Slurm has no plan for its start yet")

@@ -74,7 +74,7 @@ def _validate(arguments: argparse.Namespace) -> int:
             **({"account": arguments.account} if arguments.account else {}),
         },
         training=arguments.training,
-        tell=report,
+        notify=report,
     ).run()
     if arguments.json:
         print_json(verdict)

@@ -24,9 +24,9 @@ _PARTS = (["hetjob"], ["packjob"])
 
 
 class Directives(NamedTuple):
-    """What is asked for, by the names of the options of `carme submit`, and the options that are ignored."""
+    """The requested options, by the names of the options of `carme submit`, and the ignored ones."""
 
-    asked: dict[str, Any]
+    options: dict[str, Any]
     ignored: list[str]
 
 

@@ -1,6 +1,6 @@
 """What a session is: its states, how it can end, and what is known about it while it lives."""
 
-from carme.sessions.models import Extension, Mark, Outlook, ServerStatus, Session, SessionNote
+from carme.sessions.models import Extension, Mark, QueueEstimate, ServerStatus, Session, SessionNote
 from carme.sessions.states import (
     ENDINGS,
     STATES,
@@ -21,7 +21,7 @@ __all__ = [
     "Ending",
     "Extension",
     "Mark",
-    "Outlook",
+    "QueueEstimate",
     "ServerStatus",
     "Session",
     "SessionNote",

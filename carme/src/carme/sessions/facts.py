@@ -11,7 +11,7 @@ from pydantic import ConfigDict
 
 from carme.jobs import Job, JobState, Phase, ending_of
 from carme.jobs.nodes import expand
-from carme.sessions.models import Mark, Outlook, ServerStatus, Session, SessionNote
+from carme.sessions.models import Mark, QueueEstimate, ServerStatus, Session, SessionNote
 from carme.sessions.states import Ending, SessionState, Step
 from carme.translation import joined, plural
 from carme.translation import message as _
@@ -196,12 +196,12 @@ def timeline(facts: Facts) -> tuple[Mark, ...]:
     return tuple(Mark(step=step, at=times[step]) for step in _STEPS if step in times)
 
 
-def session_of(facts: Facts, silent: Collection[str] = (), outlook: Outlook | None = None) -> Session:
+def session_of(facts: Facts, silent: Collection[str] = (), estimate: QueueEstimate | None = None) -> Session:
     """The session as it is told.
 
     Args:
         silent: Its nodes that Slurm does not hear.
-        outlook: When it may start; used while it is queued.
+        estimate: When it may start; used while it is queued.
     """
     job = facts.job
     # The server runs on the first node.
@@ -211,10 +211,10 @@ def session_of(facts: Facts, silent: Collection[str] = (), outlook: Outlook | No
     if state is SessionState.ENDED:
         ending, sentence = ending_of(job, facts.ending, facts.was_ready, facts.message, facts.log or "")
     elif state is SessionState.QUEUED:
-        sentence = outlook.reason if outlook else job.explanation
+        sentence = estimate.reason if estimate else job.explanation
         if facts.lost_jobs:
             sentence = joined([sentence, _RESUBMITTED])
-            outlook = outlook.model_copy(update={"reason": sentence}) if outlook else None
+            estimate = estimate.model_copy(update={"reason": sentence}) if estimate else None
     elif state is SessionState.SUSPENDED:
         sentence = job.explanation
     elif state is SessionState.LOST:
@@ -231,7 +231,7 @@ def session_of(facts: Facts, silent: Collection[str] = (), outlook: Outlook | No
         state=state,
         sentence=sentence,
         ending=ending,
-        outlook=outlook if state is SessionState.QUEUED else None,
+        estimate=estimate if state is SessionState.QUEUED else None,
         node_list=job.node_list,
         partition=job.partition,
         marks=timeline(facts),

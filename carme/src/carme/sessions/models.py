@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from carme.sessions.states import ENDINGS, STATES, Ending, SessionState, Step
 from carme.translation.models import Sentence, WithMessages
 
-__all__ = ["Extension", "Mark", "Outlook", "ServerStatus", "Session", "SessionNote"]
+__all__ = ["Extension", "Mark", "QueueEstimate", "ServerStatus", "Session", "SessionNote"]
 
 
 class _Frozen(BaseModel):
@@ -53,7 +53,7 @@ class SessionNote(WithMessages, _Frozen):
     stops_idle: AwareDatetime | None = None
 
 
-class Outlook(WithMessages):
+class QueueEstimate(WithMessages):
     """When a waiting job may start.
 
     Attributes:
@@ -61,7 +61,7 @@ class Outlook(WithMessages):
         waiting: How many wait there.
         reason: Slurm's reason in plain words.
         earliest, latest: The range of the expected start; None when Slurm has no plan for it yet.
-        kept, judged: Of the last `judged` such ranges, `kept` held the true start.
+        correct, judged: Of the last `judged` such ranges, `correct` held the true start.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,7 +71,7 @@ class Outlook(WithMessages):
     reason: Sentence
     earliest: datetime | None = None
     latest: datetime | None = None
-    kept: int = 0
+    correct: int = 0
     judged: int = 0
 
 
@@ -92,7 +92,7 @@ class Session(WithMessages):
         sentence: What holds it up, how it ended, or why it is lost: one sentence with the next step. Empty
             when there is nothing to say.
         ending: Why it is over; None until then.
-        outlook: While it is queued.
+        estimate: While it is queued.
         marks: The timeline, in order.
         ends: When its time limit ends it, once it runs.
         stops_idle: When it is stopped for being idle unless it is used; None if nothing threatens.
@@ -107,7 +107,7 @@ class Session(WithMessages):
     state: SessionState
     sentence: Sentence = ""
     ending: Ending | None = None
-    outlook: Outlook | None = None
+    estimate: QueueEstimate | None = None
     node_list: str = ""
     partition: str = ""
     marks: tuple[Mark, ...] = ()

@@ -8,7 +8,7 @@ import os
 import stat
 import struct
 
-__all__ = ["ACCESS", "DEFAULT", "Keeper", "attribute_names", "extended"]
+__all__ = ["ACCESS", "DEFAULT", "AttributeCopier", "attribute_names", "extended"]
 
 ACCESS = "system.posix_acl_access"
 DEFAULT = "system.posix_acl_default"
@@ -41,7 +41,7 @@ def attribute_names(descriptor: int) -> list[str]:
         return []
 
 
-class Keeper:
+class AttributeCopier:
     """Sets attributes as far as this process may, and remembers what could not be kept.
 
     Args:

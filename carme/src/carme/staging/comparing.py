@@ -11,7 +11,7 @@ from typing import Any
 
 from carme.errors import NotFound
 from carme.staging import tree
-from carme.staging.attributes import Keeper, extended
+from carme.staging.attributes import AttributeCopier, extended
 from carme.staging.digests import algorithm
 from carme.staging.entries import BLOCK, Batch, Task, join, statuses
 from carme.staging.limits import Pace
@@ -38,9 +38,9 @@ class Comparer(Walker):
 
     def __init__(self, *given: Any, seconds: bool, rename: tuple[str, str] | None, index: bool) -> None:
         super().__init__(*given)
-        self.keeper = Keeper()
+        self.copier = AttributeCopier()
         self.unit = 10**9 if seconds else 1
-        self.native = self.compiled(self.keeper, self.unit)
+        self.native = self.compiled(self.copier, self.unit)
         self.rename, self.index = rename, index
 
     def __call__(self, task: Task) -> None:
@@ -178,7 +178,7 @@ class Comparer(Walker):
         """Whether two open files or folders have the same of all but contents."""
         its, own = os.fstat(one), os.fstat(other)
         wrong = []
-        if self.keeper.owner(its) != (own.st_uid, own.st_gid) and own.st_uid in (0, self.keeper.user):
+        if self.copier.owner(its) != (own.st_uid, own.st_gid) and own.st_uid in (0, self.copier.user):
             wrong.append("owner")
         if stat.S_IMODE(its.st_mode) != stat.S_IMODE(own.st_mode):
             wrong.append("mode")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from carme.staging import tree
-from carme.staging.attributes import Keeper, extended
+from carme.staging.attributes import AttributeCopier, extended
 from carme.staging.entries import (
     BLOCK,
     FICLONE,
@@ -61,10 +61,10 @@ class ContentCopier(Walker):
     ) -> None:
         super().__init__(*given)
         self.direct = direct
-        self.keeper = Keeper(self.options.attributes)
+        self.copier = AttributeCopier(self.options.attributes)
         self.replace, self.dry, self.leftovers, self.rename = replace, dry, leftovers, rename
         self.unit = 10**9 if seconds else 1
-        self.native = self.compiled(self.keeper, self.unit)
+        self.native = self.compiled(self.copier, self.unit)
         self.top = os.fstat(self.destination)
         self.verify = self.options.verify
         # The compiled part knows no digest but one. Where none is asked for, to compare bytes is as good.
@@ -109,7 +109,7 @@ class ContentCopier(Walker):
                     )
 
     def _attempt(self, source: int, name: str, target: int, path: str, direct: bool) -> None:
-        keeper, report = self.keeper, self.report
+        copier, report = self.copier, self.report
         one = self.open_source(name, source)
         try:
             status = os.fstat(one)
@@ -135,8 +135,8 @@ class ContentCopier(Walker):
                 and self.plain_owner
                 and not attributes
                 and not mode & 0o7000
-                and status.st_uid == keeper.user
-                and status.st_gid == keeper.group
+                and status.st_uid == copier.user
+                and status.st_gid == copier.group
             )
             goal = self.goal(name)
             writing = goal if direct else tree.partial_name(goal)
@@ -152,7 +152,7 @@ class ContentCopier(Walker):
                     if plain:
                         os.utime(other, ns=(status.st_atime_ns, status.st_mtime_ns))
                     else:
-                        keeper.apply(other, status, attributes)
+                        copier.apply(other, status, attributes)
                 finally:
                     # Some file systems tell of a full disk or quota only here.
                     os.close(other)
@@ -325,7 +325,7 @@ class ContentCopier(Walker):
             # What an interrupted run wrote may lie where a file with holes has none.
             usable = (
                 stat.S_ISREG(there.st_mode)
-                and there.st_uid == self.keeper.user
+                and there.st_uid == self.copier.user
                 and there.st_nlink == 1
                 and there.st_size == status.st_size
                 and not sparse
@@ -337,7 +337,7 @@ class ContentCopier(Walker):
             other = create(writing, 0o600, target)
             try:
                 if not sparse and self._cloned(one, other) and same_file(status, os.fstat(one)):
-                    self.keeper.apply(other, status, self._attributes(one))
+                    self.copier.apply(other, status, self._attributes(one))
                     os.rename(writing, goal, src_dir_fd=target, dst_dir_fd=target)
                     self.report.counts.copied += 1
                     self.report.counts.bytes_copied += status.st_size
@@ -412,7 +412,7 @@ class ContentCopier(Walker):
         goal = self.goal(path.rpartition("/")[2])
         try:
             with self._large(path, identity) as (one, other, target, status):
-                self.keeper.apply(other, status, self._attributes(one))
+                self.copier.apply(other, status, self._attributes(one))
                 os.rename(tree.partial_name(goal), goal, src_dir_fd=target, dst_dir_fd=target)
                 self.report.counts.copied += 1
         except SourceChanged:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from carme.errors import CarmeError
 from carme.staging import few, tree
-from carme.staging.attributes import Keeper
+from carme.staging.attributes import AttributeCopier
 from carme.staging.digests import algorithm
 from carme.staging.native import Entries, Found, Native, chosen, hasher, library
 from carme.staging.options import (
@@ -318,8 +318,8 @@ class _Run:
             os.stat(tree.STATE, dir_fd=destination, follow_symlinks=False)
             names = []
         loaded = library() if names and not options.contents and self.result.engine == "native" else None
-        keeper = Keeper(options.attributes)
-        native = loaded and Native.make(loaded, options, keeper, 1)
+        copier = AttributeCopier(options.attributes)
+        native = loaded and Native.make(loaded, options, copier, 1)
         if not native or not native.copies:
             self.queue.folders([("", False)])
             return False
@@ -342,13 +342,13 @@ class _Run:
             self._wait(found)
         if not changed:
             return same
-        rest = few.copy_few(native, keeper, source, destination, path, changed, self._copied)
+        rest = few.copy_few(native, copier, source, destination, path, changed, self._copied)
         if self.result.counts.copied:
             self._choose_digest()
         if rest:
             self._wait(rest)
         else:
-            self._settle_top(keeper, source, destination)
+            self._settle_top(copier, source, destination)
         return not rest
 
     def _wait(self, found: list[Found]) -> None:
@@ -427,7 +427,7 @@ class _Run:
                 journal.close(finished=finished)
         if not single and not self.names and not dry:
             unit = 10**9 if seconds else 1
-            self._settle_top(Keeper(options.attributes), one, other, unit)
+            self._settle_top(AttributeCopier(options.attributes), one, other, unit)
 
     def _open_journal(self, source: str, destination: str, first: str) -> Journal:
         """This run's record in the destination, or that of the same run before, which was interrupted.
@@ -580,10 +580,10 @@ class _Run:
         total = self.total.known() if self.total else None
         return Progress(self.result.counts, time.monotonic() - self.begun, *(total or (None, None)))
 
-    def _settle_top(self, keeper: Keeper, source: int, destination: int, unit: int = 1) -> None:
+    def _settle_top(self, copier: AttributeCopier, source: int, destination: int, unit: int = 1) -> None:
         """The top folder comes last: until now the record was in it."""
         try:
-            keeper.settle(source, destination, os.fstat(source), unit)
+            copier.settle(source, destination, os.fstat(source), unit)
         except OSError as error:
             self._problem(Problem(".", tree.reason(error)))
-        self.result.warnings = list({*self.result.warnings, *keeper.lost})
+        self.result.warnings = list({*self.result.warnings, *copier.lost})

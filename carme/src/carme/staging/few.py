@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from carme.staging import tree
-from carme.staging.attributes import DEFAULT, Keeper, attribute_names
+from carme.staging.attributes import DEFAULT, AttributeCopier, attribute_names
 from carme.staging.native import Found, Native
 from carme.staging.options import Options
 from carme.staging.state import State
@@ -24,7 +24,7 @@ def suits(options: Options) -> bool:
 
 def copy_few(
     native: Native,
-    keeper: Keeper,
+    copier: AttributeCopier,
     source: int,
     destination: int,
     path: str,
@@ -35,7 +35,7 @@ def copy_few(
 
     Args:
         native: The compiled part.
-        keeper: For the folders' own attributes.
+        copier: For the folders' own attributes.
         source: Descriptor of the source's top.
         destination: Descriptor of the destination's top.
         path: The destination.
@@ -62,7 +62,7 @@ def copy_few(
             return found
         rest: list[Found] = []
         for each in found:
-            rest += _copy(native, keeper, source, destination, each, notify)
+            rest += _copy(native, copier, source, destination, each, notify)
         finished = True
         return rest
     finally:
@@ -71,7 +71,7 @@ def copy_few(
 
 def _copy(
     native: Native,
-    keeper: Keeper,
+    copier: AttributeCopier,
     source: int,
     destination: int,
     found: Found,
@@ -93,7 +93,7 @@ def _copy(
                 return [Found(found.path, left)]
             # The top comes last: until then the record is in it.
             if found.path:
-                keeper.settle(one, other, status)
+                copier.settle(one, other, status)
     except OSError:
         return [found]
     return []

@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
-    from carme.staging.attributes import Keeper
+    from carme.staging.attributes import AttributeCopier
 
 __all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "hasher", "library"]
 
@@ -219,16 +219,16 @@ class Native:
     """
 
     @classmethod
-    def make(cls, loaded: ctypes.CDLL, options: Options, keeper: Keeper, unit: int) -> Native:
+    def make(cls, loaded: ctypes.CDLL, options: Options, copier: AttributeCopier, unit: int) -> Native:
         """The library for what was asked for and what this process may do; `unit` as above."""
         return cls(
             loaded,
             verify=options.verify,
             attributes=options.attributes,
             unit=unit,
-            user=keeper.user,
-            group=keeper.group,
-            groups=keeper.groups,
+            user=copier.user,
+            group=copier.group,
+            groups=copier.groups,
             hash=options.hash in ("", "xxh3"),
         )
 

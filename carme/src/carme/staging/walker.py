@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from carme.staging import tree
-from carme.staging.attributes import Keeper
+from carme.staging.attributes import AttributeCopier
 from carme.staging.entries import (
     BLOCK,
     FULL,
@@ -102,10 +102,10 @@ class Walker:
         # Reading should not count as an access; only owners may ask for that.
         self._read = READ | os.O_NOATIME
 
-    def compiled(self, keeper: Keeper, unit: int) -> Native | None:
+    def compiled(self, copier: AttributeCopier, unit: int) -> Native | None:
         """The compiled part for this walk, where it is there and wanted."""
         loaded = library() if self.options.engine != "python" else None
-        return loaded and Native.make(loaded, self.options, keeper, unit)
+        return loaded and Native.make(loaded, self.options, copier, unit)
 
     @contextlib.contextmanager
     def entries(self, folder: int) -> Iterator[Callable[[int], Batch]]:

@@ -41,7 +41,7 @@ class Copier(ContentCopier):
         """
         kind, *rest = task
         getattr(self, f"do_{kind}")(*rest)
-        self.report.warnings |= self.keeper.lost
+        self.report.warnings |= self.copier.lost
 
     def do_folder(self, path: str, fresh: bool) -> None:
         """A folder with all that is in it but the folders, which are reported.
@@ -111,8 +111,8 @@ class Copier(ContentCopier):
                 made = os.fstat(target)
                 self.plain_owner = (
                     empty
-                    and made.st_uid == self.keeper.user
-                    and made.st_gid == self.keeper.group
+                    and made.st_uid == self.copier.user
+                    and made.st_gid == self.copier.group
                     and not made.st_mode & stat.S_ISGID
                     and DEFAULT not in attribute_names(target)
                 )
@@ -130,14 +130,14 @@ class Copier(ContentCopier):
         except FileExistsError:
             empty = False
         target = os.open(name, tree.FOLDER, dir_fd=parent)
-        if not empty and os.fstat(target).st_uid != self.keeper.user:
+        if not empty and os.fstat(target).st_uid != self.copier.user:
             os.close(target)
             raise FileExistsError(errno.EEXIST, "")
         return target, empty
 
     def _settle(self, source: int, target: int, status: os.stat_result) -> None:
         if not self.dry:
-            self.keeper.settle(source, target, status, self.unit)
+            self.copier.settle(source, target, status, self.unit)
 
     def do_settle(self, paths: list[str]) -> None:
         """Set the times and modes of folders in which nothing changes any more."""
@@ -343,7 +343,7 @@ class Copier(ContentCopier):
 
     def _names(self, source: int, target: int | None, path: str, names: list[str]) -> bool:
         """Entries of which some may be at the destination; whether more comes into it, now or later."""
-        counts, unit, user, group = self.report.counts, self.unit, self.keeper.user, self.keeper.group
+        counts, unit, user, group = self.report.counts, self.unit, self.copier.user, self.copier.group
         contents = self.options.contents
         added = False
         if not names:
@@ -443,7 +443,7 @@ class Copier(ContentCopier):
                 attributes = self._attributes(one)
                 same = (
                     status.st_mode == now.st_mode
-                    and self.keeper.owner(status) == (now.st_uid, now.st_gid)
+                    and self.copier.owner(status) == (now.st_uid, now.st_gid)
                     and status.st_mtime_ns // self.unit == now.st_mtime_ns // self.unit
                     and (not self.options.attributes or attributes == extended(other))
                 )
@@ -455,7 +455,7 @@ class Copier(ContentCopier):
                 if self.dry:
                     self.report.actions.append(("update", where))
                 else:
-                    self.keeper.apply(other, status, attributes, now=now)
+                    self.copier.apply(other, status, attributes, now=now)
             finally:
                 os.close(other)
         finally:
@@ -496,7 +496,7 @@ class Copier(ContentCopier):
 
     def _plain_attributes(self, name: str, target: int, status: os.stat_result) -> None:
         """Owner and times of what has no contents; never through a symlink that somebody puts there."""
-        owner, group = self.keeper.owner(status)
+        owner, group = self.copier.owner(status)
         now = os.stat(name, dir_fd=target, follow_symlinks=False)
         if (now.st_uid, now.st_gid) != (owner, group):
             os.chown(name, owner, group, dir_fd=target, follow_symlinks=False)

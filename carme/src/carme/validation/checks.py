@@ -57,7 +57,7 @@ class Validation:
     """Walks through a site as `account`.
 
     Arguments: `url` of the site and the `certificate` to trust; `options` as in the start form; `training`
-    adds the training run over all nodes; `stranger` is a second account that must not get in; `tell` gets a
+    adds the training run over all nodes; `stranger` is a second account that must not get in; `notify` gets a
     line of progress.
     """
 
@@ -70,11 +70,11 @@ class Validation:
         options: dict[str, str],
         training: bool,
         stranger: Account | None,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
     ) -> None:
         self.url, self.certificate = url, certificate
         self.account, self.stranger = account, stranger
-        self.options, self.training, self.tell = options, training, tell
+        self.options, self.training, self.notify = options, training, notify
         self.nodes = int(options["nodes"])
         self.gpus_per_node = int(options["gpus_per_node"])
         self.checks: list[Check] = []
@@ -150,9 +150,9 @@ class Validation:
         except CarmeError as error:
             check.detail, check.ok, check.remedy = str(error), False, remedy
         check.seconds = round(time.monotonic() - begin, 2)
-        self.tell(f"{'ok    ' if check.ok else 'FAILED'} {name:<11} {check.seconds:7.1f} s  {check.detail}")
+        self.notify(f"{'ok    ' if check.ok else 'FAILED'} {name:<11} {check.seconds:7.1f} s  {check.detail}")
         if check.remedy:
-            self.tell(f"                           {check.remedy}")
+            self.notify(f"                           {check.remedy}")
         return check.ok
 
     def _broker(self) -> str:
@@ -240,7 +240,7 @@ class Validation:
         cell = kernel.run(
             f"!carme-run -n {ranks} {EXAMPLE} --report {report}",
             timeout=300,
-            on_line=lambda line: self.tell(f"       | {_COLOURS.sub('', line)}"),
+            on_line=lambda line: self.notify(f"       | {_COLOURS.sub('', line)}"),
         )
         _wanted(cell)
         read = kernel.run(

@@ -177,7 +177,7 @@ class _Talk:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._others = [member for member in range(group.size) if member != group.index]
-        self._asked = 0
+        self._question_count = 0
         # What is under way. A letter that is given up leaves those that follow it without an addressee.
         self._sent: list[Pending] = []
         self._questions = {member: self._expect(member, _QUESTION_TAG, _QUESTION) for member in self._others}
@@ -186,13 +186,13 @@ class _Talk:
 
     def ask(self) -> int:
         """Ask all others where they are; the number of the question."""
-        self._asked += 1
+        self._question_count += 1
         for member in self._others:
-            self._send(member, _QUESTION_TAG, bytearray(_QUESTION.pack(self._asked)))
+            self._send(member, _QUESTION_TAG, bytearray(_QUESTION.pack(self._question_count)))
             self._owed[member] += 1
             if member not in self._answers:
                 self._answers[member] = self._expect(member, _ANSWER_TAG, _ANSWER, _LONGEST_ANSWER)
-        return self._asked
+        return self._question_count
 
     def answer(self, member: int, number: int, asking: bool, where: str) -> None:
         """Answer question `number` of `member`."""

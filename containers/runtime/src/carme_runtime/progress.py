@@ -1,4 +1,4 @@
-"""How training goes, told by each rank to who listens where CARME_METRICS says.
+"""Progress of training, which each rank sends to the listener that CARME_METRICS names.
 
 Where that variable names a Unix datagram socket, every rank that trains sends it, every five seconds, one
 JSON object of sums since its first step:
@@ -10,7 +10,7 @@ JSON object of sums since its first step:
 answer, a message that cannot be sent is forgotten, and who listens sees sums, so that none is missed.
 
 Steps of optimizers of PyTorch, samples of its DataLoader and waits for it, and Keras' batches are seen
-without a word of the script. The loss of a PyTorch script is what it says: `tell(loss=loss)`.
+without a word of the script. A PyTorch script reports its loss itself: `report(loss=loss)`.
 """
 
 import atexit
@@ -22,12 +22,13 @@ import os
 import socket
 import threading
 import time
+import warnings
 import weakref
 from typing import Any
 
 from carme_runtime import profile
 
-__all__ = ["METRICS", "Progress", "active", "batch", "begin", "tell", "watch_optimizers"]
+__all__ = ["METRICS", "Progress", "active", "batch", "begin", "report", "watch_optimizers"]
 
 METRICS = "CARME_METRICS"
 INTERVAL = 5.0  # seconds between two messages
@@ -53,7 +54,7 @@ class Progress:
         self._over = threading.Event()
         self._socket: socket.socket | None = None
 
-    def tell(self, steps: int = 0, samples: int = 0, loss: Any = None) -> None:
+    def report(self, steps: int = 0, samples: int = 0, loss: Any = None) -> None:
         """So much more was done.
 
         Args:
@@ -86,7 +87,7 @@ class Progress:
         elif known is not optimizer:
             return
         samples, self._pending = self._pending, 0
-        self.tell(steps=1, samples=samples)
+        self.report(steps=1, samples=samples)
 
     def message(self) -> bytes:
         """What is sent."""
@@ -144,15 +145,22 @@ def active() -> bool:
     return progress is not None
 
 
-def tell(*, loss: Any = None, samples: int = 0, steps: int = 0) -> None:
-    """Say how training goes, from a loop that is not seen by itself; see `Progress.tell`.
+def report(*, loss: Any = None, samples: int = 0, steps: int = 0) -> None:
+    """Report progress from a loop that is not seen by itself; see `Progress.report`.
 
-    In a PyTorch script only the loss has to be said, of which a GPU's value is read every five seconds:
+    In a PyTorch script only the loss needs this. Of a loss on a GPU, the value is read every five seconds:
 
-        carme_runtime.progress.tell(loss=loss)
+        carme_runtime.progress.report(loss=loss)
     """
     if progress:
-        progress.tell(steps, samples, loss)
+        progress.report(steps, samples, loss)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "tell":
+        warnings.warn("carme_runtime.progress.tell is now called report.", DeprecationWarning, stacklevel=2)
+        return report
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def batch(data: Any) -> None:

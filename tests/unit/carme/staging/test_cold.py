@@ -13,7 +13,7 @@ from typing import Literal
 import pytest
 
 from carme.staging import Options, copy, native
-from carme.staging.attributes import Keeper
+from carme.staging.attributes import AttributeCopier
 from carme.staging.native import Native
 
 from . import trees
@@ -70,7 +70,7 @@ def library_for(options: Options) -> Native:
     """The compiled part."""
     loaded = native.library()
     assert loaded
-    return Native.make(loaded, options, Keeper(attributes=True), 1)
+    return Native.make(loaded, options, AttributeCopier(attributes=True), 1)
 
 
 @pytest.mark.usefixtures("compiled")

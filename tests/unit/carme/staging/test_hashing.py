@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from carme.staging import Options, contents, copy, engine, native
-from carme.staging.attributes import Keeper
+from carme.staging.attributes import AttributeCopier
 from carme.staging.digests import ALGORITHMS
 from carme.staging.native import Entries, Native
 
@@ -43,7 +43,7 @@ def test_small_files_are_known_by_their_digests(tmp_path: Path, unlike: None, ve
     target.mkdir()
     loaded = native.library()
     assert loaded
-    hashing = Native.make(loaded, Options(verify=verify), Keeper(True), 1)  # type: ignore[arg-type]
+    hashing = Native.make(loaded, Options(verify=verify), AttributeCopier(True), 1)  # type: ignore[arg-type]
     one, other = os.open(source / "d0", os.O_RDONLY), os.open(target, os.O_RDONLY)
     try:
         left = hashing.copy(

@@ -307,7 +307,7 @@ def test_the_dashboard_shows_what_my_sessions_do(
         [broker.put(make_job(7, kind="session", started=begun, submitted=begun, cpus=8, minutes_limit=120))]
     )
     reported = make_session("s12345678", "ready", 5, ends=now + timedelta(hours=1)).model_dump(mode="json")
-    Session.objects.filter(name="s12345678").update(state="ready", job_id=7, told=reported)
+    Session.objects.filter(name="s12345678").update(state="ready", job_id=7, reported=reported)
     Project.objects.filter(name="vision").update(gpu_hours=500, used={"gpu_hours": 320.0})
     broker.put(make_job(9, user="bob", gpus=2, node_list="n1", started=now, minutes_limit=900))
     log_in(page)

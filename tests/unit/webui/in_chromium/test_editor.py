@@ -57,7 +57,7 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     editor.fill(SCRIPT.replace("--nodes=2", ""))
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("train"))).to_be_visible()
-    (made,) = broker.asked_for("submit")
+    (made,) = broker.requests_of("submit")
     assert (made.request.name, made.request.gpus_per_node, made.request.minutes) == ("train", 2, 90)
     assert made.request.nodes == 1
     page.goto("/jobs/submit/")
@@ -91,5 +91,5 @@ def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, brok
     expect(memory).to_have_value("2048")
     page.get_by_role("button", name="Submit", exact=True).click()
     expect(page.get_by_role("heading", name=re.compile("distributed"))).to_be_visible()
-    (made,) = broker.asked_for("submit")
+    (made,) = broker.requests_of("submit")
     assert (made.request.nodes, made.request.memory_mb_per_node) == (2, 2048)

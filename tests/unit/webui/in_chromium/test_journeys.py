@@ -216,7 +216,7 @@ def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, brok
     log_in(page)
     page.goto("/")
     expect(page.locator("#prospect")).to_contain_text("Starts now.")
-    broker.starts = lambda asked: datetime.now(UTC) + timedelta(hours=3 if asked.minutes > 60 else 1)
+    broker.starts = lambda requested: datetime.now(UTC) + timedelta(hours=3 if requested.minutes > 60 else 1)
     expect(page.locator("#prospect")).to_contain_text("Cost in GPU-hours: 1.")
     expect(page.get_by_label("Hours")).to_be_hidden()
     bottom = page.get_by_role("button", name="Start", exact=True).bounding_box()
@@ -248,7 +248,7 @@ def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: Non
     address = page.url.partition("?")[0]
     name = address.rstrip("/").rpartition("/")[2]
     Session.objects.filter(name=name).update(
-        state="ready", job_id=9, told=make_session(name, steps=8, node_list="n1").model_dump(mode="json")
+        state="ready", job_id=9, reported=make_session(name, steps=8, node_list="n1").model_dump(mode="json")
     )
     page.evaluate("document.body.dispatchEvent(new Event('news'))")
     page.wait_for_url(f"**/jupyter/user/alice/{name}/**")
@@ -380,7 +380,7 @@ def test_an_administrator_runs_the_site(page: Page, a_life: None, broker: FakeBr
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
     page.get_by_role("button", name="Resume n1").click()  # which comes by itself
     expect(page.get_by_text("Sent to Slurm.")).to_be_visible()
-    assert [(one.name, one.drain) for one in broker.asked_for("node")] == [("n1", True), ("n1", False)]
+    assert [(one.name, one.drain) for one in broker.requests_of("node")] == [("n1", True), ("n1", False)]
     keep(page, "journey-nodes")
     _read_lists_and_approve(page)
     _announce(page)

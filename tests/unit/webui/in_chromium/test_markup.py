@@ -37,7 +37,7 @@ NAMES = """
 """
 FIELDS = dict.fromkeys(NAMES.split(), MARK) | {"next": "//evil.example/"}
 #: What the pages' addresses and the portal's own decisions hang on.
-KEPT = {
+UNCHANGED = {
     *("name", "username", "password", "digest", "start", "state", "kind", "key", "user", "link", "cause"),
     *("ending", "stage_name", "session_name", "session_image", "mailing", "language", "theme", "email"),
     "cursor",
@@ -60,7 +60,7 @@ def a_marked_life(a_life: None, broker: FakeBroker, alice: User, root: User) -> 
             field.name: MARK[: field.max_length or None]
             for field in model._meta.concrete_fields
             if isinstance(field, models.CharField | models.TextField)
-            and not (field.unique or field.choices or field.name in KEPT)
+            and not (field.unique or field.choices or field.name in UNCHANGED)
         }
         if texts:
             model._default_manager.update(**texts)

@@ -21,12 +21,17 @@ class AdministrationConfig(AppConfig):
             user, mask_fields=["password"], exclude_fields=["last_login", "browser_zone"], mask_callable=mask
         )
         auditlog.register(factor, mask_fields=["data"], exclude_fields=["last_used_at"], mask_callable=mask)
-        auditlog.register(apps.get_model("projects", "Project"), exclude_fields=["kept", "problem", "used"])
+        auditlog.register(
+            apps.get_model("projects", "Project"), exclude_fields=["granted", "problem", "used"]
+        )
         # What the portal itself notes each round is no change of anybody's.
         auditlog.register(
-            apps.get_model("bookings", "Booking"), exclude_fields=["kept", "problem", "used", "session_name"]
+            apps.get_model("bookings", "Booking"),
+            exclude_fields=["reserved", "problem", "used", "session_name"],
         )
-        auditlog.register(apps.get_model("announcements", "Maintenance"), exclude_fields=["kept", "problem"])
+        auditlog.register(
+            apps.get_model("announcements", "Maintenance"), exclude_fields=["reserved", "problem"]
+        )
         for app, model in [
             ("projects", "Membership"),
             ("projects", "Invitation"),

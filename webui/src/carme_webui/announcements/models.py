@@ -65,7 +65,7 @@ class Maintenance(models.Model):
     whole = models.BooleanField(default=False)
     called_off = models.DateTimeField(null=True, blank=True)
     # Since when Slurm keeps it; null while it does not, and why not.
-    kept = models.DateTimeField(null=True, blank=True)
+    reserved = models.DateTimeField(null=True, blank=True)
     problem = SentenceField(blank=True)
 
     class Meta:

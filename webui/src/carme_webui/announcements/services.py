@@ -65,7 +65,7 @@ def plan(
     if row.end <= timezone.now():
         raise InvalidRequest(_("This time is over."), _("Choose a later end."), field="end")
     row.node_names, row.whole, row.by = names or known, not names, by
-    row.kept, row.problem = None, ""
+    row.reserved, row.problem = None, ""
     row.save()
     try:
         keep(row, broker, by.username)
@@ -88,20 +88,20 @@ def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
     try:
         broker.maintain(row.window, user=by)
     except CarmeError as error:
-        Maintenance.objects.filter(pk=row.pk).update(kept=None, problem=error.text)
+        Maintenance.objects.filter(pk=row.pk).update(reserved=None, problem=error.text)
         away = isinstance(error, SlurmError) and error.code == "slurm-away"
         if not (away or isinstance(error, BrokerUnavailable)):
             raise
         logger.warning("The maintenance %s is kept later: %s", row.name, error)
     else:
-        Maintenance.objects.filter(pk=row.pk).update(kept=row.kept or timezone.now(), problem="")
+        Maintenance.objects.filter(pk=row.pk).update(reserved=row.reserved or timezone.now(), problem="")
     row.refresh_from_db()
 
 
 def call_off(row: Maintenance, by: User, broker: BrokerClient) -> None:
     """Do not do it, or end it now. When Slurm cannot be asked, the reconciler does it later."""
     row.called_off = timezone.now()
-    row.kept, row.problem = None, ""
+    row.reserved, row.problem = None, ""
     row.save()
     try:
         broker.release(row.name, user=by.username)
@@ -194,8 +194,8 @@ def agree(broker: BrokerClient, now: datetime | None = None) -> bool:
                 keep(row, broker, row.by.username if row.by else "root")
             except CarmeError as error:
                 logger.warning("Slurm does not keep the maintenance %s: %s", row.name, error)
-        elif row.kept is None or row.problem:
-            Maintenance.objects.filter(pk=row.pk).update(kept=now, problem="")
+        elif row.reserved is None or row.problem:
+            Maintenance.objects.filter(pk=row.pk).update(reserved=now, problem="")
         warn(row, broker)
     for name in there.keys() - planned.keys():
         if Maintenance.planned(now).filter(name=name).exists():

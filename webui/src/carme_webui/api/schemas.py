@@ -209,7 +209,7 @@ def session_out(row: "sessions.Session", apps: list[App] | None = None) -> Sessi
         **{name: getattr(row, name) for name in same},
         explanation=translated(row.explanation),
         state=SessionState(row.state),
-        options=row.asked_for,
+        options=row.requested_options,
         node_list=reported.node_list if reported else "",
         ends=reported.ends if reported and not row.is_over else None,
         stops_idle=reported.stops_idle if reported and not row.is_over else None,
@@ -268,7 +268,7 @@ def booking_out(row: Booking, reader: User | None = None) -> BookingOut:
         owner=row.owner.username,
         project=row.project.name if row.project else "",
         state=BookingState(row.state),
-        kept=row.kept is not None,
+        reserved=row.reserved is not None,
         offered_to=row.offered_to.username if row.offered_to else "",
         **(_planned(row) if reader in (None, row.owner) else {}),
     )

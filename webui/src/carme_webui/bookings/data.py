@@ -60,7 +60,7 @@ def bring(broker: BrokerClient, jobs: Iterable[Job], now: datetime) -> None:
         wanted = job_name(row) if row.session_image and any(one.is_ahead for one in stages_of(row)) else ""
         if row.stage_name != wanted:
             _stop(row, broker)
-            fresh = {"stage_name": wanted, "stage_asked": None, "staged": None, "stage_problem": ""}
+            fresh = {"stage_name": wanted, "stage_requested": None, "staged": None, "stage_problem": ""}
             if not Booking.objects.filter(pk=row.pk, stage_name=row.stage_name).update(**fresh):
                 continue
             row.refresh_from_db()
@@ -85,9 +85,9 @@ def _known(row: Booking, broker: BrokerClient) -> Job | None:
 
 
 def _begin(row: Booking, broker: BrokerClient, now: datetime) -> None:
-    if row.stage_asked and now - row.stage_asked < PATIENCE:
+    if row.stage_requested and now - row.stage_requested < PATIENCE:
         return
-    if not Booking.objects.filter(pk=row.pk, stage_asked=row.stage_asked).update(stage_asked=now):
+    if not Booking.objects.filter(pk=row.pk, stage_requested=row.stage_requested).update(stage_requested=now):
         return  # another round does
     minutes = min(settings.SITE.staging.minutes, (row.start - now) // timedelta(minutes=1))
     if minutes < 1:

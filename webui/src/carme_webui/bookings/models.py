@@ -64,7 +64,7 @@ class Booking(models.Model):
     # When it really was over: earlier than its end when it was deleted or given back.
     ended = models.DateTimeField(null=True)
     # Since when Slurm keeps it; null while it does not, and why not.
-    kept = models.DateTimeField(null=True)
+    reserved = models.DateTimeField(null=True)
     problem = SentenceField(blank=True)
     # When a job was seen in it last.
     used = models.DateTimeField(null=True)
@@ -77,7 +77,7 @@ class Booking(models.Model):
     # The job that brings the data before the booking begins: its name, when it was asked for last, its
     # number, when it was done, or why it was not.
     stage_name = models.CharField(max_length=56, blank=True)
-    stage_asked = models.DateTimeField(null=True)
+    stage_requested = models.DateTimeField(null=True)
     stage_job = models.BigIntegerField(null=True)
     staged = models.DateTimeField(null=True)
     stage_problem = SentenceField(blank=True)

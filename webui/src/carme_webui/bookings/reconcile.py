@@ -62,7 +62,7 @@ def _let_time_pass(now: datetime) -> None:
         if row.move(Cause.UNANSWERED):
             notes.ended(row)
     for row in Booking.open().filter(end__lte=now):
-        if row.kept:
+        if row.reserved:
             row.move(Cause.FINISHED, ended=row.end)
         elif row.move(Cause.IMPOSSIBLE, ended=row.start):  # so it costs nothing
             notes.ended(row)
@@ -73,7 +73,7 @@ def _let_time_pass(now: datetime) -> None:
 
 def _begin_sessions(cluster: Cluster, now: datetime) -> None:
     """Start the sessions that were planned for bookings which have begun; the portal then asks the hub."""
-    begun = Booking.open().filter(state=BookingState.ACTIVE, kept__isnull=False, end__gt=now)
+    begun = Booking.open().filter(state=BookingState.ACTIVE, reserved__isnull=False, end__gt=now)
     for row in begun.exclude(session_image=""):
         # The name is decided once, so that two rounds, or one after a crash, make one session.
         Booking.objects.filter(pk=row.pk, session_name="").update(session_name=new_name())
@@ -111,10 +111,10 @@ def _note_use(jobs: Iterable[Job], now: datetime) -> None:
 
 def _give_back_unused(broker: BrokerClient, now: datetime) -> None:
     """End bookings in which nobody ran anything; what is left of them is credited."""
-    for row in Booking.open().filter(state=BookingState.ACTIVE, used=None, kept__isnull=False):
+    for row in Booking.open().filter(state=BookingState.ACTIVE, used=None, reserved__isnull=False):
         grace = timedelta(minutes=row.policy(settings.SITE).grace_minutes)
         # While Slurm did not keep it, nobody could have used it.
-        if grace and now >= max(row.start, row.kept or now) + grace and row.move(Cause.UNUSED, ended=now):
+        if grace and now >= max(row.start, row.reserved or now) + grace and row.move(Cause.UNUSED, ended=now):
             logger.info("Booking %s is given back: nothing ran in it.", row.name)
             let_go(row, broker)
             notes.ended(row)
@@ -142,7 +142,7 @@ def _leave_bad_nodes(
         bad = sorted(set(row.node_names) & (failed | maintained) | set(row.node_names) - known)
         if not bad:
             # They work again, or the maintenance was called off.
-            Booking.objects.filter(pk=row.pk, kept__isnull=False).exclude(problem="").update(problem="")
+            Booking.objects.filter(pk=row.pk, reserved__isnull=False).exclude(problem="").update(problem="")
             continue
         # A node that fails long before may well be back in time.
         if not set(bad) & maintained and row.start > now + timedelta(hours=1):
@@ -198,8 +198,8 @@ def _agree(broker: BrokerClient, reservations: list[Reservation], now: datetime)
     rows = {row.name: row for row in Booking.open().exclude(state=BookingState.REQUESTED)}
     todo = plan((row.hold for row in rows.values()), reservations, now)
     changed = {hold.name for hold in todo.keep}
-    agreeing = Booking.objects.filter(name__in=rows.keys() - changed, kept=None)
-    agreeing.update(kept=now)
+    agreeing = Booking.objects.filter(name__in=rows.keys() - changed, reserved=None)
+    agreeing.update(reserved=now)
     for name in todo.release:
         row = Booking.objects.select_related("owner").filter(name=name).first()
         if row is not None:

@@ -341,19 +341,19 @@ def keep(booking: Booking, broker: BrokerClient) -> None:
     try:
         broker.reserve(booking.hold, user=booking.owner.username)
     except CarmeError as error:
-        Booking.objects.filter(pk=booking.pk).update(kept=None, problem=error.text)
+        Booking.objects.filter(pk=booking.pk).update(reserved=None, problem=error.text)
         if not _away(error):
             raise
         logger.warning("Booking %s is kept later: %s", booking.name, error)
     else:
-        saved = booking.kept or timezone.now()
-        Booking.objects.filter(pk=booking.pk).update(kept=saved, problem="")
+        saved = booking.reserved or timezone.now()
+        Booking.objects.filter(pk=booking.pk).update(reserved=saved, problem="")
     booking.refresh_from_db()
 
 
 def let_go(booking: Booking, broker: BrokerClient) -> None:
     """Have Slurm keep the nodes no longer. When that fails, the reconciler does it later."""
-    Booking.objects.filter(pk=booking.pk).update(kept=None)
+    Booking.objects.filter(pk=booking.pk).update(reserved=None)
     booking.refresh_from_db()
     try:
         broker.release(booking.name, user=booking.owner.username)

@@ -72,25 +72,25 @@ def content(request: HttpRequest, files: Files, path: str) -> HttpResponse | Str
 
 
 def add_part(
-    files: Files, path: str, upload: str, part: BinaryIO, asked: Mapping[str, str | None], replace: bool
+    files: Files, path: str, upload: str, part: BinaryIO, requested: Mapping[str, str | None], replace: bool
 ) -> Upload:
     """Add a part to an upload; with the last one the file appears, whole.
 
     Args:
         upload: What it is called, 32 hexadecimal digits.
-        asked: `offset` at which the part belongs, its `length`, and the `size` of the whole, in bytes.
+        requested: `offset` at which the part belongs, its `length`, and the `size` of the whole, in bytes.
 
     Raises:
         CarmeError: It does not fit, or may not be.
     """
     path = within(path, places_of(files))
-    return files.write(path, upload, part, replace=replace, **numbers_of(asked))
+    return files.write(path, upload, part, replace=replace, **numbers_of(requested))
 
 
-def numbers_of(asked: Mapping[str, str | None]) -> dict[str, int]:
+def numbers_of(requested: Mapping[str, str | None]) -> dict[str, int]:
     """Where a part belongs, its length, and that of the whole. Raises InvalidRequest."""
     limits = {"offset": MOST_BYTES, "length": PART, "size": MOST_BYTES}
-    return {name: _number(asked[name], most) for name, most in limits.items()}
+    return {name: _number(requested[name], most) for name, most in limits.items()}
 
 
 def make(files: Files, parent: str, name: str) -> str:

@@ -85,7 +85,7 @@ class SubmitForm(ScalingFields):
         #: What the page's script compares with.
         self.begin = begin
         super().__init__(data, initial=begin | (initial or {}), label_suffix="")
-        self.asked: JobSubmission | None = None
+        self.submission: JobSubmission | None = None
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
         self._choices("image", _("No image (run on the host)"), catalogue.names())
         self._choices(
@@ -184,7 +184,7 @@ class SubmitForm(ScalingFields):
             self.add_error("arguments", _("A quotation mark is not closed. Close it, or leave it out."))
             return cleaned
         try:
-            self.asked = JobSubmission(**values)
+            self.submission = JobSubmission(**values)
         except ValidationError as error:
             self.refuse(refusal(error, JobSubmission))
         return cleaned

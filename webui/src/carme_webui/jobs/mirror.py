@@ -12,7 +12,7 @@ from django.utils.translation import ngettext
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError, NotFound
-from carme.jobs import Job as Told
+from carme.jobs import Job as JobReport
 from carme.jobs import JobState
 from carme.translation import message, translated
 from carme_webui.accounts.models import User
@@ -80,7 +80,7 @@ def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
         notifier.notify_all()  # what pages say of the mirror's silence is over
 
 
-def _ending(batch: Iterable[Told]) -> list[Told]:
+def _ending(batch: Iterable[JobReport]) -> list[JobReport]:
     """Those batch jobs that were active here up to now and are over."""
     over = {job.id: job for job in batch if job.kind == "batch" and not job.is_active}
     if not over:
@@ -90,11 +90,11 @@ def _ending(batch: Iterable[Told]) -> list[Told]:
     ]
 
 
-def _notify_ended(ended: Iterable[Told]) -> None:
+def _notify_ended(ended: Iterable[JobReport]) -> None:
     """Tell owners; of an array when all of it is over, of many at once in one sentence."""
     ended = list(ended)
     _notify_of_arrays({(job.user, job.array_id) for job in ended if job.array_id is not None})
-    by_user: dict[str, list[Told]] = {}
+    by_user: dict[str, list[JobReport]] = {}
     for job in ended:
         if job.array_id is not None:
             continue

@@ -184,10 +184,10 @@ def submit(request: HttpRequest) -> HttpResponse:
         form = _form(user, cluster, initial=_begin(request))
         return _form_page(request, form, banner)
     form = _form(user, cluster, data=request.POST)
-    if form.is_valid() and form.asked is not None:
+    if form.is_valid() and form.submission is not None:
         site = broker()
         try:
-            requested, ignored = submissions.to_request(form.asked, user, site, form.probe)
+            requested, ignored = submissions.to_request(form.submission, user, site, form.probe)
             if ignored:
                 messages.warning(
                     request,
@@ -228,9 +228,9 @@ def predict(request: HttpRequest) -> HttpResponse:
     form = _form(user, cluster, data=request.POST)
     form.is_valid()
     context: dict[str, object] = {"problems": [p for name in SCALING for p in form.errors.get(name, [])]}
-    if (probe := form.probe) and form.asked is not None and cluster is not None:
+    if (probe := form.probe) and form.submission is not None and cluster is not None:
         try:
-            context["advice"] = _advice(probe, submissions.sized(form.asked), cluster, user)
+            context["advice"] = _advice(probe, submissions.sized(form.submission), cluster, user)
         except CarmeError as error:
             context["problems"] = [str(error)]
     return render(request, "scaling/advice.html", context)

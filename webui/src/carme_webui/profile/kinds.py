@@ -80,11 +80,11 @@ def choices_of(user: User) -> list[tuple[Kind, About, bool, bool]]:
     ]
 
 
-def choose(user: User, asked: Mapping[Kind, tuple[bool, bool]]) -> None:
+def choose(user: User, requested: Mapping[Kind, tuple[bool, bool]]) -> None:
     """Note what this user wants to be told, on pages and by mail; of what is not named nothing is wanted."""
     chosen: dict[str, list[bool]] = {}
     for kind, about, *_now in choices_of(user):
-        page, mail = asked.get(kind, (False, False))
+        page, mail = requested.get(kind, (False, False))
         how = [page or about.fixed, mail]
         # What is as the site has it follows the site when that changes.
         if how != [about.page, about.mail]:

@@ -56,7 +56,7 @@ class Project(models.Model):
     created = models.DateTimeField(default=timezone.now)
     closed = models.DateTimeField(null=True, blank=True)
     # Since when Slurm grants what the row says; null while it does not, and why not.
-    kept = models.DateTimeField(null=True, blank=True)
+    granted = models.DateTimeField(null=True, blank=True)
     problem = SentenceField(blank=True)
     # What Slurm counted when it was last looked at.
     used = models.JSONField(default=dict, blank=True)
@@ -164,7 +164,7 @@ def access_for(user: User) -> Access:
     """What Slurm lets a user use; it knows of the user's projects, even of one that was joined just now."""
     access = access_of(user.username)
     known = {one.account for one in access.associations}
-    joined = {project.account for project in own_projects(user) if project.kept}
+    joined = {project.account for project in own_projects(user) if project.granted}
     return access_of(user.username, anew=True) if known and joined - known else access
 
 

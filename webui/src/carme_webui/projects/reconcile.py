@@ -48,9 +48,9 @@ def _note(project: Project, there: ProjectAccount | None) -> None:
     """Remember what is used, where that is news."""
     assert there is not None
     used = there.use.model_dump()
-    if project.used != used or project.kept is None or project.problem:
-        saved = project.kept or timezone.now()
-        Project.objects.filter(pk=project.pk).update(used=used, kept=saved, problem="")
+    if project.used != used or project.granted is None or project.problem:
+        saved = project.granted or timezone.now()
+        Project.objects.filter(pk=project.pk).update(used=used, granted=saved, problem="")
         _warn(project, there.use.gpu_hours)
 
 

@@ -71,12 +71,12 @@ def keep(project: Project, broker: BrokerClient, by: str, undo: Callable[[], Any
         if not away and undo is not None:
             undo()
             raise
-        Project.objects.filter(pk=project.pk).update(kept=None, problem=error.text)
+        Project.objects.filter(pk=project.pk).update(granted=None, problem=error.text)
         logger.warning("The project %s is granted later: %s", project.name, error)
     else:
         # Who has left and still has jobs is taken out when these have ended.
         saved = None if set(state.members) - set(project.grant.members) else timezone.now()
-        Project.objects.filter(pk=project.pk).update(kept=saved, problem="", used=state.use.model_dump())
+        Project.objects.filter(pk=project.pk).update(granted=saved, problem="", used=state.use.model_dump())
 
 
 def create(by: User, name: str, title: str, manager: User, broker: BrokerClient) -> Project:

@@ -160,7 +160,7 @@ def save_preset(owner: User, name: str, options: SessionOptions) -> Preset:
 
 def stop(found: Session) -> None:
     """Have a session stopped; one that is over or stopping stays as it is."""
-    if found.move(SessionState.STOPPING, sentence="", asked=None):
+    if found.move(SessionState.STOPPING, sentence="", requested_at=None):
         notifier.notify([found.owner.username])
         tend_soon()
 

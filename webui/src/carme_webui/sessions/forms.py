@@ -73,7 +73,7 @@ class StartForm(ScalingFields):
         access: What Slurm lets the owner use; None: that is not known.
         bookings: Those that the owner may use.
         booking: The name of the one to begin with.
-        asked: Values of fields to begin with, as the query of an address has them.
+        requested: Values of fields to begin with, as the query of an address has them.
         datasets: Those that the owner sees; None: the site's.
         read: Reads the result of a probe, by its path; None: nobody can.
         presets: The owner's, whose hardware is offered too.
@@ -127,7 +127,7 @@ class StartForm(ScalingFields):
         access: Access | None = None,
         bookings: Sequence[Booking] = (),
         booking: str = "",
-        asked: Mapping[str, str] | None = None,
+        requested: Mapping[str, str] | None = None,
         datasets: Datasets | None = None,
         read: Callable[[str], Curve] | None = None,
         presets: Sequence[Preset] = (),
@@ -158,7 +158,7 @@ class StartForm(ScalingFields):
                 "nodes": len(row.node_names),
                 "minutes": max(1, min(minutes_in(row), site.sessions.maximum_minutes)),
             }
-        initial |= {key: value for key, value in (asked or {}).items() if key in FILLED_IN}
+        initial |= {key: value for key, value in (requested or {}).items() if key in FILLED_IN}
         self.presets = presets
         self._cards, self._times = cards(site, cluster, self._supplies, presets), times(site, timezone.now())
         initial["hardware"] = matching(self._cards, initial)

@@ -53,7 +53,7 @@ def due_sessions() -> list[str]:
 
     def is_due(session: Session) -> bool:
         wait = LOOK_AFTER if session.state == SessionState.REQUESTED else ASK_AGAIN_AFTER
-        return session.asked is None or now - session.asked > wait
+        return session.requested_at is None or now - session.requested_at > wait
 
     return [session.name for session in Session.objects.filter(to_do) if is_due(session)]
 
@@ -89,7 +89,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
     """Ask the hub to start the session's server, unless hub or broker know of it already."""
     user, name = session.owner.username, session.name
     try:
-        if session.asked is not None and _is_known(session, hub, broker, now):
+        if session.requested_at is not None and _is_known(session, hub, broker, now):
             return
         if now - session.created > PATIENCE:
             _refuse(
@@ -97,7 +97,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
             )
             return
         _note(session, now)
-        hub.start(user, name, resolved(session.asked_for, session.owner))
+        hub.start(user, name, resolved(session.requested_options, session.owner))
     except HubSilent:
         pass  # it may have begun: the next look finds out
     except (HubUnavailable, BrokerUnavailable) as error:
@@ -139,8 +139,8 @@ def _refuse(session: Session, sentence: str) -> bool:
 
 def _note(session: Session, now: datetime) -> None:
     """Remember that the hub is asked now."""
-    Session.objects.filter(pk=session.pk).update(asked=now)
-    session.asked = now
+    Session.objects.filter(pk=session.pk).update(requested_at=now)
+    session.requested_at = now
 
 
 def end(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> None:

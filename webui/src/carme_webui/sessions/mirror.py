@@ -5,21 +5,21 @@ from collections.abc import Iterable
 from carme.broker import BrokerClient
 from carme.errors import NotFound
 from carme.sessions import Ending, SessionState
-from carme.sessions import Session as Told
+from carme.sessions import Session as SessionReport
 from carme.translation import message
 from carme_webui.sessions.models import Session
 
 __all__ = ["find", "store", "sweep"]
 
 
-def store(told: Iterable[Told]) -> None:
+def store(reports: Iterable[SessionReport]) -> None:
     """Bring the rows of these sessions up to date; sessions that the portal did not make have none."""
-    latest = {session.name: session for session in told}
+    latest = {session.name: session for session in reports}
     for row in Session.objects.select_related("owner").filter(name__in=latest):
         row.follow(latest[row.name])
 
 
-def find(row: Session, broker: BrokerClient) -> Told | None:
+def find(row: Session, broker: BrokerClient) -> SessionReport | None:
     """What the broker knows about one session, stored in its row; None when it knows of none.
 
     Raises:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from carme.images import app_path
 from carme.jobs import SessionOptions, stage_text, without_log
 from carme.sessions import ENDINGS, STATES, TRANSITIONS, Ending, SessionState, Step
-from carme.sessions import Session as Told
+from carme.sessions import Session as SessionReport
 from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
@@ -118,11 +118,11 @@ class Session(models.Model):
     sentence = SentenceField(blank=True)
     job_id = models.BigIntegerField(null=True)
     # What the broker said last, a `carme.sessions.Session`; null as long as it knows of no job.
-    told = models.JSONField(null=True)
+    reported = models.JSONField(null=True)
     created = models.DateTimeField(default=timezone.now)
     changed = models.DateTimeField(default=timezone.now)
     # When the hub was asked last, to start or to stop it.
-    asked = models.DateTimeField(null=True)
+    requested_at = models.DateTimeField(null=True)
     # It is over and neither the hub nor Slurm holds anything of it.
     settled = models.BooleanField(default=False, db_index=True)
 
@@ -172,23 +172,25 @@ class Session(models.Model):
         self.refresh_from_db()
         return bool(moved)
 
-    def follow(self, told: Told) -> None:
+    def follow(self, reported: SessionReport) -> None:
         """Take over what the broker says.
 
         A session that its owner stopped, or that ended here, does not come back to life: then only the job
         and what else is known about it are noted.
         """
-        if told.owner != self.owner.username:
+        if reported.owner != self.owner.username:
             return  # anybody may give a job any name
-        known = {"told": told.model_dump(mode="json"), "job_id": told.job_id}
-        words = {"sentence": told.sentence, "ending": told.ending or ""}
+        known = {"reported": reported.model_dump(mode="json"), "job_id": reported.job_id}
+        words = {"sentence": reported.sentence, "ending": reported.ending or ""}
         with transaction.atomic():
             rows = self._rows()
-            if told.is_over:  # maybe of an earlier job; one that Slurm lost may come back with a lower number
-                rows = rows.exclude(job_id__gt=told.job_id)
-            earlier = rows.filter(state__in=BEFORE[told.state]).exclude(state=told.state)
-            arrived = earlier.update(state=told.state, changed=timezone.now(), **words, **known)
-            if not (arrived or rows.filter(state=told.state).update(**words, **known)):
+            if (
+                reported.is_over
+            ):  # maybe of an earlier job; one that Slurm lost may come back with a lower number
+                rows = rows.exclude(job_id__gt=reported.job_id)
+            earlier = rows.filter(state__in=BEFORE[reported.state]).exclude(state=reported.state)
+            arrived = earlier.update(state=reported.state, changed=timezone.now(), **words, **known)
+            if not (arrived or rows.filter(state=reported.state).update(**words, **known)):
                 rows.update(**known, settled=False)
         self.refresh_from_db()
         if arrived:
@@ -221,17 +223,17 @@ class Session(models.Model):
         return Session.objects.filter(pk=self.pk)
 
     @property
-    def last_reported(self) -> Told | None:
+    def last_reported(self) -> SessionReport | None:
         """What the broker said last; None as long as it knows of no job."""
-        if self.told is None:
+        if self.reported is None:
             return None
         try:
-            return Told.model_validate(self.told)
+            return SessionReport.model_validate(self.reported)
         except ValidationError:
             return None  # of an earlier version; the next news replace it
 
     @property
-    def asked_for(self) -> SessionOptions:
+    def requested_options(self) -> SessionOptions:
         """What the owner asked for."""
         return SessionOptions.model_validate(self.options)
 

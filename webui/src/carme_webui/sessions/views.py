@@ -138,7 +138,7 @@ def dashboard(request: HttpRequest) -> HttpResponse:
     cluster, banner = _look()
     name = request.GET.get("again")
     earlier = own_sessions(signed_in(request)).filter(name=name).first() if name else None
-    form = _form(request, cluster, options=earlier.asked_for if earlier else None)
+    form = _form(request, cluster, options=earlier.requested_options if earlier else None)
     context = {"form": form, **_live(request, cluster, banner)}
     return render(request, "sessions/dashboard.html", context | {"announced": latest_news()})
 
@@ -242,7 +242,7 @@ def delete_preset(request: HttpRequest, number: int) -> HttpResponse:
 @require_POST
 def again(request: HttpRequest, name: str) -> HttpResponse:
     """Start a session with the options of an earlier one; what is not possible now leads to the form."""
-    options = _mine(request, name).asked_for
+    options = _mine(request, name).requested_options
     fresh = request.POST.get("name", "")
     data = {key: "" if value is None else value for key, value in values_of(options).items()}
     cluster, banner = _look()
@@ -391,7 +391,7 @@ def _form(
         access=access_for(user),
         bookings=Booking.usable(user, timezone.now()),
         booking=request.GET.get("booking", ""),
-        asked=request.GET.dict(),
+        requested=request.GET.dict(),
         datasets=datasets_of(user),
         read=None if looks else lambda path: curve_of(path, user, broker()),
         presets=Preset.of(user) if presets is None else presets,
@@ -409,7 +409,7 @@ def apps_of(row: Session) -> list[App]:
     """What can be opened in a session, the one that was asked for first; nothing unless it is ready."""
     if row.state != SessionState.READY:
         return []
-    options = row.asked_for
+    options = row.requested_options
     titles = _titles(options.image, row.owner)
     names = sorted(titles, key=lambda name: (name != options.app, list(titles).index(name)))
     return [App(name, titles[name], row.address(name)) for name in names]
@@ -461,14 +461,14 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     return {
         "session": found,
         "shown": _show(found, banner),
-        "told": found.last_reported,
-        "options": found.asked_for,
+        "reported": found.last_reported,
+        "options": found.requested_options,
         "job": job,
         "lines": lines,
         "log": log,
         "banner": banner,
         "known_at": mirror.updated if mirror.silence or cluster is None else cluster.taken,
-        "time_limit": minutes_text((job and job.minutes_limit) or found.asked_for.minutes),
+        "time_limit": minutes_text((job and job.minutes_limit) or found.requested_options.minutes),
         "extensions": extensions(),
         "fresh": new_name(),
         "version": version,

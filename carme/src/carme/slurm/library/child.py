@@ -36,7 +36,7 @@ class Library:
         self._process: asyncio.subprocess.Process | None = None
         self._listening: asyncio.Task[None] | None = None
         self._words = bytearray()
-        self._asked = 0
+        self._question_count = 0
         self._turn = asyncio.Lock()
 
     async def ask(self, question: str, **about: str) -> Any:
@@ -68,7 +68,7 @@ class Library:
                 await self._end()
                 raise
             # Where Slurm did not answer, another child reads slurm.conf anew: it may name another controller.
-            if "refused" in message or self._asked >= QUESTIONS_OF_ONE:
+            if "refused" in message or self._question_count >= QUESTIONS_OF_ONE:
                 await self._end()
         if "refused" in message:
             raise refusal("pyslurm", message["refused"])
@@ -83,7 +83,7 @@ class Library:
     async def _exchange(self, question: str, about: dict[str, str]) -> dict[str, Any]:
         process = self._process or await self._start()
         assert process.stdin and process.stdout
-        self._asked += 1
+        self._question_count += 1
         process.stdin.write(json.dumps({"ask": question, "about": about}).encode() + b"\n")
         await process.stdin.drain()
         size = int.from_bytes(await process.stdout.readexactly(8))
@@ -101,7 +101,7 @@ class Library:
             start_new_session=True,
             umask=0o077,
         )
-        self._asked = 0
+        self._question_count = 0
         self._words.clear()
         assert process.stderr
         self._listening = asyncio.create_task(self._listen(process.stderr))

@@ -27,7 +27,7 @@ _NAMES = {
 }  # fmt: skip
 
 
-class Kept:
+class Unfinished:
     """Buffers of collectives that run on although nobody waits for them any more."""
 
     def __init__(self) -> None:
@@ -47,28 +47,28 @@ class Kept:
 class Pending:
     """A collective that runs in the background. Its buffers must not be touched until it is over.
 
-    Dropped before that, it leaves them to `kept`; without one, it is called off.
+    Dropped before that, it leaves them to `unfinished`; without one, it is called off.
     """
 
     def __init__(
         self,
         handle: Any,
         buffers: tuple[Any, ...],
-        kept: Kept | None = None,
+        unfinished: Unfinished | None = None,
         name: str = "",
         size: int = 0,
         recorded: bool = True,
     ) -> None:
         self._handle = handle
         self._buffers = buffers
-        self._kept = kept
+        self._unfinished = unfinished
         # For `profile`: what it is, the bytes of this rank's buffer, and when it began.
         self._seen = (name, size, profile.recorder.mark()) if profile.recorder and name else None
         self._recorded = recorded
 
     def __del__(self) -> None:
-        if self._kept is not None and not self._handle.done():
-            self._kept.add(self._handle, self._buffers)
+        if self._unfinished is not None and not self._handle.done():
+            self._unfinished.add(self._handle, self._buffers)
 
     def wait(self, timeout: int = -1) -> bool:
         """Wait at most `timeout` milliseconds; whether it is over. Raises what the collective raised."""
@@ -128,10 +128,10 @@ class Plan:
     With a wire type, what one run loses between nodes is added in the next (error feedback).
     """
 
-    def __init__(self, plan: Any, buffer: Any, kept: Kept, recorded: bool = True) -> None:
+    def __init__(self, plan: Any, buffer: Any, unfinished: Unfinished, recorded: bool = True) -> None:
         self._buffer = buffer
         self._recorded = recorded
-        self._kept = kept
+        self._unfinished = unfinished
         self._run: Callable[[], None] = plan.run
         self._start = plan.start
 
@@ -148,9 +148,9 @@ class Plan:
     def start(self) -> Pending:
         """Begin in the background."""
         if profile.recorder is None:
-            return Pending(self._start(), (self._buffer,), self._kept)
+            return Pending(self._start(), (self._buffer,), self._unfinished)
         size = _size(self._buffer)
-        return Pending(self._start(), (self._buffer,), self._kept, "allreduce", size, self._recorded)
+        return Pending(self._start(), (self._buffer,), self._unfinished, "allreduce", size, self._recorded)
 
 
 class Group:
@@ -176,7 +176,7 @@ class Group:
     ) -> None:
         self._context = context
         self._group = group_type(context)(context, ranks, timeout, links.algorithm(algorithm))
-        self._kept = Kept()  # goes after the core's group, which ends what still runs
+        self._unfinished = Unfinished()  # goes after the core's group, which ends what still runs
         self._choosing = threading.Lock()
         self._recorded = not hasattr(context, "group_type")  # by the core, which knows when they run
         if links.to_be_measured() and len(ranks) == context.size > 1:
@@ -250,7 +250,7 @@ class Group:
         """Prepare an allreduce of `array` that will be run many times; see `allreduce`."""
         at, count, kind = locate(array)
         plan = self._plan(self._group, at, count, kind, operation(op), timeout, wire_type(wire), array)
-        return Plan(plan, array, self._kept, self._recorded)
+        return Plan(plan, array, self._unfinished, self._recorded)
 
     def broadcast(
         self, array: Any, root: int = 0, label: str = "", timeout: int = -1, asynchronous: bool = False
@@ -392,9 +392,9 @@ class Group:
         keeps or waits for what this returns.
         """
         at, count, kind = locate(array)
-        self._kept.sweep()
+        self._unfinished.sweep()
         letter = self._group.send(member, at, count * SIZES[kind], tag, _signature(kind, form))
-        return Pending(letter, (array,), self._kept)
+        return Pending(letter, (array,), self._unfinished)
 
     def receive(self, array: Any, member: int, tag: int = 0, form: str = "") -> Pending:
         """Begin to receive into `array` what member number `member` sends with the same tag."""
@@ -442,8 +442,8 @@ class Group:
         asynchronous: bool = False,
         wire: int = 0,
     ) -> Pending | None:
-        if asynchronous and self._kept.held:
-            self._kept.sweep()
+        if asynchronous and self._unfinished.held:
+            self._unfinished.sweep()
         call = self._group.submit if asynchronous else self._group.execute
         began = time.perf_counter() if profile.recorder else 0.0
         handle = call(
@@ -461,10 +461,10 @@ class Group:
             wire,
         )
         if profile.recorder is None:
-            return Pending(handle, buffers, self._kept) if asynchronous else None
+            return Pending(handle, buffers, self._unfinished) if asynchronous else None
         name, size = _NAMES[kind], _size(buffers[0]) if buffers else 0
         if asynchronous:
-            return Pending(handle, buffers, self._kept, name, size, self._recorded)
+            return Pending(handle, buffers, self._unfinished, name, size, self._recorded)
         profile.recorder.add(profile.WAITING, name, began)
         profile.recorder.add(profile.COLLECTIVE, name, began, size, recorded=self._recorded)
         return None

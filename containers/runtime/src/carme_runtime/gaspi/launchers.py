@@ -35,7 +35,7 @@ def translated(environment: Mapping[str, str]) -> dict[str, str]:
         return {}
     for rank, size, local_rank, local_size in _MPI:
         if rank in environment and size in environment:
-            return _told(
+            return _from_addresses(
                 environment, environment[rank], environment[size], environment.get(local_rank),
                 environment.get(local_size), "",
             )  # fmt: skip
@@ -51,7 +51,7 @@ def translated(environment: Mapping[str, str]) -> dict[str, str]:
     found = _HOST.match(environment.get("SLURM_STEP_NODELIST", ""))
     first = f"{found[1]}{found[2] or ''}" if found else ""
     job = f"{environment.get('SLURM_JOB_ID')}.{step} {here}"
-    return _told(
+    return _from_addresses(
         environment, environment["SLURM_PROCID"], environment["SLURM_STEP_NUM_TASKS"],
         environment.get("SLURM_LOCALID"), local, first, job,
     )  # fmt: skip
@@ -70,7 +70,7 @@ def complete(environment: MutableMapping[str, str] = os.environ) -> None:
     environment.update(translated(environment))
 
 
-def _told(
+def _from_addresses(
     environment: Mapping[str, str],
     rank: str,
     size: str,

@@ -263,12 +263,12 @@ class Last(keras.callbacks.Callback):
         setattr(self.model, _STOPS[work], bool(world().table([stop]).any()))
 
 
-class Told(keras.callbacks.Callback):
-    """Tells who wants to know how training goes."""
+class ReportProgress(keras.callbacks.Callback):
+    """Reports the progress of training."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """One step more."""
-        progress.tell(steps=1, loss=(logs or {}).get("loss"))
+        progress.report(steps=1, loss=(logs or {}).get("loss"))
 
 
 def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], bool]:
@@ -294,8 +294,8 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
     last = Last(trained, [work for work, watch in zip(_STOPS, watched, strict=True) if watch])
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
     plain = [one.keras_callback if one.aggregate_logs else one for one in running]
-    reported = [Told()] if progress.active() else []
-    return [First(trained), *plain, *reported, last], any(not one.aggregate_logs for one in wrapped)
+    reporting = [ReportProgress()] if progress.active() else []
+    return [First(trained), *plain, *reporting, last], any(not one.aggregate_logs for one in wrapped)
 
 
 def look_at_weights(callbacks: Any, here: World) -> bool:

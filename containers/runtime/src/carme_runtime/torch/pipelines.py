@@ -35,7 +35,7 @@ from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
 from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
 
-_STEPS_KEPT = 50
+_STEP_COUNT = 50
 # How names of BatchNorm's statistics end, in PyTorch and in Keras.
 _RUNNING = ("running_mean", "running_var", "moving_mean", "moving_variance")
 
@@ -182,23 +182,23 @@ def _state_factor(optimizer: torch.optim.Optimizer) -> float:
     return 2.0
 
 
-def _with_batch_norm(made: Plan, traced: Traced, asked: str | None) -> Plan:
+def _with_batch_norm(made: Plan, traced: Traced, requested: str | None) -> Plan:
     """The plan with how BatchNorm is treated, where there is any. Raises InvalidCall."""
     opaque = opaque_batch_norms(traced)
     if not opaque and not batch_norms(traced):
         return dataclasses.replace(made, batch_norm="")
-    if asked == "deferred" and not all(defer_statistics(layer) for layer in opaque):
+    if requested == "deferred" and not all(defer_statistics(layer) for layer in opaque):
         raise InvalidCall(
             "BatchNorm layers that are not traced into, or do more, cannot defer their statistics.",
             "Use batch_norm='micro' or 'exact'.",
         )
-    if asked is None and made.schedule.micro_batches > 1:
+    if requested is None and made.schedule.micro_batches > 1:
         log.warning(
             "BatchNorm: each of the %d micro-batches has its own statistics, so results differ from those of "
             "a single process. Give batch_norm='micro' to accept that, 'deferred' or 'exact' to change it.",
             made.schedule.micro_batches,
         )
-    chosen = asked or ("micro" if made.schedule.micro_batches > 1 else "exact")
+    chosen = requested or ("micro" if made.schedule.micro_batches > 1 else "exact")
     return dataclasses.replace(made, batch_norm=chosen)
 
 
@@ -381,7 +381,7 @@ class Pipeline:
         total = torch.tensor([value], dtype=torch.float64)
         if self._run.everyone:
             self._run.everyone.allreduce(total, timeout=self._run.timeout)
-        self._took = [*self._took[1 - _STEPS_KEPT :], (time.perf_counter() - began) * 1000]
+        self._took = [*self._took[1 - _STEP_COUNT :], (time.perf_counter() - began) * 1000]
         return total[0].to(torch.float32)
 
     @property

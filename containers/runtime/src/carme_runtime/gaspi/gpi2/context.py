@@ -97,7 +97,7 @@ class Gpi2Context:
         with self._lock:
             group = self._groups.get(int.from_bytes(content[:8], "little"))
         if group:
-            group.told(sender, content[8:])
+            group.receive_report(sender, content[8:])
 
     # Segments
 

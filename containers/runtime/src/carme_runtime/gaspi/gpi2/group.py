@@ -322,7 +322,7 @@ class Gpi2Group:
             except GaspiError:  # it is gone, too
                 continue
 
-    def told(self, sender: int, content: bytes) -> None:
+    def receive_report(self, sender: int, content: bytes) -> None:
         """Another member has broken up."""
         kind, message, remedy = json.loads(content)
         if kind == "Timeout":  # of the other one: for this one it is the rank that went away

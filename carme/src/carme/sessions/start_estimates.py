@@ -13,7 +13,7 @@ from statistics import median
 from typing import NamedTuple
 
 from carme.jobs import Job, JobState
-from carme.sessions.models import Outlook
+from carme.sessions.models import QueueEstimate
 
 __all__ = [
     "TOLERANCE",
@@ -22,7 +22,7 @@ __all__ = [
     "Record",
     "expected",
     "held",
-    "outlook",
+    "estimate_start",
     "places",
     "planned",
     "used_share",
@@ -53,9 +53,9 @@ class Range(NamedTuple):
 
 
 class Record(NamedTuple):
-    """Of the last `judged` ranges, `kept` held the true start."""
+    """Of the last `judged` ranges, `correct` held the true start."""
 
-    kept: int = 0
+    correct: int = 0
     judged: int = 0
 
 
@@ -115,16 +115,16 @@ def planned(start: datetime, share: float, now: datetime) -> Range:
     return Range(now + (latest - now) * share, latest)
 
 
-def outlook(job: Job, place: Place, share: float, record: Record, now: datetime) -> Outlook:
+def estimate_start(job: Job, place: Place, share: float, record: Record, now: datetime) -> QueueEstimate:
     """All that a user is told about a job that waits; the range is in whole minutes."""
     when = expected(job, share, now)
-    return Outlook(
+    return QueueEstimate(
         place=place.place,
         waiting=place.waiting,
         reason=job.explanation,
         earliest=_whole_minute(when.earliest) if when else None,
         latest=_whole_minute(when.latest + ALMOST_A_MINUTE) if when else None,
-        kept=record.kept,
+        correct=record.correct,
         judged=record.judged,
     )
 

@@ -1,4 +1,4 @@
-"""Two epochs of training with torch, and one of evaluation, on each rank; nothing is said but the loss."""
+"""Two epochs of training with torch, and one of evaluation, on each rank; only the loss is reported."""
 
 import sys
 
@@ -25,7 +25,7 @@ for _ in range(2):
         loss = torch.nn.functional.mse_loss(model(inputs), wanted)
         loss.backward()
         optimizer.step()
-        progress.tell(loss=loss)
+        progress.report(loss=loss)
 with torch.no_grad():
     for inputs, _ in loader:
         model(inputs)
