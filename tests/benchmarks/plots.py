@@ -1,4 +1,4 @@
-"""Draws what `allreduce.py`, `training.py` and `portal.py` have written with `--json`, as SVG.
+"""Draws the reports that benchmarks write with `--json`, as SVG: allreduce, training, portal, staging, sessions.
 
 python tests/benchmarks/plots.py docs/benchmarks result.json ...
 """
@@ -18,6 +18,8 @@ matplotlib.rcParams["svg.hashsalt"] = "carme"  # the same file from the same fig
 from matplotlib import pyplot  # noqa: E402
 
 UNITS = {"KiB": 1024, "MiB": 1024 * 1024}
+COPIES = re.compile(r"(small_files|rerun|rerun_1_percent)_s$")
+STARTS = re.compile(r"start_to_(ready|kernel)_s$")
 ALLREDUCE = re.compile(r"(?P<scene>.+?)_(?P<size>\d+)(?P<unit>KiB|MiB)$")
 
 
@@ -40,6 +42,9 @@ def main() -> None:
         draw_steps(folder / "training-steps.svg", steps)
     if answers := [row for row in rows if row["name"].endswith("_p95_ms")]:
         draw_answers(folder / "portal.svg", answers)
+    for name, pattern in {"staging": COPIES, "sessions": STARTS}.items():
+        if found := [row for row in rows if pattern.match(row["name"])]:
+            draw_seconds(folder / f"{name}.svg", found)
 
 
 def draw_sizes(file: Path, scene: str, by_size: dict[int, dict[str, Any]]) -> None:
@@ -93,6 +98,23 @@ def draw_answers(file: Path, rows: list[dict[str, Any]]) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="p95 of an answer, ms")
     axes.legend(fontsize=7)
+    save(figure, file)
+
+
+def draw_seconds(file: Path, rows: list[dict[str, Any]]) -> None:
+    """Seconds of each contestant, as bars: lower is better."""
+    times = [
+        (f"{row['name'].removesuffix('_s').replace('_', ' ')}: {name}", value, name == "ours")
+        for row in rows
+        for name, value in {"ours": row["ours"], **row["peers"], "floor": row.get("floor")}.items()
+        if value
+    ]
+    figure, axes = pyplot.subplots(figsize=(6, 0.3 * len(times) + 0.8))
+    colors = ["tab:blue" if own else "tab:gray" for _, _, own in times]
+    bars = axes.barh([name for name, _, _ in times], [value for _, value, _ in times], color=colors)
+    axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds")
     save(figure, file)
 
 
