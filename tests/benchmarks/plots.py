@@ -1,4 +1,4 @@
-"""Draws the reports that benchmarks write with `--json`, as SVG: allreduce, training, portal, staging, sessions.
+"""Draws what benchmarks write with `--json`, as SVG: allreduce, training, portal, staging, sessions.
 
 python tests/benchmarks/plots.py docs/benchmarks result.json ...
 """
