@@ -29,6 +29,29 @@ def test_modules_import_each_other_in_no_new_circles() -> None:
     assert not done, "These circles are smaller or gone: change LEFT_CIRCLES."
 
 
+def test_the_api_imports_no_views_and_pages_nothing_of_the_api() -> None:
+    portal = figures.ROOT / "webui/src/carme_webui"
+    wrong = [
+        f"{file.relative_to(portal)}: {module}"
+        for file in portal.rglob("*.py")
+        for module in imported(file)
+        if (file.parent.name == "api" and module.endswith(".views"))
+        or (file.parent.name != "api" and file.name == "views.py" and module.startswith("carme_webui.api."))
+    ]
+    assert not wrong, "Move what both need into a module of services."
+
+
+def imported(file: Path) -> list[str]:
+    """The modules that a file names in its imports, and what it takes from them, as MODULE.NAME."""
+    found: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found += [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [node.module or "", *(f"{node.module}.{one.name}" for one in node.names)]
+    return found
+
+
 def test_functions_stay_short() -> None:
     assert not figures.long_functions(), "These functions are over 60 lines. Split them by what they do."
 

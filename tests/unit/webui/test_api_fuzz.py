@@ -164,8 +164,6 @@ def test_nothing_fails_and_nothing_leaks(role: str, carol: User, broker: FakeBro
         send()
 
     if not manages:
-        assert {getattr(request, "user", None) for request in broker.requests[sent_before:]} <= {
-            None,
-            "alice",
-        }
+        users = {getattr(request, "user", None) for request in broker.requests[sent_before:]}
+        assert users <= {None, "alice"}
     assert answered >= ({401} if role == "anonymous" else {200, 404, 422}), "something was really asked"

@@ -46,7 +46,7 @@ from carme_webui.projects.models import Project, access_for, usable_by
 from carme_webui.sessions import actions
 from carme_webui.sessions.models import NAME_PATTERN as SESSION_NAME
 from carme_webui.sessions.models import Session, new_name
-from carme_webui.sessions.views import apps_of, own_sessions
+from carme_webui.sessions.opened import apps_of, own_sessions
 from carme_webui.titles import tidy
 
 __all__ = ["api", "urls"]

@@ -25,7 +25,7 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, picture, supplies
+from carme_webui.cluster import broker, picture, supplies
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
 from carme_webui.images.catalogue import images_of, resolved
@@ -43,19 +43,18 @@ from carme_webui.sessions.choices import OF_PRESET
 from carme_webui.sessions.clock import Remaining, extensions, minutes_of_form, remaining
 from carme_webui.sessions.forms import EXPERT, StartForm
 from carme_webui.sessions.models import Preset, Session, new_name, values_of
+from carme_webui.sessions.opened import App, apps_of, own_sessions
 from carme_webui.sessions.start_estimates import gpu_hours, start_estimates
 from carme_webui.sessions.supply_plan import shown
 from carme_webui.sessions.timeline import Line, timeline
 
 __all__ = [
     "again",
-    "apps_of",
     "dashboard",
     "dashboard_live",
     "delete_preset",
     "estimate",
     "extend",
-    "own_sessions",
     "probes",
     "save_preset",
     "session",
@@ -76,15 +75,6 @@ FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
 # login is looked at again.
 HEARTBEAT = 15.0
 STREAM_ENDS_AFTER = 600.0
-
-
-@dataclass(frozen=True)
-class App:
-    """Something that a session can open."""
-
-    name: str
-    title: str
-    url: str
 
 
 @dataclass(frozen=True)
@@ -125,11 +115,6 @@ class Shown:
             and self.row.state in (SessionState.READY, SessionState.STARTING)
             and settings.SITE.session_policy(reported.partition).extend
         )
-
-
-def own_sessions(user: User):
-    """The sessions that this user may see."""
-    return Session.objects.filter(owner=user).select_related("owner")
 
 
 @require_safe
@@ -403,23 +388,6 @@ def _show(row: Session, banner: str) -> Shown:
     reported = row.last_reported
     ends = remaining(reported, timezone.now()) if reported is not None and not row.is_over else []
     return Shown(row, certain=not banner, ends=ends, apps=apps_of(row))
-
-
-def apps_of(row: Session) -> list[App]:
-    """What can be opened in a session, the one that was asked for first; nothing unless it is ready."""
-    if row.state != SessionState.READY:
-        return []
-    options = row.requested_options
-    titles = _titles(options.image, row.owner)
-    names = sorted(titles, key=lambda name: (name != options.app, list(titles).index(name)))
-    return [App(name, titles[name], row.address(name)) for name in names]
-
-
-def _titles(image: str, owner: User) -> dict[str, str]:
-    try:
-        return entry_points(images_of(owner).get(image))
-    except CarmeError:
-        return {"lab": "JupyterLab"}  # the image was removed; the session goes on
 
 
 def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[str, Any]:
