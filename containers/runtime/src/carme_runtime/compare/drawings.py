@@ -21,9 +21,7 @@ def bars(rows: Sequence[tuple[str, str, Estimate]], unit: str) -> str:
     parts = [_open(left + _BAR + _widest(figures) + 2 * _GAP, _ROW * len(rows) + 10)]
     for place, (title, color, figure) in enumerate(rows):
         y = _ROW * place + 6
-        low, end, high = (
-            left + _BAR * value / longest for value in (figure.low, figure.median, figure.high)
-        )
+        low, end, high = (left + _BAR * value / longest for value in (figure.low, figure.median, figure.high))
         parts += [
             f'<text x="{left - _GAP}" y="{y + 13}" text-anchor="end">{escape(title)}</text>',
             f'<rect x="{left}" y="{y}" width="{end - left:.1f}" height="18" fill="{color}"/>',
