@@ -91,7 +91,8 @@ with Client() as client:
         page.sock = socket.socket(socket.AF_UNIX)
         page.sock.connect(str(path))
         page.request("GET", "/status")
-        print("PAGE", path.name, oct(path.stat().st_mode & 0o777), "bokeh" in page.getresponse().read().decode())
+        text = page.getresponse().read().decode()
+        print("PAGE", path.name, oct(path.stat().st_mode & 0o777), "bokeh" in text)
 """
 
 

@@ -103,7 +103,7 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
 
 
 def certificate() -> list[str]:
-    """A certificate and its key for one run, by which its processes know each other; in the order of SECRETS."""
+    """A certificate and its key for one run, in the order of SECRETS."""
     from distributed.security import Security  # pyright: ignore[reportMissingImports]
 
     made = Security.temporary()

@@ -1,7 +1,7 @@
 """Dask's scheduler: `python -m carme_runtime.launcher.dask_scheduler HOST PORT`.
 
-Dask's own command answers HTTP on a port, to every user of the node and without a password. This one shows its
-pages on the Unix socket that a variable names, and nowhere where there is none.
+Dask's own command answers HTTP on a port, to every user of the node and without a password. This one shows
+its pages on the Unix socket that a variable names, and nowhere where there is none.
 """
 
 import asyncio
