@@ -14,6 +14,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import place
 from carme_runtime.launcher.backends import BACKENDS, Setup, Variables
+from carme_runtime.launcher.ray_start import with_port_written
 
 from .conftest import Process, clean_environment
 
@@ -240,6 +241,28 @@ def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> 
         assert process.environment["RAY_AUTH_MODE"] == "token"
         folders.add(process.environment["CARME_RAY_FOLDER"])
     assert len(folders) == 1 and "secret" not in folders.pop()
+
+
+def test_rays_raylet_finds_the_port_of_an_agent_that_is_slow() -> None:
+    written: list[tuple[str, str, int]] = []
+    order: list[str] = []
+
+    def start(session_dir: str, node_id: str, dashboard_agent_listen_port: int | None = None) -> str:
+        order.append(f"after {len(written)} ports")
+        return f"raylet of {node_id}"
+
+    def of_another_version(node: str) -> str:
+        return node
+
+    def write(*port: str | int) -> None:
+        folder, node, number = port
+        written.append((str(folder), str(node), int(number)))
+
+    started = with_port_written(start, write)
+    assert started("/tmp/session", node_id="n1", dashboard_agent_listen_port=7000) == "raylet of n1"
+    assert written == [("/tmp/session", "n1", 7000)] and order == ["after 1 ports"]
+    started("/tmp/session", "n1")
+    assert len(written) == 1 and with_port_written(of_another_version, write)("n1") == "n1"
 
 
 def test_a_ray_that_serves_unauthenticated_peers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -413,6 +413,7 @@ def test_what_is_wrong_is_one_sentence(
     [
         ("no JSON", "is no result of carme compare"),
         ("[]", "is no result of carme compare"),
+        ('{"rows": []}', "is no result of carme compare"),
         ('{"version": 1, "rows": [{}]}', "is no result of carme compare"),
         ('{"version": 7, "rows": []}', "holds a result of version 7, and this carme_runtime reads version 1"),
     ],
