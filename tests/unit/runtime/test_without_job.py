@@ -82,7 +82,7 @@ def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:
     assert (code, errors.count("carme-run: Rank 0 on")) == (4, 1)
 
 
-def test_a_probe_that_has_said_why_is_not_repeated(local: Launch, script: Script) -> None:
+def test_the_reason_of_a_probe_is_shown_once(local: Launch, script: Script) -> None:
     sentence = "carme-run --scale-probe: The script ended after 5 steps."
     code, _, errors = local(script(f"import sys; print({sentence!r}, file=sys.stderr); sys.exit(2)")).wait()
     assert code == 2 and errors == f"[rank 0] {sentence}\n"

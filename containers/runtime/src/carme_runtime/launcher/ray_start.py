@@ -1,7 +1,7 @@
 """Ray's own command, with agents that may be slow: `python -m carme_runtime.launcher.ray_start`.
 
 Ray's raylet ends after 15 s if the agent of its dashboard has not written down its port by then, though the
-port was given. On a busy machine the agent needs longer. So the port is written down before the raylet starts.
+port was given. A busy machine needs longer, so here the port is written down before the raylet starts.
 """
 
 # pyright: reportMissingImports=false
@@ -19,8 +19,8 @@ def with_port_written(
     """Ray's function that starts a raylet, which finds the port of the dashboard's agent.
 
     Args:
-        start: It names the folder of the session, the node's id and the port as Ray 2.60 does. If it does not,
-            nothing is written.
+        start: It names the session's folder, the node's id and the port as Ray 2.60 does; else nothing is
+            written.
         write: Gets these three.
     """
 
