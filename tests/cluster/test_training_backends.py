@@ -139,6 +139,38 @@ def test_srun_alone_starts_ranks_over_two_nodes_of_a_job(demo: DemoSite) -> None
     assert len(re.findall(r"loss \d+\.\d+", message)) == 1
 
 
+# What GPI-2 does first, with the variables that it reads: rank 0 is found by its line of the file of hosts.
+GASPI = """
+import os, pathlib, socket
+rank, ranks = int(os.environ["GASPI_RANK"]), int(os.environ["GASPI_NRANKS"])
+hosts = pathlib.Path(os.environ["GASPI_MFILE"]).read_text().split()
+assert len(hosts) == ranks and os.environ["GASPI_SOCKET"] == "0"
+place = (hosts[0], int(os.environ["MASTER_PORT"]))
+if rank == 0:
+    with socket.create_server(place) as server:
+        peer, (address, _) = server.accept()
+        assert address == hosts[1], (address, hosts)
+        peer.sendall(b"from rank 0")
+else:
+    while True:
+        try:
+            peer = socket.create_connection(place, 60, (hosts[1], 0))
+            break
+        except ConnectionRefusedError:
+            pass
+print("RESULT", rank, ranks, socket.gethostname(), peer.recv(100) if rank else "")
+"""
+
+
+def test_programs_for_gpi2_find_each_other_over_two_nodes(demo: DemoSite) -> None:
+    run = ["carme-run", "--backend", "gaspi", "-n", "2", "--", "python", "-c", GASPI]
+    options = ["--json", "--image", "torch", "--nodes", "2", "--time", "10m"]
+    job_id = json.loads(demo.carme("submit", *options, "--", *run).stdout)["job_id"]
+    message = demo.carme("logs", "--follow", str(job_id), timeout=2 * HANG).stdout
+    found = sorted(re.findall("RESULT (.*)", message))
+    assert found == ["0 2 n1 ", "1 2 n2 b'from rank 0'"], message
+
+
 def need_horovod(demo: DemoSite) -> None:
     if not demo.settings.horovod:
         pytest.skip("the images are built without Horovod here; ./demo up --horovod builds it")

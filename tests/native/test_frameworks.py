@@ -3,7 +3,10 @@
 What the environment lacks is left out, and said so: ./test native installs what can be had for its Python.
 """
 
+import importlib.util
 import re
+import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +73,53 @@ def test_outsiders_are_not_served_by_dask(job: Job) -> None:
     )
     out = job.run("--backend", "dask", "-n", "1", "--", sys.executable, "-c", text)
     assert "ANSWER True" in out  # the end, or an alert of TLS
+
+
+PAGES = """
+import http.client, os, pathlib, socket
+import psutil
+from distributed import Client
+
+def listening():
+    return [each.laddr.port for each in psutil.Process().net_connections("inet") if each.status == "LISTEN"]
+
+with Client() as client:
+    print("LINK", client.dashboard_link)
+    print("PORTS", client.run_on_scheduler(listening) == [int(client.scheduler.address.rpartition(":")[2])])
+    for path in sorted(pathlib.Path("/tmp/carme-" + os.environ["SLURM_JOB_ID"]).glob("apps/*.sock")):
+        page = http.client.HTTPConnection("session")
+        page.sock = socket.socket(socket.AF_UNIX)
+        page.sock.connect(str(path))
+        page.request("GET", "/status")
+        text = page.getresponse().read().decode()
+        print("PAGE", path.name, oct(path.stat().st_mode & 0o777), "bokeh" in text)
+"""
+
+
+@pytest.mark.parametrize("in_a_session", [True, False])
+def test_dasks_pages_are_behind_the_sessions_login_alone(job: Job, in_a_session: bool) -> None:
+    need("dask")
+    if not importlib.util.find_spec("bokeh"):
+        pytest.skip("bokeh is not installed in this environment")
+    session = f"test-{secrets.token_hex(4)}"
+    folder = Path(f"/tmp/carme-{session}")
+    if in_a_session:
+        (folder / "apps").mkdir(parents=True)
+        (folder / "apps").chmod(0o700)
+    variables = {"SLURM_JOB_ID": session, "JUPYTERHUB_SERVICE_PREFIX": "/jupyter/user/ann/first/"}
+    try:
+        run = job.launch("--backend", "dask", "-n", "1", "--", sys.executable, "-c", PAGES, **variables)
+        out = finished(run)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    assert "PORTS True" in out, out  # nothing answers HTTP to other users of the node
+    pages = re.findall("PAGE (.*)", out)
+    if in_a_session:
+        assert "LINK /jupyter/user/ann/first/app/dask/status" in out and pages == ["dask.sock 0o600 True"], (
+            out
+        )
+    else:
+        assert re.search("LINK *\n", out) and not pages, out
 
 
 def test_a_worker_that_fails_ends_the_run(job: Job) -> None:

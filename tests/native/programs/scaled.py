@@ -50,6 +50,8 @@ def train(steps: int = 1_000_000) -> None:
             values, labels = values[: 2 + number % 29], labels[: 2 + number % 29]
         if KIND == "memory" and number == 5:
             torch.empty(1 << 60)
+        if KIND == "python's memory" and number == 5:
+            raise MemoryError  # as Python does, without a word
         if KIND == "error" and number == 5:
             raise ValueError("of the script's own")
         optimizer.zero_grad()

@@ -1,6 +1,9 @@
 """What --backend sets for each framework, without the frameworks."""
 
 import json
+import secrets
+import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import place
 from carme_runtime.launcher.backends import BACKENDS, Setup, Variables
+from carme_runtime.launcher.ray_start import with_port_written
 
 from .conftest import Process, clean_environment
 
@@ -164,7 +168,7 @@ def test_mxnet_needs_ipv4() -> None:
 
 def test_dasks_workers_share_the_cores_and_gpus_of_their_node() -> None:
     scheduler, *workers = BACKENDS["dask"].programs(Setup(spread(2, 1).places, [7000], secrets={"KEY": "x"}))
-    assert scheduler.hosts == ["n1"] and scheduler.command[-6:-5] == ["7000"]
+    assert scheduler.hosts == ["n1"] and scheduler.command[-2:] == ["10.0.0.1", "7000"]
     assert [
         (program.hosts, program.command[program.command.index("--nthreads") + 1]) for program in workers
     ] == [
@@ -180,6 +184,38 @@ def test_dasks_workers_share_the_cores_and_gpus_of_their_node() -> None:
         for process in program.processes:
             assert process.environment["KEY"] == "x" and "x" not in program.command
             assert process.environment["DASK_SCHEDULER_ADDRESS"] == "tls://10.0.0.1:7000"
+
+
+def test_dasks_pages_are_an_app_of_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where it has apps, and its folder is nobody else's; the next one is not in the way of the first."""
+    monkeypatch.setattr("carme_runtime.launcher.dask.importlib.util.find_spec", lambda name: name)
+    name = f"test-{secrets.token_hex(4)}"
+    session = {"SLURM_JOB_ID": name, "JUPYTERHUB_SERVICE_PREFIX": "/jupyter/user/ann/first/"}
+    link = "DASK_DISTRIBUTED__DASHBOARD__LINK"
+
+    def shown() -> tuple[str, str | None]:
+        setup = Setup(spread(2).places, [7000], session)
+        scheduler = BACKENDS["dask"].programs(setup)[0].processes[0]
+        return BACKENDS["dask"].variables(setup)[0][link], scheduler.environment.get("CARME_DASK_PAGES")
+
+    assert shown() == ("", None)
+    folder = Path(f"/tmp/carme-{name}")
+    try:
+        (folder / "apps").mkdir(parents=True)
+        (folder / "apps").chmod(0o755)
+        assert shown() == ("", None)
+        (folder / "apps").chmod(0o700)
+        first = ("/jupyter/user/ann/first/app/dask/status", f"{folder}/apps/dask.sock")
+        assert shown() == first
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(first[1])
+            assert shown() == first  # a run that has ended
+            other.listen()
+            assert shown() == (first[0].replace("dask", "dask-2"), f"{folder}/apps/dask-2.sock")
+        monkeypatch.setattr("carme_runtime.launcher.dask.importlib.util.find_spec", lambda name: None)
+        assert shown() == ("", None)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> None:
@@ -205,6 +241,28 @@ def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> 
         assert process.environment["RAY_AUTH_MODE"] == "token"
         folders.add(process.environment["CARME_RAY_FOLDER"])
     assert len(folders) == 1 and "secret" not in folders.pop()
+
+
+def test_rays_raylet_finds_the_port_of_an_agent_that_is_slow() -> None:
+    written: list[tuple[str, str, int]] = []
+    order: list[str] = []
+
+    def start(session_dir: str, node_id: str, dashboard_agent_listen_port: int | None = None) -> str:
+        order.append(f"after {len(written)} ports")
+        return f"raylet of {node_id}"
+
+    def of_another_version(node: str) -> str:
+        return node
+
+    def write(*port: str | int) -> None:
+        folder, node, number = port
+        written.append((str(folder), str(node), int(number)))
+
+    started = with_port_written(start, write)
+    assert started("/tmp/session", node_id="n1", dashboard_agent_listen_port=7000) == "raylet of n1"
+    assert written == [("/tmp/session", "n1", 7000)] and order == ["after 1 ports"]
+    started("/tmp/session", "n1")
+    assert len(written) == 1 and with_port_written(of_another_version, write)("n1") == "n1"
 
 
 def test_a_ray_that_serves_unauthenticated_peers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from carme_runtime.compare import (
     checks,
     command,
     differences,
+    drawings,
     energy,
     entries,
     figures,
@@ -37,6 +39,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from patience import HANG
 
 ROUNDS = 20
+ROOT = Path(__file__).resolve().parents[3]
 OUTSIDE = re.compile(r"""(?:src|href|url)\s*[=(]|https?://(?!www\.w3\.org/2000/svg)|<script|@import""")
 
 
@@ -269,6 +272,41 @@ def test_the_report_names_all_and_needs_no_other_file(result: Result) -> None:
     assert page.startswith("<!doctype html>") and page.count("<table>") == page.count("</table>")
 
 
+def cut_off(picture: str, letter: float = 7.5) -> list[str]:
+    """The texts of a picture that do not lie within it, if a letter is as wide as in DejaVu Sans."""
+    found = re.search(r'viewBox="(\S+) \S+ (\S+) ', picture)
+    assert found
+    begin = float(found[1])
+    end = begin + float(found[2])
+    cut = []
+    for x, rest, text in re.findall(r'<text x="([\d.-]+)"([^>]*)>([^<]*)</text>', picture):
+        long = letter * len(unescape(text))
+        left = float(x) - long * (0.5 if '"middle"' in rest else 1 if '"end"' in rest else 0)
+        if left < begin or left + long > end:
+            cut.append(text)
+    return cut
+
+
+def test_no_name_is_cut_at_a_pictures_edge(result: Result) -> None:
+    name = "Keras on TensorFlow & PyTorch, carme_runtime.keras"
+    several = [dataclasses.replace(each, title=name) for each in result.rows]
+    pictures = re.findall(r"<svg.*?</svg>", report.page(dataclasses.replace(result, rows=several)), re.DOTALL)
+    assert len(pictures) == 3 and all(name.replace("&", "&amp;") in picture for picture in pictures)
+    assert [cut_off(picture) for picture in pictures] == [[]] * 3
+    wide = drawings.bars([("short", "red", figures.Estimate(123456.78, 123456.0, 123457.0))], "ms")
+    assert cut_off(wide) == []
+
+
+def test_the_picture_in_the_documentation_is_that_of_the_recorded_run() -> None:
+    folder = ROOT / "docs/benchmarks"
+    recorded = results.load(folder / "compare-demo.json")
+    assert (folder / "compare-demo.html").read_text() == report.page(recorded)
+    shown = (folder / "compare-resnet20.svg").read_text()
+    for each in verdict.standings(recorded, "resnet20", 2):
+        assert each.row.title in shown and f"{each.row.step.median:.2f} ms" in shown
+    assert cut_off(shown) == []
+
+
 def test_the_report_lists_options_as_they_are_typed(result: Result) -> None:
     result.options |= {"networks": ["mlp", "tiny"], "slower": {}}
     page = report.page(result)
@@ -375,6 +413,7 @@ def test_what_is_wrong_is_one_sentence(
     [
         ("no JSON", "is no result of carme compare"),
         ("[]", "is no result of carme compare"),
+        ('{"rows": []}', "is no result of carme compare"),
         ('{"version": 1, "rows": [{}]}', "is no result of carme compare"),
         ('{"version": 7, "rows": []}', "holds a result of version 7, and this carme_runtime reads version 1"),
     ],

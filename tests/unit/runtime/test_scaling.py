@@ -314,6 +314,7 @@ def _changed(change: Callable[[dict], object]) -> str:
             _changed(lambda c: c.update(version=7)),
             "holds a result of version 7, and this carme_runtime reads",
         ),
+        (_changed(lambda c: c.pop("version")), "holds no result of a probe"),
         (_changed(lambda c: c.update(timings=[])), "holds a damaged result"),
         (_changed(lambda c: c.update(fixed_ms=-1)), "holds a damaged result"),
         (_changed(lambda c: c["gradients"][0].update(ready=[1.0])), "holds a damaged result"),
@@ -348,6 +349,11 @@ def test_the_command_shows_a_table_json_and_a_curve(
     content = json.loads(capsys.readouterr().out)
     assert content["version"] == 1 and [p["ranks"] for p in content["strong"]] == [1, 2, 4, 8]
     assert content["strong"][0]["interval_ms"][0] <= content["strong"][0]["step_ms"]
-    for wrong in (["--upto", "0"], ["--network", "fast"], ["--svg", str(tmp_path / "no" / "c.svg")]):
+    for wrong in (
+        ["--upto", "0"],
+        ["--network", "fast"],
+        ["--network", ""],
+        ["--svg", str(tmp_path / "no" / "c.svg")],
+    ):
         assert main([str(file), *wrong]) == 1
         assert capsys.readouterr().err.startswith("carme_runtime.scaling: ")

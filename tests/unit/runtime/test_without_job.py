@@ -82,6 +82,14 @@ def test_a_failure_is_that_of_the_run(local: Launch, script: Script) -> None:
     assert (code, errors.count("carme-run: Rank 0 on")) == (4, 1)
 
 
+def test_the_reason_of_a_probe_is_shown_once(local: Launch, script: Script) -> None:
+    sentence = "carme-run --scale-probe: The script ended after 5 steps."
+    code, _, errors = local(script(f"import sys; print({sentence!r}, file=sys.stderr); sys.exit(2)")).wait()
+    assert code == 2 and errors == f"[rank 0] {sentence}\n"
+    code, _, errors = local(script("import sys; print('a word', file=sys.stderr); sys.exit(2)")).wait()
+    assert code == 2 and "carme-run: Rank 0 on" in errors
+
+
 def test_a_killed_launcher_leaves_no_ranks(local: Launch, script: Script, witness: Witness) -> None:
     run = local("-n", "2", script(MEET + "witness.recv(1)"), **witness.environment)
     witness.expect(2)

@@ -1,6 +1,6 @@
 """Pictures of a comparison (SVG), which need no other file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from carme_runtime.compare.figures import Estimate
@@ -8,24 +8,26 @@ from carme_runtime.compare.figures import Estimate
 COLORS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#79706e",
 )  # fmt: skip
-_ROW, _LEFT, _BAR, _WIDTH = 26, 270, 380, 760
+_ROW, _BAR, _GAP = 26, 380, 8
+#: What a letter takes at most on average, in the widest of the usual fonts of this size.
+_LETTER = 8
 
 
 def bars(rows: Sequence[tuple[str, str, Estimate]], unit: str) -> str:
     """A bar with its interval for each: title, color, figure."""
     longest = max((figure.high for _, _, figure in rows), default=0) or 1
-    parts = [_open(_WIDTH, _ROW * len(rows) + 10)]
+    figures = [f"{figure.median:.2f} {unit}" for _, _, figure in rows]
+    left = _widest(title for title, _, _ in rows) + 2 * _GAP
+    parts = [_open(left + _BAR + _widest(figures) + 2 * _GAP, _ROW * len(rows) + 10)]
     for place, (title, color, figure) in enumerate(rows):
         y = _ROW * place + 6
-        low, end, high = (
-            _LEFT + _BAR * value / longest for value in (figure.low, figure.median, figure.high)
-        )
+        low, end, high = (left + _BAR * value / longest for value in (figure.low, figure.median, figure.high))
         parts += [
-            f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(title)}</text>',
-            f'<rect x="{_LEFT}" y="{y}" width="{end - _LEFT:.1f}" height="18" fill="{color}"/>',
+            f'<text x="{left - _GAP}" y="{y + 13}" text-anchor="end">{escape(title)}</text>',
+            f'<rect x="{left}" y="{y}" width="{end - left:.1f}" height="18" fill="{color}"/>',
             f'<path d="M{low:.1f} {y + 9} H{high:.1f} M{low:.1f} {y + 4} v10 M{high:.1f} {y + 4} v10" '
             'stroke="currentColor" fill="none"/>',
-            f'<text x="{high + 8:.1f}" y="{y + 13}">{figure.median:.2f} {escape(unit)}</text>',
+            f'<text x="{high + _GAP:.1f}" y="{y + 13}">{escape(figures[place])}</text>',
         ]
     return "\n".join([*parts, "</svg>"])
 
@@ -43,8 +45,9 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]]) -> 
         return top + height * (1 - value / highest)
 
     counts = sorted({1, *(ranks for _, _, points in lines for ranks, _ in points)})
+    right = left + width + 30
     parts = [
-        _open(_WIDTH, top + height + 50),
+        _open(right + 26 + _widest(["ideal", *(title for title, _, _ in lines)]), top + height + 50),
         f'<path d="M{left} {top} V{top + height} H{left + width}" fill="none" stroke="currentColor"/>',
         f'<text x="{left + width / 2}" y="{top + height + 38}" text-anchor="middle">ranks</text>',
         f'<path d="M{x(1):.1f} {y(1):.1f} L{x(most):.1f} {y(most):.1f}" stroke="#888" '
@@ -55,7 +58,6 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]]) -> 
             f'<text x="{x(count):.1f}" y="{top + height + 18}" text-anchor="middle">{count}</text>',
             f'<text x="{left - 8}" y="{y(count) + 4:.1f}" text-anchor="end">{count}</text>',
         ]
-    right = left + width + 30
     parts += [
         f'<path d="M{right} {top + 6} h18" stroke="#888" stroke-dasharray="5 4"/>'
         f'<text x="{right + 26}" y="{top + 10}">ideal</text>'
@@ -75,6 +77,11 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]]) -> 
             f'<text x="{right + 26}" y="{at}">{escape(title)}</text>',
         ]
     return "\n".join([*parts, "</svg>"])
+
+
+def _widest(texts: Iterable[str]) -> int:
+    """The room that the longest of them needs, in pixels."""
+    return _LETTER * max(map(len, texts), default=0)
 
 
 def _open(width: int, height: int) -> str:

@@ -149,11 +149,11 @@ def load(file: Path) -> Result:
         raise CompareError(f"{file} cannot be read ({error.strerror}).", "Name another file.") from None
     except ValueError:
         raise _no_result(file) from None
-    if not isinstance(found, dict) or not isinstance(found.get("rows"), list):
+    if not isinstance(found, dict) or "version" not in found or not isinstance(found.get("rows"), list):
         raise _no_result(file)
-    if found.get("version") != VERSION:
+    if found["version"] != VERSION:
         raise CompareError(
-            f"{file} holds a result of version {found.get('version')}, and this carme_runtime reads version "
+            f"{file} holds a result of version {found['version']}, and this carme_runtime reads version "
             f"{VERSION}.",
             "Compare again.",
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Member
-from carme_runtime.launcher import gaspi, horovod, ray
+from carme_runtime.launcher import dask, gaspi, horovod, ray
 from carme_runtime.launcher.placement import Place, is_spread
 from carme_runtime.launcher.programs import Process, Program
 
@@ -212,65 +212,6 @@ def _refuse_mxnet(setup: Setup) -> None:
         )
 
 
-def _dask(setup: Setup) -> Variables:
-    return {0: _dask_shared(setup)}
-
-
-def _dask_shared(setup: Setup) -> dict[str, str]:
-    address = f"tls://{_host(setup.places[0], setup.places)}:{setup.ports[0]}"
-    return {
-        "DASK_SCHEDULER_ADDRESS": address,
-        "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
-        **setup.secrets,
-    }
-
-
-def _dask_programs(setup: Setup) -> list[Program]:
-    """The scheduler on the first node, and a worker for each rank that there would be."""
-    first, shared = setup.places[0], _dask_shared(setup)
-    # It answers HTTP without a password even with no pages.
-    quiet = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--protocol", "tls"]
-    python = [sys.executable, "-m"]
-    host = ["--host", _host(first, setup.places).strip("[]"), "--port", str(setup.ports[0])]
-    programs = [
-        Program(
-            "Dask's scheduler",
-            [*python, "distributed.cli.dask_scheduler", *host, *quiet],
-            [Process(first.member, shared)],
-            "Scheduler at:",
-        )
-    ]
-    groups: dict[tuple[str, int], list[Process]] = {}
-    for place in setup.places:
-        threads = max(1, place.member.cpus // place.local_size)
-        own = _host(place, setup.places).strip("[]")
-        groups.setdefault((own, threads), []).append(
-            Process(place.member, shared, _own_devices(setup, place))
-        )
-    for (own, threads), processes in groups.items():
-        command = [*python, "distributed.cli.dask_worker", "--host", own, "--nthreads", str(threads)]
-        command += ["--no-nanny", "--death-timeout", "120", *quiet]
-        programs.append(Program("A worker of Dask", command, processes, "Registered to:"))
-    return programs
-
-
-def _own_devices(setup: Setup, place: Place) -> tuple[int, int] | None:
-    each = setup.devices_per_rank or 1
-    if not place.member.devices:
-        return None
-    begin = place.local_rank * each % place.member.devices
-    return begin, begin + each
-
-
-def _dask_certificate() -> list[str]:
-    """A certificate and its key for one run, by which its processes know each other."""
-    from distributed.security import Security  # pyright: ignore[reportMissingImports]
-
-    made = Security.temporary()
-    pair = [made.tls_client_cert, made.tls_client_key]
-    return [made.tls_ca_file, *pair * 3]
-
-
 def _past_proxies(setup: Setup) -> dict[str, str]:
     """Where the caller has a proxy, gRPC would ask it for the ranks' addresses too."""
     if not any(setup.caller.get(name) for name in PROXIES):
@@ -339,26 +280,15 @@ BACKENDS = {
         _mxnet_programs,
     ),
     "dask": Backend(
-        (
-            "DASK_SCHEDULER_ADDRESS",
-            "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION",
-            "DASK_DISTRIBUTED__COMM__TLS__*",
-        ),
+        dask.SETS,
         "Dask's scheduler on the first node, a worker for each rank; the script once, on the first node",
         "scheduler and workers",
-        _dask,
+        lambda setup: {0: dask.variables(setup, _host(setup.places[0], setup.places))},
         _of_first,
         ("distributed", "cryptography"),
-        programs=_dask_programs,
-        secrets=(
-            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE",
-            *(
-                f"DASK_DISTRIBUTED__COMM__TLS__{who}__{what}"
-                for who in ("CLIENT", "SCHEDULER", "WORKER")
-                for what in ("CERT", "KEY")
-            ),
-        ),
-        make_secrets=_dask_certificate,
+        programs=lambda setup: dask.programs(setup, _hosts(setup)),
+        secrets=dask.SECRETS,
+        make_secrets=dask.certificate,
         driver=True,
     ),
     "ray": Backend(
@@ -369,9 +299,7 @@ BACKENDS = {
         ray.members,
         ("ray",),
         ray.refuse,
-        lambda setup: ray.programs(
-            setup, {place.member.number: _host(place, setup.places) for place in setup.places}
-        ),
+        lambda setup: ray.programs(setup, _hosts(setup)),
         (ray.TOKEN,),
         ray.token,
         driver=True,
@@ -436,6 +364,11 @@ async def _port(fabric: Fabric, node: int, host: str) -> int:
             raise CarmeRuntimeError(f"The job's agent on {host} was lost.", "Start a new job.")
         if event.node == node and event.content["type"] == "port":
             return event.content["port"]
+
+
+def _hosts(setup: Setup) -> dict[int, str]:
+    """By a node's number, its address."""
+    return {place.member.number: _host(place, setup.places) for place in setup.places}
 
 
 def _host(place: Place, places: list[Place]) -> str:

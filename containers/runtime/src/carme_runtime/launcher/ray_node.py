@@ -27,7 +27,8 @@ def main() -> int:
         return 1
     # Ray opens its folder to everybody, so it lies in one that is closed.
     head = ["--temp-dir", str(folder / "t")] if "--head" in sys.argv else []
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *sys.argv[1:], *head]
+    start = [sys.executable, "-m", "carme_runtime.launcher.ray_start", "start", "--block"]
+    command = [*start, *sys.argv[1:], *head]
     stopping = False
     process = subprocess.Popen(command)
 

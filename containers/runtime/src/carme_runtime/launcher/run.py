@@ -16,6 +16,7 @@ from carme_runtime.launcher.output import Lines, Printer, Tail
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.rank_options import RankOptions
 from carme_runtime.ranks import without_secrets
+from carme_runtime.scaling import ending
 
 INTERRUPT_GRACE = 10.0  # seconds that ranks have to end by themselves after Ctrl-C
 BROKEN_OUTPUT = 128 + signal.SIGPIPE
@@ -241,6 +242,8 @@ class Run:
         if code == -signal.SIGKILL:
             sentence += " This is often a lack of memory: use less of it, or start a job with more."
         tail = self._tails[rank].report()
+        if ending.has_explained(code, tail):
+            return ""
         if tail:
             sentence += f" Its last error output:\n{tail}"
         return sentence + "\n"

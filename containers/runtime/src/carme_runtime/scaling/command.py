@@ -43,7 +43,7 @@ def show(options: argparse.Namespace) -> None:
             option = "--" + name.replace("_", "-")
             raise ScalingError(f"{option} {value} is no number of 1 or more.", "Give at least 1.")
     profile = load(options.result)
-    links = parse_network(options.network) if options.network else profile.links
+    links = parse_network(options.network) if options.network is not None else profile.links
     machine = Machine(links, options.ranks_per_node)
     if options.save:
         save(changed(profile, machine, options.batch), options.save, "--save")

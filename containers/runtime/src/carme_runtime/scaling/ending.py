@@ -1,17 +1,37 @@
 """How a probe ends its process, and which errors are of memory."""
 
 import os
+import re
 import sys
 
+from carme_runtime.out_of_core.sizes import show_size
+
 NO_RESULT = 2  # exit code
+_WHO = "carme-run --scale-probe:"
+_WANTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
 
 
 def end(sentence: str) -> None:
     """Say what came of the probe, and end the process, which has nothing else to do."""
-    print(f"carme-run --scale-probe: {sentence}", file=sys.stderr)
+    print(f"{_WHO} {sentence}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(NO_RESULT)
+
+
+def has_explained(code: int, output: str) -> bool:
+    """Whether a rank that ended with this code and output was a probe that has said why."""
+    return code == NO_RESULT and _WHO in output
+
+
+def memory_sentence(error: BaseException) -> str:
+    """For people, with what the script wanted where the error says so."""
+    found = _WANTED.search(str(error).replace("Tried", "tried"))
+    wanted = ""
+    if found:
+        size = show_size(float(found[1])) if found[2] == "bytes" else f"{found[1]} {found[2]}"
+        wanted = f" when it wanted {size} more"
+    return f"The script ran out of memory{wanted}. Use a smaller batch."
 
 
 def lacks_memory(error: BaseException) -> bool:

@@ -170,9 +170,9 @@ def load(file: Path | str) -> Profile:
     except (OSError, ValueError) as error:
         why = (error.strerror if isinstance(error, OSError) else None) or "it is not JSON"
         raise ScalingError(f"{file} cannot be read ({why}).", "Name a file that a probe wrote.") from None
-    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT or "version" not in content:
         raise ScalingError(f"{file} holds no result of a probe.", "Name a file that a probe wrote.")
-    version = content.pop("version", None)
+    version = content.pop("version")
     if version != VERSION:
         raise ScalingError(
             f"{file} holds a result of version {version}, and this carme_runtime reads version {VERSION}.",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.scaling.ending import NO_RESULT, end, lacks_memory
+from carme_runtime.scaling.ending import NO_RESULT, end, lacks_memory, memory_sentence
 from carme_runtime.scaling.network import parse_network
 
 PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCALE_SECONDS"
@@ -52,7 +52,7 @@ def prepare(options: argparse.Namespace) -> dict[str, str]:
         CarmeRuntimeError: The options do not go together, or the network cannot be read.
     """
     if not options.scale_probe:
-        if options.scale_result or options.network or options.scale_seconds:
+        if any(each is not None for each in (options.scale_result, options.network, options.scale_seconds)):
             raise CarmeRuntimeError(
                 "--scale-result, --scale-seconds and --network belong to --scale-probe.", "Add it."
             )
@@ -68,7 +68,7 @@ def prepare(options: argparse.Namespace) -> dict[str, str]:
     chosen = {PROBE: str(_result(options).absolute())}
     if options.scale_seconds:
         chosen[SECONDS] = str(options.scale_seconds)
-    if options.network:
+    if options.network is not None:
         parse_network(options.network)
         chosen[NETWORK] = options.network
     if not options.dry_run:
@@ -116,7 +116,7 @@ def _explain_errors(watch: Any) -> None:
 
     def explained(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         if lacks_memory(error):
-            end(f"The script ran out of memory ({str(error).splitlines()[0][:200]}). Use a smaller batch.")
+            end(memory_sentence(error))
         watch.over = True  # what the script says of its error is enough
         usual(kind, error, trace)
 

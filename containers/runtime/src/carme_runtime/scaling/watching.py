@@ -93,7 +93,8 @@ class Watch:
     def shortage(self) -> str:
         """What is missing for a result."""
         return (
-            f"The script ended after {self.steps} steps, and the probe needs {_WARM + _LEAST}. "
+            f"The script ended after {self.steps} step{'s' * (self.steps != 1)}, and the probe needs "
+            f"{_WARM + _LEAST}. "
             "Let it train longer."
         )
 

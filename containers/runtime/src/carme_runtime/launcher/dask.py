@@ -1,0 +1,139 @@
+"""Dask over the nodes of a job: its scheduler on the first, a worker for each rank, the script once."""
+
+import importlib.util
+import os
+import socket
+import stat
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from carme_runtime.launcher.programs import Process, Program
+
+if TYPE_CHECKING:
+    from carme_runtime.launcher.backends import Setup
+    from carme_runtime.launcher.placement import Place
+
+#: Where the scheduler shows its pages: a Unix socket, as ports are open to every user of the node.
+PAGES = "CARME_DASK_PAGES"
+_LINK = "DASK_DISTRIBUTED__DASHBOARD__LINK"
+#: What the script gets, and all of Dask's processes.
+SETS = (
+    "DASK_SCHEDULER_ADDRESS",
+    "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION",
+    "DASK_DISTRIBUTED__COMM__TLS__*",
+    _LINK,
+)
+SECRETS = (
+    "DASK_DISTRIBUTED__COMM__TLS__CA_FILE",
+    *(
+        f"DASK_DISTRIBUTED__COMM__TLS__{who}__{what}"
+        for who in ("CLIENT", "SCHEDULER", "WORKER")
+        for what in ("CERT", "KEY")
+    ),
+)
+# Workers answer HTTP without a password. With no routes there is nothing that they would tell.
+_SILENT = {"DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]"}
+_MOST_AT_ONCE = 20
+
+
+def variables(setup: "Setup", host: str) -> dict[str, str]:
+    """By which `distributed.Client()` finds the scheduler, and a person its pages.
+
+    Args:
+        host: Of the scheduler, as the other nodes call it.
+    """
+    pages = pages_of(setup.caller)
+    base = setup.caller.get("JUPYTERHUB_SERVICE_PREFIX", "")
+    return {
+        "DASK_SCHEDULER_ADDRESS": f"tls://{host}:{setup.ports[0]}",
+        "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
+        _LINK: f"{base}app/{pages.stem}/status" if pages else "",
+        **setup.secrets,
+    }
+
+
+def pages_of(caller: Mapping[str, str]) -> Path | None:
+    """The socket on which a session shows this run's pages, to its user alone; None outside of sessions.
+
+    Args:
+        caller: The environment of who starts the run.
+    """
+    folder = Path(f"/tmp/carme-{caller.get('SLURM_JOB_ID')}/apps")
+    if not _is_private(folder) or not importlib.util.find_spec("bokeh"):
+        return None
+    names = ("dask", *(f"dask-{number}" for number in range(2, _MOST_AT_ONCE)))
+    free = (path for name in names if not _listens(path := folder / f"{name}.sock"))
+    return next(free, None)
+
+
+def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
+    """The scheduler on the first node, and a worker for each rank that there would be.
+
+    Args:
+        hosts: By a node's number, its address.
+    """
+    first = setup.places[0].member
+    shared = variables(setup, hosts[first.number])
+    pages = pages_of(setup.caller)
+    scheduler = [sys.executable, "-m", "carme_runtime.launcher.dask_scheduler"]
+    scheduler += [hosts[first.number].strip("[]"), str(setup.ports[0])]
+    made = [
+        Program(
+            "Dask's scheduler",
+            scheduler,
+            [Process(first, shared | ({PAGES: str(pages)} if pages else {}))],
+            "Scheduler at:",
+        )
+    ]
+    groups: dict[tuple[str, int], list[Process]] = {}
+    for place in setup.places:
+        threads = max(1, place.member.cpus // place.local_size)
+        own = hosts[place.member.number].strip("[]")
+        groups.setdefault((own, threads), []).append(
+            Process(place.member, shared | _SILENT, _own_devices(setup, place))
+        )
+    for (own, threads), processes in groups.items():
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", "--host", own]
+        command += ["--nthreads", str(threads), "--no-nanny", "--death-timeout", "120"]
+        command += ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--protocol", "tls"]
+        made.append(Program("A worker of Dask", command, processes, "Registered to:"))
+    return made
+
+
+def certificate() -> list[str]:
+    """A certificate and its key for one run, in the order of SECRETS."""
+    from distributed.security import Security  # pyright: ignore[reportMissingImports]
+
+    made = Security.temporary()
+    pair = [made.tls_client_cert, made.tls_client_key]
+    return [made.tls_ca_file, *pair * 3]
+
+
+def _own_devices(setup: "Setup", place: "Place") -> tuple[int, int] | None:
+    each = setup.devices_per_rank or 1
+    if not place.member.devices:
+        return None
+    begin = place.local_rank * each % place.member.devices
+    return begin, begin + each
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
