@@ -94,7 +94,8 @@ def _plan(options: argparse.Namespace) -> None:
     else:
         example = example_of(model, dict(options.shape))
     graph = trace(model, example, measure=not options.estimate)
-    found = plan(graph, _workers(options), tasks=options.tasks, micro_batches=options.micro_batches)
+    workers, count = _workers(options), options.micro_batches
+    found = plan(graph, workers, tasks=options.tasks, micro_batches=count, model=model)
     if options.svg:
         try:
             options.svg.write_text(found.drawing())

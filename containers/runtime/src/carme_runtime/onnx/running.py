@@ -15,7 +15,7 @@ from carme_runtime.onnx.execution import Pipeline, label, stored
 from carme_runtime.onnx.files import temporary, unwritable
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model, load
-from carme_runtime.onnx.parts import write_parts
+from carme_runtime.onnx.parts import split_model, write_parts
 from carme_runtime.onnx.plans import JOB, Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
 from carme_runtime.onnx.tracing import as_source, trace
@@ -117,7 +117,7 @@ class Runner:
         if self.plan is None:
             graph = trace(self.model, batches[0], measure=len(batches) >= _MEASURED)
             workers = JOB if self._job else self.workers
-            self.plan = plan(graph, workers, tasks=self._tasks, micro_batches=len(batches))
+            self.plan = plan(graph, workers, tasks=self._tasks, micro_batches=len(batches), model=self.model)
         if self._folder is not None:
             folder = Path(self._folder).absolute()
             try:
@@ -137,7 +137,7 @@ class Runner:
         threads = 1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1)
         pipeline = Pipeline(found, self.model.outputs, folder, threads)
         try:
-            write_parts(self.model, found, folder)
+            write_parts(split_model(self.model, found), found, folder)
             pipeline.save()
         except OSError as error:
             raise unwritable(str(folder), error, _SHARED_FOLDER if self._job else _OTHER_FOLDER) from error
