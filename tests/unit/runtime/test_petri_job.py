@@ -55,6 +55,17 @@ if __name__ == "__main__":
         print(json.dumps([marking, run.status()["nodes"], run.notices]))
 """
 
+# All that have said that they are there, by the number of their node.
+WAITED = """
+def workers(run):
+    import time
+    there = []
+    while len(there) < 6:
+        there = [str(each.node) for each in list(run._pool.connections.values()) if each.process]
+        time.sleep(0.01)
+    return there
+"""
+
 
 @pytest.fixture
 def start(make_job: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
@@ -86,6 +97,19 @@ def test_tasks_run_on_all_nodes_where_what_they_need_is_free(start: Callable[...
     assert Counter(host for value, host, _ in marking["y"] if value < 2) == {"n1": 1, "n2": 1}
     assert sorted(value for value, _ in marking["sums"]) == list(range(5))
     assert len(nodes) == 2 and nodes[1] == "n2" and not notices
+
+
+def test_each_node_has_as_many_workers_as_are_wanted(start: Callable[..., Any], tmp_path: Path):
+    script = tmp_path / "spread.py"
+    text = script.read_text().replace('net.start("job"', 'net.start("job:3"')
+    text = text.replace(
+        'print(json.dumps([marking, run.status()["nodes"]', "print(json.dumps([marking, workers(run)"
+    )
+    script.write_text(text.replace("if __name__", WAITED + "\nif __name__"))
+    _, process = start()
+    marking, workers, _ = result(process)
+    assert sorted(value for value, _, _ in marking["y"]) == list(range(20))
+    assert Counter(workers) == {"None": 3, "1": 3}
 
 
 def test_the_tasks_of_a_lost_node_run_on_the_others(start: Callable[..., Any], tmp_path: Path):

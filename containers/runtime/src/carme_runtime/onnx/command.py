@@ -73,8 +73,8 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         "--workers",
         default="",
         metavar="N",
-        help="a number, kinds such as cpu:2,gpu:1, or job: all processors of its nodes (default: one per "
-        "processor of this node)",
+        help="a number, kinds such as cpu:2,gpu:1, job: all processors of its nodes, or job:4: so many on "
+        "each of them (default: one per processor of this node)",
     )
     command.add_argument(
         "--tasks", type=_count, metavar="T", help="cut the model into so many (default: what is quickest)"

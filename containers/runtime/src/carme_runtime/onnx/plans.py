@@ -15,10 +15,9 @@ from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.fusion import TASK_MS, allowed, balanced_cuts, branch_cuts, components, fed
 from carme_runtime.onnx.loading import Model
 from carme_runtime.onnx.splitting import Split, Splitter
+from carme_runtime.petri.starting import is_job, per_node
 
 KINDS = ("cpu", "gpu")
-#: As workers: a process for each processor of all nodes of the job.
-JOB = "job"
 #: How much faster than one processor a GPU is taken to be, where it was not measured.
 GPU_SPEED = 10.0
 #: A plan has to be so much quicker to be taken instead of one that sends fewer bytes.
@@ -187,9 +186,9 @@ class Plan:
 
 
 def parse_workers(text: str | int | Mapping[str, int]) -> dict[str, int]:
-    """Workers such as `cpu:2,gpu:1`, their number, or JOB. Raises OnnxError."""
-    if text == JOB:
-        return {"cpu": _nodes() * len(os.sched_getaffinity(0))}
+    """Workers such as `cpu:2,gpu:1`, their number, or those of a job (`job`, `job:4`). Raises OnnxError."""
+    if is_job(text):
+        return {"cpu": _nodes() * (per_node(text) or len(os.sched_getaffinity(0)))}
     if isinstance(text, Mapping):
         text = ",".join(f"{kind}:{count}" for kind, count in text.items())
     if isinstance(text, int) or str(text).isdecimal():
@@ -225,7 +224,8 @@ def plan(
 
     Args:
         graph: Of `trace`.
-        workers: Such as "cpu:2,gpu:1", a number of processes, or "job" for those of all its nodes.
+        workers: Such as "cpu:2,gpu:1", a number of processes, "job" for those of all its nodes, or
+            "job:4" for so many on each.
         tasks: Into how many parts the model is cut; None: what is predicted to be quickest, and of plans
             that take about the same time the one that sends the fewest bytes.
         micro_batches: How many follow each other.
@@ -235,7 +235,7 @@ def plan(
         OnnxError: The workers make no sense, or the model cannot be cut into so many parts.
     """
     found = parse_workers(workers)
-    if workers == JOB and _nodes() > 1:
+    if is_job(workers) and _nodes() > 1:
         graph = replace(graph, links=Links())
     if tasks is not None:
         cuts = _wanted_cuts(graph, tasks)

@@ -378,10 +378,12 @@ class Splitter:
                 operators.append(operator)
         used = {name for each in operators for name in (*each.inputs, *each.outputs)}
         known = {name for each in operators for name in each.parameters}
-        kept = [each for each in self.graph.values if each.name in used or each.name in self.graph.inputs]
+        values_left = [
+            each for each in self.graph.values if each.name in used or each.name in self.graph.inputs
+        ]
         return replace(
             self.graph,
-            values=(*kept, *values),
+            values=(*values_left, *values),
             operators=tuple(operators),
             parameters=tuple(each for each in (*self.graph.parameters, *parameters) if each.name in known),
         ), tuple(sorted({cut for cut in cuts if cut}))

@@ -71,7 +71,7 @@ def main() -> None:
         usual = "Keep the net's script and the run's folder where all nodes have them."
         report("refused", sentence, getattr(error, "remedy", "") or usual)
         return
-    count = len(os.sched_getaffinity(0))
+    count = first[2]["workers"] or len(os.sched_getaffinity(0))
     pool = Pool(net, folder, count, [output], ranges.store)
     listener.wake = pool.wake
     try:
