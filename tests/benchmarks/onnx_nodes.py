@@ -4,7 +4,7 @@
     ./test bench onnx_nodes --only lenet --keep traces
     ./test bench onnx_nodes --picture docs/benchmarks/onnx-nodes.svg
 
-A Slurm job of two nodes runs `carme onnx run` with `--workers job` for each network, which is cut into tasks
+A Slurm job of two nodes runs `carme onnx run` with `--workers job:4` for each network, which is cut into tasks
 through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the last
 in which workers are at work on two or more micro-batches, from the trace; in the JSON also the share with
 both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
@@ -54,9 +54,11 @@ own=$(python -c 'import carme_runtime; print(carme_runtime.__path__[0])')
 [ -e site/carme_runtime/_core* ] || cp -r "$own" site/
 cp -r source/. site/carme_runtime/
 export PYTHONPATH=$PWD/site
+workers=$1
+shift
 for network in "$@"; do
   set -- $network
-  python -m carme_runtime.onnx run $1.onnx --input $1.in.npz --output $1.out.npz --workers job --tasks $2 \\
+  python -m carme_runtime.onnx run $1.onnx --input $1.in.npz --output $1.out.npz --workers job:$workers --tasks $2 \\
     --trace otf2:$1.otf2 --trace html:$1.html --json >$1.json
 done
 """
@@ -192,7 +194,8 @@ def run(demo: DemoSite, names: list[str], folder: Path) -> None:
     (folder / "run.sh").write_text(_SCRIPT)
     demo.run("head", "chown", "-R", f"{USER}:", f"/home/{USER}/{folder.name}")
     options = ["--image", _IMAGE, "--nodes", "2", "--cpus", str(WORKERS), "--memory", str(MEMORY)]
-    command = ["bash", f"/home/{USER}/{folder.name}/run.sh", *(f"{n} {NETWORKS[n][0]}" for n in names)]
+    command = ["bash", f"/home/{USER}/{folder.name}/run.sh", str(WORKERS)]
+    command += [f"{n} {NETWORKS[n][0]}" for n in names]
     options += ["--time", str(JOB_SECONDS // 60), "--name", "onnx-nodes", "--json"]
     words = ["submit", *options, "--", *command]
     job = json.loads(demo.carme(*words, user=USER).stdout)

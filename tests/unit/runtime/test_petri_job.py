@@ -102,9 +102,7 @@ def test_tasks_run_on_all_nodes_where_what_they_need_is_free(start: Callable[...
 def test_each_node_has_as_many_workers_as_are_wanted(start: Callable[..., Any], tmp_path: Path):
     script = tmp_path / "spread.py"
     text = script.read_text().replace('net.start("job"', 'net.start("job:3"')
-    text = text.replace(
-        'print(json.dumps([marking, run.status()["nodes"]', "print(json.dumps([marking, workers(run)"
-    )
+    text = text.replace('run.status()["nodes"]', "workers(run)")
     script.write_text(text.replace("if __name__", WAITED + "\nif __name__"))
     _, process = start()
     marking, workers, _ = result(process)
