@@ -4,8 +4,8 @@
     ./test bench onnx_nodes --only lenet --keep traces
     ./test bench onnx_nodes --picture docs/benchmarks/onnx-nodes.svg
 
-A Slurm job of two nodes runs `carme onnx run` with `--workers job:4` for each network, which is cut into tasks
-through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the last
+A Slurm job of two nodes runs `carme onnx run` with `--workers job:4` for each network, which is cut into
+tasks through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the last
 in which workers are at work on two or more micro-batches, from the trace; in the JSON also the share with
 both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
 processors of this machine, so the seconds say nothing of two real nodes. Needs root and the demo.
@@ -58,8 +58,8 @@ workers=$1
 shift
 for network in "$@"; do
   set -- $network
-  python -m carme_runtime.onnx run $1.onnx --input $1.in.npz --output $1.out.npz --workers job:$workers --tasks $2 \\
-    --trace otf2:$1.otf2 --trace html:$1.html --json >$1.json
+  python -m carme_runtime.onnx run $1.onnx --input $1.in.npz --output $1.out.npz \\
+    --workers job:$workers --tasks $2 --trace otf2:$1.otf2 --trace html:$1.html --json >$1.json
 done
 """
 

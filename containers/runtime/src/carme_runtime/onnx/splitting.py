@@ -377,13 +377,12 @@ class Splitter:
             elif operator.name not in gone:
                 operators.append(operator)
         used = {name for each in operators for name in (*each.inputs, *each.outputs)}
+        used.update(self.graph.inputs)
         known = {name for each in operators for name in each.parameters}
-        values_left = [
-            each for each in self.graph.values if each.name in used or each.name in self.graph.inputs
-        ]
+        whole = [each for each in self.graph.values if each.name in used]
         return replace(
             self.graph,
-            values=(*values_left, *values),
+            values=(*whole, *values),
             operators=tuple(operators),
             parameters=tuple(each for each in (*self.graph.parameters, *parameters) if each.name in known),
         ), tuple(sorted({cut for cut in cuts if cut}))
