@@ -5,9 +5,9 @@
     ./test bench onnx_nodes --picture docs/benchmarks/onnx-nodes.svg
 
 A Slurm job of two nodes runs `carme onnx run` with `--workers job:4` for each network, which is cut into
-tasks through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the last
-in which workers are at work on two or more micro-batches, from the trace; in the JSON also the share with
-both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
+tasks through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the
+last in which workers are at work on two or more micro-batches, from the trace; in the JSON also the share
+with both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
 processors of this machine, so the seconds say nothing of two real nodes. Needs root and the demo.
 """
 

@@ -150,13 +150,18 @@ class Runner:
         with net.start(
             workers, folder=folder / "run", offers=offers, memory=self._memory, checked=False
         ) as run:
-            for number, batch in enumerate(batches):
-                _put(run, pipeline, number, batch)
-                if self._watch:
-                    self._watch(run, number)
-            for number, values in run.wait()["done"]:
-                for name, value in zip(pipeline.results, values, strict=True):
-                    results[number][name] = _taken(value)
+            try:
+                for number, batch in enumerate(batches):
+                    _put(run, pipeline, number, batch)
+                    if self._watch:
+                        self._watch(run, number)
+                for number, values in run.wait()["done"]:
+                    for name, value in zip(pipeline.results, values, strict=True):
+                        results[number][name] = _taken(value)
+            except BaseException:
+                if self._folder is None:  # which goes
+                    run.discard()
+                raise
             self.notices = list(run.notices)
         for number, batch in enumerate(batches):  # outputs that are inputs
             results[number] = {

@@ -225,7 +225,7 @@ class Run(Observed):
             self._thread.join()
         for picture in self._pictures:
             picture.end()
-        ended = not self._broken_off and self._has_ended()
+        ended = self._ranges.discarded or (not self._broken_off and self._has_ended())
         with contextlib.ExitStack() as last:  # all of it, whatever fails
             last.callback(self._journal.close)
             last.callback(lambda: self.notices.extend(self._ranges.close(self._journal, ended)))
@@ -234,6 +234,10 @@ class Run(Observed):
             last.callback(self._pool.close)
             if ended and self._ranges.store.several:
                 self.notices += self._ranges.finish_elsewhere(lambda: self._pool.wait(1.0)[1])
+
+    def discard(self) -> None:
+        """Nobody is to resume the run: when it is closed, no node's memory has anything of it any more."""
+        self._ranges.discarded = True
 
     def __enter__(self) -> "Run":
         return self
