@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -14,7 +15,10 @@ from typing import Any
 
 import pytest
 
+import carme_runtime
 from carme_runtime.petri import Memory
+from carme_runtime.petri.channel import Reader, encode
+from patience import HANG
 
 # Two tasks that need the GPU of their node meet: so they run at the same time, on two nodes.
 SCRIPT = """
@@ -242,3 +246,18 @@ def kill(victim: str, worker: int, server: int, process: Any, job: Any) -> None:
 
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_another_version_on_a_node_is_refused(tmp_path: Path):
+    """What a node's program says to a program of another version, before it reads the net."""
+    command = [sys.executable, "-m", "carme_runtime.petri.remote", str(tmp_path / "run")]
+    source = str(Path(carme_runtime.__file__).parents[1])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}
+    ) as process:
+        out, _ = process.communicate(encode(("begin", 0, {"version": "0.0.7"})), HANG)
+    ((kind, sentence, remedy),) = Reader().feed(out)
+    own = carme_runtime.__version__
+    assert kind == "refused" and sentence.startswith("On ")
+    assert f"carme_runtime is {own} here, and 0.0.7 where the net was started." in sentence
+    assert "Install the same version on all nodes" in remedy

@@ -33,6 +33,7 @@ from carme_runtime.petri.starting import (
     per_node,
     pickled,
     run_folder,
+    still_running,
 )
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 
@@ -299,7 +300,7 @@ class Run(Observed):
         came = self._changed.wait_for(over, timeout)
         self._watchers -= full is not None
         if not came:
-            raise PetriError(f"Net {self.net.name} still runs after {timeout} s.", "Wait longer.")
+            raise still_running(self, timeout)
         self._refuse_if_over()
         if full is not None and not condition():
             raise PetriError(

@@ -11,6 +11,7 @@ from carme_runtime.petri.dask import is_client, threads_of
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.model import Place, Transition
+from carme_runtime.petri.observed import Observed
 from carme_runtime.petri.slurm_jobs import SlurmJobs
 
 #: As workers: processes on all nodes of the job, one for each processor, or as many on each as "job:4" says.
@@ -43,6 +44,17 @@ def number_of(workers: Any) -> int:
     raise PetriError(
         f"{workers!r} are no workers.",
         "Give 'here', 'job', 'job:4', a number from 1 to 1024, a Dask client, or SlurmJobs(carme.Client).",
+    )
+
+
+def still_running(run: Observed, timeout: float | None) -> PetriError:
+    """What to say of a run that has not ended in time."""
+    running = ", ".join(f"{name} ({count})" for name, count in run.status()["running"].items())
+    tasks = f": tasks of {running}" if running else ""
+    return PetriError(
+        f"Net {run.net.name} still runs after {timeout} s{tasks}.",
+        "Wait longer, or close the run, which ends them: their tokens are where they were, and run again "
+        "when it is resumed.",
     )
 
 
