@@ -2,11 +2,12 @@
 
     ./test bench onnx_nodes
     ./test bench onnx_nodes --only lenet --keep traces
+    ./test bench onnx_nodes --picture docs/benchmarks/onnx-nodes.svg
 
-A Slurm job of two nodes runs `carme onnx run` with `--workers job` for each network, which is cut into tasks
-through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the last
-in which workers are at work on two or more micro-batches, from the trace; in the JSON also the share with
-both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
+A Slurm job of two nodes runs `carme onnx run` with `--workers job:4` for each network, which is cut into
+tasks through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the
+last in which workers are at work on two or more micro-batches, from the trace; in the JSON also the share
+with both nodes at work, the largest difference from ONNX Runtime and the seconds. The demo's nodes share the
 processors of this machine, so the seconds say nothing of two real nodes. Needs root and the demo.
 """
 
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import helper
+from onnx_picture import Firing, firings, picture
 from report import print_table, row, tidy_up_when_ended, write_json
 
 from carme_demo.settings import DEFAULT_NAME, Places
@@ -37,6 +40,7 @@ USER, UID = "user6", 2016
 WORKERS, MEMORY = 4, 7000
 #: Into how many tasks each network is cut, and how many micro-batches go through them.
 NETWORKS = {"lenet": (4, 64), "alexnet": (8, 16), "vgg19": (8, 8), "resnet50": (8, 12), "unet": (8, 12)}
+TITLES = dict(zip(NETWORKS, ("LeNet", "AlexNet", "VGG19", "ResNet-50", "U-Net"), strict=True))
 _LIGHT = {"alexnet": "bvlc_alexnet", "vgg19": "vgg19", "resnet50": "resnet50"}
 #: Aim: of the time, at least so much with several micro-batches in work; and the difference from the oracle.
 OVERLAP, EQUAL = 0.5, 1e-4
@@ -50,10 +54,12 @@ own=$(python -c 'import carme_runtime; print(carme_runtime.__path__[0])')
 [ -e site/carme_runtime/_core* ] || cp -r "$own" site/
 cp -r source/. site/carme_runtime/
 export PYTHONPATH=$PWD/site
+workers=$1
+shift
 for network in "$@"; do
   set -- $network
-  python -m carme_runtime.onnx run $1.onnx --input $1.in.npz --output $1.out.npz --workers job --tasks $2 \\
-    --trace otf2:$1.otf2 --trace html:$1.html --json >$1.json
+  python -m carme_runtime.onnx run $1.onnx --input $1.in.npz --output $1.out.npz \\
+    --workers job:$workers --tasks $2 --trace otf2:$1.otf2 --trace html:$1.html --json >$1.json
 done
 """
 
@@ -149,36 +155,28 @@ def prepare(name: str, folder: Path) -> dict[str, Any]:
     return {output: np.concatenate([each[output] for each in results]) for output in model.outputs}
 
 
-def shares(page: Path) -> tuple[float, float, int]:
+def shares(fired: list[Firing]) -> tuple[float, float, int]:
     """Shares of the time with two or more micro-batches in work, and with both nodes at work.
 
     Args:
-        page: The timeline.
+        fired: What the workers did.
 
     Returns:
         Both shares, and how many workers have fired.
     """
-    data = json.loads(page.read_text().split('type="application/json">')[1].split("</script>")[0])
-    changes: list[tuple[int, int, str, str]] = []
-    workers: set[str] = set()
-    for each in data["rows"]:
-        _, _, worker = each["name"].partition(": worker ")
-        for begin, took, name, *_ in each["spans"] if worker else ():
-            _, _, number = data["names"][name].partition(" of micro-batch ")
-            node = worker.split(" on ")[1]
-            workers.add(worker)
-            changes += [(begin, 1, number, node), (begin + took, -1, number, node)]
+    changes: list[tuple[int, int, Firing]] = []
+    for each in fired:
+        changes += [(each.begin, 1, each), (each.begin + each.took, -1, each)]
     changes.sort(key=lambda change: change[:2])
-    batches: dict[str, int] = {}
-    nodes: dict[str, int] = {}
+    batches, nodes = Counter[int](), Counter[str]()
     both = several = 0
-    for (at, sign, number, node), (then, *_) in pairwise(changes):
-        batches[number] = batches.get(number, 0) + sign
-        nodes[node] = nodes.get(node, 0) + sign
+    for (at, sign, firing), (then, *_) in pairwise(changes):
+        batches[firing.batch] += sign
+        nodes[firing.node] += sign
         several += (then - at) * (sum(1 for count in batches.values() if count) > 1)
         both += (then - at) * (sum(1 for count in nodes.values() if count) > 1)
     length = max(changes[-1][0] - changes[0][0], 1)
-    return several / length, both / length, len(workers)
+    return several / length, both / length, len({each.worker for each in fired})
 
 
 def install(folder: Path) -> None:
@@ -196,7 +194,8 @@ def run(demo: DemoSite, names: list[str], folder: Path) -> None:
     (folder / "run.sh").write_text(_SCRIPT)
     demo.run("head", "chown", "-R", f"{USER}:", f"/home/{USER}/{folder.name}")
     options = ["--image", _IMAGE, "--nodes", "2", "--cpus", str(WORKERS), "--memory", str(MEMORY)]
-    command = ["bash", f"/home/{USER}/{folder.name}/run.sh", *(f"{n} {NETWORKS[n][0]}" for n in names)]
+    command = ["bash", f"/home/{USER}/{folder.name}/run.sh", str(WORKERS)]
+    command += [f"{n} {NETWORKS[n][0]}" for n in names]
     options += ["--time", str(JOB_SECONDS // 60), "--name", "onnx-nodes", "--json"]
     words = ["submit", *options, "--", *command]
     job = json.loads(demo.carme(*words, user=USER).stdout)
@@ -215,11 +214,17 @@ def run(demo: DemoSite, names: list[str], folder: Path) -> None:
         raise SystemExit(f"The job {number} left no results of {', '.join(missing)}. Its log:\n{log}")
 
 
+def title(name: str) -> str:
+    """Of a network's picture."""
+    tasks, batches = NETWORKS[name]
+    return f"{TITLES[name]}: {tasks} tasks, {batches} micro-batches"
+
+
 def measured(name: str, wanted: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The row of a network."""
     found = np.load(folder / f"{name}.out.npz")
     difference = max(distance(found[output], array) for output, array in wanted.items())
-    overlap, nodes, workers = shares(folder / f"{name}.html")
+    overlap, nodes, workers = shares(firings(folder / f"{name}.html"))
     seconds = json.loads((folder / f"{name}.json").read_text())["seconds"]
     aim = f">= {OVERLAP}, and ONNX Runtime's results to {EQUAL} (are to {difference:.1e})"
     holds = overlap >= OVERLAP and difference <= EQUAL
@@ -233,6 +238,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Five networks on two nodes with four workers each.")
     parser.add_argument("--only", choices=NETWORKS, action="append", help="this network; may be repeated")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="gets the traces and timelines")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="gets a drawing of the traces")
     parser.add_argument("--json", type=Path, help="also write the rows there")
     options = parser.parse_args()
     tidy_up_when_ended()
@@ -252,6 +258,9 @@ def main() -> int:
             for name in names:
                 shutil.copytree(folder / f"{name}.otf2", options.keep / f"{name}.otf2", dirs_exist_ok=True)
                 shutil.copy(folder / f"{name}.html", options.keep)
+        if options.picture:
+            drawn = [(title(name), firings(folder / f"{name}.html")) for name in names]
+            options.picture.write_text(picture(drawn))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print_table(rows)

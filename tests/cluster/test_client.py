@@ -5,7 +5,7 @@ import itertools
 import os
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,14 @@ from bs4 import BeautifulSoup
 import carme
 from carme.client import JobFailed
 from carme.errors import CarmeError, NotFound
+from carme_runtime.petri import Net, SlurmJobs
 from demo_site import DemoSite, wait_until
 from patience import HANG
 
 
 @pytest.fixture(scope="module")
-def client(demo: DemoSite) -> Iterator[carme.Client]:
-    """With a token that user1 makes in the portal."""
+def connect(demo: DemoSite) -> Iterator[Callable[[], carme.Client]]:
+    """Makes clients with a token that user1 makes in the portal."""
     label = f"test-{os.urandom(4).hex()}"
     with demo.visitor("user1") as visitor:
         page = visitor.fetch(f"{visitor.url}tokens/")
@@ -32,10 +33,16 @@ def client(demo: DemoSite) -> Iterator[carme.Client]:
         assert secret is not None and revoke is not None
         try:
             trust = ssl.create_default_context(cafile=str(demo.certificate))
-            with carme.Client(visitor.url, secret.text, verify=trust) as found:
-                yield found
+            yield lambda: carme.Client(visitor.url, secret.text, verify=trust)
         finally:
             visitor.send(page, revoke, {})
+
+
+@pytest.fixture(scope="module")
+def client(connect: Callable[[], carme.Client]) -> Iterator[carme.Client]:
+    """One of them."""
+    with connect() as found:
+        yield found
 
 
 def square(number: int, load: str) -> int:
@@ -68,6 +75,32 @@ def test_an_array_computes_in_its_tasks(demo: DemoSite, client: carme.Client) ->
         "the accounting knows it",
         lambda: demo.run("head", *requested).stdout.split() == [f"{tasks.id}_3", "COMPLETED"],
     )
+
+
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 11), reason="functions travel to Python 3.11, the images' own"
+)
+def test_tasks_of_a_net_are_jobs(
+    demo: DemoSite, client: carme.Client, connect: Callable[[], carme.Client], tmp_path: Path
+) -> None:
+    """A net here, whose functions run as jobs there; one that is cancelled runs again."""
+    net = Net("jobs")
+    numbers, squares = net.place("numbers", int), net.place("squares", tuple)
+
+    @net.transition(numbers >> squares)
+    def square(number: int) -> tuple[int, str]:
+        return number * number, os.environ["SLURM_JOB_ID"]
+
+    options: dict[str, Any] = {"image": client.images()[0].name, "minutes": 3, "memory_mb": 500, "cpus": 1}
+    with net.start(SlurmJobs(connect, jobs=2, **options), folder=tmp_path / "run") as run:
+        run.put(numbers, 2, 3, 4)
+        wait_until("jobs are submitted", lambda: list((tmp_path / "run/jobs").iterdir()))
+        first = next((tmp_path / "run/jobs").iterdir()).name
+        demo.run("head", "scancel", first)  # it runs again, unless it has ended already
+        marking = run.wait(HANG)
+    assert sorted(value for value, _ in marking["squares"]) == [4, 9, 16]
+    assert len({job for _, job in marking["squares"]}) == 3
+    assert not list((tmp_path / "run/jobs").iterdir())
 
 
 def test_an_array_over_two_nodes_finds_its_data_on_both(

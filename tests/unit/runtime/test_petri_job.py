@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -14,7 +15,10 @@ from typing import Any
 
 import pytest
 
+import carme_runtime
 from carme_runtime.petri import Memory
+from carme_runtime.petri.channel import Reader, encode
+from patience import HANG
 
 # Two tasks that need the GPU of their node meet: so they run at the same time, on two nodes.
 SCRIPT = """
@@ -55,6 +59,17 @@ if __name__ == "__main__":
         print(json.dumps([marking, run.status()["nodes"], run.notices]))
 """
 
+# All that have said that they are there, by the number of their node.
+WAITED = """
+def workers(run):
+    import time
+    there = []
+    while len(there) < 6:
+        there = [str(each.node) for each in list(run._pool.connections.values()) if each.process]
+        time.sleep(0.01)
+    return there
+"""
+
 
 @pytest.fixture
 def start(make_job: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
@@ -86,6 +101,17 @@ def test_tasks_run_on_all_nodes_where_what_they_need_is_free(start: Callable[...
     assert Counter(host for value, host, _ in marking["y"] if value < 2) == {"n1": 1, "n2": 1}
     assert sorted(value for value, _ in marking["sums"]) == list(range(5))
     assert len(nodes) == 2 and nodes[1] == "n2" and not notices
+
+
+def test_each_node_has_as_many_workers_as_are_wanted(start: Callable[..., Any], tmp_path: Path):
+    script = tmp_path / "spread.py"
+    text = script.read_text().replace('net.start("job"', 'net.start("job:3"')
+    text = text.replace('run.status()["nodes"]', "workers(run)")
+    script.write_text(text.replace("if __name__", WAITED + "\nif __name__"))
+    _, process = start()
+    marking, workers, _ = result(process)
+    assert sorted(value for value, _, _ in marking["y"]) == list(range(20))
+    assert Counter(workers) == {"None": 3, "1": 3}
 
 
 def test_the_tasks_of_a_lost_node_run_on_the_others(start: Callable[..., Any], tmp_path: Path):
@@ -220,3 +246,18 @@ def kill(victim: str, worker: int, server: int, process: Any, job: Any) -> None:
 
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_another_version_on_a_node_is_refused(tmp_path: Path):
+    """What a node's program says to a program of another version, before it reads the net."""
+    command = [sys.executable, "-m", "carme_runtime.petri.remote", str(tmp_path / "run")]
+    source = str(Path(carme_runtime.__file__).parents[1])
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": source}
+    ) as process:
+        out, _ = process.communicate(encode(("begin", 0, {"version": "0.0.7"})), HANG)
+    ((kind, sentence, remedy),) = Reader().feed(out)
+    own = carme_runtime.__version__
+    assert kind == "refused" and sentence.startswith("On ")
+    assert f"carme_runtime is {own} here, and 0.0.7 where the net was started." in sentence
+    assert "Install the same version on all nodes" in remedy

@@ -508,3 +508,25 @@ def test_the_journal_counts_starts(tmp_path: Path):
 
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+
+
+def test_a_run_that_does_not_end_in_time_names_its_tasks(folder: Path):
+    net = Net("endless")
+    a = net.place("a", int, tokens=[1])
+    begun = folder.with_name("begun")
+    os.mkfifo(begun)
+
+    @net.transition(a >> None)
+    def endless(value: int) -> None:
+        begun.open("w").close()
+        threading.Event().wait()
+
+    with net.start(1, folder=folder) as run:
+        begun.open().close()
+        with pytest.raises(
+            PetriError, match=r"still runs after 0 s: tasks of endless \(1\)\. .*close the run"
+        ):
+            run.wait(0)
+    with net.start(1, folder=folder, resume=True, checked=False) as run:
+        assert run.marking() == {"a": [1]}
+        begun.open().close()

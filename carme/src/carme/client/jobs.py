@@ -54,9 +54,14 @@ LOG_BYTES = 1 << 20  # that are asked for at once
 
 
 class JobFailed(CarmeError):
-    """The job ended without a result: it failed, was cancelled, or ran out of time or memory."""
+    """The job ended without a result: it failed, was cancelled, or ran out of time or memory.
+
+    Attributes:
+        by_function: Whether its function raised; its exception is the cause where its class is known here.
+    """
 
     default_code = "job-failed"
+    by_function = False
 
 
 class Job:
@@ -155,6 +160,7 @@ class Job:
                     why=found["error"].strip(),
                 )
             )
+            failure.by_function = True
             cause = None
             if found["raised"]:
                 try:

@@ -17,8 +17,11 @@ from pathlib import Path
 import numpy as np
 import carme_runtime.onnx as carme_onnx
 from carme_runtime.onnx import Runner
+from carme_runtime.onnx import running
 from carme_runtime.onnx.execution import TaskBody
+from carme_runtime.petri import PetriError
 
+identity = []
 MARK = Path("held")
 run_task = TaskBody._run
 
@@ -40,7 +43,34 @@ def watch(run, number):
         MARK.touch()  # the next worker runs every task, whether this one has begun one or not
         os.kill(run.workers[0], signal.SIGKILL)
 
+def fail(self, *arguments):
+    """A task of this node fails when the other one has large results in its memory."""
+    while not MARK.exists():
+        time.sleep(0.05)
+    raise LookupError("nothing here")
+
+def watch_memory(run, number):
+    other = f"carme-net-{os.getuid()}-{run._ranges.store.identity}@n2/[!.]*"
+    while number == 5 and not list(Path("/dev/shm").glob(other)):
+        time.sleep(0.05)
+    MARK.touch() if number == 5 else None
+    identity[:] = [run._ranges.store.identity]
+
+def failed(given):
+    """What a run that fails leaves in shared memory, which both nodes have here: nothing else frees it."""
+    running._free = lambda folder: None
+    TaskBody._run = fail
+    try:
+        Runner(carme_onnx.load("model.onnx"), "job", tasks=3, watch=watch_memory).run(given)
+    except PetriError as error:
+        left = [each.name for each in Path("/dev/shm").glob(f"carme-net-*-{identity[0]}*")]
+        print(json.dumps([error.message, left]))
+
 if __name__ == "__main__":
+    if "fail" in sys.argv:
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        failed([{"x": x[None]} for x in np.load("x.npy")])
+        sys.exit()
     if "kill" in sys.argv:
         TaskBody._run = held  # workers of this node are forked; those of the other one import it as it is
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one worker on this node
@@ -52,8 +82,8 @@ if __name__ == "__main__":
 '''
 
 
-def ran(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
-    """Run a model of branches on two nodes, and compare it with ONNX Runtime."""
+def started(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
+    """Run a model of branches on two nodes; what the program printed."""
     proto, x = onnx_models.branches(batch=1, size=192), onnx_models.random(8, 3, 192, 192)
     onnx.save(proto, folder / "model.onnx")
     np.save(folder / "x.npy", x)
@@ -62,11 +92,18 @@ def ran(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any
     environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0)), "SLURM_JOB_NUM_NODES": "2"}
     code, out, errors = job.start([sys.executable, "program.py", *arguments], environment).wait()
     assert code == 0, errors
+    return json.loads(out)
+
+
+def ran(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
+    """Run it, and compare it with ONNX Runtime."""
+    printed = started(make_job, folder, *arguments)
+    proto, x = onnx.load(folder / "model.onnx"), np.load(folder / "x.npy")
     found = np.load(folder / "y.npz")
     for number, each in enumerate(x):
         for name, array in onnx_models.expected(proto, {"x": each[None]}).items():
             np.testing.assert_allclose(found[name][number][None], array, rtol=1e-4, atol=1e-4)
-    return json.loads(out)
+    return printed
 
 
 def test_a_model_on_two_nodes_gives_what_onnx_runtime_gives(make_job: Callable[..., Any], tmp_path: Path):
@@ -80,3 +117,10 @@ def test_a_worker_that_is_killed_on_one_of_two_nodes_changes_nothing_but_the_tim
     """The other node runs tasks meanwhile: without it the program would wait for ever."""
     notices, _ = ran(make_job, tmp_path, "kill")
     assert all("was ended by signal 9" in each for each in notices)
+
+
+def test_a_run_that_fails_leaves_nothing_in_the_memory_of_any_node(
+    make_job: Callable[..., Any], tmp_path: Path
+):
+    message, left = started(make_job, tmp_path, "fail")
+    assert message.endswith("failed: LookupError: nothing here.") and left == []

@@ -73,8 +73,8 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         "--workers",
         default="",
         metavar="N",
-        help="a number, kinds such as cpu:2,gpu:1, or job: all processors of its nodes (default: one per "
-        "processor of this node)",
+        help="a number, kinds such as cpu:2,gpu:1, job: all processors of its nodes, or job:4: so many on "
+        "each of them (default: one per processor of this node)",
     )
     command.add_argument(
         "--tasks", type=_count, metavar="T", help="cut the model into so many (default: what is quickest)"
@@ -94,7 +94,8 @@ def _plan(options: argparse.Namespace) -> None:
     else:
         example = example_of(model, dict(options.shape))
     graph = trace(model, example, measure=not options.estimate)
-    found = plan(graph, _workers(options), tasks=options.tasks, micro_batches=options.micro_batches)
+    workers, count = _workers(options), options.micro_batches
+    found = plan(graph, workers, tasks=options.tasks, micro_batches=count, model=model)
     if options.svg:
         try:
             options.svg.write_text(found.drawing())

@@ -12,17 +12,23 @@ from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model
 from carme_runtime.onnx.nodes import needed
 from carme_runtime.onnx.plans import Plan, Task
+from carme_runtime.onnx.splitting import Splitter
 
 #: Smaller weights stay in the models: ONNX's shape inference needs to see some of them.
 _INLINE, _ALIGN = 1024, 4096
 WEIGHTS = "weights.bin"
 
 
+def split_model(model: Model, found: Plan) -> Model:
+    """The model with the operators split that its plan splits."""
+    return Splitter(model, found.unsplit).split_model(found.splits) if found.unsplit else model
+
+
 def write_parts(model: Model, found: Plan, folder: Path) -> list[Path]:
     """Write a model file for each task of a plan, and their weights.
 
     Args:
-        model: That was planned.
+        model: That was planned, with its operators split.
         found: Its plan.
         folder: That gets the files.
     """

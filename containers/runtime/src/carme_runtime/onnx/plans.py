@@ -12,15 +12,21 @@ from typing import Any
 from carme_runtime.graph import Graph, Links, drawing
 from carme_runtime.graph.show import columns, size_text
 from carme_runtime.onnx.errors import OnnxError
-from carme_runtime.onnx.fusion import TASK_MS, balanced_cuts, branch_cuts, components, fed
+from carme_runtime.onnx.fusion import TASK_MS, allowed, balanced_cuts, branch_cuts, components, fed
+from carme_runtime.onnx.loading import Model
+from carme_runtime.onnx.splitting import Split, Splitter
+from carme_runtime.petri.starting import is_job, per_node
 
 KINDS = ("cpu", "gpu")
-#: As workers: a process for each processor of all nodes of the job.
-JOB = "job"
 #: How much faster than one processor a GPU is taken to be, where it was not measured.
 GPU_SPEED = 10.0
 #: A plan has to be so much quicker to be taken instead of one that sends fewer bytes.
 _BETTER = 0.97
+#: Splits are tried while there are fewer micro-batches than so many for each worker, of operators that take
+#: at least so many times what a task costs, and of so many groups of them.
+_FEW, _LONG, _MOST_GROUPS = 2, 20, 24
+#: How much quicker one more split has to be; all together have to be as much as another plan.
+_STEP = 0.99
 _MOST_FLIPS = 200
 
 
@@ -57,6 +63,8 @@ class Plan:
         tasks: In an order in which they can run.
         workers: How many of each kind.
         micro_batches: For which it was made.
+        splits: Operators that are taken apart; the graph has their parts.
+        unsplit: The graph with no operator taken apart; None: it is the same.
     """
 
     graph: Graph
@@ -64,6 +72,8 @@ class Plan:
     tasks: tuple[Task, ...]
     workers: Mapping[str, int] = field(default_factory=lambda: {"cpu": 1})
     micro_batches: int = 1
+    splits: tuple[Split, ...] = ()
+    unsplit: Graph | None = None
 
     @cached_property
     def maker(self) -> dict[str, int]:
@@ -87,9 +97,9 @@ class Plan:
     @property
     def unfused_bytes(self) -> int:
         """That would travel if each operator were a task."""
-        graph = self.graph
-        return self._bytes(
-            name
+        graph = self.unsplit or self.graph
+        return sum(
+            graph.value[name].bytes
             for operator in graph.operators
             for name in dict.fromkeys(operator.inputs)
             if graph.maker[name] >= 0
@@ -98,7 +108,8 @@ class Plan:
     @property
     def one_worker_ms(self) -> float:
         """One worker, the whole model as one task, all micro-batches."""
-        total = sum(task.milliseconds for task in self.tasks)
+        graph = self.unsplit or self.graph
+        total = sum(each.forward_ms(graph.samples) for each in graph.operators)
         return self.micro_batches * (total + TASK_MS)
 
     @cached_property
@@ -134,6 +145,10 @@ class Plan:
                 "one_worker_ms": round(self.one_worker_ms, 4),
                 "sent_bytes": self.sent_bytes,
                 "unfused_bytes": self.unfused_bytes,
+                "splits": [
+                    {"operators": list(each.operators), "by": each.by, "parts": each.ways}
+                    for each in self.splits
+                ],
                 "tasks": tasks,
             },
             indent=1,
@@ -147,10 +162,12 @@ class Plan:
             rows.append((task.name, task.operators[0], count, task.kind, f"{task.milliseconds:.2f}", *sizes))
         workers = ", ".join(f"{kind}:{count}" for kind, count in self.workers.items())
         n, m = len(self.tasks), self.micro_batches
+        operators = (self.unsplit or self.graph).operators
         lines = [
-            f"{len(self.graph.operators)} operators in {n} task{'s' * (n != 1)}, {m} "
+            f"{len(operators)} operators in {n} task{'s' * (n != 1)}, {m} "
             f"micro-batch{'es' * (m != 1)}, workers {workers}.",
             columns(rows, left=2),
+            *(f"Split: {each}." for each in self.splits),
             f"Between tasks travel {size_text(self.sent_bytes)} a micro-batch; unfused, it would be "
             f"{size_text(self.unfused_bytes)}.",
             f"Predicted: {self.predicted_ms:.1f} ms; one worker: {self.one_worker_ms:.1f} ms.",
@@ -169,9 +186,9 @@ class Plan:
 
 
 def parse_workers(text: str | int | Mapping[str, int]) -> dict[str, int]:
-    """Workers such as `cpu:2,gpu:1`, their number, or JOB. Raises OnnxError."""
-    if text == JOB:
-        return {"cpu": _nodes() * len(os.sched_getaffinity(0))}
+    """Workers such as `cpu:2,gpu:1`, their number, or those of a job (`job`, `job:4`). Raises OnnxError."""
+    if is_job(text):
+        return {"cpu": _nodes() * (per_node(text) or len(os.sched_getaffinity(0)))}
     if isinstance(text, Mapping):
         text = ",".join(f"{kind}:{count}" for kind, count in text.items())
     if isinstance(text, int) or str(text).isdecimal():
@@ -199,21 +216,26 @@ def plan(
     *,
     tasks: int | None = None,
     micro_batches: int = 1,
+    model: Model | None = None,
 ) -> Plan:
     """Compile a graph: fuse its operators into tasks, and assign these to workers.
 
+    Operators that take long are split over several workers where that is predicted to be quicker.
+
     Args:
         graph: Of `trace`.
-        workers: Such as "cpu:2,gpu:1", a number of processes, or "job" for those of all its nodes.
+        workers: Such as "cpu:2,gpu:1", a number of processes, "job" for those of all its nodes, or
+            "job:4" for so many on each.
         tasks: Into how many parts the model is cut; None: what is predicted to be quickest, and of plans
             that take about the same time the one that sends the fewest bytes.
         micro_batches: How many follow each other.
+        model: Of which the graph is; None: no operator is split.
 
     Raises:
         OnnxError: The workers make no sense, or the model cannot be cut into so many parts.
     """
     found = parse_workers(workers)
-    if workers == JOB and _nodes() > 1:
+    if is_job(workers) and _nodes() > 1:
         graph = replace(graph, links=Links())
     if tasks is not None:
         cuts = _wanted_cuts(graph, tasks)
@@ -232,7 +254,36 @@ def plan(
     for other in sorted(plans[1:], key=lambda each: each.sent_bytes):
         if other.predicted_ms < _BETTER * best.predicted_ms:
             best = other
+    if model is not None and count > 1 and micro_batches < _FEW * count:
+        best = _with_splits(best, Splitter(model, graph), count)
     return best
+
+
+def _with_splits(whole: Plan, splitter: Splitter, ways: int) -> Plan:
+    """The plan with those operators split that make it quicker, tried from those that take longest."""
+    best = whole
+    for group in splitter.candidates(ways)[:_MOST_GROUPS]:
+        for tried in dict.fromkeys((tuple(group), *((each,) for each in group))):
+            if any(splitter.milliseconds(split) < _LONG * TASK_MS for split in tried):
+                continue
+            names = {name for split in tried for name in split.operators}
+            others = tuple(each for each in best.splits if names.isdisjoint(each.operators))
+            other = _split_plan(whole, splitter, (*others, *tried))
+            if other is not None and other.predicted_ms < _STEP * best.predicted_ms:
+                best = other
+    return best if best.predicted_ms < _BETTER * whole.predicted_ms else whole
+
+
+def _split_plan(found: Plan, splitter: Splitter, splits: tuple[Split, ...]) -> Plan | None:
+    """A plan in which these operators are split; None where a part of it could not begin."""
+    graph, own = splitter.split_graph(splits)
+    if not set(own) <= set(allowed(graph)):
+        return None
+    plans = []
+    for cuts in dict.fromkeys((own, tuple(sorted({*own, *branch_cuts(graph)})))):
+        made = _assigned(_made(graph, cuts, dict(found.workers), found.micro_batches, split=True))
+        plans.append(replace(made, splits=splits, unsplit=splitter.graph))
+    return min(plans, key=lambda each: each.predicted_ms)
 
 
 def _wanted_cuts(graph: Graph, tasks: int) -> tuple[int, ...]:

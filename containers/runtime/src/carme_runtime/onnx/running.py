@@ -15,12 +15,13 @@ from carme_runtime.onnx.execution import Pipeline, label, stored
 from carme_runtime.onnx.files import temporary, unwritable
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model, load
-from carme_runtime.onnx.parts import write_parts
-from carme_runtime.onnx.plans import JOB, Plan, parse_workers, plan
+from carme_runtime.onnx.parts import split_model, write_parts
+from carme_runtime.onnx.plans import Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
 from carme_runtime.onnx.tracing import as_source, trace
 from carme_runtime.petri import store
 from carme_runtime.petri.ranges import lasting
+from carme_runtime.petri.starting import is_job
 
 Inputs = Mapping[str, Any]
 #: With so many micro-batches it is worth while to measure the operators before.
@@ -51,7 +52,7 @@ def run(model: Any, inputs: Any, workers: Any = 2, **options: Any) -> Any:
             into micro-batches where that gives the same results. Or several such mappings, each of which is a
             micro-batch.
         workers: Processes of this node, kinds of them ("cpu:2,gpu:1"), or "job" for a process on each
-            processor of all nodes of the job that this program runs in.
+            processor of all nodes of the job that this program runs in, or "job:4" for so many on each.
         options: Of `Runner`.
 
     Returns:
@@ -78,7 +79,7 @@ class Runner:
 
     Args:
         model: Which.
-        workers: A number of processes, kinds of them, or "job".
+        workers: A number of processes, kinds of them, "job", or "job:4".
         tasks: Into how many tasks the model is cut; None: see `plan`.
         compiled: A plan to use instead of making one.
         folder: For the net's journal and the tasks' models; it stays. None: a temporary one. All nodes of a
@@ -102,7 +103,8 @@ class Runner:
         memory: int | str | None = None,
         watch: Any = None,
     ) -> None:
-        self.model, self.workers, self._job = model, parse_workers(workers), workers == JOB
+        self.model, self.workers = model, parse_workers(workers)
+        self._job = workers if is_job(workers) else None
         self.plan = compiled
         self.notices: list[str] = []
         self._tasks, self._folder, self._memory, self._watch = tasks, folder, memory, watch
@@ -116,8 +118,8 @@ class Runner:
         """The outputs of each micro-batch, in their order. Raises as `carme_runtime.onnx.run`."""
         if self.plan is None:
             graph = trace(self.model, batches[0], measure=len(batches) >= _MEASURED)
-            workers = JOB if self._job else self.workers
-            self.plan = plan(graph, workers, tasks=self._tasks, micro_batches=len(batches))
+            workers = self._job or self.workers
+            self.plan = plan(graph, workers, tasks=self._tasks, micro_batches=len(batches), model=self.model)
         if self._folder is not None:
             folder = Path(self._folder).absolute()
             try:
@@ -137,24 +139,29 @@ class Runner:
         threads = 1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1)
         pipeline = Pipeline(found, self.model.outputs, folder, threads)
         try:
-            write_parts(self.model, found, folder)
+            write_parts(split_model(self.model, found), found, folder)
             pipeline.save()
         except OSError as error:
             raise unwritable(str(folder), error, _SHARED_FOLDER if self._job else _OTHER_FOLDER) from error
         gpus = found.workers.get("gpu", 0)
         offers = f"gpu:{gpus}" if gpus else ""
         results: list[dict[str, Any]] = [{} for _ in batches]
-        net, workers = pipeline.net, JOB if self._job else count
+        net, workers = pipeline.net, self._job or count
         with net.start(
             workers, folder=folder / "run", offers=offers, memory=self._memory, checked=False
         ) as run:
-            for number, batch in enumerate(batches):
-                _put(run, pipeline, number, batch)
-                if self._watch:
-                    self._watch(run, number)
-            for number, values in run.wait()["done"]:
-                for name, value in zip(pipeline.results, values, strict=True):
-                    results[number][name] = _taken(value)
+            try:
+                for number, batch in enumerate(batches):
+                    _put(run, pipeline, number, batch)
+                    if self._watch:
+                        self._watch(run, number)
+                for number, values in run.wait()["done"]:
+                    for name, value in zip(pipeline.results, values, strict=True):
+                        results[number][name] = _taken(value)
+            except BaseException:
+                if self._folder is None:  # which goes
+                    run.discard()
+                raise
             self.notices = list(run.notices)
         for number, batch in enumerate(batches):  # outputs that are inputs
             results[number] = {

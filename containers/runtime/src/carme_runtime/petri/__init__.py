@@ -19,5 +19,6 @@ from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.memory import Memory, Range
 from carme_runtime.petri.model import Arc, Flow, Place, Transition
 from carme_runtime.petri.net import Net
+from carme_runtime.petri.slurm_jobs import SlurmJobs
 
-__all__ = ["Arc", "Flow", "Memory", "Net", "PetriError", "Place", "Range", "Transition"]
+__all__ = ["Arc", "Flow", "Memory", "Net", "PetriError", "Place", "Range", "SlurmJobs", "Transition"]

@@ -5,16 +5,13 @@ cluster. Marking, journal and retries are the net's; where a function runs is Da
 use ranges run in the net's workers, on the node that has them, and so do commands.
 """
 
-import copy
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from carme_runtime.petri.commands import Command
+from carme_runtime.petri import forwarding
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Transition
 
 #: The client of this process, by the address of its scheduler.
@@ -45,18 +42,7 @@ def threads_of(client: Any) -> int:
 
 def forwarded(net: Definition, client: Any) -> Definition:
     """The net as its own workers have it, which hand what its functions do on to Dask."""
-    made = copy.copy(net)
-    made.transitions = {
-        name: each if _is_local(each) else replace(each, body=_Forwarded(each, client))
-        for name, each in net.transitions.items()
-    }
-    return made
-
-
-def _is_local(transition: Transition) -> bool:
-    places = [arc.place for arc in (*transition.flow.inputs, *transition.flow.outputs)]
-    has_ranges = transition.wants_memory or any(place.type is Range for place in places)
-    return transition.body is None or has_ranges or isinstance(transition.body, Command)
+    return forwarding.forwarded(net, lambda transition: _Forwarded(transition, client))
 
 
 class _Forwarded:
@@ -70,7 +56,7 @@ class _Forwarded:
     def __call__(self, *given: Any, **more: Any) -> Any:
         """Run it, and wait for what it gives."""
         client = _client(self._address, self._security)
-        call = _by_value(_call_all if self._generates else _call)
+        call = _by_value(forwarding.call_all if self._generates else _call)
         future = client.submit(call, self._body, given, more, key=None, pure=False)
         try:
             return future.result()
@@ -90,13 +76,9 @@ def _by_value(function: Callable[..., Any]) -> Callable[..., Any]:
     """So that the cluster needs no carme_runtime of its own."""
     import cloudpickle  # pyright: ignore[reportMissingImports]
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
     return function
 
 
 def _call(body: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> Any:
     return body(*given, **more)
-
-
-def _call_all(body: Callable[..., Any], given: tuple[Any, ...], more: dict[str, Any]) -> list[Any]:
-    return list(body(*given, **more))

@@ -210,7 +210,7 @@ class Range:
                 'Allocate it with lifetime="net".',
             )
         getattr(_pickling, "ranges", []).append(self)
-        return _restore, (
+        return restore, (
             self._memory.identity,
             str(self._memory.folder),
             self._description,
@@ -577,7 +577,8 @@ def unmap(mappings: list[mmap.mmap]) -> None:
             mappings.pop().close()
 
 
-def _restore(identity: str, folder: str, description: Description) -> Range:
+def restore(identity: str, folder: str, description: Description) -> Range:
+    """The range that a token has."""
     memory = _known.get(identity)
     if memory is None:
         try:
@@ -585,6 +586,9 @@ def _restore(identity: str, folder: str, description: Description) -> Range:
         except PetriError:  # of a run that is not here; to map the range says so
             memory = Memory(Store(identity, Path(folder), 0, []), _refuse_changes)
     return Range(memory, description)
+
+
+_restore = restore  # as tokens name it that an earlier version has written
 
 
 def _refuse_changes(changes: Changes) -> None:

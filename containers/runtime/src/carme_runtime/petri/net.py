@@ -37,8 +37,9 @@ class Net(Definition):
 
         Args:
             workers: "here" for one process per processor of this program, "job" for those of all nodes of
-                the job that it runs in, their number, or a client of Dask's `distributed`: then functions run
-                on its cluster, but for those that use ranges.
+                the job that it runs in, "job:4" for four on each of them, their number, a client of Dask's
+                `distributed`, or `SlurmJobs`: then functions run on its cluster or as jobs, but for those
+                that use ranges.
             folder: For the journal; default a new one named after the net in the working directory.
             offers: Resources of each node for transitions with `needs`, such as "gpu:2".
             checked: Refuse a net in which `check` finds something.

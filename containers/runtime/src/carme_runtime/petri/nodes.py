@@ -140,7 +140,7 @@ class Nodes:
         assert self._fabric
         self._fabric.send(node, request)
         member = self._members[node]
-        own = {"node": member.host, "address": member.address}
+        own = {"node": member.host, "address": member.address, "version": carme_runtime.__version__}
         self._send(node, encode(("begin", 0, self._settings | own)))
 
     def _send(self, node: int, data: bytes) -> None:

@@ -1,12 +1,15 @@
 """Where tasks run: which nodes have what they need, and the bytes of their ranges."""
 
+import contextlib
+import io
+import pickle
 from typing import Any
 
+from carme_runtime.petri import memory
 from carme_runtime.petri.activation import Activation, Task
-from carme_runtime.petri.memory import Range
 from carme_runtime.petri.pool import Connection
 from carme_runtime.petri.ranges import Ranges
-from carme_runtime.petri.store import node_name
+from carme_runtime.petri.store import Description, node_name
 
 
 class Placing:
@@ -72,8 +75,67 @@ class Placing:
 
 
 def ranges_of(task: Task) -> list[str]:
-    """Names of the ranges that a task gets as tokens."""
-    if not task.rule.gets_ranges:
-        return []
-    values: list[Any] = [token.value for token in task.tokens]
-    return [value.name for value in values if isinstance(value, Range)]
+    """Names of the ranges in the tokens that a task gets, however deep they lie in them."""
+    return [name for token in task.tokens if _MARK in token.data for name in _names_in(token.data)]
+
+
+#: What is in a pickle that has a range.
+_MARK = memory.__name__.encode()
+
+
+class _Anything:
+    """Stands for what a token is made of: nothing of it is run here."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "_Anything":
+        return super().__new__(cls)
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+    def __setitem__(self, key: object, value: object) -> None:
+        pass
+
+    def __call__(self, *_: Any, **__: Any) -> "_Anything":
+        return self
+
+    def append(self, item: object) -> None:
+        """For classes that are lists."""
+
+    def extend(self, items: object) -> None:
+        """For classes that are lists."""
+
+    def add(self, item: object) -> None:
+        """For classes that are sets."""
+
+
+class _Names(pickle.Unpickler):
+    """Reads the names of ranges in a token."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.found: list[str] = []
+
+    def find_class(self, module: str, name: str) -> Any:
+        """The functions that note ranges; all else stands for itself."""
+        if module == memory.__name__ and name.lstrip("_") == memory.restore.__name__:
+            return self._note
+        is_description = (module, name) == (Description.__module__, Description.__qualname__)
+        return Description if is_description else _Anything
+
+    def persistent_load(self, pid: Any) -> Any:
+        """None of ours has such."""
+        return _Anything()
+
+    def _note(self, identity: str, folder: str, description: Description) -> _Anything:
+        self.found.append(description.name)
+        return _Anything()
+
+
+def _names_in(data: bytes) -> list[str]:
+    names = _Names(data)
+    with contextlib.suppress(Exception):  # of classes that are too unlike: then less is known
+        names.load()
+    return names.found

@@ -214,7 +214,7 @@ class Pool:
         self._numbers_of = {member.host: member.number for member in self._nodes.members}
         slot = len(self.connections)
         for member in self.members.values():
-            for index in range(member.cpus):
+            for index in range(settings["workers"] or member.cpus):
                 self._remote[slot] = member.number, index
                 self._starting.add(slot)
                 self.start(slot)

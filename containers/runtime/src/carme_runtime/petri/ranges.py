@@ -67,6 +67,8 @@ class Ranges:
             [Path(each) for each in state.memory["spills"]],
         )
         self.store.several = several
+        #: Whether nobody is to resume the run, so that nothing is to last.
+        self.discarded = False
         #: What the programs on other nodes are told; the limit is for each node.
         self.settings = {
             "identity": self.store.identity,
@@ -263,7 +265,7 @@ class Ranges:
     def _ends_elsewhere(self) -> dict[str, list[str]]:
         """By node other than this the ranges that are to last and that it is to move to the disk."""
         found: dict[str, list[str]] = {node: [] for node in self.holders.addresses if node != self.store.node}
-        for name, each in self.known.items():
+        for name, each in self.known.items() if not self.discarded else ():
             homes = self.holders.homes.get(name, [])
             if each.lifetime == "kept" and homes and self.store.node not in homes and homes[0] in found:
                 found[homes[0]].append(name)
@@ -282,6 +284,11 @@ class Ranges:
         if not self.store.begun:
             return []
         try:
+            if self.discarded:
+                self.store.clean(set())
+                self.store.clean_copies(set())
+                self.store.end()
+                return []
             return self._end(journal) if ended else []
         finally:
             self._let_go()

@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import __version__
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.petri import forks
 from carme_runtime.petri.channel import Reader, encode
@@ -63,6 +64,7 @@ def main() -> None:
     if first is None:
         return
     try:
+        _refuse_other_versions(first[2].get("version", "another"))
         os.chdir(folder.parent)
         net = net_of(folder, Net)
         ranges = _Ranges(folder, first[2], report)
@@ -71,7 +73,7 @@ def main() -> None:
         usual = "Keep the net's script and the run's folder where all nodes have them."
         report("refused", sentence, getattr(error, "remedy", "") or usual)
         return
-    count = len(os.sched_getaffinity(0))
+    count = first[2]["workers"] or len(os.sched_getaffinity(0))
     pool = Pool(net, folder, count, [output], ranges.store)
     listener.wake = pool.wake
     try:
@@ -92,6 +94,15 @@ def main() -> None:
                 pool.close()
                 return
             _do(pool, ranges, *request)
+
+
+def _refuse_other_versions(version: str) -> None:
+    """Messages and tokens are understood between equal versions alone. Raises PetriError."""
+    if version != __version__:
+        raise PetriError(
+            f"carme_runtime is {__version__} here, and {version} where the net was started.",
+            "Install the same version on all nodes, or the package in a folder that all nodes see.",
+        )
 
 
 class _Listener(threading.Thread):

@@ -24,7 +24,17 @@ from carme_runtime.petri.observed import Observed
 from carme_runtime.petri.placing import Placing
 from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
 from carme_runtime.petri.ranges import Ranges
-from carme_runtime.petri.starting import check_units, limit_of, number_of, pickled, run_folder
+from carme_runtime.petri.slurm_jobs import SlurmJobs
+from carme_runtime.petri.starting import (
+    check_units,
+    is_job,
+    limit_of,
+    number_of,
+    per_node,
+    pickled,
+    run_folder,
+    still_running,
+)
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 
 if TYPE_CHECKING:
@@ -60,8 +70,9 @@ class Run(Observed):
     ) -> None:
         self.net = net
         self._count = number_of(workers)
-        self._job = isinstance(workers, str) and workers == "job"
+        self._job, self._per_node = is_job(workers), per_node(workers)
         self._worked = forwarded(net, workers) if is_client(workers) else net
+        self._slurm = workers if isinstance(workers, SlurmJobs) else None
         check_units(net, units)
         limit = limit_of(memory)
         self._units = units
@@ -123,6 +134,9 @@ class Run(Observed):
 
     def _start_workers(self) -> None:
         try:
+            if self._slurm:
+                self._worked = self._slurm.forwarded(self.net, self.folder)
+                self.notices += self._slurm.cancel_left(self.folder)
             several = self._ranges.store.several
             if several or any(transition.wants_memory for transition in self.net.transitions.values()):
                 self._ranges.begin()
@@ -130,7 +144,8 @@ class Run(Observed):
             self._restore(self._journal.state)
             self._journal.state = State()
             closed = self._journal.descriptors()
-            settings = self._ranges.settings | {"several": several} if self._job else None
+            own = {"several": several, "workers": self._per_node}
+            settings = self._ranges.settings | own if self._job else None
             self._pool = Pool(self._worked, self.folder, self._count, closed, self._ranges.store, settings)
             if several:
                 hosts = [member.host for member in self._pool.members.values()]
@@ -211,13 +226,19 @@ class Run(Observed):
             self._thread.join()
         for picture in self._pictures:
             picture.end()
-        ended = not self._broken_off and self._has_ended()
+        ended = self._ranges.discarded or (not self._broken_off and self._has_ended())
         with contextlib.ExitStack() as last:  # all of it, whatever fails
             last.callback(self._journal.close)
             last.callback(lambda: self.notices.extend(self._ranges.close(self._journal, ended)))
+            if self._slurm:  # when nobody waits for them any more
+                last.callback(lambda slurm: self.notices.extend(slurm.cancel_left(self.folder)), self._slurm)
             last.callback(self._pool.close)
             if ended and self._ranges.store.several:
                 self.notices += self._ranges.finish_elsewhere(lambda: self._pool.wait(1.0)[1])
+
+    def discard(self) -> None:
+        """Nobody is to resume the run: when it is closed, no node's memory has anything of it any more."""
+        self._ranges.discarded = True
 
     def __enter__(self) -> "Run":
         return self
@@ -279,7 +300,7 @@ class Run(Observed):
         came = self._changed.wait_for(over, timeout)
         self._watchers -= full is not None
         if not came:
-            raise PetriError(f"Net {self.net.name} still runs after {timeout} s.", "Wait longer.")
+            raise still_running(self, timeout)
         self._refuse_if_over()
         if full is not None and not condition():
             raise PetriError(

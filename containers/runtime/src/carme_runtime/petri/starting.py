@@ -11,19 +11,50 @@ from carme_runtime.petri.dask import is_client, threads_of
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.model import Place, Transition
+from carme_runtime.petri.observed import Observed
+from carme_runtime.petri.slurm_jobs import SlurmJobs
+
+#: As workers: processes on all nodes of the job, one for each processor, or as many on each as "job:4" says.
+JOB = "job"
+
+
+def is_job(workers: Any) -> bool:
+    """Whether these workers are on all nodes of the job."""
+    return isinstance(workers, str) and (workers == JOB or per_node(workers) is not None)
+
+
+def per_node(workers: Any) -> int | None:
+    """How many "job:4" means on each node; None for other workers."""
+    kind, _, count = workers.partition(":") if isinstance(workers, str) else ("", "", "")
+    return int(count) if kind == JOB and count.isdecimal() and 1 <= int(count) <= 1024 else None
 
 
 def number_of(workers: Any) -> int:
     """The processes on this node that `workers` means. Raises PetriError where it means none."""
-    if workers in ("here", "job"):
+    if workers in ("here", JOB):
         return len(os.sched_getaffinity(0))
+    if is_job(workers):
+        return per_node(workers) or 1
     if is_client(workers):
         return min(threads_of(workers), 1024)
+    if isinstance(workers, SlurmJobs):
+        return workers.count
     if isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= 1024:
         return workers
     raise PetriError(
         f"{workers!r} are no workers.",
-        "Give 'here', 'job', a number from 1 to 1024, or a Dask client.",
+        "Give 'here', 'job', 'job:4', a number from 1 to 1024, a Dask client, or SlurmJobs(carme.Client).",
+    )
+
+
+def still_running(run: Observed, timeout: float | None) -> PetriError:
+    """What to say of a run that has not ended in time."""
+    running = ", ".join(f"{name} ({count})" for name, count in run.status()["running"].items())
+    tasks = f": tasks of {running}" if running else ""
+    return PetriError(
+        f"Net {run.net.name} still runs after {timeout} s{tasks}.",
+        "Wait longer, or close the run, which ends them: their tokens are where they were, and run again "
+        "when it is resumed.",
     )
 
 

@@ -1,0 +1,204 @@
+"""Functions of a net that run as jobs of a Slurm cluster: `net.start(workers=SlurmJobs(carme.Client, ...))`.
+
+The net's own workers are then processes that submit a job for each task and wait for what it gives. Marking,
+journal and retries are the net's; where and when a job runs is Slurm's to choose. Functions that use ranges,
+and commands, run in the net's workers, beside the program.
+
+Jobs are submitted through a client of the site; of it this module knows only what `Client` and `Job` say.
+"""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from carme_runtime.petri import forwarding
+from carme_runtime.petri.definition import Definition
+from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.model import Transition
+
+#: Jobs that wait or run at the same time, where nobody says how many.
+_COUNT = 8
+#: How often a task's job is submitted that left no result: it was lost or killed.
+_STARTS = 4
+#: Errors of a client, by their names: a job ended without a result; the site does not answer.
+_FAILED, _AWAY = "JobFailed", ("Unreachable", "BrokerUnavailable")
+#: Seconds between two tries to reach the site, and how many.
+_PAUSE, _TRIES = 10.0, 360
+#: The folder in that of a run which names its jobs, by their numbers.
+_FOLDER = "jobs"
+
+
+class Job(Protocol):
+    """A job, as `carme.Client.submit` gives it."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+        ...
+
+    def result(self) -> Any:
+        """What its function returned; waits.
+
+        Raises:
+            JobFailed: It ended without a result. Where its function raised, `by_function` is true, and the
+                function's exception the cause.
+            Unreachable: The site does not answer.
+        """
+
+    def cancel(self) -> None:
+        """End it."""
+
+
+class Jobs(Protocol):
+    """The jobs of a client."""
+
+    def get(self, number: int, /) -> Job:
+        """One of them."""
+        ...
+
+
+class Client(Protocol):
+    """A client of a site, such as `carme.Client`."""
+
+    @property
+    def jobs(self) -> Any:
+        """See `Jobs`."""
+
+    def submit(self, what: Any, /, *arguments: Any, named: dict[str, Any], **options: Any) -> Any:
+        """Start a function with these arguments as a job; see `Job`."""
+
+
+class SlurmJobs:
+    """Slurm jobs as a net's workers: one job for each task.
+
+    Args:
+        connect: Makes a client: `carme.Client`, or a function without parameters. Each of the net's workers
+            calls it once, as connections cannot be shared between processes.
+        jobs: The most that wait or run at the same time.
+        options: Of each job, as the client's `submit` takes them, such as image, gpus, cpus, minutes.
+
+    Raises:
+        PetriError: `connect` makes no client, or the number makes no sense.
+    """
+
+    def __init__(self, connect: Callable[[], Client], jobs: int = _COUNT, **options: Any) -> None:
+        if not callable(connect):
+            raise PetriError(
+                f"A {type(connect).__name__} makes no client: each worker needs one of its own.",
+                "Give what makes it: SlurmJobs(carme.Client, ...).",
+            )
+        if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= 1024:
+            raise PetriError(f"{jobs!r} is no number of jobs.", "Give a number from 1 to 1024.")
+        self.connect, self.count, self.options = connect, jobs, options
+        self._clients: dict[int, Client] = {}
+
+    @property
+    def client(self) -> Client:
+        """The client of this process."""
+        if os.getpid() not in self._clients:
+            self._clients = {os.getpid(): self.connect()}
+        return self._clients[os.getpid()]
+
+    def forwarded(self, net: Definition, folder: Path) -> Definition:
+        """The net as its own workers have it, which submit what its functions do.
+
+        Args:
+            net: Which.
+            folder: Of its run, where the numbers of jobs are noted.
+
+        Raises:
+            PetriError: The site is not reached, or the folder cannot be written.
+        """
+        try:
+            (folder / _FOLDER).mkdir(exist_ok=True)
+            self.client.jobs  # noqa: B018
+        except Exception as error:
+            raise PetriError(
+                f"The site cannot be reached for Slurm jobs: {_sentence(error)}",
+                "Sign in with carme login, or give another client.",
+            ) from None
+        return forwarding.forwarded(net, lambda transition: _Submitted(transition, self, folder / _FOLDER))
+
+    def cancel_left(self, folder: Path) -> list[str]:
+        """Cancel jobs of a run whose tasks nobody waits for any more.
+
+        Args:
+            folder: Of the run.
+
+        Returns:
+            What could not be cancelled, in sentences.
+        """
+        trouble = []
+        for file in sorted((folder / _FOLDER).glob("*")):
+            try:
+                self.client.jobs.get(int(file.name)).cancel()
+                file.unlink(missing_ok=True)
+            except Exception as error:
+                if not _is_over(error):
+                    trouble.append(f"Job {file.name} of the net may still run: {_sentence(error)}")
+                    continue
+                file.unlink(missing_ok=True)
+        return trouble
+
+
+class _Submitted:
+    """What a transition does, as a job."""
+
+    def __init__(self, transition: Transition, jobs: SlurmJobs, folder: Path) -> None:
+        self._body, self._generates, self._name = transition.body, transition.generates, transition.name
+        self._jobs, self._folder = jobs, folder
+
+    def __call__(self, *given: Any, **more: Any) -> Any:
+        """Run it, and wait for what it gives."""
+        for start in range(1, _STARTS + 1):
+            job = self._submit(given, more)
+            note = self._folder / str(job.id)
+            note.touch(mode=0o600)
+            try:
+                return _result(job)
+            except Exception as error:
+                if getattr(error, "by_function", False):
+                    raise error.__cause__ or error from None
+                if type(error).__name__ != _FAILED or start == _STARTS:
+                    raise
+                print(f"Job {job.id} of transition {self._name} ended without a result; the task runs again.")
+            finally:
+                note.unlink(missing_ok=True)
+        raise AssertionError("The last start raises.")
+
+    def _submit(self, given: tuple[Any, ...], more: dict[str, Any]) -> Any:
+        options = {"name": f"net-{self._name}"[:64], **self._jobs.options}
+        if self._generates:
+            what, arguments, named = forwarding.call_all, (self._body, given, more), {}
+            with contextlib.suppress(ImportError):
+                import cloudpickle  # pyright: ignore[reportMissingImports]
+
+                cloudpickle.register_pickle_by_value(sys.modules[forwarding.__name__])
+        else:
+            what, arguments, named = self._body, given, more
+        return self._jobs.client.submit(what, *arguments, named=named, **options)
+
+
+def _result(job: Job) -> Any:
+    """What a job gives; where the site does not answer meanwhile, later."""
+    for _ in range(_TRIES):
+        try:
+            return job.result()
+        except Exception as error:
+            if type(error).__name__ not in _AWAY:
+                raise
+            time.sleep(_PAUSE)
+    return job.result()
+
+
+def _is_over(error: Exception) -> bool:
+    """Whether a job could not be cancelled as it has ended already."""
+    return type(error).__name__ in ("NotFound", "InvalidRequest")
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
