@@ -226,6 +226,8 @@ def _meet_by_gloo() -> None:
     from horovod.runner.http.http_server import RendezvousServer  # pyright: ignore[reportMissingImports]
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+    # By the name of this node, which is its own (see TwoNodes.on), Gloo looks for its address.
+    socket.sethostname(os.environ["CARME_ADDRESS"])
     rank, size, first = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ["MASTER_ADDR"]
     store = TCPStore(first, int(os.environ["MASTER_PORT"]), size, rank == 0)
     if rank == 0:

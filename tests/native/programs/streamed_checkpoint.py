@@ -74,6 +74,7 @@ def resumed(start: str, first: str, **options: Any) -> tuple[list[float], dict[s
     if first == "resume":
         parallelize(model, optimizer, start=start, **options)
     losses = train(model, optimizer)
+    files.read = read
     return losses, values, (model.state_dict(), optimizer.state_dict())
 
 

@@ -68,9 +68,9 @@ class Arriving:
         self._there = 0  # pieces
         self._error: BaseException | None = None
         self._news = threading.Condition()
-        group, limit = carrier
+        self._group, limit = carrier  # which must be there until all has arrived
         under_way = [
-            group.broadcast(self._bytes[begin:end], 0, timeout=limit, asynchronous=True)
+            self._group.broadcast(self._bytes[begin:end], 0, timeout=limit, asynchronous=True)
             for begin, end in self._pieces(early)
         ]
         # Not a daemon: a rank that ends early still takes part in what travels.

@@ -39,11 +39,12 @@ class Streamed:
             v.assign(np.zeros(tuple(v.shape), keras.backend.standardize_dtype(v.dtype)))
         known |= set(map(id, zeros))
         give_out(world, [v for v in [*weights, *others] if id(v) not in known])
-        group, limit = world.lane()
+        # It must be there until all has arrived.
+        self._group, limit = world.lane()
         for v in {id(v): v for v in large}.values():
             # A copy: the master rank may train its own meanwhile.
             value = np.array(_value(v), order="C") if world.is_master else _room(v)
-            under_way = group.broadcast(
+            under_way = self._group.broadcast(
                 value.reshape(-1).view(np.uint8), MASTER, timeout=limit, asynchronous=True
             )
             self._due[id(v)] = functools.partial(_arrive, v, value, under_way, world.is_master)
