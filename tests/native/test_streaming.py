@@ -57,10 +57,10 @@ def test_pytorch_before_2_5_loads_a_state_after_what_travels(monkeypatch):
 
 @pytest.mark.timeout(4 * HANG)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
-@pytest.mark.parametrize("what", ["overlap", "equal", "mistakes"])
-def test_a_keras_model_trains_while_its_weights_travel(launcher, monkeypatch, tmp_path, backend, what):
+@pytest.mark.parametrize("what", ["equal", "mistakes"])
+def test_a_keras_model_trains_while_its_weights_travel(launcher, monkeypatch, backend, what):
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    ranks = launcher.start("keras_streamed", [0, 1], what, str(tmp_path))
+    ranks = launcher.start("keras_streamed", [0, 1], what)
     assert ranks.finish(3 * HANG) == [0, 0], ranks.said()
 
 

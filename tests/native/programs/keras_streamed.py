@@ -1,6 +1,6 @@
 """The first training step of a Keras model runs while rank 0's weights still travel.
 
-    keras_streamed.py overlap|equal|mistakes FOLDER
+    keras_streamed.py equal|mistakes
 
 KERAS_BACKEND is torch or tensorflow.
 """
@@ -9,8 +9,6 @@ KERAS_BACKEND is torch or tensorflow.
 
 import logging
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -18,11 +16,9 @@ import numpy as np
 import pytest
 
 import carme_runtime.keras as ck
-from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
-from patience import HANG
 
-action, folder = sys.argv[1], Path(sys.argv[2])
+(action,) = sys.argv[1:]
 on_tensorflow = keras.backend.backend() == "tensorflow"
 WIDTH = 48  # whose kernels are no small variables
 numbers = np.random.default_rng(3)
@@ -30,11 +26,10 @@ x = numbers.normal(size=(24, WIDTH)).astype("float32")
 y = numbers.normal(size=(24, WIDTH)).astype("float32")
 
 
-def layers(between: Any = None) -> list[Any]:
-    more = [keras.layers.Lambda(between)] if between else []
+def layers() -> list[Any]:
     normal, drop = keras.layers.BatchNormalization(), keras.layers.Dropout(0.25)
     first, *others = (keras.layers.Dense(WIDTH, activation="tanh") for _ in range(4))
-    return [first, *more, normal, drop, *others]
+    return [first, normal, drop, *others]
 
 
 class Own(keras.Model):
@@ -48,10 +43,10 @@ class Own(keras.Model):
         return self.body(inputs, training=training)
 
 
-def made(seed: int, start: str, kind: str = "functional", between: Any = None) -> Any:
+def made(seed: int, start: str, kind: str = "functional") -> Any:
     """A compiled model; that of rank 0 has this seed."""
     keras.utils.set_random_seed(seed + 100 * ck.get_rank())
-    model = Own() if kind == "own" else keras.Sequential([keras.Input((WIDTH,)), *layers(between)])
+    model = Own() if kind == "own" else keras.Sequential([keras.Input((WIDTH,)), *layers()])
     model(x[:1])
     model = ck.Model(model, start=start)
     model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
@@ -100,42 +95,6 @@ def equal() -> None:
         return
     for ours, theirs in zip(callback.weights, own.get_weights(), strict=True):
         assert np.array_equal(ours, theirs)
-
-
-def overlap() -> None:
-    """Rank 0 does not send the last kernels before rank 1 has run the first layer."""
-    signal = folder / "first-layer"
-    rank, send, sent = ck.get_rank(), Group.broadcast, [0]
-
-    def hold(self: Group, *arguments: Any, **options: Any) -> Any:
-        if options.get("asynchronous"):
-            sent[0] += 1
-            end = time.monotonic() + HANG
-            while rank == 0 and sent[0] == 3 and not signal.exists():
-                assert time.monotonic() < end, "the first layer waits for the last one"
-                time.sleep(0.01)
-        return send(self, *arguments, **options)
-
-    def first_layer_ran(value: Any) -> Any:
-        if ck.get_rank() and sent[0]:
-            signal.touch()
-        return value
-
-    def between(value: Any) -> Any:
-        if not on_tensorflow:
-            return first_layer_ran(value)
-        import tensorflow
-
-        noted = tensorflow.numpy_function(first_layer_ran, [value], value.dtype)
-        noted.set_shape(value.shape)
-        return value + 0 * tensorflow.stop_gradient(noted)
-
-    Group.broadcast = hold
-    model = made(5, "streamed", between=between)
-    assert rank < 2
-    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
-    assert signal.exists()
-    assert sent[0] == 4, "the kernels of four layers travel one after the other"
 
 
 def mistakes() -> None:
