@@ -2,11 +2,13 @@
 
     python tests/benchmarks/pipeline.py --quick
     python tests/benchmarks/pipeline.py --json result.json
+    python tests/benchmarks/pipeline.py --rows first_steps
 
 Two ranks with one thread each. All contestants live in the same processes and take turns, so that what else
 the machine does hits them alike: compare ratios. `single` is one rank alone on the whole batch; `floor` is
 what the slowest stage computes by the plan, times (m+p-1)/m for schedules that must fill and drain.
-Steps are without the optimizer. Rows bubble_* are of 8 stages on paper.
+Steps are without the optimizer. Rows bubble_* are of 8 stages on paper. Rows first_loss_* and first_step_*
+are of the start while parameters travel, and need root: see first_step.py.
 """
 
 import argparse
@@ -24,9 +26,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
+from first_step import first_steps
 from report import print_table, row, tidy_up_when_ended, write_json
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb1p", "zbv")
+ROWS = ("steps", "bubbles", "first_steps")
 MICRO_BATCHES = 8
 RANKS = 2
 START_SECONDS = 900
@@ -39,12 +43,19 @@ def main() -> None:
     )
     options.add_argument("--quick", action="store_true", help="a smaller model and fewer turns")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    options.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS, help="(default: all)")
     options.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.worker:
         return work(Path(arguments.worker), arguments.quick)
     tidy_up_when_ended()
-    rows = [*training(arguments.quick), *bubbles()]
+    rows = []
+    if "steps" in arguments.rows:
+        rows += training(arguments.quick)
+    if "bubbles" in arguments.rows:
+        rows += bubbles()
+    if "first_steps" in arguments.rows:
+        rows += first_steps(arguments.quick)
     print_table(rows)
     if arguments.json:
         write_json(arguments.json, rows)

@@ -23,6 +23,19 @@ def test_a_start_that_does_not_exist_is_refused(launcher):
 
 
 @pytest.mark.timeout(4 * HANG)
+@pytest.mark.parametrize("what", ["overlap", "orders", "mistakes"])
+def test_rank_0_reads_a_checkpoint_that_travels_while_it_is_used(launcher, what, tmp_path):
+    launcher.run("streamed_checkpoint", [0, 0], "save", str(tmp_path / "run"))
+    launcher.run("streamed_checkpoint", [0, 1], what, str(tmp_path / "run"))
+
+
+@pytest.mark.timeout(4 * HANG)
+def test_ranks_that_join_get_the_checkpoint_of_those_that_saved_it(launcher, tmp_path):
+    launcher.run("streamed_checkpoint", [0, 0], "save", str(tmp_path / "run"))
+    launcher.run("streamed_checkpoint", [0, 0, 1], "orders", str(tmp_path / "run"))
+
+
+@pytest.mark.timeout(4 * HANG)
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
 def test_the_first_step_of_a_pipeline_runs_while_parameters_travel(launcher, nodes):
     ranks = launcher.start("pipeline_streamed", nodes, "2")
@@ -40,3 +53,17 @@ def test_pytorch_before_2_5_loads_a_state_after_what_travels(monkeypatch):
     assert not arrivals.travelling
     assert [float(p.detach()) for p in model.parameters()] == [3, 3]
     arrivals.remove()
+
+
+@pytest.mark.timeout(4 * HANG)
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+@pytest.mark.parametrize("what", ["equal", "mistakes"])
+def test_a_keras_model_trains_while_its_weights_travel(launcher, monkeypatch, backend, what):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    ranks = launcher.start("keras_streamed", [0, 1], what)
+    assert ranks.finish(3 * HANG) == [0, 0], ranks.said()
+
+
+@pytest.mark.timeout(4 * HANG)
+def test_a_compiled_model_has_all_that_travels(launcher):
+    launcher.run("streamed", [0, 1], "compiled")

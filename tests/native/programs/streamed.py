@@ -1,6 +1,6 @@
 """The first forward pass runs while rank 0's parameters still travel.
 
-Argument 1: `overlap`, `uses`, `divided` or `mistakes`.
+Argument 1: `overlap`, `uses`, `divided`, `compiled` or `mistakes`.
 """
 
 # pyright: reportMissingImports=false, reportOptionalMemberAccess=false
@@ -69,13 +69,15 @@ def overlap() -> None:
     optimizer.step()
 
 
-def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    generator = torch.Generator().manual_seed(rank)
+def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    generator, losses = torch.Generator().manual_seed(rank), []
     for _ in range(3):
         loss = model(torch.randn(4, 3, 8, 8, generator=generator)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def made(seed: int, **options: Any):
@@ -121,6 +123,27 @@ def divided() -> None:
     train(whole, first)
     for (name, ours), theirs in zip(model.state_dict().items(), whole.state_dict().values(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=lambda t: f"{name}: {t}")  # noqa: B023
+
+
+def compiled() -> None:
+    """Compiled before and after, as a whole and a layer of it: bitwise as all would begin with rank 0's."""
+    ways: dict[str, Any] = {
+        "before": lambda model: torch.compile(model, backend="eager"),
+        "in place": lambda model: model.compile(backend="eager") or model,
+        "a layer": lambda model: model[3].compile(backend="eager") or model,
+    }
+    losses: dict[tuple[str, str], list[float]] = {}
+    for name, compile_it in ways.items():
+        for order in ("compiled first", "compiled last"):
+            for start in ("", "streamed"):
+                torch._dynamo.reset()
+                model: Any = build(rank)
+                model = compile_it(model) if order == "compiled first" else model
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+                parallelize(model, optimizer, start=start)
+                model = compile_it(model) if order == "compiled last" else model
+                losses[name + order, start] = train(model, optimizer)
+            assert losses[name + order, "streamed"] == losses[name + order, ""], (name, order, losses)
 
 
 def mistakes() -> None:

@@ -1,7 +1,9 @@
 """What a training script does with checkpoints."""
 
 import contextlib
+import functools
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -10,11 +12,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from carme_runtime.checkpoint import files, ranks, states
-from carme_runtime.checkpoint.stream import Layout, copy_range, share, take_apart
+from carme_runtime.checkpoint import files, ranks, states, streamed
+from carme_runtime.checkpoint.stream import Layout, copy_range, put_together, share, take_apart
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.logs import log
+from carme_runtime.starts import check_start
 
 _SLOWER = 10  # times that another rank may take longer to write than this one
 _AT_LEAST = 60.0  # seconds that it may take in any case
@@ -63,14 +66,25 @@ class Checkpoints:
     Args:
         folder: On a file system that all nodes of the run share; it is made if it is not there.
         keep: How many checkpoints are kept, the newest.
+        start: `streamed`: rank 0 alone reads a checkpoint, and it travels to the others. `resume` returns
+            while it does: a model of PyTorch waits for each parameter in its first forward pass, and its
+            optimizer for its state before the first step. Also before `parallelize`, which then sends
+            nothing again with the same `start`.
+
+    Raises:
+        InvalidCall: An argument that cannot be, or ranks that have not joined.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3) -> None:
+    def __init__(self, folder: str | Path, keep: int = 3, start: str = "") -> None:
         if keep < 1:
             raise InvalidCall(f"Checkpoints got keep={keep}.", "Keep at least one.")
+        check_start(start)
         self._folder, self._keep = Path(folder), keep
+        if start and "carme_runtime.torch.parallel" in sys.modules:
+            sys.modules["carme_runtime.torch.parallel"].join_run()
         self._ranks = ranks.joined()
         self._rank, self._size = self._ranks.rank, self._ranks.size
+        self._carrier = streamed.carrier_of(self._ranks) if start and self._size > 1 else None
         self._saves = 0
         self._last: Saving | None = None
         self._room = np.empty(0, np.uint8)
@@ -129,6 +143,24 @@ class Checkpoints:
         Raises:
             Damaged: There are some, and none is undamaged.
         """
+        newest = self._newest(step, reads=self._carrier is None or self._rank == 0)
+        if newest is None:
+            return None
+        if self._carrier is None:
+            return newest[0], put_together(*newest[1])
+        arriving = streamed.Arriving(self._ranks, self._carrier, newest[1], lambda _: [])
+        return newest[0], arriving.part(arriving.structure)
+
+    def load_on_rank_0(self, step: int | None = None) -> tuple[int, dict[str, Any] | None] | None:
+        """What `load` gives, where rank 0 alone reads; on the others None stands for the state.
+
+        All ranks call it together. Raises what `load` raises.
+        """
+        newest = self._newest(step, reads=self._rank == 0)
+        return newest and (newest[0], newest[1] and put_together(*newest[1]))
+
+    def _newest(self, step: int | None, reads: bool) -> tuple[int, Any] | None:
+        """Step, and what `files.read` gives; None in its place where this rank does not read."""
         if self._last:
             self._last.settle()
         found: list[str] = self._from_rank_0(lambda: [c.name for c in files.found(self._folder)])
@@ -140,7 +172,7 @@ class Checkpoints:
             state: Any = None
             mine: Exception | None = None
             try:
-                state = files.read(self._folder / name)
+                state = files.read(self._folder / name) if reads else None
             except Exception as reason:
                 mine = reason
             damage = mine.message if isinstance(mine, files.Damaged) else None
@@ -169,17 +201,29 @@ class Checkpoints:
         Returns:
             All values of the checkpoint that were not named, and its number as `step`; None without any.
         """
+        if self._carrier is not None:
+            return self._resume_streamed(step, state)
         loaded = self.load(step)
         if loaded is None:
             return None
         number, parts = loaded
+        _check_has(number, parts, state)
         for name, target in state.items():
-            if name not in parts:
-                raise InvalidCall(
-                    f"The checkpoint of step {number} has no '{name}'.", f"It has: {', '.join(parts)}."
-                )
             states.give(name, target, parts.pop(name), state.values())
         return {"step": number} | parts
+
+    def _resume_streamed(self, step: int | None, state: dict[str, Any]) -> dict[str, Any] | None:
+        newest = self._newest(step, reads=self._rank == 0)
+        if newest is None:
+            return None
+        assert self._carrier is not None
+        early = functools.partial(streamed.first_of, state)
+        arriving = streamed.Arriving(self._ranks, self._carrier, newest[1], early)
+        parts = arriving.structure
+        _check_has(newest[0], parts, state)
+        for name, target in state.items():
+            streamed.give(name, target, parts.pop(name), arriving, state.values())
+        return {"step": newest[0]} | arriving.part(parts)
 
     def _write(self, saving: Saving, partial: Path, packed: bytes, layout: Layout) -> None:
         error = None
@@ -217,6 +261,15 @@ class Checkpoints:
         if error:
             raise CarmeRuntimeError(error, "Choose a folder that you may write to.")
         return result
+
+
+def _check_has(number: int, parts: dict[str, Any], state: dict[str, Any]) -> None:
+    """Raise InvalidCall for a part that the checkpoint of a step does not have."""
+    for name in state:
+        if name not in parts:
+            raise InvalidCall(
+                f"The checkpoint of step {number} has no '{name}'.", f"It has: {', '.join(parts)}."
+            )
 
 
 def _await_commit(partial: Path, seconds: float) -> None:

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from carme_runtime.checkpoint.stream import Layout, pack, put_together, unpack
+from carme_runtime.checkpoint.stream import Layout, pack, unpack
 from carme_runtime.collectives.errors import GaspiError, Mismatch, Timeout
 
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
@@ -108,8 +107,8 @@ def commit(partial: Path, step: int, packed: bytes, layout: Layout, ends: list[i
     return final
 
 
-def read(checkpoint: Path) -> Any:
-    """The state in a checkpoint. Raises Damaged where a digest differs, or a file is missing."""
+def read(checkpoint: Path) -> tuple[bytes, Layout, np.ndarray]:
+    """What is in a checkpoint: for `put_together`. Raises Damaged for another digest, or a missing file."""
     try:
         raw = (checkpoint / INDEX).read_bytes()
         size = _DIGEST().digest_size
@@ -136,7 +135,7 @@ def read(checkpoint: Path) -> Any:
         raise Damaged(
             f"The checkpoint {checkpoint} cannot be read: {error.strerror}.", "Use an older one."
         ) from None
-    return put_together(index["structure"], Layout(index["tensors"], index["size"]), stream)
+    return index["structure"], Layout(index["tensors"], index["size"]), stream
 
 
 def prune(folder: Path, keep: int, newest: Path, overtaken: set[str]) -> None:

@@ -6,17 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.gaspi import launchers
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank among the others; `exchange` gives what all of them have, by rank."""
+    """This rank among the others; `exchange` gives what all of them have, by rank.
+
+    `carrier` gives a group of all of them, for broadcasts in the background, and the milliseconds after which
+    one is given up; all ranks call it together. None: another library than the core joins them.
+    """
 
     rank: int
     size: int
     exchange: Callable[[Any], list[Any]]
+    carrier: Callable[[], tuple[Group, int] | None] = lambda: None
 
 
 def joined() -> Ranks:
@@ -36,11 +42,11 @@ def joined() -> Ranks:
                 dist.all_gather_object(reported, content)
             return reported
 
-        return Ranks(dist.get_rank(), size, exchange)
+        return Ranks(dist.get_rank(), size, exchange, _carrier_of_torch)
     keras = sys.modules.get("carme_runtime.keras.world")
     if keras is not None:
         world = keras.world()
-        return Ranks(world.rank, world.size, world.exchange)
+        return Ranks(world.rank, world.size, world.exchange, world.lane)
     size = (launchers.translated(os.environ) | os.environ).get("WORLD_SIZE", "1")
     # Ranks of Horovod itself cannot join: what one of them saves is its own.
     if int(size) > 1 and "horovod" not in sys.modules:
@@ -50,3 +56,10 @@ def joined() -> Ranks:
             "Make them after parallelize, init_process_group or init() of carme_runtime.horovod.",
         )
     return Ranks(0, 1, lambda content: [content])
+
+
+def _carrier_of_torch() -> tuple[Group, int] | None:
+    from carme_runtime.torch.core_group import core_group
+
+    group = core_group()
+    return (group.lane(), group.limit) if group else None

@@ -81,6 +81,12 @@ def is_divided(tensor: Any) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def is_spread(optimizer: Any) -> bool:
+    """Whether parameters of an optimizer lie in parts on several ranks."""
+    parameters = _parameters(optimizer)
+    return _is_wrapped(parameters) or any(is_divided(parameter) for parameter in parameters)
+
+
 def _is_wrapped(parameters: Iterable[Any]) -> bool:
     """Whether these belong to the older FullyShardedDataParallel, whose parts are ordinary tensors."""
     return any(getattr(parameter, "_fsdp_flattened", False) for parameter in parameters)

@@ -63,7 +63,18 @@ def take_apart(state: Any) -> tuple[bytes, Layout, list[Any]]:
 
 def put_together(packed: bytes, layout: Layout, stream: np.ndarray) -> Any:
     """The state whose tensors are in `stream`, as copies."""
-    return _with_tensors(unpack(packed), layout, stream)
+    return with_tensors(unpack(packed), layout, stream)
+
+
+def numbers_in(structure: Any) -> list[int]:
+    """The numbers of the tensors in a structure, or a part of it."""
+    if isinstance(structure, dict):
+        if found := [structure[key] for key in (_TENSOR, _ARRAY) if key in structure]:
+            return found
+        structure = list(structure.values())
+    if isinstance(structure, list | tuple):
+        return [number for value in structure for number in numbers_in(value)]
+    return []
 
 
 def share(size: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -152,31 +163,33 @@ def _without_tensors(state: Any, tensors: list[Any]) -> Any:
     return state
 
 
-def _with_tensors(structure: Any, layout: Layout, stream: np.ndarray) -> Any:
+def with_tensors(structure: Any, layout: Layout, stream: np.ndarray, copies: bool = True) -> Any:
+    """A structure, or a part of it, with its tensors: copies, or views of the stream."""
     if isinstance(structure, dict):
         if _TENSOR in structure:
-            return _tensor(layout, structure[_TENSOR], stream)
+            return _tensor(layout, structure[_TENSOR], stream, copies)
         if _ARRAY in structure:
-            return _array(layout, structure[_ARRAY], stream)
-        return {key: _with_tensors(value, layout, stream) for key, value in structure.items()}
+            return _array(layout, structure[_ARRAY], stream, copies)
+        return {key: with_tensors(value, layout, stream, copies) for key, value in structure.items()}
     if isinstance(structure, list | tuple):
-        return type(structure)(_with_tensors(value, layout, stream) for value in structure)
+        return type(structure)(with_tensors(value, layout, stream, copies) for value in structure)
     return structure
 
 
-def _tensor(layout: Layout, number: int, stream: np.ndarray) -> Any:
+def _tensor(layout: Layout, number: int, stream: np.ndarray, copies: bool) -> Any:
     import torch
 
     shape, name, begin = layout.tensors[number]
     dtype = getattr(torch, name)
     flat = torch.from_numpy(stream[begin : begin + math.prod(shape) * dtype.itemsize]).view(dtype)
-    return flat.view(shape).clone()
+    return flat.view(shape).clone() if copies else flat.view(shape)
 
 
-def _array(layout: Layout, number: int, stream: np.ndarray) -> np.ndarray:
+def _array(layout: Layout, number: int, stream: np.ndarray, copies: bool) -> np.ndarray:
     shape, name, begin = layout.tensors[number]
     dtype = np.dtype(name)
-    return stream[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape).copy()
+    view = stream[begin : begin + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
+    return view.copy() if copies else view
 
 
 def _is_ordinary(tensor: Any) -> bool:

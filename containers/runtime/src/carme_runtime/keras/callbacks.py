@@ -12,6 +12,7 @@ from carme_runtime.keras import state
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.steps import VALIDATION
 from carme_runtime.keras.world import World, wanted, world
+from carme_runtime.starts import check_start
 
 # Two writers of one file destroy it.
 WRITERS = tuple(
@@ -94,27 +95,39 @@ class Checkpoints(keras.callbacks.Callback):
             on, by `initial_epoch`.
         keep: How many checkpoints are kept, the newest.
         every: Epochs from one checkpoint to the next. The last epoch is saved in any case.
+        start: `streamed`: rank 0 alone reads the checkpoint. The others get its values with all that training
+            brings them at its begin, as `Model` says of the same `start`. Not with stages.
 
     Raises:
         InvalidCall: The folder has checkpoints of another model.
     """
 
-    def __init__(self, folder: str | Path, keep: int = 3, every: int = 1) -> None:
+    def __init__(self, folder: str | Path, keep: int = 3, every: int = 1, start: str = "") -> None:
         super().__init__()
+        check_start(start)
         if every < 1:
             raise InvalidCall(f"Checkpoints got every={every}.", "Save every epoch, or every second, ...")
-        self._folder, self._keep, self._every = folder, keep, every
+        self._folder, self._keep, self._every, self._start = folder, keep, every, start
         self._files: Files | None = None
         self._seen = self._saved = 0  # epochs
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Load the newest one."""
         self._files = Files(self._folder, self._keep)
-        loaded = self._files.load()
-        if loaded is None:
+        if self._start:
+            loaded = self._files.load_on_rank_0()
+            world().together(lambda: self._give(loaded[1]) if loaded and loaded[1] else None)
+            state.build(self.model)  # as the checkpoint has done it on rank 0
+            self._seen = self._saved = world().exchange(self._saved)[0] if loaded else 0
+        else:
+            loaded = self._files.load()
             self._seen = self._saved = 0
-            return
-        parts = loaded[1]
+            if loaded:
+                self._give(loaded[1])
+        if loaded:
+            self.model._initial_epoch = self._saved
+
+    def _give(self, parts: dict[str, Any]) -> None:
         if "epoch" not in parts or "model" not in parts:
             raise InvalidCall(
                 f"The checkpoints in {self._folder} have no epoch and model: {', '.join(parts)}.",
@@ -122,7 +135,6 @@ class Checkpoints(keras.callbacks.Callback):
             )
         state.give(self.model, parts["model"])
         self._seen = self._saved = parts["epoch"]
-        self.model._initial_epoch = self._saved
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Begin to write one."""
@@ -176,6 +188,8 @@ class Trained(Protocol):
 
     def begin(self) -> None: ...
 
+    def arrive(self) -> None: ...
+
     def expose(self) -> None: ...
 
     def resume(self) -> None: ...
@@ -223,11 +237,12 @@ class Last(keras.callbacks.Callback):
     Args:
         trained: The model.
         watched: The kinds of work of which callbacks look at each batch, and may stop it there.
+        looks_early: Whether a callback may look at weights before the first batch.
     """
 
-    def __init__(self, trained: Trained, watched: Collection[str]) -> None:
+    def __init__(self, trained: Trained, watched: Collection[str], looks_early: bool = False) -> None:
         super().__init__()
-        self._trained = trained
+        self._trained, self._looks_early = trained, looks_early
         for work in watched:
             # Not as methods: Keras goes on with the next batch while callbacks run, unless one has these.
             setattr(
@@ -239,6 +254,8 @@ class Last(keras.callbacks.Callback):
         epochs = world().exchange(self.model._initial_epoch)
         self.model._initial_epoch = epochs[0]
         self._trained.begin()
+        if self._looks_early:
+            self._trained.arrive()
         self._trained.resume()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -291,11 +308,22 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
             one.keras_callback.verbose = 0
         if isinstance(one.keras_callback, keras.callbacks.TensorBoard) and one.run_on_all_ranks:
             _own_folder(one.keras_callback, here.rank)
-    last = Last(trained, [work for work, watch in zip(_STOPS, watched, strict=True) if watch])
+    stopping = [work for work, watch in zip(_STOPS, watched, strict=True) if watch]
+    last = Last(trained, stopping, any(_looks_early(one.keras_callback) for one in running))
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
     plain = [one.keras_callback if one.aggregate_logs else one for one in running]
     reporting = [ReportProgress()] if progress.active() else []
     return [First(trained), *plain, *reporting, last], any(not one.aggregate_logs for one in wrapped)
+
+
+def _looks_early(callback: Any) -> bool:
+    """Whether a callback, which is none of Keras' own, does something before the first batch."""
+    names = ("on_epoch_begin", "on_train_batch_begin", "on_batch_begin")
+    plain = keras.callbacks.Callback
+    kind = type(callback)
+    own = any(getattr(kind, name, None) is not getattr(plain, name) for name in names)
+    lambdas = kind is keras.callbacks.LambdaCallback
+    return lambdas or (own and kind.__module__.partition(".")[0] != "keras")
 
 
 def look_at_weights(callbacks: Any, here: World) -> bool:

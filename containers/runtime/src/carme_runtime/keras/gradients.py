@@ -5,6 +5,9 @@
 from typing import Any
 
 from carme_runtime.keras.data import Share
+from carme_runtime.starts import STREAMED
+from carme_runtime.torch.arrivals import Arrivals, note_given
+from carme_runtime.torch.options import Options
 from carme_runtime.torch.parallel import Parallel
 
 
@@ -14,13 +17,15 @@ class Gradients:
     def __init__(self) -> None:
         self._parallel: Parallel | None = None
 
-    def attach(self, model: Any) -> None:
-        """Take over the parameters that the built model trains now."""
+    def attach(self, model: Any, arrivals: Arrivals | None = None) -> None:
+        """Take over the parameters that the built model trains now; `arrivals`: how they travel."""
         if self._parallel:
             if self._parallel.covers(model):
                 return
             self._parallel.detach()
-        self._parallel = Parallel(model, None)
+        if arrivals:
+            note_given(model, arrivals)
+        self._parallel = Parallel(model, None, Options(start=STREAMED if arrivals else ""))
 
     def expect(self, share: Share) -> None:
         """The next pass is over this share."""

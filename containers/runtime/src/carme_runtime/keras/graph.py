@@ -11,8 +11,9 @@ from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import WEIGHTS
 from carme_runtime.keras.optimizer import reducing, take_over
 from carme_runtime.keras.steps import VALIDATION, Steps, assign_values, flat_values, optimizers
-from carme_runtime.keras.sums import GraphSums
-from carme_runtime.keras.variables import make_equal
+from carme_runtime.keras.streaming import is_all_of_keras
+from carme_runtime.keras.sums import GraphSums, eagerly
+from carme_runtime.keras.variables import compare, make_equal
 from carme_runtime.keras.world import World
 
 
@@ -24,17 +25,20 @@ class GraphSteps(Steps):
     on.
     """
 
-    def __init__(self, model: Any, world: World) -> None:
-        super().__init__(model, world)
+    def __init__(self, model: Any, world: World, streams: bool = False) -> None:
+        super().__init__(model, world, streams)
         self._tf: Any = import_module("tensorflow")
         self._sums = GraphSums(world)
         self._of_total = self._sums.of_total
+        self._waiting_layers: list[Any] = []  # whose calls wait for their variables
+        self._travels: Any = None  # a variable of the graph: whether something does
         self._local_counts: dict[str, Any] = {}  # what this rank has counted, as variables of the graph
         self._keeps = False
         model.train_function = model.test_function = None
 
     def take(self, share: Share) -> None:
         """The next step is over this share."""
+        self._leave_layers()
         self._sums.take(share.samples, share.total)
         self._settled = self._world.size == 1
 
@@ -76,9 +80,74 @@ class GraphSteps(Steps):
         self._begun = True
         if self._world.size == 1:
             return
-        make_equal(self._world, self._variables())
+        if self._streams:
+            compare(self._world, self._variables())
+            self._stream()
+        else:
+            make_equal(self._world, self._variables())
         for optimizer in optimizers(self._model):
             take_over(optimizer)
+
+    def _stream(self) -> None:
+        """Let the weights travel while the graph of the first training step is made, and runs."""
+        self._streams = False
+        self._arrivals = self._streamed_variables()
+        if not is_all_of_keras(self._model):
+            self.arrive()
+            return
+        with eagerly():
+            self._travels = self._tf.Variable(True, trainable=False)
+        travelling = set(map(id, self._arrivals.variables))
+        for layer in self._model._flatten_layers(include_self=False):
+            own = [*layer._trainable_variables, *layer._non_trainable_variables]
+            if own := [v for v in own if id(v) in travelling]:
+                vars(layer)["call"] = self._waiting(layer.call, own)
+                self._waiting_layers.append(layer)
+
+    def _waiting(self, call: Callable[..., Any], variables: list[Any]) -> Callable[..., Any]:
+        """A layer's call that begins when its variables are there."""
+        tf = self._tf
+
+        def wait() -> np.ndarray:
+            arrivals = self._arrivals
+            if arrivals:
+                arrivals.wait_for(variables)
+                if not arrivals.travelling:
+                    self._travels.assign(False)
+            return np.zeros((), np.int32)
+
+        def waiting(*arguments: Any, **keywords: Any) -> Any:
+            # The node stays in the graph. Once all is there, it costs a look at a variable.
+            node = tf.cond(
+                self._travels,
+                lambda: tf.numpy_function(wait, [], tf.int32),
+                lambda: tf.constant(0, tf.int32),
+            )
+            with tf.control_dependencies([node]):
+                return call(*arguments, **keywords)
+
+        return waiting
+
+    def _leave_layers(self) -> None:
+        """Give layers their own calls back when all weights are there."""
+        if self._waiting_layers and not (self._arrivals and self._arrivals.travelling):
+            for layer in self._waiting_layers:
+                vars(layer).pop("call", None)
+            self._waiting_layers.clear()
+            self._arrivals = None
+
+    def arrive(self) -> None:
+        """Wait for all weights that travel."""
+        if self._arrivals:
+            self._arrivals.wait_all()
+            if self._waiting_layers:
+                self._travels.assign(False)
+        self._leave_layers()
+
+    def settle(self) -> None:
+        """Callbacks or other calls look at the model."""
+        self.arrive()
+        super().settle()
 
     def _train_step(self, data: Any) -> dict[str, Any]:
         return self._counted(self._train, data, training=True)
@@ -141,6 +210,7 @@ def _only_steps_call(model: Any) -> bool:
     return type(model).call is keras.Model.call and all(layer.built for layer in layers)
 
 
-def steps(model: Any, world: World) -> Steps:
+def steps(model: Any, world: World, streams: bool = False) -> Steps:
     """What the backend of Keras takes."""
-    return GraphSteps(model, world) if keras.backend.backend() == "tensorflow" else Steps(model, world)
+    kind = GraphSteps if keras.backend.backend() == "tensorflow" else Steps
+    return kind(model, world, streams)

@@ -54,6 +54,8 @@ class Model:
         parallel_strategy: The last argument may be this one. `carme-run --strategy` counts before it.
         stages, micro_batches, schedule, memory, batch_norm: See `carme_runtime.torch.pipeline`.
         num_pipeline_stages: Tarantella's name of `micro_batches`.
+        start: `streamed`: weights travel from rank 0 while the first training step of `fit` or
+            `train_on_batch` runs, which waits for those of each layer. Not with stages.
 
     Raises:
         InvalidCall: A pipeline was asked for, and the model or the backend cannot be one.
@@ -69,6 +71,7 @@ class Model:
         memory: str | int | None = None,
         batch_norm: str | None = None,
         num_pipeline_stages: int | None = None,
+        start: str = "",
         **keywords: Any,
     ) -> None:
         if arguments and isinstance(arguments[-1], ParallelStrategy):
@@ -82,7 +85,7 @@ class Model:
         if keywords and len(arguments) == 1 and isinstance(first, (Model, keras.Model)):
             raise InvalidCall(
                 f"Model has no argument '{next(iter(keywords))}' beside a model.",
-                f"Choose from parallel_strategy, {', '.join(OF_PIPELINES)}.",
+                f"Choose from parallel_strategy, start, {', '.join(OF_PIPELINES)}.",
             )
         if isinstance(first, Model):
             model = first.keras_model
@@ -103,7 +106,7 @@ class Model:
         }
         options |= {"schedule": schedule, "memory": memory, "batch_norm": batch_norm}
         allowed = ParallelStrategy.DATA in parallel_strategy, ParallelStrategy.PIPELINING in parallel_strategy
-        found_world, found_steps = steps_of(model, world(), *allowed, options)
+        found_world, found_steps = steps_of(model, world(), *allowed, options, start)
         set_own("_world", found_world)
         set_own("_steps", found_steps)
 
@@ -540,7 +543,7 @@ class Sequential(Model):
         parallel_strategy: ParallelStrategy = ParallelStrategy.DATA,
         **keywords: Any,
     ) -> None:
-        own = {name: keywords.pop(name) for name in OF_PIPELINES if name in keywords}
+        own = {name: keywords.pop(name) for name in (*OF_PIPELINES, "start") if name in keywords}
         super().__init__(keras.Sequential(layers, **keywords), parallel_strategy=parallel_strategy, **own)
 
     @classmethod

@@ -13,13 +13,14 @@ from carme_runtime.keras.library import keras
 from carme_runtime.keras.steps import Steps
 from carme_runtime.keras.world import World
 from carme_runtime.logs import log
+from carme_runtime.starts import STREAMED, check_start
 
 # Arguments of `Model` about pipelines.
 OF_PIPELINES = ("stages", "micro_batches", "schedule", "memory", "batch_norm", "num_pipeline_stages")
 
 
 def steps_of(
-    model: Any, world: World, data: bool, pipelining: bool, options: dict[str, Any]
+    model: Any, world: World, data: bool, pipelining: bool, options: dict[str, Any], start: str = ""
 ) -> tuple[World, Steps]:
     """What trains a Keras model, and the ranks as it sees them.
 
@@ -28,24 +29,31 @@ def steps_of(
         world: The ranks.
         data, pipelining: What the script allows.
         options: Of `stages.Wanted`.
+        start: `streamed`, or empty.
 
     Raises:
-        InvalidCall: Stages were asked for, and cannot be.
+        InvalidCall: Stages were asked for, and cannot be; or another start, or that with stages.
     """
+    check_start(start)
     strategy = _strategy(data, pipelining)
     if strategy == strategies.DATA or (world.size == 1 and not strategies.plans_only()):
-        return world, steps(model, world)
+        return world, steps(model, world, start == STREAMED)
     if obstacle := _obstacle(model):
         if data and not os.environ.get(strategies.STRATEGY) and not strategies.plans_only():
             if has_split_layers(model) and world.is_master:
                 log.warning("%s So each rank has the whole model, and its share of each batch.", obstacle)
-            return world, steps(model, world)
+            return world, steps(model, world, start == STREAMED)
         remedy = "Use ParallelStrategy.DATA, where each rank has all layers, and its share of each batch."
         if os.environ.get(strategies.STRATEGY) or strategies.plans_only():
             strategies.refuse_plan(
                 CarmeRuntimeError(obstacle, "Leave --plan and --strategy out."), world.rank
             )
         raise InvalidCall(obstacle, remedy)
+    if start:
+        raise InvalidCall(
+            f"The model {model.name} may be cut into stages, and start='{start}' is for whole models.",
+            "Leave start out, or use ParallelStrategy.DATA.",
+        )
     from carme_runtime.keras.stages import Wanted
 
     strategies.follow()

@@ -42,6 +42,13 @@ def give(model: Any, state: dict[str, Any]) -> None:
             v.assign(value)
 
 
+def build(model: Any) -> None:
+    """Make the variables of the optimizer, if there is one."""
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
 def _variables(model: Any) -> dict[str, list[Any]]:
     if not model.built:
         raise InvalidCall(
@@ -49,8 +56,7 @@ def _variables(model: Any) -> dict[str, list[Any]]:
             "Begin it with keras.Input, or call it with a batch before.",
         )
     optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
+    build(model)
     return {
         "weights": list(model.weights),
         "optimizer variables": list(optimizer.variables) if optimizer is not None else [],

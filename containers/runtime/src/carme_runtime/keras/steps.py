@@ -1,5 +1,6 @@
 """What a rank does with its share of a batch, so that losses and metrics are those of the whole batch."""
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from types import MethodType
@@ -11,6 +12,7 @@ from carme_runtime.keras.data import Share, length
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.losses import WEIGHTS, GlobalLoss
 from carme_runtime.keras.optimizer import as_they_are, reducing, take_over
+from carme_runtime.keras.streaming import Streamed
 from carme_runtime.keras.sums import eagerly
 from carme_runtime.keras.variables import compare, give_out, make_equal
 from carme_runtime.keras.world import World
@@ -27,10 +29,13 @@ class Steps:
     Args:
         model: The Keras model, whose `train_step` and `test_step` are replaced on this instance.
         world: The ranks.
+        streams: Whether weights travel while the first training step runs.
     """
 
-    def __init__(self, model: Any, world: World) -> None:
+    def __init__(self, model: Any, world: World, streams: bool = False) -> None:
         self._model, self._world = model, world
+        self._streams = streams and world.size > 1
+        self._arrivals: Any = None
         self._gradients: Any = None
         self._begun = False
         self._settled = True
@@ -71,10 +76,39 @@ class Steps:
             variables = self._variables()
             compare(self._world, variables)
             self._gradients = self._gradients or Gradients()
-            self._gradients.attach(self._model)
-            give_out(self._world, variables)
+            if self._streams:
+                self._stream()
+            self._gradients.attach(self._model, self._arrivals)
+            if not self._arrivals:
+                give_out(self._world, variables)
             for optimizer in optimizers(self._model):
                 take_over(optimizer)
+
+    def _stream(self) -> None:
+        """Let the weights travel while the next training step runs, which is the first one."""
+        from carme_runtime.torch.arrivals import Arrivals
+
+        self._streams = False
+        streamed = self._streamed_variables()
+        self._arrivals = Arrivals(self._model)
+        for v in streamed.variables:
+            # Who needs it here waits; what leaves the master rank is a copy.
+            fetch = functools.partial(streamed.wait_for, [v])
+            if self._world.is_master:
+                self._arrivals.leave(fetch)
+            else:
+                self._arrivals.travel([v.value], fetch)
+
+    def _streamed_variables(self) -> Streamed:
+        own = set(map(id, weights := self._model.weights))
+        return Streamed(self._world, weights, [v for v in self._variables() if id(v) not in own])
+
+    def arrive(self) -> None:
+        """Wait for all weights that travel."""
+        arrivals, self._arrivals = self._arrivals, None
+        if arrivals:
+            arrivals.wait_all()
+            arrivals.remove()
 
     def enter_loop(self, arguments: Any, keywords: dict[str, Any]) -> None:
         """A loop of the script's own trains the model from now on: make the ranks equal.
@@ -154,10 +188,12 @@ class Steps:
         model = self._model
         before = {id(v): _copy(v) for v in model.metrics_variables}
         model.reset_metrics()
+        travelling = self._arrivals.looking(None) if self._arrivals else nullcontext()
         try:
-            with reducing(as_they_are):
+            with reducing(as_they_are), travelling:
                 logs = step(data)
         finally:
+            self.arrive()
             if training:
                 self._gradients.rest()
         variables = model.metrics_variables

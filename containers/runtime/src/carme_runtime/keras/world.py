@@ -74,6 +74,14 @@ class World:
             raise InvalidCall(f"Rank {self.rank} is not in {ranks}.", "Make a group on its members only.")
         return World(self._group.of_some(ranks, self._limit) if self._group else None, self._limit)
 
+    def lane(self) -> tuple[Group, int]:
+        """A group of the same ranks for calls in an order of their own, and their limit in milliseconds.
+
+        All ranks, of which there are several, call this together.
+        """
+        assert self._group is not None
+        return self._group.of_some(list(range(self.size)), self._limit), self._limit
+
     def links(self, copying_us: Callable[[int], float]) -> Links:
         """What messages between ranks cost. See `links_of`."""
         return links_of(self._group, self.rank, copying_us)

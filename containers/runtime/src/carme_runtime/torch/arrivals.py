@@ -20,7 +20,31 @@ from torch.utils.hooks import RemovableHandle
 
 from carme_runtime.torch.flat import tensors_in
 
-__all__ = ["Arrivals"]
+__all__ = ["Arrivals", "is_given", "note_given", "settle_given"]
+
+# What may be asked of a parameter whose values are not there yet.
+_NOT_VALUES = frozenset(
+    [
+        "device",
+        "dtype",
+        "grad",
+        "grad_fn",
+        "is_cuda",
+        "is_leaf",
+        "is_meta",
+        "is_sparse",
+        "layout",
+        "ndim",
+        "requires_grad",
+        "shape",
+        "size",
+        "dim",
+        "numel",
+        "stride",
+        "is_floating_point",
+        "is_contiguous",
+    ]
+)
 
 
 class Arrivals:
@@ -33,7 +57,8 @@ class Arrivals:
 
     def __init__(self, model: nn.Module, once: bool = False) -> None:
         self._model, self._once = weakref.ref(model), once
-        self._due: dict[int, Callable[[], Any]] = {}  # by parameter
+        self.used = False  # by a call of the model, or of one of its modules
+        self._due: dict[int, Callable[[], Any]] = {}  # by parameter or buffer
         self._leaving: list[Callable[[], Any]] = []
         self._waiting = threading.RLock()
         self._modes: list[_Looking] = []
@@ -46,8 +71,8 @@ class Arrivals:
             self._hooks.append(_before_load(module, _Hook(self, Arrivals._settle)))
         self._hooks.append(model.register_forward_hook(_Hook(self, Arrivals._after), always_call=True))
 
-    def travel(self, parameters: Iterable[nn.Parameter], wait: Callable[[], Any]) -> None:
-        """From now on these parameters are there when `wait` has returned."""
+    def travel(self, parameters: Iterable[torch.Tensor], wait: Callable[[], Any]) -> None:
+        """From now on these parameters or buffers are there when `wait` has returned."""
         for parameter in parameters:
             self._due[id(parameter)] = wait
 
@@ -104,6 +129,7 @@ class Arrivals:
 
     @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
     def _before(self, module: nn.Module, *_: Any) -> None:
+        self.used = True
         if not self._due:
             if self._once and not self._leaving:
                 self.remove()
@@ -116,6 +142,7 @@ class Arrivals:
         if self._modes and self._thread == threading.get_ident():
             # What is not written with PyTorch's functions gets its module's parameters at least.
             self.wait_for(module.parameters(recurse=_is_opaque(module)))
+            self.wait_for(module.buffers(recurse=_is_opaque(module)))
         else:
             self.wait_all()
 
@@ -136,6 +163,7 @@ class _Hook:
         self._arrivals = weakref.ref(arrivals) if arrivals else None
         self._action = action
 
+    @torch._disable_dynamo  # pyright: ignore[reportUntypedFunctionDecorator]
     def __call__(self, *arguments: Any, **_: Any) -> None:
         arrivals = self._arrivals() if self._arrivals else None
         if arrivals and self._action:
@@ -156,9 +184,37 @@ class _Looking(TorchFunctionMode):
         self._arrivals = arrivals
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        if self._arrivals.travelling:
+        if self._arrivals.travelling and _reads_values(func):
             self._arrivals.wait_for(tensors_in((args, kwargs)))
         return func(*args, **(kwargs or {}))
+
+
+def _reads_values(func: Any) -> bool:
+    """Whether one of PyTorch's functions may read the elements of what it gets."""
+    name = getattr(func, "__name__", "")
+    if name == "__get__":  # of an attribute
+        name = getattr(getattr(func, "__self__", None), "__name__", "")
+    return name not in _NOT_VALUES
+
+
+# What has a checkpoint's values, which rank 0 has sent to all ranks.
+_given: "weakref.WeakKeyDictionary[nn.Module, Arrivals]" = weakref.WeakKeyDictionary()
+
+
+def note_given(model: nn.Module, arrivals: Arrivals) -> None:
+    """All ranks get rank 0's values of this model's parameters and buffers, which travel already."""
+    _given[model] = arrivals
+
+
+def is_given(model: nn.Module) -> bool:
+    """Whether that is so, and the model was not used since."""
+    return model in _given and not _given[model].used
+
+
+def settle_given(model: nn.Module) -> None:
+    """Wait for all values of a model that travel so."""
+    if model in _given:
+        _given[model].wait_all()
 
 
 def _before_load(module: nn.Module, hook: _Hook) -> RemovableHandle:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.group import wire_type
+from carme_runtime.starts import STREAMED, check_start
 
-__all__ = ["STREAMED", "Options", "check_start"]
+__all__ = ["Options"]
 
-STREAMED = "streamed"
 _MIB = 1 << 20
 
 
@@ -64,9 +64,3 @@ class Options:
     def streamed(self) -> bool:
         """Whether rank 0's parameters travel while the model is used."""
         return self.start == STREAMED
-
-
-def check_start(start: str) -> None:
-    """Raise InvalidCall for a start that there is not."""
-    if start not in ("", STREAMED):
-        raise InvalidCall(f"There is no start '{start}'.", f"Give '{STREAMED}', or leave it out.")

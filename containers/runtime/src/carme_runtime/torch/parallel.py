@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import functools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from carme_runtime import fusion
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
-from carme_runtime.torch.arrivals import Arrivals
+from carme_runtime.torch.arrivals import Arrivals, is_given, settle_given
 from carme_runtime.torch.buckets import Bucket
 from carme_runtime.torch.core_group import CoreGroup, core_group
 from carme_runtime.torch.filling import Filling, check_divisible
@@ -138,7 +139,10 @@ class Parallel:
         if optimizer:
             self._check(optimizer, shard)
         stream_group = check_streamable(model, self._group) if options.streamed and several else None
-        self._agree(with_parameters=stream_group is None)
+        if self._agree(streams=stream_group is not None):
+            stream_group = None
+        if optimizer and shard:
+            _settle_optimizer(optimizer)
         keep_freed_memory(self._parameters)
         if optimizer and not shard:
             fuse(optimizer)
@@ -254,17 +258,22 @@ class Parallel:
         self._shards = shards
         self._hooks.append(shards)
 
-    def _agree(self, with_parameters: bool) -> None:
-        """All ranks have the same model, and rank 0's values, unless parameters are streamed."""
+    def _agree(self, streams: bool) -> bool:
+        """All ranks have the same model, and rank 0's values, unless parameters are streamed.
+
+        Returns:
+            Whether they are streamed, and a checkpoint that travels brings them.
+        """
         if self._size == 1:
-            return
+            return False
         # Gradients are added up in the order in which their elements lie.
         shapes = [
             (tuple(p.shape), str(p.dtype), *([] if p.is_contiguous() else [p.stride()]))
             for p in self._parameters
         ]
-        everyone: list[Any] = [None] * self._size
-        dist.all_gather_object(everyone, shapes)
+        entries: list[Any] = [None] * self._size
+        dist.all_gather_object(entries, (shapes, is_given(self._model)))
+        everyone = [entry for entry, _ in entries]
         for rank, theirs in enumerate(everyone):
             if theirs != everyone[0]:
                 differing = next(
@@ -276,12 +285,17 @@ class Parallel:
                     f"{everyone[0][differing : differing + 1]} and {theirs[differing : differing + 1]}.",
                     "Build the same model on all ranks.",
                 )
+        given = streams and all(flag for _, flag in entries)
+        if given:
+            return True
+        settle_given(self._model)
         with torch.no_grad():
-            parameters = self._model.parameters() if with_parameters else ()
+            parameters = () if streams else self._model.parameters()
             for tensor in (*parameters, *self._model.buffers()):
                 whole = tensor.detach().contiguous()
                 dist.broadcast(whole, src=0)
                 tensor.copy_(whole)
+        return False
 
     def _fill(self, limit: int, least: int) -> list[Bucket]:
         return self._filling.buckets(self._parameters, limit, least)
@@ -507,6 +521,12 @@ class _BeforeForward:
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return _BeforeForward, ()
+
+
+def _settle_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Wait for the state that a checkpoint brings it, where one does."""
+    if streamed := sys.modules.get("carme_runtime.checkpoint.streamed"):
+        streamed.settle_optimizer(optimizer)
 
 
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:

@@ -22,10 +22,10 @@ from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.pipeline.memory import memory_of_rank
-from carme_runtime.torch.arrivals import Arrivals
+from carme_runtime.starts import STREAMED, check_start
+from carme_runtime.torch.arrivals import Arrivals, settle_given
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
-from carme_runtime.torch.options import STREAMED, check_start
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
 from carme_runtime.torch.pipeline_run import Run
@@ -92,6 +92,7 @@ def pipeline(
         Mismatch: Ranks with different models.
     """
     check_start(start)
+    settle_given(model)
     strategies.follow()
     run = Run()
     points = tuple(cut_points)

@@ -1,0 +1,187 @@
+"""Rank 0 reads a checkpoint, which travels to the others while they begin to use it.
+
+streamed_checkpoint.py save|overlap|orders|mistakes FOLDER
+"""
+
+# pyright: reportMissingImports=false
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from carme_runtime.checkpoint import Checkpoints, files, streamed
+from carme_runtime.collectives import Group
+from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.torch import parallelize, pipeline
+from carme_runtime.torch.parallel import join_run
+
+torch.set_num_threads(1)
+join_run()
+rank, size = dist.get_rank(), dist.get_world_size()
+action, folder = sys.argv[1:]
+streamed._PIECE = 1  # each tensor is a message of its own
+read: Any = files.read
+
+
+def read_on_rank_0(checkpoint: Any) -> Any:
+    assert rank == 0, "another rank than 0 reads the checkpoint"
+    return read(checkpoint)
+
+
+def build() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A model that no other rank and no other call has, and its optimizer."""
+    torch.manual_seed(torch.seed() % 1000 + rank)
+    layers = [nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)]
+    model = nn.Sequential(*layers)
+    return model, torch.optim.Adam(model.parameters(), lr=0.5)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> list[float]:
+    """The losses of some steps on this rank's data."""
+    generator = torch.Generator().manual_seed(rank)
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(4, 8, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def save() -> None:
+    model, optimizer = parallelize(*build())
+    optimizer.param_groups[0]["lr"] = 0.01
+    train(model, optimizer)
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(3, model=model, optimizer=optimizer, epoch=7, mean=torch.full((3,), 2.0))
+    checkpoints.wait()
+
+
+def resumed(start: str, first: str, **options: Any) -> tuple[list[float], dict[str, Any], Any]:
+    """Losses, values and the whole state after going on from the checkpoint."""
+    files.read = read_on_rank_0 if start else read
+    model, optimizer = build()
+    if first == "parallelize":
+        parallelize(model, optimizer, start=start, **options)
+    values = Checkpoints(folder, start=start).resume(model=model, optimizer=optimizer)
+    assert values is not None
+    assert optimizer.param_groups[0]["lr"] == 0.01, "a scheduler would begin with another rate"
+    if first == "resume":
+        parallelize(model, optimizer, start=start, **options)
+    losses = train(model, optimizer)
+    files.read = read
+    return losses, values, (model.state_dict(), optimizer.state_dict())
+
+
+def orders() -> None:
+    """Before and after `parallelize`, with and without its own streaming: bitwise as all ranks would read."""
+    expected, values, whole = resumed("", "parallelize")
+    assert values["step"] == 3 and values["epoch"] == 7, values
+    for first in ("resume", "parallelize"):
+        losses, others, state = resumed("streamed", first)
+        assert losses == expected, (first, losses, expected)
+        assert others["epoch"] == 7
+        assert torch.equal(others["mean"], values["mean"])
+        torch.testing.assert_close(state, whole, rtol=0, atol=0)
+    divided, _, state = resumed("streamed", "resume", shard_optimizer=True)
+    torch.testing.assert_close(divided, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(state, whole, rtol=1e-4, atol=1e-6)
+    once()
+    others_use_it()
+
+
+def once() -> None:
+    """What a checkpoint brings, `parallelize` does not send again."""
+    model, optimizer = build()
+    Checkpoints(folder, start="streamed").resume(model=model, optimizer=optimizer)
+    send, sent = Group.broadcast, []
+
+    def counting(self: Group, *arguments: Any, **keywords: Any) -> Any:
+        sent.append(arguments)
+        return send(self, *arguments, **keywords)
+
+    Group.broadcast = counting  # pyright: ignore[reportAttributeAccessIssue]
+    parallelize(model, optimizer, start="streamed")
+    Group.broadcast = send
+    assert not sent, "parameters travel twice"
+    model(torch.ones(2, 8)).sum().backward()  # and now they are everywhere
+    mine = [p.detach().clone() for p in model.parameters()]
+    for own in mine:
+        theirs = own.clone()
+        dist.broadcast(theirs, 0)
+        assert torch.equal(own, theirs)
+
+
+def others_use_it() -> None:
+    """Whatever uses the parts first finds what was saved."""
+    whole = Checkpoints(folder).load()
+    assert whole is not None
+    model, optimizer = build()
+    checkpoints = Checkpoints(folder, start="streamed")
+    checkpoints.resume(model=model, optimizer=optimizer)
+    torch.testing.assert_close(model.state_dict(), whole[1]["model"], rtol=0, atol=0)
+    state = optimizer.state_dict()["state"]
+    torch.testing.assert_close(state, whole[1]["optimizer"]["state"], rtol=0, atol=0)
+    loaded = checkpoints.load()
+    assert loaded is not None
+    torch.testing.assert_close(loaded[1]["model"], whole[1]["model"], rtol=0, atol=0)
+    model, optimizer = build()
+    checkpoints.resume(model=model, optimizer=optimizer)
+    made, _ = pipeline(model, optimizer, example=torch.ones(4, 8), stages=size, micro_batches=1)
+    found = made.state_dict()
+    if rank == 0:
+        torch.testing.assert_close(dict(found), whole[1]["model"], rtol=0, atol=0)
+    made.close()
+    model, optimizer = build()
+    checkpoints.resume(model=model, optimizer=optimizer)  # and is never used: nobody waits for it in vain
+
+
+def overlap() -> None:
+    """Rank 0 does not send the last tensors before rank 1 has run the first layer."""
+    send: Any = Group.broadcast
+    sent = [0]
+
+    def hold(self: Group, *arguments: Any, **options: Any) -> Any:
+        if options.get("asynchronous"):
+            sent[0] += 1
+            if sent[0] == 7:  # a value, three buffers, and the first layer's weight and bias have gone
+                dist.recv(torch.empty(1), 1)
+        return send(self, *arguments, **options)
+
+    files.read = read_on_rank_0
+    model, optimizer = build()
+    if rank == 0:
+        Group.broadcast = hold
+    else:
+        model[0].register_forward_hook(lambda *_: dist.send(torch.ones(1), 0))  # pyright: ignore
+    Checkpoints(folder, start="streamed").resume(model=model, optimizer=optimizer)
+    model.eval()
+    with torch.no_grad():
+        found = model(torch.ones(2, 8))
+    files.read, Group.broadcast = read, send
+    other, optimizer = build()
+    Checkpoints(folder).resume(model=other, optimizer=optimizer)
+    with torch.no_grad():
+        assert torch.equal(found, other.eval()(torch.ones(2, 8)))
+
+
+def mistakes() -> None:
+    with pytest.raises(InvalidCall, match=r"no start 'slowly'.*'streamed'"):
+        Checkpoints(folder, start="slowly")
+    model, _ = build()
+    with pytest.raises(InvalidCall, match=r"step 3 has no 'weights'.*model, optimizer"):
+        Checkpoints(folder, start="streamed").resume(weights=model)
+    narrow = nn.Linear(4, 4)
+    with pytest.raises(RuntimeError, match="state_dict"):
+        Checkpoints(folder, start="streamed").resume(model=narrow)
+    assert Checkpoints(f"{folder}-empty", start="streamed").resume(model=model) is None
+
+
+globals()[action]()
+dist.barrier()
+dist.destroy_process_group()
