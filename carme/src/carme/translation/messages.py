@@ -124,9 +124,7 @@ def moments(text: str) -> dict[str, datetime]:
     if not isinstance(text, Message):
         return {}
     if text.template != _MOMENT:
-        return {
-            words: at for value in text.values.values() for words, at in moments(_text_of(value)).items()
-        }
+        return {words: at for value in text.values.values() for words, at in moments(_text_of(value)).items()}
     from datetime import datetime
 
     try:
