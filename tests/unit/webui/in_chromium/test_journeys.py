@@ -293,7 +293,7 @@ def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_l
     keep(page, "phone-help")
 
 
-def test_a_phone_is_led_to_the_start_form(page: Page, a_life: None) -> None:
+def test_a_phone_has_a_button_that_shows_the_start_form(page: Page, a_life: None) -> None:
     log_in(page)
     page.goto("/")
     expect(page.get_by_role("link", name="Start a session", exact=True)).to_be_hidden()
