@@ -1,4 +1,4 @@
-"""Draws what benchmarks write with `--json`, as SVG: allreduce, training, portal, staging, sessions.
+"""Draws what benchmarks write with `--json`, as SVG: allreduce, training, portal, staging, sessions, gpu.
 
 python tests/benchmarks/plots.py docs/benchmarks result.json ...
 """
@@ -31,7 +31,11 @@ def main() -> None:
         )
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [row for file in sys.argv[2:] for row in json.loads(Path(file).read_text())["aims"]]
+    reports = [json.loads(Path(file).read_text()) for file in sys.argv[2:]]
+    rows = [row for report in reports for row in report.get("aims", ())]
+    for report in reports:
+        if "step_ms_wide_unlimited" in report.get("rows", ()):
+            draw_less_memory(folder / "out-of-core.svg", report)
     scenes: dict[str, dict[int, dict[str, Any]]] = {}
     for row in rows:
         if found := ALLREDUCE.match(row["name"]):
@@ -115,6 +119,24 @@ def draw_seconds(file: Path, rows: list[dict[str, Any]]) -> None:
     axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=7)
     axes.invert_yaxis()
     axes.set(xlabel="seconds")
+    save(figure, file)
+
+
+def draw_less_memory(file: Path, report: dict[str, Any]) -> None:
+    """Milliseconds of a step over the memory that it may take, of two models on a GPU: lower is better."""
+    figure, axes = pyplot.subplots(figsize=(6, 3.4))
+    for model, style in (("wide", "o-"), ("deep", "s--")):
+        rows = [row for name, row in report["rows"].items() if name.startswith(f"step_ms_{model}_")]
+        limited = {row["limit_mib"]: row["median"] for row in rows if "limit_mib" in row}
+        free = report["rows"][f"step_ms_{model}_unlimited"]
+        points = sorted((limited | {free["peak_mib"]: free["median"]}).items())
+        axes.plot(*zip(*((mib / 1024, ms) for mib, ms in points), strict=True), style, label=f"{model} model")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([1, 2, 4, 8], ["1", "2", "4", "8"])
+    axes.set(xlabel="limit of memory, GiB; rightmost: no limit", ylabel="step, ms", title=report["gpu"])
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
     save(figure, file)
 
 

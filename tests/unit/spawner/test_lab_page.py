@@ -401,6 +401,15 @@ async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, pag
     await expect(toast.first).to_be_visible()
 
 
+async def test_on_a_phone_the_files_are_folded_and_the_time_is_in_sight(front: Front, page: Page) -> None:
+    ends = (datetime.now(UTC) + timedelta(hours=9)).isoformat()
+    front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned_idle": [], "warned": []}
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await page.goto(f"{front.url}{BASE}lab?reset")
+    await expect(page.locator("#carme-session-time button")).to_be_in_viewport(ratio=1)
+    await expect(page.locator(".jp-FileBrowser")).to_be_hidden()
+
+
 #: Keeps all that JupyterLab's messages have said, also of those that have gone again.
 LISTEN = """() => {
     window.heard = '';

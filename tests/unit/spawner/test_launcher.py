@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Page, Route, expect
 
 from carme_spawner.singleuser import home, kernels
 from carme_spawner.singleuser.programs import listens
@@ -184,3 +184,19 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     await opened.value
     await eventually(lambda: front.questions["/"], "it leads to the portal")
     assert not complaints
+
+
+async def test_a_theme_that_is_lost_on_its_way_is_loaded_again(
+    front: Front, page: Page, server: Site
+) -> None:
+    lost: list[str] = []
+
+    async def lose_two(route: Route) -> None:
+        lost.append(route.request.url)
+        await (route.abort() if len(lost) <= 2 else route.continue_())
+
+    await page.route("**/lab/api/themes/**", lose_two)
+    await page.goto(f"{front.url}{BASE}lab?reset")
+    await expect(page.locator("body[data-jp-theme-name]")).to_be_attached()
+    assert len(lost) == 3
+    assert await page.locator(".jp-Dialog").count() == 0

@@ -8,20 +8,26 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.core.cache import cache
 from django.utils import timezone
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.jobs import SessionOptions
+from carme.jobs.times import moment_text
 from carme.reports.prometheus import Prometheus as Reader
+from carme.sessions import Outlook
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.models import Session
 
 from .conftest import Browser, words
-from .fake_broker import make_job
+from .fake_broker import FakeBroker, make_job, make_session
+from .fake_hub import FakeHub
+from .session_steps import NAME, PAGE, rounds, start
 
 #: Of each GPU: its job, whose that is, and the share of time in which it worked.
 GPUS = {("n1", 0): (7, "alice", 0.9), ("n1", 1): (7, "alice", 0.0), ("n1", 2): (8, "bob", 0.5)}
@@ -76,6 +82,38 @@ def test_my_jobs_are_shown_with_the_time_that_they_have_left(browser: Browser, a
     assert re.search("Pending next 8 1 node · 1 GPU .*higher priority", reported)
     for other in ("session-s1", "bobs", "ended"):
         assert other not in reported
+
+
+@pytest.mark.usefixtures("at_once", "still")
+def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    now = timezone.now().replace(second=0, microsecond=0)
+    first, free = now + timedelta(minutes=20), now + timedelta(minutes=40)
+    why = message("{amounts} until {until} at the latest", amounts="8 GPUs", until=moment_text(free, now))
+    plan = Outlook(place=1, waiting=1, reason=why, earliest=first, latest=free)
+    start(browser)
+    broker.publish(make_session(NAME, "queued", 2, outlook=plan, sentence=why))
+    rounds()
+    for page in ("/", PAGE):
+        found = BeautifulSoup(browser.get(page).content, "html.parser")
+        bars = {str(bar["class"][0]): int(str(bar["x"])) for bar in found.select(".life rect")}
+        assert bars["queued"] == 0 < bars["staging"] < bars["running"] < 1000, page
+        legend = found.select_one(".life-legend")
+        assert legend is not None
+        shown = [time["datetime"] for time in legend("time")]
+        assert shown == [f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (free, first, free)]
+
+
+@pytest.mark.usefixtures("at_once", "still")
+def test_nothing_is_drawn_of_a_wait_without_an_end(
+    browser: Browser, broker: FakeBroker, hub: FakeHub
+) -> None:
+    start(browser)
+    broker.publish(make_session(NAME, "queued", 2, outlook=Outlook(place=1, waiting=1, reason="It waits.")))
+    rounds()
+    for page in ("/", PAGE):
+        assert 'class="life"' not in browser.get(page).content.decode()
 
 
 def test_an_array_is_one_of_my_jobs(browser: Browser, alice: User) -> None:

@@ -12,6 +12,8 @@ from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.utils import timezone, translation
 
+from carme.jobs.times import moment_text
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_of
 from carme_webui.bookings.models import Booking
@@ -79,6 +81,22 @@ def test_pages_have_moments_for_the_browser_and_its_script(
     assert moments or page == "/"
     for one in moments:
         assert one["data-style"] in {*STYLES, "span"} and str(one["datetime"]).endswith("Z") and one["title"]
+
+
+def test_times_in_sentences_are_for_the_browser_too(
+    browser: Browser, alice: User, broker: FakeBroker, still: None
+) -> None:
+    free = timezone.now().replace(microsecond=0) + timedelta(hours=3)
+    why = message("4 GPUs <free> until {until} at the latest", until=moment_text(free, timezone.now()))
+    Job.store([broker.put(make_job(7, kind="batch", state="PENDING"))])
+    Job.objects.update(explanation=why)
+    for page in ("/", "/jobs/", "/jobs/7/"):
+        answer = BeautifulSoup(browser.get(page).content, "html.parser")
+        sentence = answer.find(string=re.compile("GPUs <free> until"))
+        assert sentence is not None and sentence.parent is not None, page
+        time = sentence.parent.time
+        assert time is not None and time["datetime"] == f"{free:%Y-%m-%dT%H:%M:%SZ}" and time["title"], page
+        assert f"{free:%H:%M}" in time.text and " at the latest" in sentence.parent.text
 
 
 # --- the reader's own zone -------------------------------------------------------------------------------

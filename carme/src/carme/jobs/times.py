@@ -5,7 +5,7 @@ from datetime import datetime
 
 from carme.errors import InvalidRequest
 from carme.translation import message as _
-from carme.translation import plural
+from carme.translation import moment, plural
 from carme.wording import number
 
 _UNITS = {"m": 1, "h": 60, "d": 1440}
@@ -51,7 +51,7 @@ def minutes_text(minutes: int) -> str:
 
 
 def moment_text(when: datetime, now: datetime) -> str:
-    """A time of day in the zone of this host, with the date if it is another day's."""
+    """A time of day by this host's zone, with the date if it is another day's; pages show the reader's."""
     local = when.astimezone()
     day = "" if local.date() == now.astimezone().date() else "%Y-%m-%d "
-    return local.strftime(f"{day}%H:%M %Z")
+    return moment(local.strftime(f"{day}%H:%M %Z"), when)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from carme.translation.messages import Message, joined, message, noop, plural
+from carme.translation.messages import Message, joined, message, moment, moments, noop, plural
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ __all__ = [
     "language_of_terminal",
     "language_shown",
     "message",
+    "moment",
+    "moments",
     "noop",
     "plural",
     "translated",

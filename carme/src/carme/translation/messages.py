@@ -7,15 +7,17 @@ import functools
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from datetime import datetime
     from gettext import GNUTranslations
     from typing import Any
 
-__all__ = ["Message", "Value", "joined", "message", "noop", "plural"]
+__all__ = ["Message", "Value", "joined", "message", "moment", "moments", "noop", "plural"]
 
 #: What a template is filled with: JSON knows it, so that it survives a socket and a database.
 Value = str | int | float | bool | None
 
 _DEPTH = 32  # messages that are values of messages
+_MOMENT = "{moment}"  # has no translation
 
 
 class Message(str):
@@ -105,6 +107,35 @@ def plural(singular: str, plural: str, /, count: int, **values: object) -> Messa
     """Like `message`, for what is worded by a `count`, which both templates may name."""
     plain = {"count": count} | {name: _plain(value) for name, value in values.items()}
     return Message((singular if count == 1 else plural).format(**plain), singular, plain, plural)
+
+
+def moment(text: str, when: datetime) -> Message:
+    """A time as part of a sentence; pages show it by the reader's clock, which they find by `moments`.
+
+    Args:
+        text: How it is written where nobody knows the reader's clock, with its zone.
+        when: The time itself, with a zone.
+    """
+    return Message(text, _MOMENT, {"moment": text, "at": when.isoformat()})
+
+
+def moments(text: str) -> dict[str, datetime]:
+    """The times in a sentence: what is written there, and when that is. Empty for other texts."""
+    if not isinstance(text, Message):
+        return {}
+    if text.template != _MOMENT:
+        return {words: at for value in text.values.values() for words, at in moments(_text_of(value)).items()}
+    from datetime import datetime
+
+    try:
+        at = datetime.fromisoformat(str(text.values.get("at")))
+    except ValueError:
+        return {}
+    return {str.__str__(text): at} if at.tzinfo else {}
+
+
+def _text_of(value: Value) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def noop(template: str) -> str:

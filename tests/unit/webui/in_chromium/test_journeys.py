@@ -293,6 +293,29 @@ def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_l
     keep(page, "phone-help")
 
 
+def test_a_phone_has_a_button_that_shows_the_start_form(page: Page, a_life: None) -> None:
+    log_in(page)
+    page.goto("/")
+    expect(page.get_by_role("link", name="Start a session", exact=True)).to_be_hidden()
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.get_by_role("link", name="Start a session", exact=True).click()
+    expect(page.get_by_role("heading", name="Start a session")).to_be_in_viewport()
+
+
+def test_a_page_on_paper_has_dark_letters_and_no_buttons(page: Page, a_life: None) -> None:
+    log_in(page)
+    page.emulate_media(media="print", color_scheme="dark")
+    page.goto("/jobs/7/")
+    expect(page.locator(".status .state").first).to_be_visible()
+    for gone in ("nav", "button", "a.button", ".term"):
+        assert [one.is_visible() for one in page.locator(gone).all()].count(True) == 0, gone
+    colours = (
+        "one => [getComputedStyle(one).color, getComputedStyle(document.documentElement).backgroundColor]"
+    )
+    assert page.locator("h1").evaluate(colours) == ["rgb(24, 36, 42)", "rgb(255, 255, 255)"]
+    keep(page, "job-on-paper")
+
+
 def test_the_menu_needs_no_javascript(chromium: Chromium, page: Page, address: str, a_life: None) -> None:
     log_in(page)
     expect(page.get_by_role("heading", name="Profile")).to_be_visible()

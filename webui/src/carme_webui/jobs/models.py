@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from carme import jobs
 from carme.jobs import arrays
 from carme_webui.caches import shared
+from carme_webui.jobs.waiting import Waiting, waiting
 from carme_webui.sentences import SentenceField
 from carme_webui.sessions.clock import Remaining
 
@@ -164,6 +165,11 @@ class Job(models.Model):
         whole = timedelta(minutes=self.minutes_limit)
         ends = self.planned_end or self.started + whole
         return Remaining(ends, max(ends - timezone.now(), timedelta()), whole)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What holds it up and until when, while it waits."""
+        return waiting(self.explanation, None, None) if self.phase is jobs.Phase.PENDING else None
 
     @property
     def extensible(self) -> bool:

@@ -1,55 +1,19 @@
 """A job's life as bars over time: queued, staging, running, on each of its nodes."""
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from carme.jobs import minutes_text
 from carme.jobs.nodes import expand
 from carme.sessions import Step
+from carme_webui.jobs.bars import NARROWEST, WIDTH, Bar, Row
 from carme_webui.jobs.models import Job
 from carme_webui.sessions.models import Session
 
-__all__ = ["WIDTH", "Bar", "Row", "timeline"]
+__all__ = ["timeline"]
 
-#: The picture's width in its own units.
-WIDTH = 1000
-#: Bars that are shorter could not be seen.
-NARROWEST = 3
 MOST_NODES = 16
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A span of one kind in a picture that is WIDTH wide."""
-
-    kind: str
-    label: str
-    start: datetime
-    end: datetime
-    x: int
-    width: int
-
-    @property
-    def seconds(self) -> float:
-        """How long it was."""
-        return (self.end - self.start).total_seconds()
-
-    @property
-    def words(self) -> str:
-        """The same in words."""
-        seconds = int(self.seconds)
-        return _("%d s") % seconds if seconds < 60 else minutes_text(seconds // 60)
-
-
-@dataclass(frozen=True)
-class Row:
-    """The queue, or a node, with what happened there."""
-
-    title: str
-    bars: list[Bar]
 
 
 def timeline(job: Job, session: Session | None = None) -> list[Row]:

@@ -34,6 +34,7 @@ from carme_webui.jobs.log import Tail, tail
 from carme_webui.jobs.models import Mirror, silence
 from carme_webui.jobs.search import MOST_ACTIVE, active_jobs
 from carme_webui.jobs.templatetags.times import moment
+from carme_webui.jobs.waiting import Waiting, waiting
 from carme_webui.metrics.sparks import has_metrics
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import access_for, own_projects, payers, usable_by
@@ -97,6 +98,16 @@ class Shown:
     def warning(self) -> Remaining | None:
         """The nearest end, when it is near enough for a warning."""
         return next((end for end in self.ends if end.level), None)
+
+    @property
+    def waiting(self) -> Waiting | None:
+        """What holds it up and when it may start, while it waits."""
+        reported = self.row.last_reported
+        if self.row.state != SessionState.QUEUED or reported is None:
+            return None
+        plan = reported.outlook
+        earliest, latest = (plan.earliest, plan.latest) if plan else (None, None)
+        return waiting(self.row.explanation, earliest, latest)
 
     @property
     def heading(self) -> str:

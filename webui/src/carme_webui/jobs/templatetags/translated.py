@@ -1,8 +1,13 @@
 """Sentences of Carme's other parts, in the page's language."""
 
+import re
+
 from django import template
+from django.utils.html import conditional_escape
+from django.utils.safestring import mark_safe
 
 from carme import translation
+from carme_webui.jobs.templatetags.times import moment
 
 __all__ = ["register", "translated"]
 
@@ -11,5 +16,14 @@ register = template.Library()
 
 @register.filter
 def translated(sentence: str | None) -> str:
-    """A sentence of the broker's, such as why a job waits; the language is the one that is active."""
-    return translation.translated(sentence or "")
+    """A sentence of the broker's, such as why a job waits; the language is the one that is active.
+
+    Times in it are by the reader's clock, as all on the page.
+    """
+    text = translation.translated(sentence or "")
+    found = {str(conditional_escape(words)): at for words, at in translation.moments(sentence or "").items()}
+    if not found:
+        return text
+    written = "|".join(re.escape(words) for words in sorted(found, key=len, reverse=True))
+    shown = re.sub(written, lambda match: str(moment(found[match[0]])), conditional_escape(text))
+    return mark_safe(shown)

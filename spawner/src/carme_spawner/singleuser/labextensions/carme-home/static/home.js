@@ -11,6 +11,9 @@
   const HELP = '/help/';
   /** How often apps of the user's own are looked for while somebody sees the page. */
   const ASK_MS = 60000;
+  /** How often a theme's stylesheet is asked for again, and after how long; each time it takes longer. */
+  const THEME_TRIES = 4;
+  const THEME_MS = 500;
   const STYLE = `
     .carme-examples { overflow: auto; padding: 16px 24px; color: var(--jp-ui-font-color1); background: var(--jp-layout-color1); }
     .carme-examples h1 { font-size: 1.6em; margin: 0 0 4px; }
@@ -33,6 +36,28 @@
   /** What all extensions of the session share, shared.js, once it is there. */
   let help;
   const helping = import(new URL('../../carme-session/static/shared.js', document.currentScript.src));
+  retryThemes();
+
+  /** Load a theme's stylesheet again where a request of it was lost.
+   *
+   * JupyterLab itself tries once, shows a dialog and stays without colours.
+   */
+  function retryThemes() {
+    const tries = new WeakMap();
+    const lost = event => {
+      const link = event.target;
+      const count = tries.get(link) || 0;
+      if (link.tagName !== 'LINK' || !link.href.includes('/lab/api/themes/') || count >= THEME_TRIES) {
+        return;
+      }
+      event.stopImmediatePropagation();
+      tries.set(link, count + 1);
+      const url = new URL(link.href);
+      url.searchParams.set('again', String(count + 1));
+      setTimeout(() => link.setAttribute('href', url.href), THEME_MS * (count + 1));
+    };
+    document.addEventListener('error', lost, true);
+  }
 
   function open(url) {
     window.open(url, '_blank', 'noopener');

@@ -6,6 +6,8 @@
   'use strict';
 
   const ASK_MS = 30000;
+  /** The width of a page up to which it is a phone's, in pixels. */
+  const PHONE = 600;
   const EXTEND_MINUTES = 60;
   const EVENT = 'https://schema.carme/session';
   const LOOK_MS = 5000;
@@ -285,16 +287,21 @@
     return [...new Set(contexts.filter(changed))];
   }
 
-  /** On a phone the buttons of a dialog take several rows: keep them apart. */
-  function spaceButtons() {
+  /** On a phone the buttons of a dialog take several rows, which are kept apart, and the time has its own place. */
+  function fitPhones() {
     const style = document.createElement('style');
-    style.textContent = '.jp-Dialog-footerButtons { display: flex; flex-wrap: wrap; justify-content: flex-end; row-gap: 8px; }';
+    // On a phone the bar at the top is wider than the page: there the time stands in the bar at the bottom.
+    style.textContent = `
+      .jp-Dialog-footerButtons { display: flex; flex-wrap: wrap; justify-content: flex-end; row-gap: 8px; }
+      @media (max-width: ${PHONE}px) {
+        #carme-session-time { position: fixed !important; inset: auto auto 0 25% !important; width: auto !important; z-index: 1000; }
+      }`;
     document.head.append(style);
   }
 
   function activate(app, palette, modules) {
     const { apputils, services, widgets } = modules;
-    spaceButtons();
+    fitPhones();
     const { commands } = app;
     const { Notification } = apputils;
     let status = {};
@@ -501,6 +508,9 @@
     }
 
     app.restored.then(refresh);
+    if (window.innerWidth <= PHONE) {
+      app.restored.then(() => app.shell.collapseLeft()); // the files would take most of the page
+    }
     setInterval(refresh, ASK_MS);
     // A message of the hub's own would offer to start the server again, without its options and its booking.
     return () => end.look();

@@ -1,0 +1,66 @@
+"""What keeps a job waiting and when it may start, as bars from now on."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.utils import timezone
+from django.utils.translation import gettext as _
+
+from carme.translation import moments
+from carme_webui.jobs.bars import NARROWEST, WIDTH, Bar, Row
+
+__all__ = ["Waiting", "waiting"]
+
+#: How much of the picture lies behind its last moment: the job's own run, which goes on beyond it.
+AFTER = 0.2
+#: A start that is nearer is no news.
+SOON = timedelta(minutes=1)
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The picture.
+
+    Attributes:
+        rows: What holds the nodes, where that is known, then the job itself.
+        freed: When the nodes become free at the latest, if that is known.
+        earliest, latest: The range of the expected start, if that is known.
+    """
+
+    rows: list[Row]
+    freed: datetime | None
+    earliest: datetime | None
+    latest: datetime | None
+
+
+def waiting(explanation: str, earliest: datetime | None, latest: datetime | None) -> Waiting | None:
+    """The picture of a job that waits; None where no time is known that is still to come.
+
+    Args:
+        explanation: Why it waits: the last time in it is that at which its nodes become free.
+        earliest: When it starts if jobs end as early as they lately did.
+        latest: When it starts by Slurm's plan.
+    """
+    now = timezone.now()
+    freed = max(moments(explanation).values(), default=None)
+    freed = freed if freed and freed > now + SOON else None
+    latest = latest if latest and latest > now + SOON else None
+    earliest = max(earliest, now) if earliest and latest and latest - earliest > SOON else None
+    last = max((at for at in (freed, latest) if at), default=None)
+    if last is None:
+        return None
+    end = last + (last - now) * AFTER
+
+    def bar(kind: str, label: str, first: datetime, until: datetime) -> Bar:
+        x, right = (int((at - now) / (end - now) * WIDTH) for at in (first, until))
+        return Bar(kind, label, first, until, min(x, WIDTH - NARROWEST), max(NARROWEST, right - x))
+
+    rows = []
+    if freed:
+        rows.append(Row(_("Its nodes"), [bar("queued", _("In use"), now, freed)]))
+    if latest:
+        bars = [bar("running", _("Running"), latest, end)]
+        if earliest:
+            bars.insert(0, bar("staging", _("May start"), earliest, latest))
+        rows.append(Row(_("The job"), bars))
+    return Waiting(rows, freed, earliest, latest)
