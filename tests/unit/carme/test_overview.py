@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from datetime import UTC, datetime
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
