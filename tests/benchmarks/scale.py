@@ -13,7 +13,8 @@ Rows, each at the small size with the large one beside it: `snapshot_s`, until t
 `broker_cpu_percent` of one core, without the programs; `broker_memory_mb`, the most that was resident;
 `change_seen_s`, the slowest of some changes until a client that waits for events knows of them.
 `portal_p95_ms` and `calendar_p95_ms` come from the portal's benchmark (`./test bench portal`) at these sizes,
-with bookings of a year: the slowest of its pages and endpoints, and the calendar's page.
+with bookings of a year: the slowest of its pages and endpoints but for the calendar, which is named, and the
+calendar's page. `prometheus_targets_s`: until Prometheus has read every node once (`prometheus_targets.py`).
 """
 
 import argparse
@@ -34,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import processes
+import prometheus_targets
 from report import machine, print_table, row, tidy_up_when_ended, write_json
 
 from carme.broker import AsyncBrokerClient
@@ -263,8 +265,8 @@ async def _seen(site: Site, client: AsyncBrokerClient) -> float:
     return 120.0
 
 
-def measure_portal(size: tuple[int, int, int], seconds: float) -> tuple[float, float]:
-    """The portal's slowest page and its calendar at that size: 95th percentiles, in ms."""
+def measure_portal(size: tuple[int, int, int], seconds: float) -> tuple[float, float, str]:
+    """The portal's slowest page and its calendar at that size: 95th percentiles, in ms; that page's name."""
     nodes, users, jobs = size
     with tempfile.TemporaryDirectory(prefix="carme-scale-bench-") as folder:
         report = Path(folder, "portal.json")
@@ -278,8 +280,9 @@ def measure_portal(size: tuple[int, int, int], seconds: float) -> tuple[float, f
             stdout=subprocess.DEVNULL,
         )
         rows = {row["name"]: row["ours"] for row in json.loads(report.read_text())["aims"]}
-    slowest = max(value for name, value in rows.items() if name.endswith("_p95_ms"))
-    return slowest, rows["calendar_p95_ms"]
+    calendar = rows.pop("calendar_p95_ms")
+    slowest, name = max((value, name) for name, value in rows.items() if name.endswith("_p95_ms"))
+    return slowest, calendar, name.removesuffix("_p95_ms")
 
 
 def _cpu(pid: int) -> float:
@@ -309,16 +312,27 @@ def judge(small: Measured, large: Measured) -> list[dict[str, Any]]:
     return rows
 
 
-def judge_portal(small: tuple[float, float], large: tuple[float, float]) -> list[dict[str, Any]]:
+def judge_portal(small: tuple[float, float, str], large: tuple[float, float, str]) -> list[dict[str, Any]]:
     """The portal's rows of the report."""
+    figures = zip(("portal_p95_ms", "calendar_p95_ms"), small[:2], large[:2], (large[2], ""), strict=True)
     return [
         row(
             name, "ms", more, peers={"a tenth": less},
             aim=f"under {P95_MS:g}, and growth no worse than linear",
-            holds=more < P95_MS and more <= LINEAR * less,
+            holds=more < P95_MS and more <= LINEAR * less, **({"slowest": slowest} if slowest else {}),
         )
-        for name, less, more in zip(("portal_p95_ms", "calendar_p95_ms"), small, large, strict=True)
+        for name, less, more, slowest in figures
     ]  # fmt: skip
+
+
+def judge_prometheus(small: float | None, large: float | None) -> list[dict[str, Any]]:
+    """Prometheus's row of the report; none where it is not installed."""
+    if small is None or large is None:
+        return []
+    most = 2 * prometheus_targets.SCRAPE_SECONDS
+    holds = large < most and large <= LINEAR * small
+    aim = f"under {most}, two scrapes, and growth no worse than linear"
+    return [row("prometheus_targets_s", "s", large, peers={"a tenth": small}, aim=aim, holds=holds)]
 
 
 def main() -> int:
@@ -328,18 +342,20 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="15 seconds in place of 60")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
-    parser.add_argument("--only", choices=("broker", "portal"), help="in place of both")
+    parser.add_argument("--only", choices=("broker", "portal", "prometheus"), help="in place of all")
     options = parser.parse_args()
     tidy_up_when_ended()
     before, seconds = machine(), 15.0 if options.quick else 60.0
     rows, measured = [], []
-    for size in (SMALL, LARGE) if options.only != "portal" else ():
+    for size in (SMALL, LARGE) if options.only in (None, "broker") else ():
         measured.append(asyncio.run(measure(size, seconds)))
         shown = f"{size[0]} nodes, {size[1]} users, {size[2]} jobs: {measured[-1]}"
         print(shown, file=sys.stderr, flush=True)
     if measured:
         rows += judge(*measured)
-    if options.only != "broker":
+    if options.only in (None, "prometheus"):
+        rows += judge_prometheus(*(prometheus_targets.measure(size[0]) for size in (SMALL, LARGE)))
+    if options.only in (None, "portal"):
         rows += judge_portal(*(measure_portal(size, seconds) for size in (SMALL, LARGE)))
     print(f"Load before {before['load']}.")
     print_table(rows)

@@ -1,6 +1,8 @@
 """What the broker leaves out where jobs are many, and that nobody sees it."""
 
+import asyncio
 import random
+import threading
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +14,7 @@ from carme.broker.feed import Feed
 from carme.broker.waiting import Waiting
 from carme.broker.watch import Watch
 from carme.jobs import Cluster, Job, JobState
+from carme.jobs.limits import Limits
 from carme.sessions.start_estimates import Place, places
 
 
@@ -82,7 +85,10 @@ async def test_what_is_missing_is_searched_less_often_where_that_takes_long(
         return {one.id: "1 GPU" for one in short}, took
 
     monkeypatch.setattr(waiting_module, "_timed", timed)
-    details, cluster = Waiting(cast(Any, None)), Cluster(taken=datetime.now(UTC))
+    details, cluster = (
+        Waiting(cast(Any, SimpleNamespace(has_many_jobs=False))),
+        Cluster(taken=datetime.now(UTC)),
+    )
     monkeypatch.setattr(details, "_due", lambda *_: False)
     waits = {"key": "0" * 32, "kind": "session", "reason": "Resources"}
     first = await details.complete([job(1, **waits)], cluster)
@@ -97,7 +103,10 @@ async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_
     monkeypatch.setattr(
         waiting_module, "_timed", lambda short, *_: ({one.id: "1 GPU" for one in short}, 1000.0)
     )
-    details, cluster = Waiting(cast(Any, None)), Cluster(taken=datetime.now(UTC))
+    details, cluster = (
+        Waiting(cast(Any, SimpleNamespace(has_many_jobs=False))),
+        Cluster(taken=datetime.now(UTC)),
+    )
     monkeypatch.setattr(details, "_due", lambda *_: False)
     waits = {"key": "0" * 32, "kind": "session", "reason": "Resources"}
     first = await details.complete([job(1, **waits), job(2, **waits)], cluster)
@@ -105,3 +114,47 @@ async def test_while_the_search_rests_what_was_missing_is_not_shown_for_another_
     later = [job(1, **waits | {"reason": "JobHeldUser"}), job(2, **waits | {"reason": "Priority"})]
     second = await details.complete(later, cluster)
     assert {number: one.detail for number, one in second.items()} == {2: "1 GPU"}
+
+
+async def test_with_many_jobs_a_look_does_not_wait_for_that_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def timed(short: list[Job], *_: Any) -> tuple[dict[int, str], float]:
+        go.wait(60)
+        return {one.id: "1 GPU" for one in short}, 0.0
+
+    monkeypatch.setattr(waiting_module, "_timed", timed)
+    details, cluster = (
+        Waiting(cast(Any, SimpleNamespace(has_many_jobs=True))),
+        Cluster(taken=datetime.now(UTC)),
+    )
+    monkeypatch.setattr(details, "_due", lambda *_: False)
+    waits = {"key": "0" * 32, "kind": "session", "reason": "Resources"}
+    try:
+        async with asyncio.timeout(60):
+            assert await details.complete([job(1, **waits)], cluster) == {}
+            go.set()
+            assert details._search is not None
+            await asyncio.wait({details._search})
+            found = await details.complete([job(1, **waits)], cluster)
+    finally:
+        go.set()
+    assert found[1].detail == "1 GPU"
+
+
+@pytest.mark.parametrize(("many", "explained"), [(False, {1, 2}), (True, {1})])
+async def test_jobs_given_by_sbatch_are_explained_as_ours_unless_there_are_very_many(
+    monkeypatch: pytest.MonkeyPatch, many: bool, explained: set[int]
+) -> None:
+    class Slurm:
+        has_many_jobs = many
+
+        async def limits(self, users: list[str]) -> list[Limits]:
+            return []
+
+    monkeypatch.setattr(waiting_module, "limit_detail", lambda *_: "4 of 4 GPUs in use")
+    details = Waiting(cast(Any, Slurm()))
+    ours = job(1, key="0" * 32, kind="session", reason="QOSGrpGRES")
+    found = await details.complete([ours, job(2, reason="QOSGrpGRES")], None)
+    assert set(found) == explained
+    assert all("4 of 4 GPUs in use" in one.explanation for one in found.values())

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -131,6 +132,17 @@ async def test_users_may_not_observe(site: Any, name: str) -> None:
     with pytest.raises(Denied, match="may not see figures of all users"):
         await site.client.overview()
     assert site.audit()[-1]["result"] == "denied"
+
+
+async def test_services_get_who_has_which_nodes_and_nothing_of_jobs_that_wait(site: Any) -> None:
+    waits = {"A": 9, "T": "PENDING", "N": ""}
+    await site.queue([JOB | waits, JOB | {"A": 8, "T": "RUNNING", "N": "n1", "S": 1_700_000_000}])
+    site.act("hub", trusted=True)
+    (found,) = await site.client.running()
+    assert (found.id, found.node_list, found.started) == (8, "n1", datetime.fromtimestamp(1_700_000_000, UTC))
+    site.act("ada")
+    with pytest.raises(Denied, match="may not see who has which nodes"):
+        await site.client.running()
 
 
 async def test_an_observer_may_do_nothing_else(site: Any, request_: Any) -> None:

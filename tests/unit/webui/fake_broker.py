@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings
 
 from carme.broker import protocol
+from carme.broker.protocol import RunningJob
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.files import program
 from carme.images import ImageCatalogue
@@ -312,6 +313,8 @@ class FakeBroker:
         match request:
             case protocol.GetJobs(active=active):
                 return [job for job in self.queue.values() if job.is_active or not active]
+            case protocol.GetRunning():
+                return [RunningJob.of(job) for job in self.queue.values() if job.is_running]
             case protocol.GetHistory(since=since, until=until, limit=limit):
                 found = list(self.archive.values())
                 if since is not None and until is not None:

@@ -295,6 +295,14 @@ def test_changes_of_bookings_are_in_everybodys_calendar_at_once(
     assert (taken(browser), taken(other)) == (0, 0)
 
 
+def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
+    browser: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None
+) -> None:
+    broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
+    assert "My job 7" in page(browser, "/bookings/")
+    assert len(broker.asked_for("running")) == 1 and broker.asked_for("jobs") == []
+
+
 def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(
     browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules: Any, remembering: None,
     monkeypatch: pytest.MonkeyPatch,

@@ -10,10 +10,10 @@ from django.conf import settings
 from django.core.cache import caches
 
 from carme.broker import BrokerClient
-from carme.broker.protocol import Failure
+from carme.broker.protocol import Failure, RunningJob
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Access, Cluster, Forecast, Job, JobRequest, Reservation, partition_of, usable
+from carme.jobs import Access, Cluster, Forecast, JobRequest, Reservation, partition_of, usable
 from carme.jobs.access import partition_refusal
 from carme.jobs.nodes import expand
 
@@ -78,8 +78,8 @@ class Picture:
         """How many GPUs will be free."""
         return self._cached("forecast", lambda: broker().forecast())
 
-    def running(self) -> list[tuple[Job, list[str]]]:
-        """The jobs that run, with their nodes' names; asked for less often, as there may be thousands."""
+    def running(self) -> list[tuple[RunningJob, list[str]]]:
+        """The jobs that run, with their nodes' names; requested less often, as there may be thousands."""
         return self._cached("running", _running_jobs, least=JOBS_SECONDS)
 
     def reservations(self) -> list[Reservation]:
@@ -110,8 +110,8 @@ class Picture:
         return cast(T, value)
 
 
-def _running_jobs() -> list[tuple[Job, list[str]]]:
-    return [(job, expand(job.node_list)) for job in broker().jobs() if job.is_running]
+def _running_jobs() -> list[tuple[RunningJob, list[str]]]:
+    return [(job, expand(job.node_list)) for job in broker().running()]
 
 
 def _answer(ask: Callable[[], T]) -> tuple[T, None] | tuple[None, Failure]:
@@ -185,7 +185,7 @@ def fitted(request: JobRequest, cluster: Cluster, user: str, cpus: int, memory_m
     """
     request = _placed(request, cluster, access_of(user))
     partition = partition_of(request, cluster, settings.SITE)
-    nodes = [node for node in cluster.nodes if node.name in set(partition.node_names)]
+    nodes = cluster.members(partition.name)
     return request.model_copy(
         update={
             "cpus_per_node": min([cpus, *(node.cpus for node in nodes)]),

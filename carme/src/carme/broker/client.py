@@ -165,6 +165,7 @@ class _Client:
     extend = Call(protocol.Extend)
     job = Call(protocol.GetJob)
     jobs = Call(protocol.GetJobs)
+    running = Call(protocol.GetRunning)
     history = Call(protocol.GetHistory)
     log = Call(protocol.GetLog)
     result = Call(protocol.GetResult)

@@ -6,6 +6,7 @@ from carme.broker import protocol
 from carme.broker.access import Peer, acting_for
 from carme.broker.context import Context
 from carme.broker.dispatch import handles
+from carme.broker.overview import RunningJob
 from carme.errors import NotFound, SlurmError
 from carme.jobs import Job, arrays
 from carme.translation import message as _
@@ -58,6 +59,10 @@ class Jobs:
             for job in self._context.watch.jobs()
             if (account is None or job.user == account.name) and (job.is_active or not request.active)
         ]
+
+    @handles(protocol.GetRunning)
+    async def running(self, peer: Peer, _: protocol.GetRunning) -> list[RunningJob]:
+        return [RunningJob.of(job) for job in self._context.watch.jobs() if job.is_running]
 
     @handles(protocol.GetHistory)
     async def history(self, peer: Peer, request: protocol.GetHistory) -> list[Job]:

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from carme.jobs import Cluster, Job, JobState, Licence, Reservation
 from carme.sessions import Ending, Session, SessionState, Step
 
-__all__ = ["JobFigures", "Overview", "SessionFigures"]
+__all__ = ["JobFigures", "Overview", "RunningJob", "SessionFigures"]
 
 
 class _Model(BaseModel):
@@ -38,6 +38,22 @@ class JobFigures(_Model):
     @classmethod
     def of(cls, job: Job) -> "JobFigures":
         """What may be told of a job."""
+        return cls(**{name: getattr(job, name) for name in cls.model_fields})
+
+
+class RunningJob(_Model):
+    """A job that has nodes now, with what a calendar shows of it; fields as in `Job`."""
+
+    id: int
+    user: str
+    reservation: str
+    node_list: str
+    started: datetime | None
+    ends: datetime | None
+
+    @classmethod
+    def of(cls, job: Job) -> "RunningJob":
+        """What a calendar shows of a job."""
         return cls(**{name: getattr(job, name) for name in cls.model_fields})
 
 

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from carme.bookings import Hold, Window
 from carme.broker.operations import OPERATIONS, Operation, observers, operation, services
-from carme.broker.overview import Overview
+from carme.broker.overview import Overview, RunningJob
 from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Access, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK, Tasks
@@ -52,6 +52,7 @@ __all__ = [
     "GetReport",
     "GetReservations",
     "GetResult",
+    "GetRunning",
     "GetScript",
     "GetSession",
     "GetSessions",
@@ -69,6 +70,7 @@ __all__ = [
     "Request",
     "Reserve",
     "Resubmit",
+    "RunningJob",
     "Script",
     "SetNode",
     "StageIn",
@@ -274,6 +276,11 @@ class GetJobs(Operation[list[Job]]):
 
     user: User = None
     active: bool = True
+
+
+@operation("running", services("see who has which nodes", remedy="See your own jobs with 'carme jobs'."))
+class GetRunning(Operation[list[RunningJob]]):
+    """List the jobs of all users that have nodes now, with what a calendar shows of them."""
 
 
 @operation("history")

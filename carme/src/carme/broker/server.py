@@ -9,7 +9,7 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json
 
 from carme.broker import protocol
 from carme.broker.access import Peer, identify
@@ -119,12 +119,14 @@ class Server:
         await self._send(writer, protocol.Answer(error=protocol.Failure.of(error)))
         return b""
 
-    async def _answer(self, peer: Peer, line: bytes) -> protocol.Answer | HandOver:
+    async def _answer(self, peer: Peer, line: bytes) -> protocol.Answer | bytes | HandOver:
+        """What the peer gets; a result is a whole `protocol.Answer` as JSON already."""
         try:
             result = await self._broker.answer(peer, line)
             if isinstance(result, HandOver):
                 return self._with_room(result)
-            return protocol.Answer(result=to_jsonable_python(result))
+            # Results may have megabytes: they are written as JSON in one step.
+            return to_json({"result": result, "error": None})
         except CarmeError as error:
             return protocol.Answer(error=protocol.Failure.of(error))
         except Exception:
@@ -181,8 +183,9 @@ class Server:
                 await process.wait()
             self._programs[to.account.uid] -= 1
 
-    async def _send(self, writer: asyncio.StreamWriter, answer: protocol.Answer) -> None:
-        writer.write(answer.model_dump_json().encode() + b"\n")
+    async def _send(self, writer: asyncio.StreamWriter, answer: protocol.Answer | bytes) -> None:
+        writer.write(answer if isinstance(answer, bytes) else answer.model_dump_json().encode())
+        writer.write(b"\n")  # apart: a long answer is not copied for it
         async with asyncio.timeout(self._line_seconds):
             await writer.drain()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -37,6 +38,8 @@ from carme.slurm import Slurm
 
 TIDY_SECONDS = 3600.0
 FORECAST_AGE = timedelta(minutes=1)
+# Where a forecast takes more seconds of a processor than this, the next one rests so many times as long.
+FORECAST_TAKES, FORECAST_REST = 0.1, 25.0
 PROGRAMS_AT_ONCE, PROGRAMS_OF_ONE_USER = 16, 4  # run as users; protects this host
 ACCOUNTING_AT_ONCE, ACCOUNTING_OF_ONE_USER = 4, 2  # questions to slurmdbd; protects the cluster
 
@@ -70,6 +73,7 @@ class Broker:
         self._policy = Policy(settings, context.watch, context.audit, self._stop_by_policy)
         #: What jobs held when it was made, and the forecast.
         self._forecast: tuple[frozenset[tuple[int, str]], Forecast] | None = None
+        self._forecast_rest = 0.0
         self._reserved: tuple[datetime, list[Reservation]] | None = None
         self._jobs = Jobs(context)
         files = JobFiles(context, self._jobs)
@@ -128,8 +132,12 @@ class Broker:
         # What is free now changes with these at once, and the plan must not contradict it.
         held = frozenset((job.id, job.node_list) for job in jobs if job.gpus and job.is_running)
         cached = self._forecast
-        if cached is None or now - cached[1].start > FORECAST_AGE or held != cached[0]:
+        changed = cached is None or (held != cached[0] and time.monotonic() >= self._forecast_rest)
+        if cached is None or changed or now - cached[1].start > FORECAST_AGE:
+            begun = time.thread_time()
             self._forecast = cached = held, forecast(cluster, jobs, reserved[1], now)
+            took = time.thread_time() - begun
+            self._forecast_rest = time.monotonic() + (FORECAST_REST * took if took > FORECAST_TAKES else 0.0)
         return cached[1]
 
     @handles(protocol.GetReport)

@@ -181,8 +181,10 @@ class SessionBook:
         nodes = cluster.nodes if cluster else ()
         silent = frozenset(node.name for node in nodes if _SILENT.search(node.state))
         share, record = used_share(jobs), self.estimates.record
-        place = places(jobs, session_name)
-        for job in [job for job in jobs if session_name(job)]:
+        ours = [job for job in jobs if job.kind == "session" and session_name(job)]
+        mine = {job.id for job in ours}
+        place = places(jobs, lambda job: job.id in mine) if mine else {}
+        for job in ours:
             entry = self._entries.get(job.id)
             unheard = silent & _nodes(job.node_list) if silent else silent
             estimate = estimate_start(job, place[job.id], share, record, now) if job.id in place else None

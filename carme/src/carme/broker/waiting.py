@@ -44,6 +44,7 @@ class Waiting:
         #: How far the data of jobs is, by job.
         self.data: dict[int, str] = {}
         self._short: dict[int, str] = {}
+        self._search: asyncio.Task[tuple[dict[int, str], float]] | None = None
         self._short_of: set[int] = set()
         self._short_due = self._short_rest = -SHORT_SECONDS
         self._requested = {"limits": -AGAIN_SECONDS, "reservations": -AGAIN_SECONDS}
@@ -51,7 +52,10 @@ class Waiting:
     async def complete(self, jobs: Iterable[Job], cluster: Cluster | None) -> dict[int, Job]:
         """Those of the jobs, by id, about whose waiting or suspension more is known than the queue says."""
         jobs = list(jobs)
-        waiting = [job for job in jobs if job.key and job.is_pending]
+        # Jobs that their owners gave to Slurm themselves wait for the same; where there are tens of thousands
+        # of them, they wait without that detail.
+        all_of_them = not self._slurm.has_many_jobs
+        waiting = [job for job in jobs if job.is_pending and (job.key or all_of_them)]
         limited = {job.user for job in waiting if job.reason.startswith(_LIMITS)}
         booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
         try:
@@ -81,15 +85,19 @@ class Waiting:
         short = [job for job in waiting if job.reason in _SHORT]
         ids, now = {job.id for job in short}, time.monotonic()
         changed = ids != self._short_of and now >= self._short_rest
-        if changed or now >= self._short_due:
-            # Large sites have many nodes: others are answered meanwhile.
-            self._short, took = (
-                await asyncio.to_thread(_timed, short, jobs, cluster, self._reservations)
-                if short
-                else ({}, 0.0)
+        if self._search is None and (changed or now >= self._short_due):
+            self._short_of = ids
+            self._search = asyncio.create_task(
+                asyncio.to_thread(_timed, short, jobs, cluster, self._reservations)
             )
+        if self._search is not None:
+            # Large sites have many nodes: there the look does not wait, and a later one has what was found.
+            await asyncio.wait({self._search}, timeout=0.0 if self._slurm.has_many_jobs else None)
+        if self._search is not None and self._search.done():
+            search, self._search = self._search, None
+            self._short, took = search.result()
             rest = SHORT_REST * took if took > SHORT_TAKES else 0.0
-            self._short_of, self._short_rest = ids, now + rest
+            self._short_rest = now + rest
             self._short_due = now + max(SHORT_SECONDS, rest)
         # While the search rests, jobs may have come to wait for another reason.
         return {number: text for number, text in self._short.items() if number in ids}
@@ -151,7 +159,7 @@ def _shortages(
     running, now = running_on(jobs), datetime.now(UTC)
     found: dict[int, str] = {}
     known: dict[tuple[object, ...], str] = {}
-    for job in sorted(short, key=lambda job: (-(job.priority or 0), job.id)):
+    for job in sorted(short, key=lambda job: (job.key is None, -(job.priority or 0), job.id)):
         requested = (job.user, job.partition, job.nodes, job.gpus, job.gpu_type, job.cpus, job.memory_mb)
         requested = (*requested, job.minutes_limit, job.reservation)
         if requested not in known:

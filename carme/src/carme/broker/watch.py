@@ -269,9 +269,10 @@ class Watch:
         if await self._take(found, number):
             self._cluster_due = min(self._cluster_due, self._cluster_seen + CLUSTER_AT_MOST_EVERY)
         await self._show(taken)
-        await self._cancel_abandoned(found)
-        await self._cancel_again(found)
-        await self._cancel_headless(found)
+        ours = [job for job in found if job.key]
+        await self._cancel_abandoned(ours)
+        await self._cancel_again(ours)
+        await self._cancel_headless(ours)
         await self._close_lost()
         if time.monotonic() >= self._cluster_due:
             await self.look_at_nodes()
@@ -295,7 +296,7 @@ class Watch:
         await self._feed.notify()
 
     async def _cancel_abandoned(self, found: list[Job]) -> None:
-        for job in found:
+        for job in found if self._abandoned else ():
             owner = self._abandoned.get(job.key or "")
             if owner and job.user == owner.name and job.is_active:
                 _log.warning("Job %s is cancelled: its submission had got no answer.", job.id)

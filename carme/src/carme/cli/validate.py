@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from carme.broker.client import BrokerClient
 from carme.cli.output import add_json, print_json
 from carme.config import load
 from carme.errors import CarmeError
@@ -28,10 +29,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     parser.add_argument("--stranger-password-file", metavar="FILE", help="file with that account's password")
     parser.add_argument("--image", help="image of the session (default: images.default of carme.toml)")
-    parser.add_argument("--nodes", type=int, default=2, help="nodes of the session (default: 2)")
-    parser.add_argument("--gpus", type=int, default=2, metavar="N", help="GPUs on each node (default: 2)")
-    parser.add_argument("--partition", help="partition of the session (default: the site's)")
-    parser.add_argument("--account", help="Slurm account that pays for it (default: the site's)")
+    parser.add_argument("--nodes", type=int, help="nodes of the session (default: 2, or what there is)")
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs on each node (default: 2, or what its nodes have)"
+    )
+    parser.add_argument(
+        "--partition", help="partition of the session (default: the site's, else one that takes the user)"
+    )
+    parser.add_argument(
+        "--account", help="Slurm account that pays for it (default: the site's, else the user's own)"
+    )
     parser.add_argument(
         "--training", action="store_true", help="also train the example over all nodes and one rank"
     )
@@ -42,6 +49,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _validate(arguments: argparse.Namespace) -> int:
     try:
         from carme.validation import Account, Validation
+        from carme.validation.options import Wanted, session_size
     except ModuleNotFoundError as error:
         raise CarmeError(
             f"The checks need the Python package {error.name}, which is not installed here.",
@@ -57,6 +65,9 @@ def _validate(arguments: argparse.Namespace) -> int:
     def report(line: str) -> None:
         print(line, file=sys.stderr if arguments.json else sys.stdout, flush=True)
 
+    wanted = Wanted(arguments.partition, arguments.account, arguments.nodes, arguments.gpus)
+    broker = BrokerClient()
+    size = session_size(wanted, broker.cluster(), broker.access(), settings)
     verdict = Validation(
         url=arguments.url or settings.site.url,
         certificate=arguments.certificate,
@@ -66,12 +77,12 @@ def _validate(arguments: argparse.Namespace) -> int:
         else None,
         options={
             "image": arguments.image or settings.images.default,
-            "nodes": str(arguments.nodes),
-            "gpus_per_node": str(arguments.gpus),
+            "nodes": str(size.nodes),
+            "gpus_per_node": str(size.gpus_per_node),
             "minutes": "30",
             "title": "Site check",
-            **({"partition": arguments.partition} if arguments.partition else {}),
-            **({"account": arguments.account} if arguments.account else {}),
+            "partition": size.partition,
+            **({"account": size.account} if size.account else {}),
         },
         training=arguments.training,
         notify=report,
@@ -80,7 +91,10 @@ def _validate(arguments: argparse.Namespace) -> int:
         print_json(verdict)
     else:
         failed = [check["name"] for check in verdict["checks"] if not check["ok"]]
+        skipped = [check["name"] for check in verdict["checks"] if check["skipped"]]
         print(f"Failed: {', '.join(failed)}." if failed else "All checks passed.")
+        if skipped:
+            print(f"Skipped, with reasons above: {', '.join(skipped)}.")
     return 0 if verdict["ok"] else 1
 
 

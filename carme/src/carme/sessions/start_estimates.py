@@ -67,14 +67,17 @@ def places(jobs: Iterable[Job], wanted: Callable[[Job], object] = lambda job: Tr
     Args:
         wanted: Whether a job's place is of interest.
     """
-    groups: dict[str, list[Job]] = {}
+    jobs = list(jobs)
+    mine_by: dict[str, list[Job]] = {}
     for job in jobs:
-        if job.is_pending and job.state is not JobState.CONFIGURING:
+        if wanted(job) and _waits(job):
+            mine_by.setdefault(job.partition, []).append(job)
+    groups: dict[str, list[Job]] = {}
+    for job in jobs if mine_by else ():  # often none of tens of thousands is wanted
+        if _waits(job):
             groups.setdefault(job.partition, []).append(job)
     found: dict[int, Place] = {}
-    for requested, group in groups.items():
-        if not (mine := [job for job in group if wanted(job)]):
-            continue
+    for requested, mine in mine_by.items():
         partitions = set(requested.split(","))
         rivals = [other for name, other in groups.items() if partitions & set(name.split(","))]
         queue = sorted(_order(job) for other in rivals for job in other if job.priority != 0)
@@ -82,6 +85,10 @@ def places(jobs: Iterable[Job], wanted: Callable[[Job], object] = lambda job: Tr
             place = bisect_left(queue, _order(job)) if job.priority != 0 else len(queue)
             found[job.id] = Place(place + 1, len(queue) + (job.priority == 0))
     return found
+
+
+def _waits(job: Job) -> bool:
+    return job.is_pending and job.state is not JobState.CONFIGURING
 
 
 def _order(job: Job) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from carme.broker.client import BrokerClient
-from carme.errors import CarmeError
+from carme.errors import CarmeError, SlurmError
 from carme.jobs import Job, JobState
 from carme.validation.notebook import CellResult, NotebookKernel
 from carme.validation.visitor import Visitor
@@ -40,10 +40,15 @@ class Account:
 
 @dataclass
 class Check:
-    """One line of the verdict. `ok` is None when it could not be run; `seconds` is the wall time it took."""
+    """One line of the verdict.
+
+    `ok` is None when an earlier check failed; one that this site cannot have is `skipped`, and no failure:
+    `detail` has the reason. `seconds` is the wall time it took.
+    """
 
     name: str
     ok: bool | None = None
+    skipped: bool = False
     detail: str = ""
     remedy: str = ""
     seconds: float = 0.0
@@ -51,6 +56,10 @@ class Check:
 
 class Failed(CarmeError):
     """A check found something else than it wanted."""
+
+
+class Skipped(CarmeError):
+    """This site has not what a check needs."""
 
 
 class Validation:
@@ -104,14 +113,13 @@ class Validation:
                     "Check carme-proxy and the job's log: carme logs JOBID.",
                 ),
             ]
-            if self.stranger:
-                steps.append(
-                    (
-                        "apart",
-                        self._apart,
-                        "Stop the portal: another user reached this user's notebook server.",
-                    )
+            steps.append(
+                (
+                    "apart",
+                    self._apart,
+                    "Stop the portal: another user reached this user's notebook server.",
                 )
+            )
             if self.training:
                 steps.append(
                     (
@@ -147,10 +155,13 @@ class Validation:
         begin = time.monotonic()
         try:
             check.detail, check.ok = action(), True
+        except Skipped as error:
+            check.detail, check.ok, check.skipped = str(error), True, True
         except CarmeError as error:
             check.detail, check.ok, check.remedy = str(error), False, remedy
         check.seconds = round(time.monotonic() - begin, 2)
-        self.notify(f"{'ok    ' if check.ok else 'FAILED'} {name:<11} {check.seconds:7.1f} s  {check.detail}")
+        result = "skip  " if check.skipped else "ok    " if check.ok else "FAILED"
+        self.notify(f"{result} {name:<11} {check.seconds:7.1f} s  {check.detail}")
         if check.remedy:
             self.notify(f"                           {check.remedy}")
         return check.ok
@@ -190,7 +201,8 @@ class Validation:
         return f"A cell ran on {seen['host']} as uid {seen['uid']} and sees {len(seen['gpus'])} GPUs."
 
     def _apart(self) -> str:
-        assert self.stranger is not None
+        if self.stranger is None:
+            raise Skipped("No second account was given, see --stranger.")
         with Visitor(self.url, self.certificate) as visitor:
             visitor.login(self.stranger.name, self.stranger.password)
             visitor.fetch(f"{self.url.rstrip('/')}/jupyter/hub/home")
@@ -205,6 +217,8 @@ class Validation:
 
     def _training(self, visitor: Visitor) -> str:
         ranks = self.nodes * max(1, self.gpus_per_node)  # without GPUs the ranks train on processors
+        if ranks == 1:
+            raise Skipped("One node with at most one GPU has one rank: there is nothing to compare it with.")
         with visitor.kernel(self.server_url) as kernel:
             parallel = self._train(kernel, ranks)
             single = self._train(kernel, 1)
@@ -258,7 +272,12 @@ class Validation:
     def _accounting(self) -> str:
         end = time.monotonic() + 120
         while True:
-            job = self._recorded()
+            try:
+                job = self._recorded()
+            except SlurmError as error:
+                if error.code == "no-accounting":
+                    raise Skipped("Slurm keeps no accounting at this site.") from None
+                raise
             if job and job.is_over:
                 break
             if time.monotonic() > end:

@@ -22,7 +22,8 @@ from django.utils.translation import gettext as _
 
 from carme.bookings import BookingState
 from carme.bookings.agreement import is_ours
-from carme.jobs import Job, Reservation
+from carme.broker.protocol import RunningJob
+from carme.jobs import Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking
@@ -43,7 +44,7 @@ PAST_CELL = SafeString('<td class="past"></td>')
 SECONDS = 2.0
 
 Nodes = Sequence[tuple[str, bool]]
-Running = list[tuple[Job, list[str]]]
+Running = list[tuple[RunningJob, list[str]]]
 
 
 @lru_cache(maxsize=128)
@@ -310,7 +311,7 @@ def _of_booking(row: Booking, reader: User | None) -> dict[Hashable, Item]:
     }
 
 
-def _of_job(job: Job, nodes: list[str], reader: User | None) -> dict[Hashable, Item]:
+def _of_job(job: RunningJob, nodes: list[str], reader: User | None) -> dict[Hashable, Item]:
     """A running job on each of its nodes, unless it runs in a booking."""
     if job.started is None or is_ours(job.reservation):
         return {}
@@ -319,4 +320,6 @@ def _of_job(job: Job, nodes: list[str], reader: User | None) -> dict[Hashable, I
     label = _("My job %s") % job.id if own else _("In use")
     url = reverse("job", args=[job.id]) if own else ""
     words = span_words(job.started, until, reader_zone()) if until else ""
-    return {(Job, job.id, node): Item(node, job.started, until, "job", label, words, url) for node in nodes}
+    return {
+        (RunningJob, job.id, node): Item(node, job.started, until, "job", label, words, url) for node in nodes
+    }

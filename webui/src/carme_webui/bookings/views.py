@@ -18,8 +18,9 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.bookings import YEARS, BookingState, Wish
+from carme.broker.protocol import RunningJob
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Job, Reservation, parse_stages, stage_text
+from carme.jobs import Cluster, Reservation, parse_stages, stage_text
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings import data, services
@@ -399,7 +400,7 @@ def _day(text: str) -> date | None:
     return day if day.year in YEARS else None
 
 
-def _look() -> tuple[Cluster | None, list[tuple[Job, list[str]]], list[Reservation], str]:
+def _look() -> tuple[Cluster | None, list[tuple[RunningJob, list[str]]], list[Reservation], str]:
     """The cluster and who uses it, or why it cannot be seen."""
     try:
         return picture.cluster(), picture.running(), picture.reservations(), ""
@@ -410,7 +411,7 @@ def _look() -> tuple[Cluster | None, list[tuple[Job, list[str]]], list[Reservati
 def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]:
     if cluster is None or kind is None:
         return []
-    members = next((one.node_names for one in cluster.partitions if one.name == kind.partition), [])
+    members = {name for one in cluster.partitions if one.name == kind.partition for name in one.node_names}
     return [
         (node.name, node.available)
         for node in cluster.nodes
