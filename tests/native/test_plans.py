@@ -1,5 +1,6 @@
 """`carme-run --plan` and `--strategy` with scripts of PyTorch."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,24 @@ def test_a_script_without_a_plan_gets_a_sentence(arguments: tuple[str, ...], sen
     assert sentence in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert "[rank 1]" not in done.stderr
     assert "trained" not in done.stdout
+
+
+@pytest.mark.parametrize("option", [(), ("--joins",)], ids=["pipeline", "script"])
+def test_a_port_in_use_is_reported_in_a_sentence(option: tuple[str, ...]):
+    done = carme_run("--plan", str(PROGRAM), "--taken", *option)
+    assert done.returncode != 0
+    found = re.search(
+        r"carme-run --plan: Rank 0 cannot listen at port \d+ of 127\.0\.0\.1, where .*", done.stderr
+    )
+    assert found and "another process uses it. Start the program again" in found[0], done.stderr
+    # Where the script itself joins the ranks, PyTorch's own error comes before.
+    assert ("Traceback" in done.stderr) == bool(option), done.stderr
+
+
+def test_a_port_in_use_is_reported_in_training_too():
+    done = carme_run(str(PROGRAM), "--taken")
+    assert done.returncode != 0
+    assert "Rank 0 cannot listen at port" in done.stderr and "EADDRINUSE" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

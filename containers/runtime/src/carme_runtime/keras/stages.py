@@ -20,6 +20,7 @@ from carme_runtime.keras.library import keras
 from carme_runtime.keras.slots import Slots
 from carme_runtime.keras.steps import Steps, assign_values, flat_values
 from carme_runtime.keras.world import MASTER, World
+from carme_runtime.pipeline import losses
 from carme_runtime.pipeline.partition import check_counts
 
 
@@ -338,18 +339,22 @@ class PipelineSteps(Steps):
         self._prepare_optimizer()
         parts = (self._model._compile_metrics, self._model._compile_loss)
         if any(part is not None and not part.built for part in parts):
-            self._model._symbolic_build(data_batch=data)
+            targets = keras.utils.unpack_x_y_sample_weight(data)[1]
+            with losses.explained(self._model.outputs, keras.tree.flatten(targets), "The loss or a metric"):
+                self._model._symbolic_build(data_batch=data)
 
     def _loss(self, y_pred: Any, y: Any, weights: Any, added: float) -> Any:
         """The loss of a micro-batch, which is counted with its metrics."""
         model = self._model
         samples = length(y_pred)
         self._part = samples / self._running.total
-        value = model._compile_loss(y, y_pred, weights)
+        with losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y)):
+            value = model._compile_loss(y, y_pred, weights)
         with self._unrecorded():
             model._loss_tracker.update_state(self._detached(value) + added, sample_weight=samples)
             y_pred = keras.tree.map_structure(self._detached, y_pred)
-            model.compute_metrics(None, y, y_pred, sample_weight=weights)
+            with losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y), "A metric"):
+                model.compute_metrics(None, y, y_pred, sample_weight=weights)
         return value
 
     def _test_batch(self, data: Any) -> None:
