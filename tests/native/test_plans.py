@@ -105,3 +105,22 @@ def test_keras_scripts_that_cannot_be_cut_get_a_sentence(monkeypatch: pytest.Mon
     assert done.returncode != 0
     assert "carme-run --plan: The model sequential cannot be cut into stages: it is no" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_keras_scripts_train_by_the_strategies_that_their_ranks_allow(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    program = str(PROGRAM.with_name("planned_keras.py"))
+    done = carme_run("--strategy", "data", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained with all layers on each rank") == 2, done.stdout
+    done = carme_run("--plan", program)  # which strategy wins is up to what is measured
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Strategy: (data|pipeline)\.", done.stdout), done.stdout
+    assert "trained" not in done.stdout, done.stdout
+    done = carme_run("--plan", "--strategy", "hybrid", program)
+    assert done.returncode != 0
+    assert "carme-run --plan: 2 ranks cannot train as a hybrid" in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr

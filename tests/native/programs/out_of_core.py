@@ -3,7 +3,7 @@
     out_of_core.py [--save-on-cpu] [--checkpoint=FILE] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
 Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan. With a
-checkpoint training goes on from that file, if it is there, and the file is replaced after each step.
+checkpoint the file is replaced after each step; without a limit training goes on from it, if it is there.
 """
 
 import contextlib
@@ -52,7 +52,8 @@ def main(
         if budget:
             model, trained = budget.adopt(model, trained)
         data = torch.Generator().manual_seed(1)
-        for _ in range(resumed(checkpoint, model, trained, data), int(steps)):
+        begun = 0 if budget else resumed(checkpoint, model, trained, data)
+        for number in range(begun, int(steps)):
             begin = time.perf_counter()
             x, y = torch.randn(64, size, generator=data), torch.randint(0, 10, (64,), generator=data)
             trained.zero_grad()
@@ -61,7 +62,7 @@ def main(
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             trained.step()
             if checkpoint:
-                save(checkpoint, model, trained, data)
+                save(checkpoint, model, trained, data, number + 1)
             print(
                 json.dumps({"loss": float(loss.item()).hex(), "seconds": time.perf_counter() - begin}),
                 flush=True,
@@ -70,9 +71,10 @@ def main(
         print(json.dumps({"peak": pages.peak(), "plan": plan}), flush=True)
 
 
-def save(file: Path, model: nn.Module, trained: torch.optim.Optimizer, data: torch.Generator) -> None:
+def save(
+    file: Path, model: nn.Module, trained: torch.optim.Optimizer, data: torch.Generator, step: int
+) -> None:
     """Replace the checkpoint when the new one is whole."""
-    step = 1 + (torch.load(file, mmap=True)["step"] if file.exists() else 0)
     state = {"model": model.state_dict(), "optimizer": trained.state_dict(), "step": step}
     state |= {"data": data.get_state(), "masks": torch.get_rng_state()}
     torch.save(state, fresh := file.with_suffix(".new"))
@@ -85,7 +87,7 @@ def resumed(
     """Go on from the checkpoint; the step that it was made after."""
     if file is None or not file.exists():
         return 0
-    state = torch.load(file, mmap=True)
+    state = torch.load(file)
     model.load_state_dict(state["model"])
     trained.load_state_dict(state["optimizer"])
     data.set_state(state["data"].clone())
