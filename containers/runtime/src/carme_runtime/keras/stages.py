@@ -70,6 +70,7 @@ class PipelineSteps(Steps):
         self.stages = self._known_stages()
         world.stages = self.stages or 1
         model.predict_step = self._predict_step
+        model._symbolic_build = self._symbolic_build  # `fit` calls it as well
 
     def _check_compute_loss(self) -> None:
         kind, usual = type(self._model), keras.Model
@@ -339,9 +340,13 @@ class PipelineSteps(Steps):
         self._prepare_optimizer()
         parts = (self._model._compile_metrics, self._model._compile_loss)
         if any(part is not None and not part.built for part in parts):
-            targets = keras.utils.unpack_x_y_sample_weight(data)[1]
-            with losses.explained(self._model.outputs, keras.tree.flatten(targets), "The loss or a metric"):
-                self._model._symbolic_build(data_batch=data)
+            self._symbolic_build(data_batch=data)
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """What Keras does to make metrics and losses, with a sentence where they do not fit the data."""
+        targets = keras.utils.unpack_x_y_sample_weight(data_batch)[1] if data_batch is not None else None
+        with losses.explained(self._model.outputs, keras.tree.flatten(targets), "The loss or a metric"):
+            type(self._model)._symbolic_build(self._model, iterator=iterator, data_batch=data_batch)
 
     def _loss(self, y_pred: Any, y: Any, weights: Any, added: float) -> Any:
         """The loss of a micro-batch, which is counted with its metrics."""

@@ -31,7 +31,7 @@ def explained(outputs: Sequence[Any], targets: Sequence[Any], what: str = "The l
             raise
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise InvalidCall(
-            f"{what} fails for outputs of shape {_shapes(outputs)} and targets of shape {_shapes(targets)}: "
+            f"{what} fails for outputs {_shapes(outputs)} and targets {_shapes(targets)}: "
             f"{first.rstrip('.')}.",
             "Give targets that fit the model's outputs, and a loss for both.",
         ) from error
@@ -47,4 +47,4 @@ def not_one_number(shape: Sequence[int]) -> InvalidCall:
 
 def _shapes(values: Sequence[Any]) -> str:
     found = [str(list(value.shape)) for value in values if hasattr(value, "shape")]
-    return ", ".join(found) or "nothing"
+    return f"of shape {', '.join(found)}" if found else "of unknown shape"
