@@ -25,6 +25,13 @@ def train(launcher, folder, nodes, *arguments, program="keras_training"):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(len(nodes))]
 
 
+def run(launcher, program, nodes, *arguments):
+    """Ranks of a program that imports Keras' backends, which takes minutes on a busy machine."""
+    ranks = launcher.start(program, nodes, *arguments)
+    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.said()
+    return ranks
+
+
 def compare(ours, theirs, where):
     if isinstance(theirs, dict | list):
         assert len(ours) == len(theirs), where
@@ -86,7 +93,7 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
     folder = tmp_path / "shared"
     folder.mkdir()
     program, kind = what
-    launcher.run(program, nodes, kind, str(folder))
+    run(launcher, program, nodes, kind, str(folder))
 
 
 @pytest.mark.parametrize(
@@ -104,17 +111,17 @@ def test_scripts(launcher, tmp_path, monkeypatch, backend, nodes, what):
 )
 def test_scripts_on_two_ranks(launcher, tmp_path, monkeypatch, backend, what):
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    launcher.run("keras_scripts", [0, 0], what, str(tmp_path))
+    run(launcher, "keras_scripts", [0, 0], what, str(tmp_path))
 
 
 def test_ranks_that_send_different_tensors_are_named(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    launcher.run("keras_tensors", [0, 0], "differing", str(tmp_path))
+    run(launcher, "keras_tensors", [0, 0], "differing", str(tmp_path))
 
 
 def test_gradients_travel_while_backpropagation_goes_on(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
-    launcher.run("keras_scripts", [0, 1], "overlap", str(tmp_path))
+    run(launcher, "keras_scripts", [0, 1], "overlap", str(tmp_path))
 
 
 @pytest.mark.parametrize("everywhere", [False, True], ids=["rank 0", "all"])
@@ -122,7 +129,7 @@ def test_who_prints(launcher, tmp_path, monkeypatch, everywhere):
     monkeypatch.setenv("KERAS_BACKEND", "torch")
     if everywhere:
         monkeypatch.setenv("TNT_OUTPUT_ON_ALL_DEVICES", "true")
-    ranks = launcher.run("keras_scripts", [0, 0], "printing", str(tmp_path))
+    ranks = run(launcher, "keras_scripts", [0, 0], "printing", str(tmp_path))
     for rank, message in ranks.outputs.items():
         for text in ("Total params", "LearningRateScheduler setting", "4/4 - ", "2/2 - ", "predicted"):
             assert (text in message) == (everywhere or rank == 0), f"rank {rank}, {text}: {message}"
@@ -131,7 +138,7 @@ def test_who_prints(launcher, tmp_path, monkeypatch, everywhere):
 def test_tensorboards_of_all_ranks(launcher, tmp_path, monkeypatch):
     monkeypatch.setenv("KERAS_BACKEND", "tensorflow")  # which writes them
     monkeypatch.setenv("TNT_TENSORBOARD_ON_ALL_DEVICES", "true")
-    launcher.run("keras_scripts", [0, 0], "tensorboards", str(tmp_path))
+    run(launcher, "keras_scripts", [0, 0], "tensorboards", str(tmp_path))
 
 
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
@@ -164,7 +171,7 @@ def test_the_threshold_of_fusion_says_in_how_many_parts_gradients_travel(backend
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_mistakes_are_reported_to_all_ranks_and_do_no_harm(launcher, monkeypatch, backend):
     monkeypatch.setenv("KERAS_BACKEND", backend)
-    ranks = launcher.run("keras_mistakes", [0, 0])
+    ranks = run(launcher, "keras_mistakes", [0, 0])
     message = [
         dict(line.split(": ", 1) for line in ranks.outputs[rank].splitlines() if ": " in line)
         for rank in range(2)

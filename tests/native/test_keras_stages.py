@@ -74,3 +74,17 @@ def test_replicas_on_tensorflow_train_as_keras_alone_does(launcher, on_tensorflo
 @pytest.mark.parametrize("what", ["files", "callbacks", "mistakes"])
 def test_scripts_on_tensorflow(launcher, on_tensorflow, tmp_path, what):
     run(launcher, "keras_stages_scripts", [0, 0], what, str(tmp_path))
+
+
+TARANTELLA = [("fit", 2), ("pipelining", 2), ("skips", 3), ("inputs", 2), ("outputs", 2)]
+
+
+@pytest.mark.parametrize(("what", "ranks"), TARANTELLA)
+def test_scripts_of_tarantella_run_with_another_import(launcher, what, ranks):
+    pytest.importorskip("tensorflow", reason="Tarantella's scripts read their data with it.")
+    run(launcher, "keras_as_tarantella", [0] * ranks, what)
+
+
+@pytest.mark.parametrize(("what", "ranks"), [*TARANTELLA, ("loop", 2)])
+def test_scripts_of_tarantella_run_on_tensorflow_with_another_import(launcher, on_tensorflow, what, ranks):
+    run(launcher, "keras_as_tarantella", [0] * ranks, what)

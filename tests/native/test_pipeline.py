@@ -100,6 +100,21 @@ def test_mistakes_end_in_sentences(launcher):
     assert ranks.finish(SECONDS) == [0, 0], ranks.output()
 
 
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("wide", "The loss fails for outputs of shape [3, 3] and targets of shape [3, 5]: "),
+        ("rows", "The loss fails for outputs of shape [3, 3] and targets of shape [3, 4]: "),
+        ("sums", "The loss has the shape [3, 3], and is to be one number: the mean over the samples."),
+    ],
+)
+def test_targets_that_the_loss_cannot_take_are_refused_in_a_sentence(launcher, what, sentence):
+    ranks = launcher.start("pipeline_mistakes", [0, 0], "unlike", what)
+    assert ranks.finish(SECONDS) == [0, 0], ranks.said()
+    assert f"REFUSED {sentence}" in ranks.outputs[1], ranks.said()
+    assert "REFUSED Rank 1 ended while rank 0 waited" in ranks.outputs[0], ranks.said()
+
+
 def test_a_sparse_gradient_is_refused_on_all_ranks(launcher):
     """It is that of one stage of two, in two replicas."""
     ranks = launcher.start("pipeline_mistakes", [0, 0, 0, 0], "sparse")

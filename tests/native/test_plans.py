@@ -1,5 +1,6 @@
 """`carme-run --plan` and `--strategy` with scripts of PyTorch."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +50,24 @@ def test_a_script_without_a_plan_gets_a_sentence(arguments: tuple[str, ...], sen
     assert "trained" not in done.stdout
 
 
+@pytest.mark.parametrize("option", [(), ("--joins",)], ids=["pipeline", "script"])
+def test_a_port_in_use_is_reported_in_a_sentence(option: tuple[str, ...]):
+    done = carme_run("--plan", str(PROGRAM), "--taken", *option)
+    assert done.returncode != 0
+    found = re.search(
+        r"carme-run --plan: Rank 0 cannot listen at port \d+ of 127\.0\.0\.1, where .*", done.stderr
+    )
+    assert found and "another process uses it. Start the program again" in found[0], done.stderr
+    # Where the script itself joins the ranks, PyTorch's own error comes before.
+    assert ("Traceback" in done.stderr) == bool(option), done.stderr
+
+
+def test_a_port_in_use_is_reported_in_training_too():
+    done = carme_run(str(PROGRAM), "--taken")
+    assert done.returncode != 0
+    assert "Rank 0 cannot listen at port" in done.stderr and "EADDRINUSE" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("end", "sentence"),
     [
@@ -85,4 +104,23 @@ def test_keras_scripts_that_cannot_be_cut_get_a_sentence(monkeypatch: pytest.Mon
     done = carme_run("--plan", str(PROGRAM.with_name("planned_keras.py")), "unknown")
     assert done.returncode != 0
     assert "carme-run --plan: The model sequential cannot be cut into stages: it is no" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_keras_scripts_train_by_the_strategies_that_their_ranks_allow(
+    monkeypatch: pytest.MonkeyPatch, backend: str
+):
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    program = str(PROGRAM.with_name("planned_keras.py"))
+    done = carme_run("--strategy", "data", program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("trained with all layers on each rank") == 2, done.stdout
+    done = carme_run("--plan", program)  # which strategy wins is up to what is measured
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"Strategy: (data|pipeline)\.", done.stdout), done.stdout
+    assert "trained" not in done.stdout, done.stdout
+    done = carme_run("--plan", "--strategy", "hybrid", program)
+    assert done.returncode != 0
+    assert "carme-run --plan: 2 ranks cannot train as a hybrid" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr, done.stderr

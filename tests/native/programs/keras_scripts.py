@@ -274,11 +274,11 @@ def sequential():
         model.compile("sgd", "mse")
         model.fit(x, y, batch_size=32, verbose=0)
         assert same(model)
-    if size > 1 and not on_torch:
-        with pytest.raises(
-            InvalidCall, match=r"with Keras' torch backend only, and this is tensorflow\. Use"
-        ):
-            tnt.Model(mlp(), parallel_strategy=tnt.ParallelStrategy.PIPELINING)
+    if size == 2:
+        cut = tnt.Model(mlp(), parallel_strategy=tnt.ParallelStrategy.PIPELINING)
+        cut.compile("sgd", "mse")
+        cut.fit(x, y, batch_size=32, verbose=0)
+        assert "2 stages x 1 replicas" in str(cut.plan())
 
 
 def optimizers():

@@ -218,6 +218,11 @@ def mistakes():
     summing = compiled()
     summing.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
     refused("which depends on the whole batch", lambda: train(summing))
+    wide = np.ones((40, 3), "float32")
+    refused(
+        "The loss or a metric fails for outputs of shape [None, 2] and targets of ",
+        lambda: compiled().fit(x, wide, 10, verbose=0),
+    )
     ours = compiled()
     train(ours)
     refused("cannot train a Keras model in stages", lambda: ours(x, training=True))

@@ -1,14 +1,16 @@
 """Trains a stack of linear layers, with a limit of memory or without, and prints what the tests compare.
 
-    out_of_core.py [--save-on-cpu] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
+    out_of_core.py [--save-on-cpu] [--checkpoint=FILE] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
-Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan.
+Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan. With a
+checkpoint the file is replaced after each step; without a limit training goes on from it, if it is there.
 """
 
 import contextlib
 import json
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -33,6 +35,7 @@ def main(
     folder: str = "",
     *,
     save_on_cpu: bool = False,
+    checkpoint: Path | None = None,
 ) -> None:
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
@@ -49,7 +52,8 @@ def main(
         if budget:
             model, trained = budget.adopt(model, trained)
         data = torch.Generator().manual_seed(1)
-        for _ in range(int(steps)):
+        begun = 0 if budget else resumed(checkpoint, model, trained, data)
+        for number in range(begun, int(steps)):
             begin = time.perf_counter()
             x, y = torch.randn(64, size, generator=data), torch.randint(0, 10, (64,), generator=data)
             trained.zero_grad()
@@ -57,6 +61,8 @@ def main(
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             trained.step()
+            if checkpoint:
+                save(checkpoint, model, trained, data, number + 1)
             print(
                 json.dumps({"loss": float(loss.item()).hex(), "seconds": time.perf_counter() - begin}),
                 flush=True,
@@ -65,6 +71,32 @@ def main(
         print(json.dumps({"peak": pages.peak(), "plan": plan}), flush=True)
 
 
+def save(
+    file: Path, model: nn.Module, trained: torch.optim.Optimizer, data: torch.Generator, step: int
+) -> None:
+    """Replace the checkpoint when the new one is whole."""
+    state = {"model": model.state_dict(), "optimizer": trained.state_dict(), "step": step}
+    state |= {"data": data.get_state(), "masks": torch.get_rng_state()}
+    torch.save(state, fresh := file.with_suffix(".new"))
+    fresh.replace(file)
+
+
+def resumed(
+    file: Path | None, model: nn.Module, trained: torch.optim.Optimizer, data: torch.Generator
+) -> int:
+    """Go on from the checkpoint; the step that it was made after."""
+    if file is None or not file.exists():
+        return 0
+    state = torch.load(file)
+    model.load_state_dict(state["model"])
+    trained.load_state_dict(state["optimizer"])
+    data.set_state(state["data"].clone())
+    torch.set_rng_state(state["masks"].clone())
+    return state["step"]
+
+
 if __name__ == "__main__":
-    arguments = [argument for argument in sys.argv[1:] if argument != "--save-on-cpu"]
-    main(*arguments, save_on_cpu=len(arguments) < len(sys.argv) - 1)
+    options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
+    files = [Path(option.removeprefix("--checkpoint=")) for option in options if "=" in option]
+    arguments = [argument for argument in sys.argv[1:] if argument not in options]
+    main(*arguments, save_on_cpu="--save-on-cpu" in options, checkpoint=files[0] if files else None)

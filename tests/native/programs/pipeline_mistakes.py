@@ -217,5 +217,23 @@ def lost() -> None:
     raise AssertionError("rank 1 was not missed")
 
 
+def unlike() -> None:
+    """Targets that the loss cannot take: the last stage says so, and the other one that it ended."""
+    squares, entropy = functional.mse_loss, functional.cross_entropy
+    loss, targets = {
+        "wide": (squares, torch.randn(12, 5)),
+        "rows": (entropy, TARGETS.view(3, 4).repeat(4, 1)),
+        "sums": (lambda y, _: squares(y, 2 * y, reduction="none"), TARGETS),
+    }[sys.argv[2]]
+    ours, _ = make(stages=2, micro_batches=4)
+    try:
+        ours.step(INPUTS, targets, loss=loss)
+    except CarmeRuntimeError as error:
+        assert error.remedy
+        print(f"REFUSED {error}", flush=True)
+        os._exit(0)
+    raise AssertionError("the loss took it")
+
+
 dist.init_process_group("carme")
-{"mistakes": mistakes, "sparse": sparse, "lost": lost}[sys.argv[1]]()
+{"mistakes": mistakes, "sparse": sparse, "lost": lost, "unlike": unlike}[sys.argv[1]]()

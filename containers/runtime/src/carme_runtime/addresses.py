@@ -6,6 +6,8 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from carme_runtime.errors import CarmeRuntimeError
+
 GET_INTERFACE_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 TURN_LOOPBACK_ON = "Turn on this host's loopback interface: ip link set lo up."
 
@@ -33,6 +35,18 @@ def loopback_is_down(host: str) -> str:
 def meets_here(environment: Mapping[str, str]) -> bool:
     """Whether a rank meets others at an address of this host alone."""
     return environment.get("WORLD_SIZE", "1") != "1" and is_loopback(environment.get("MASTER_ADDR", ""))
+
+
+def port_in_use(error: BaseException | None, environment: Mapping[str, str]) -> CarmeRuntimeError | None:
+    """What to say where a rank could not meet the others because its port is taken; None: it is not that."""
+    if error is None or "EADDRINUSE" not in str(error):
+        return None
+    place = f"port {environment.get('MASTER_PORT', '?')} of {environment.get('MASTER_ADDR', 'this host')}"
+    return CarmeRuntimeError(
+        f"Rank 0 cannot listen at {place}, where ranks meet: another process uses it.",
+        "Start the program again: carme-run then takes another port. Without carme-run, set MASTER_PORT to a "
+        "free one.",
+    )
 
 
 def interface_of(address: str) -> str:

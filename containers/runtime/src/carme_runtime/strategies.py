@@ -5,6 +5,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
+from carme_runtime.addresses import port_in_use
 from carme_runtime.errors import CarmeRuntimeError
 
 AUTO, DATA, PIPELINE, HYBRID = "auto", "data", "pipeline", "hybrid"
@@ -90,7 +91,11 @@ def _note_missing_plan() -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     # Set where an exception that nothing caught has ended the script, and has been printed.
-    failed = getattr(sys, "last_value", None) is not None
+    error = getattr(sys, "last_value", None)
+    if reported := port_in_use(error, os.environ):
+        print(f"carme-run --plan: {reported}", file=sys.stderr, flush=True)
+        return
+    failed = error is not None
     how = (
         "failed before it called pipeline(); its error is above"
         if failed

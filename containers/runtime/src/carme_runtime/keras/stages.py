@@ -20,6 +20,7 @@ from carme_runtime.keras.library import keras
 from carme_runtime.keras.slots import Slots
 from carme_runtime.keras.steps import Steps, assign_values, flat_values
 from carme_runtime.keras.world import MASTER, World
+from carme_runtime.pipeline import losses
 from carme_runtime.pipeline.partition import check_counts
 
 
@@ -69,6 +70,7 @@ class PipelineSteps(Steps):
         self.stages = self._known_stages()
         world.stages = self.stages or 1
         model.predict_step = self._predict_step
+        model._symbolic_build = self._symbolic_build  # `fit` calls it as well
 
     def _check_compute_loss(self) -> None:
         kind, usual = type(self._model), keras.Model
@@ -338,18 +340,26 @@ class PipelineSteps(Steps):
         self._prepare_optimizer()
         parts = (self._model._compile_metrics, self._model._compile_loss)
         if any(part is not None and not part.built for part in parts):
-            self._model._symbolic_build(data_batch=data)
+            self._symbolic_build(data_batch=data)
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        """What Keras does to make metrics and losses, with a sentence where they do not fit the data."""
+        targets = keras.utils.unpack_x_y_sample_weight(data_batch)[1] if data_batch is not None else None
+        with losses.explained(self._model.outputs, keras.tree.flatten(targets), "The loss or a metric"):
+            type(self._model)._symbolic_build(self._model, iterator=iterator, data_batch=data_batch)
 
     def _loss(self, y_pred: Any, y: Any, weights: Any, added: float) -> Any:
         """The loss of a micro-batch, which is counted with its metrics."""
         model = self._model
         samples = length(y_pred)
         self._part = samples / self._running.total
-        value = model._compile_loss(y, y_pred, weights)
+        with losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y)):
+            value = model._compile_loss(y, y_pred, weights)
         with self._unrecorded():
             model._loss_tracker.update_state(self._detached(value) + added, sample_weight=samples)
             y_pred = keras.tree.map_structure(self._detached, y_pred)
-            model.compute_metrics(None, y, y_pred, sample_weight=weights)
+            with losses.explained(keras.tree.flatten(y_pred), keras.tree.flatten(y), "A metric"):
+                model.compute_metrics(None, y, y_pred, sample_weight=weights)
         return value
 
     def _test_batch(self, data: Any) -> None:

@@ -1,4 +1,7 @@
-"""What must be set before a script makes its first tensor: this rank's GPU, and the seed of what shuffles."""
+"""What must be set before a script makes its first tensor: this rank's GPU, and the seed of what shuffles.
+
+And the name that loops which were written for Tarantella use, and that Keras 3 no longer has.
+"""
 
 import os
 import warnings
@@ -11,12 +14,21 @@ SEED = 42  # of Tarantella too
 
 def begin() -> None:
     """Take this rank's GPU, and let `tf.data` shuffle alike on all ranks."""
+    _name_as_keras_2_did()
     backend = keras.backend.backend()
     if backend == "tensorflow":
         _seed_tensorflow()
         _take_gpu_of_tensorflow()
     elif backend == "torch":
         _take_gpu_of_torch()
+
+
+def _name_as_keras_2_did() -> None:
+    """Let loops reset a metric by the name that it had when Tarantella's users wrote them."""
+    metric = keras.metrics.Metric
+    if not hasattr(metric, "reset_states"):
+        # By name, so that a metric's own `reset_state` is the one that runs.
+        metric.reset_states = lambda self: self.reset_state()
 
 
 def _seed_tensorflow() -> None:

@@ -10,12 +10,15 @@ import errno
 import glob
 import mmap
 import os
+import re
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.logs import log
 from carme_runtime.out_of_core.extents import Extents
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.profile import TRANSFER, record
@@ -24,8 +27,11 @@ ALIGNMENT = 4096  # bytes; of memory, offsets and lengths, for every disk and fi
 PIECE = 8 << 20  # bytes of one system call
 _GROWTH = 64 << 20  # bytes
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
+_OF_NETWORKS = ("nfs", "nfs4", "cifs", "smb3", "9p", "afs", "beegfs", "ceph", "gpfs", "lustre", "virtiofs")
 _PROBE = 16 << 20  # bytes that the measurement writes and reads, so often:
 _PROBES = 3
+_PROBE_SECONDS = 2.0  # after which a slow disk is known well enough
+_SLOW = 50 << 20  # bytes in a second; less than an old hard disk has
 _NAME = ".carme-spill-"
 _MOUNTS = Path("/proc/self/mountinfo")
 
@@ -127,20 +133,22 @@ class SpillFile:
             memory.write(b"\xa5" * _PROBE)
             place = ctypes.c_char.from_buffer(memory)
             address = ctypes.addressof(place)
-            rates = []
             try:
-                for transfer in (self.write, self.read):
-                    begin = time.perf_counter()
-                    for _ in range(_PROBES):
-                        for start in range(0, _PROBE, PIECE):
-                            transfer(address + start, PIECE, offset + start)
-                    rates.append(_PROBES * _PROBE / (time.perf_counter() - begin))
+                self.write_rate = _rate(self.write, address, offset)
+                self.read_rate = _rate(self.read, address, offset)
             except OSError as error:
                 raise self.broken(error) from None
             finally:
                 del place
-        self.write_rate, self.read_rate = rates
         self.give(offset, _PROBE)
+        if min(self.write_rate, self.read_rate) < _SLOW:
+            log.warning(
+                "The disk of the spill folder '%s' is slow: it takes %s/s and gives %s/s. Name a folder on a "
+                "faster one, or each step waits for it.",
+                self.folder,
+                show_size(self.write_rate),
+                show_size(self.read_rate),
+            )
 
     def broken(self, error: OSError) -> CarmeRuntimeError:
         """What to say when the disk failed."""
@@ -167,6 +175,18 @@ class SpillFile:
         )
 
 
+def _rate(transfer: Callable[[int, int, int], None], address: int, offset: int) -> float:
+    """Bytes in a second of a transfer to or from the file, whose part is written before it is read."""
+    begin, moved = time.perf_counter(), 0
+    for _ in range(_PROBES):
+        for start in range(0, _PROBE, PIECE):
+            transfer(address + start, PIECE, offset + start)
+            moved += PIECE
+        if time.perf_counter() - begin > _PROBE_SECONDS:
+            break
+    return moved / (time.perf_counter() - begin)
+
+
 def _check(folder: Path) -> None:
     if not folder.is_dir():
         raise CarmeRuntimeError(
@@ -179,10 +199,20 @@ def _check(folder: Path) -> None:
             f"The spill folder '{folder}' is memory itself ({kind}), so nothing would be gained.",
             "Name a folder on a disk.",
         )
+    if kind in _OF_NETWORKS or kind.startswith("fuse."):
+        log.warning(
+            "The spill folder '%s' is on a file system of the network (%s), which you share with others and "
+            "which may be slow. Name a folder on a local disk.",
+            folder,
+            kind,
+        )
 
 
 def file_system(folder: Path) -> str:
-    """The kind of file system that a folder is on; empty when the kernel does not say."""
+    """The kind of file system that a folder is on; empty when the kernel does not say.
+
+    Of an overlay, as containers have them, that of the layer which is written to, as far as it can be seen.
+    """
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     try:
@@ -192,8 +222,16 @@ def file_system(folder: Path) -> str:
     for line in lines:
         fields, _, source = line.partition(" - ")
         if fields.split()[2] == number:
-            return source.split()[0]
+            kind, _, options = source.split(maxsplit=2)
+            upper = re.search(r"[ ,]upperdir=([^,]+)", options) if kind == "overlay" else None
+            below = Path(_plain(upper[1])) if upper else None
+            return file_system(below) if below and below.is_dir() and below != folder else kind
     return ""
+
+
+def _plain(path: str) -> str:
+    """A path of the kernel's table, which has numbers in place of spaces and the like."""
+    return re.sub(r"\\(\d{3})", lambda found: chr(int(found[1], 8)), path)
 
 
 def _open_unnamed(folder: Path) -> int:

@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.constants import default_pg_timeout
 
-from carme_runtime import fusion
+from carme_runtime import fusion, strategies
+from carme_runtime.addresses import port_in_use
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
@@ -103,9 +104,21 @@ def parallelize(
 
 
 def join_run() -> None:
-    """Join the ranks that the environment names, if there are any and this process has not done it."""
+    """Join the ranks that the environment names, if there are any and this process has not done it.
+
+    Raises:
+        CarmeRuntimeError: Another process uses the port where they meet.
+    """
     if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
-        dist.init_process_group(backend.NAME, timeout=_JOIN)
+        try:
+            dist.init_process_group(backend.NAME, timeout=_JOIN)
+        except dist.DistNetworkError as error:
+            reported = port_in_use(error, os.environ)
+            if reported is None:
+                raise
+            if strategies.plans_only():
+                strategies.refuse_plan(reported, int(os.environ.get("RANK", "0")))
+            raise reported from None
         cast(backend.ProcessGroupCarme, dist.group.WORLD).set_timeout(default_pg_timeout)
 
 

@@ -19,7 +19,7 @@ from carme_runtime.activity import doing
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import Mailboxes
-from carme_runtime.pipeline import KINDS, Plan, Schedule, Schedules
+from carme_runtime.pipeline import KINDS, Plan, Schedule, Schedules, losses
 from carme_runtime.pipeline.messages import Post, boxes_of
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
 from carme_runtime.torch import messages
@@ -439,7 +439,7 @@ class Passes:
             if batch.loss is None:
                 held.outputs = outputs
             else:
-                mean = batch.loss(outputs[0] if len(outputs) == 1 else tuple(outputs), target)
+                mean = _mean_loss(batch.loss, outputs, target)
                 held.loss = mean * batch.shares[micro]
                 self._losses.append(held.loss.detach())
         self._held[piece, micro] = held
@@ -487,6 +487,15 @@ class Passes:
 
     def _unpacked(self, memory: Any, names: Sequence[str]) -> list[Any]:
         return self._here(messages.unpack(memory, len(names)))
+
+
+def _mean_loss(loss: Loss, outputs: list[Any], targets: Any) -> torch.Tensor:
+    """The loss of a micro-batch. Raises InvalidCall where it cannot be computed, or is no mean."""
+    with losses.explained(outputs, tree_leaves(targets)):
+        mean: Any = loss(outputs[0] if len(outputs) == 1 else tuple(outputs), targets)
+    if isinstance(mean, torch.Tensor) and mean.numel() != 1:
+        raise losses.not_one_number(mean.shape)
+    return mean
 
 
 def _draw(shape: list[int], keep: float, dtype: torch.dtype) -> torch.Tensor:
