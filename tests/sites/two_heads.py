@@ -86,11 +86,13 @@ def write_inventory(site: SiteHosts, passwords: dict[str, str]) -> None:
             {"name": name, "uid": 2001 + number, "password": passwords[name]}
             for number, name in enumerate(USERS)
         ],
+        "carme_bookings": {"enabled": True, "notice_minutes": 0, "at_a_time": 1000, "share_percent": 100},
         "carme_default_image": "base",
         "images_names": ["base"],
         "images_horovod": False,
         # As many sessions as memory allows share the node's processors.
-        "slurm_node_cpus": 32,
+        "slurm_node_cpus": 48,
+        "slurm_node_memory_mb": 48000,
         "slurm_node_gpus": [{"type": "a100", "devices": ["/dev/nvidia0", "/dev/nvidia1"]}],
     }
     hosts = {name: {"ansible_host": site.description.full_name(name)} for name in site.machines}
