@@ -174,7 +174,7 @@ def signed_in(heads: Heads, user: str) -> bool:
 def test_site_yml_makes_one_head_active_and_the_other_its_standby(heads: Heads) -> None:
     site = heads.site
     assert is_active(site, "head-1") and is_standby(site, "head-2")
-    units = [unit for unit in SERVICES]
+    units = list(SERVICES)
     enabled = site.run("head-1", "systemctl", "is-enabled", *units, check=False).stdout.split()
     assert enabled == ["disabled"] * len(units)
     listed = ("sh", "-c", f"cd {SECRETS} && stat --format='%n %U:%G %a' * && sha256sum *")

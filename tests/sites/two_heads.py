@@ -1,4 +1,4 @@
-"""The site two-heads: two heads of which one is active, and PostgreSQL and Slurm's controller on a host of their own.
+"""The site two-heads: one head is active, one stands by; PostgreSQL and slurmctld are on another host.
 
 All of it is what site.yml makes on Debian 13, but PostgreSQL, which is the site's own.
 """
