@@ -1,32 +1,69 @@
-"""The active one of two heads is killed, and the standby takes over."""
+"""The active one of two heads is killed while sessions run and users book, and the standby takes over."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import pytest
+from portal_bookings import booked, send
 
+from carme.errors import CarmeError
 from carme.heads.promotion import ACTIVE, SERVICES
+from carme.validation import Visitor
 from patience import HANG
 
 from . import two_heads
 from .conftest import Record
+from .own_slurm_example import changed_hosts
 from .site_hosts import SiteHosts, wait_until
-from .two_heads import ADDRESS, PROGRAM, SECRET
+from .two_heads import ADDRESS, PROGRAM, URL, USERS
 
 Run = subprocess.CompletedProcess[str]
+SESSIONS = int(os.environ.get("CARME_SITE_SESSIONS", "20"))
+#: Long enough for as many sessions on a busy machine; it only ends what hangs.
+STARTED = 20 * HANG
+OPTIONS = {"nodes": "1", "gpus_per_node": "0", "minutes": "240", "image": "base"}
+SECRETS = "/etc/carme/secrets"
+
+
+@dataclass
+class Heads:
+    """The site once site.yml has run."""
+
+    site: SiteHosts
+    record: Record
+    passwords: dict[str, str]
+
+    def play(self, step: str, *words: str) -> Run:
+        """Run site.yml, as its administrator does."""
+        with self.record.step(step) as noted:
+            inventory = self.site.places.state / "inventory"
+            done = self.site.ansible("-i", inventory, "site.yml", *words, log=step)
+            noted["code"] = done.returncode
+        return done
+
+    @contextlib.contextmanager
+    def visitor(self, user: str) -> Iterator[Visitor]:
+        """A browser, on the machine that runs the tests, of a user who is signed in."""
+        certificate = self.site.places.state / "site.pem"
+        certificate.write_text(self.site.run("head-2", "cat", "/etc/carme/tls/site.pem").stdout)
+        with Visitor(URL, str(certificate)) as visitor:
+            visitor.login(user, self.passwords[user])
+            yield visitor
 
 
 @pytest.fixture(scope="module")
-def site(keep_site: bool, resume_site: bool) -> Iterator[SiteHosts]:
-    """Two heads of which none was promoted yet."""
+def heads(keep_site: bool, resume_site: bool) -> Iterator[Heads]:
     record = Record("two-heads", resume_site)
     site = SiteHosts(two_heads.DESCRIPTION)
     try:
@@ -34,8 +71,12 @@ def site(keep_site: bool, resume_site: bool) -> Iterator[SiteHosts]:
             with record.step("hosts"):
                 site.make()
             with record.step("set up"):
-                two_heads.set_up(site)
-        yield site
+                record.keep("passwords", two_heads.set_up(site))
+        heads = Heads(site, record, record.results["passwords"])
+        if not record.is_done("site.yml"):
+            done = heads.play("site.yml")
+            assert done.returncode == 0, done.stdout[-6000:]
+        yield heads
     finally:
         if not keep_site:
             site.destroy()
@@ -67,12 +108,28 @@ def is_standby(site: SiteHosts, host: str) -> bool:
     return not address and not {"active", "activating", "deactivating"} & set(units.values())
 
 
-class Bookings:
-    """A client that books again and again, and notes which bookings were confirmed."""
+def copies_from(site: SiteHosts, host: str, other: str) -> bool:
+    shown = site.run(host, PROGRAM, "status", "--json", check=False)
+    return shown.returncode == 0 and json.loads(shown.stdout)["copied_from"] == other
 
-    def __init__(self) -> None:
-        self.confirmed: list[int] = []
-        self._ended = threading.Event()
+
+def jobs(site: SiteHosts) -> dict[str, str]:
+    """Slurm's running jobs, with when they started."""
+    shown = site.run("db", "squeue", "--noheader", "--states=RUNNING", "--format=%i %S").stdout
+    return dict(line.split() for line in shown.splitlines())
+
+
+@dataclass
+class Bookings:
+    """A user who books again and again, and notes which bookings were confirmed."""
+
+    visitor: Visitor
+    confirmed: list[str] = field(default_factory=list)
+    _number: int = 0
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._first = (datetime.now(UTC) + timedelta(days=1)).replace(minute=0)
         self._thread = threading.Thread(target=self._book)
 
     def __enter__(self) -> Bookings:
@@ -84,61 +141,123 @@ class Bookings:
         self._thread.join()
 
     def _book(self) -> None:
-        number = 0
-        while not self._ended.wait(0.1):
-            number += 1
-            request = urllib.request.Request(f"http://{ADDRESS}:8100/{number}", method="POST")
-            try:
-                with urllib.request.urlopen(request, timeout=2) as answer:
-                    if answer.read() == b"booked":
-                        self.confirmed.append(number)
-            except OSError:
-                continue
+        while not self._ended.wait(0.2):
+            start = self._first + timedelta(hours=self._number)
+            self._number += 1
+            with contextlib.suppress(CarmeError, httpx.HTTPError, AssertionError):
+                answer = send(self.visitor, date=f"{start:%Y-%m-%d}", time=f"{start:%H:%M}")
+                self.confirmed.append(booked(answer))
 
-    def more(self) -> None:
+    def more(self, count: int) -> None:
         """Wait until further ones were confirmed."""
-        wanted = len(self.confirmed) + 5
-        wait_until("bookings are confirmed", lambda: len(self.confirmed) >= wanted, HANG)
+        wanted = len(self.confirmed) + count
+        wait_until("bookings are confirmed", lambda: len(self.confirmed) >= wanted, STARTED)
 
 
-def test_the_standby_takes_over_and_back(site: SiteHosts) -> None:
-    head(site, "head-1", "promote", "--first")
-    assert is_active(site, "head-1")
-    assert site.run("head-2", "systemctl", "start", ACTIVE, check=False).returncode != 0
-    wait_until("it stands by", lambda: is_standby(site, "head-2"), HANG)
-    wait_until("the state was copied", lambda: status(site, "head-2")["copied_from"] == "head-1", HANG)
-    shown = site.run("head-2", "stat", "--format=%U:%G %a", SECRET).stdout
-    assert shown == "root:carme-hub 640\n"
+def answers(visitor: Visitor, server: str) -> bool:
+    """Whether the notebook server of a session answers its owner."""
+    try:
+        return visitor.http.get(f"{server}api/kernels").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def signed_in(heads: Heads, user: str) -> bool:
+    """Whether somebody with a new browser can sign in and sees the form for sessions."""
+    try:
+        with heads.visitor(user) as visitor:
+            return visitor.fetch(visitor.url).status_code == 200
+    except (CarmeError, httpx.HTTPError):
+        return False
+
+
+def test_site_yml_makes_one_head_active_and_the_other_its_standby(heads: Heads) -> None:
+    site = heads.site
+    assert is_active(site, "head-1") and is_standby(site, "head-2")
+    units = list(SERVICES)
+    enabled = site.run("head-1", "systemctl", "is-enabled", *units, check=False).stdout.split()
+    assert enabled == ["disabled"] * len(units)
+    listed = ("sh", "-c", f"cd {SECRETS} && stat --format='%n %U:%G %a' * && sha256sum *")
+    assert site.run("head-1", *listed).stdout == site.run("head-2", *listed).stdout
+    modes = site.run("head-1", *listed).stdout
+    assert "portal-database-password root:carme-portal 640\n" in modes
+    assert "hub-database-password root:carme-hub 640\n" in modes
+    for host in site.machines:
+        text = site.run(host, "cat", "/etc/carme/carme.toml", check=False).stdout
+        assert heads.passwords["portal"] not in text and heads.passwords["hub"] not in text
+
+
+def test_a_check_of_the_installed_site_changes_nothing(heads: Heads) -> None:
+    done = heads.play("check", "--check", "--diff")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert {counts["changed"] for counts in changed_hosts(done.stdout).values()} == {0}, done.stdout[-6000:]
+
+
+def test_a_second_run_changes_nothing(heads: Heads) -> None:
+    done = heads.play("again")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert {counts["changed"] for counts in changed_hosts(done.stdout).values()} == {0}, done.stdout[-6000:]
+
+
+def test_the_standby_takes_over_and_back(heads: Heads) -> None:
+    site, record = heads.site, heads.record
+    wait_until("the state was copied", lambda: copies_from(site, "head-2", "head-1"), HANG)
     refused = head(site, "head-2", "promote", code=1)
     assert "head-1 is the active head and renews its lease" in refused.stderr
+    epoch = status(site, "head-1")["epoch"]
+    with contextlib.ExitStack() as stack:
+        visitor = stack.enter_context(heads.visitor(USERS[0]))
+        names = [visitor.start(OPTIONS) for _ in range(SESSIONS)]
+        for name in names:
+            visitor.wait(name, "ready", STARTED)
+        servers = [visitor.open(name) for name in names]
+        kernel = stack.enter_context(visitor.kernel(servers[0]))
+        assert kernel.run("state = 42", timeout=STARTED).ok
+        before = jobs(site)
+        assert len(before) >= SESSIONS
+        bookings = stack.enter_context(Bookings(stack.enter_context(heads.visitor(USERS[1]))))
+        bookings.more(3)
 
-    with Bookings() as bookings:
-        bookings.more()
-        site.podman.run("kill", site.podman.container("head-1"))
-        killed = time.monotonic()
-        head(site, "head-2", "promote")
-        bookings.more()
-        print(f"Bookings were confirmed again within {time.monotonic() - killed:.0f} s of the kill.")
-    assert is_active(site, "head-2") and status(site, "head-2")["epoch"] == 2
-    query = ["runuser", "--login", "postgres", "--command", "psql -At carme --command 'TABLE booking'"]
-    stored = {int(line) for line in site.run("db", *query).stdout.split()}
-    assert set(bookings.confirmed) <= stored
+        with record.step("failover") as noted:
+            site.podman.run("kill", site.podman.container("head-1"))
+            killed = time.monotonic()
+            head(site, "head-2", "promote")
+            noted["promoted"] = round(time.monotonic() - killed)
+            wait_until("logins work", lambda: signed_in(heads, USERS[0]), STARTED)
+            noted["logins"] = round(time.monotonic() - killed)
+            bookings.more(2)
+            noted["bookings"] = round(time.monotonic() - killed)
+        assert is_active(site, "head-2") and status(site, "head-2")["epoch"] == epoch + 1
+        for name, server in zip(names, servers, strict=True):
+            wait_until(f"{name} answers", lambda server=server: answers(visitor, server), STARTED)
+            assert visitor.session(name).state == "ready"
+        assert before.items() <= jobs(site).items()
+        kernel.connect()
+        assert kernel.run("print(state)", timeout=STARTED).output.strip() == "42"
+        noted["sessions"] = len(names)
+        record.write()
+    shown = site.run("db", "scontrol", "--oneliner", "show", "reservation").stdout
+    lost = [name for name in bookings.confirmed if f"ReservationName={name} " not in shown]
+    assert lost == [], bookings.confirmed
+    noted["confirmed bookings"] = len(bookings.confirmed)
+    record.write()
 
-    site.podman.run("start", site.podman.container("head-1"), timeout=300)
-    wait_until("the killed head knows the state", lambda: copies_from(site, "head-1", "head-2"), HANG)
-    wait_until("it stands by", lambda: is_standby(site, "head-1"), HANG)
-    assert is_active(site, "head-2")
-
-    head(site, "head-2", "demote")
-    wait_until("it stands by", lambda: is_standby(site, "head-2"), HANG)
-    head(site, "head-1", "promote")
-    assert is_active(site, "head-1") and status(site, "head-1")["epoch"] == 3
-
+    with record.step("back"):
+        site.podman.run("start", site.podman.container("head-1"), timeout=300)
+        wait_until("the killed head copies the state", lambda: copies_from(site, "head-1", "head-2"), STARTED)
+        wait_until("it stands by", lambda: is_standby(site, "head-1"), STARTED)
+        assert is_active(site, "head-2")
+        head(site, "head-2", "demote")
+        wait_until("it stands by", lambda: is_standby(site, "head-2"), HANG)
+        head(site, "head-1", "promote")
+        assert is_active(site, "head-1") and status(site, "head-1")["epoch"] == epoch + 2
+        wait_until("logins work", lambda: signed_in(heads, USERS[0]), STARTED)
+    with heads.visitor(USERS[0]) as visitor:
+        for name in names:
+            assert visitor.session(name).state == "ready"
+            visitor.stop(name)
     head(site, "head-2", "promote", "--force")
     wait_until("the other one has stopped by itself", lambda: is_standby(site, "head-1"), HANG)
     assert is_active(site, "head-2")
-
-
-def copies_from(site: SiteHosts, host: str, other: str) -> bool:
-    shown = site.run(host, PROGRAM, "status", "--json", check=False)
-    return shown.returncode == 0 and json.loads(shown.stdout)["copied_from"] == other
+    head(site, "head-2", "demote")
+    head(site, "head-1", "promote")

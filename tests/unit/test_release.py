@@ -90,7 +90,7 @@ def test_the_collection_has_all_that_its_playbooks_read(
     shutil.copytree(ROOT / "ansible", tree / "ansible", ignore=shutil.ignore_patterns("demo"))
     for name in ("LICENSE", "README.md"):
         shutil.copy(ROOT / name, tree / name)
-    (pack, *_) = yaml.safe_load((ROOT / "ansible/roles/images/tasks/main.yml").read_text())
+    (pack, *_) = yaml.safe_load((ROOT / "ansible/roles/images/tasks/build.yml").read_text())
     argv = pack["ansible.builtin.command"]["argv"]
     packed = [*argv[argv.index("{{ carme_archives }}") + 1 :], *RELEASE["PARTS"]]
     listed = ["git", "-C", ROOT, "ls-files", "-z", "--", "docs", *packed]

@@ -1,5 +1,6 @@
 """JupyterHub's configuration, made from `carme.toml`."""
 
+import re
 from ipaddress import ip_address
 from sqlite3 import Connection
 from urllib.parse import urlsplit
@@ -64,7 +65,8 @@ def _set_addresses(c: Config, settings: Settings) -> None:
     c.JupyterHub.internal_certs_location = str(hub.state_directory / "certificates")
     c.JupyterHub.trusted_alt_names = [alternative_name(hub.listen)]
     c.JupyterHub.public_url = site + path
-    c.JupyterHub.db_url = hub.database
+    # SQLAlchemy takes an older driver, which is not installed, where none is named.
+    c.JupyterHub.db_url = re.sub("^postgresql:", "postgresql+psycopg:", settings.database("hub"))
     if hub.database.startswith("sqlite"):
         c.JupyterHub.db_kwargs = {"pool_events": [(commit_quickly, "connect")]}
     c.JupyterHub.cookie_secret = key(settings, "hub-cookie-secret")

@@ -24,7 +24,7 @@ OTHERS = ("/etc/apt/sources.list.d/", "/etc/apt/preferences.d/", "/var/log/carme
 def variables() -> dict[str, Any]:
     """The layout of an installed site, as the role carme has it."""
     known = {"ansible_facts": {"os_family": "Debian"}}
-    for role in ("carme", "job_hooks", "images", "prometheus", "portal", "removal"):
+    for role in ("carme", "job_hooks", "images", "prometheus", "portal", "heads", "removal"):
         for kind in ("defaults", "vars"):
             file = ROLES / role / kind / "main.yml"
             known |= yaml.safe_load(file.read_text()) or {} if file.exists() else {}

@@ -115,3 +115,27 @@ def test_secrets(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
         settings.secret("folder")
+
+
+def test_the_password_of_a_database_is_a_secret(tmp_path: Path) -> None:
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    text = f"""{LEAST}
+[hub]
+database = "postgresql://carme-hub@db.example.org:5433/hub?sslmode=require"
+[portal]
+database = "postgresql:///carme-portal"
+[secrets]
+directory = "{folder}"
+"""
+    settings = load(write(tmp_path, text))
+    assert settings.database("hub") == settings.hub.database
+    for part in ("hub", "portal"):
+        (folder / f"{part}-database-password").write_text("a/b@c\n")
+    assert settings.database("hub") == (
+        "postgresql://carme-hub:a%2Fb%40c@db.example.org:5433/hub?sslmode=require"
+    )
+    # The socket says who calls.
+    assert settings.database("portal") == "postgresql:///carme-portal"
+    older = load(write(tmp_path, text.replace("carme-hub@", "carme-hub:older@")))
+    assert older.database("hub") == older.hub.database

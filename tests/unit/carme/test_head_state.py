@@ -170,6 +170,28 @@ def test_a_socket_is_left_out(site: Path) -> None:
         assert not [name for name in opened.getnames() if name.endswith("portal/s")]
 
 
+@pytest.mark.parametrize("content", [b"no database at all", b"SQLite format 3\0" + b"x" * 4096])
+def test_a_broken_database_does_not_stop_the_copy(
+    site: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", SOURCE)
+    settings, broken = load(site), site.parent / "portal/broken.sqlite"
+    broken.write_bytes(content)
+    (site.parent / "portal/link.sqlite").symlink_to("/etc/passwd")
+    (site.parent / "secrets/key").chmod(0o640)
+    command = [sys.executable, "-m", "carme.heads.main", "--config", str(site), "send-state"]
+    assert state.pull(settings, site, "other", ssh=command) > 5
+    shown = capsys.readouterr().err
+    assert shown.startswith("other: Left out: ") and str(broken) in shown and "link" not in shown
+    stream = io.BytesIO()
+    state.send(settings, site, stream)
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as opened:
+        names = opened.getnames()
+        assert opened.getmember(f"files{site.parent}/portal/link.sqlite").issym()
+    assert f"files{site.parent}/secrets/key" in names and f"files{broken}" not in names
+
+
 def test_an_owner_without_account_is_named_before_anything_is_written(site: Path) -> None:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w|gz") as opened:

@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 import carme_spawner
 from carme.config import Settings
@@ -85,3 +85,12 @@ async def test_pages_that_name_no_user_have_a_limit_of_servers_too(site: Site) -
     home = SimpleNamespace(path_args=[], current_user=ada)
     named = SimpleNamespace(path_args=["ada"], find_user=lambda name: ada if name == "ada" else None)
     assert server_limit(home) == server_limit(named) > 0  # type: ignore[arg-type]
+
+
+def test_a_server_of_postgresql_is_reached_by_the_installed_driver(settings: Settings) -> None:
+    """SQLAlchemy takes psycopg2 where the address names no driver, and only psycopg is installed."""
+    (settings.secrets.directory / "hub-database-password").write_text("p@ss\n")
+    hub = settings.hub.model_copy(update={"database": "postgresql://carme-hub@db.example.org/hub"})
+    config = hub_config(settings.model_copy(update={"hub": hub}))
+    assert config.JupyterHub.db_url == "postgresql+psycopg://carme-hub:p%40ss@db.example.org/hub"
+    assert create_engine(config.JupyterHub.db_url).url.password == "p@ss"

@@ -142,7 +142,7 @@ TEMPLATES = [
 
 # --- state -----------------------------------------------------------------------------------------------
 
-DATABASES = {"default": _database(SITE.portal.database)}
+DATABASES = {"default": _database(SITE.database("portal"))}
 CACHES = {
     # In the database, so that rate limits hold for all processes and a stopped Redis locks nobody out.
     "default": {

@@ -396,7 +396,7 @@ def _load_database(archive: tarfile.TarFile, member: tarfile.TarInfo, about: Mad
     """Into the server that the restored configuration names."""
     name = Path(member.name).stem
     settings = load(about.config)
-    address = {"hub": settings.hub.database, "portal": settings.portal.database}[name]
+    address = settings.database("hub" if name == "hub" else "portal")
     copy = scratch / f"{name}.dump"
     _write(archive, member, copy)
     load_postgresql(address, copy, about.postgresql[name])

@@ -35,7 +35,7 @@ def contents(settings: Settings, config: Path, also: list[Path], images: bool) -
         also: Further files and folders.
         images: The files of images, too, not their manifests alone.
     """
-    databases = {"hub": settings.hub.database, "portal": settings.portal.database}
+    databases = {"hub": settings.database("hub"), "portal": settings.database("portal")}
     sqlite = {
         Path(address.removeprefix("sqlite:///"))
         for address in databases.values()

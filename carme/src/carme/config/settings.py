@@ -6,6 +6,7 @@ import tomllib
 from ipaddress import ip_interface
 from pathlib import Path
 from typing import Literal, Self, get_args, get_origin
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -469,6 +470,23 @@ class Settings(_Table):
     def project_bookings(self, project: str) -> ProjectBookingSettings:
         """What differs for bookings of a project."""
         return self.projects.get(project, ProjectSettings()).bookings
+
+    def database(self, part: Literal["hub", "portal"]) -> str:
+        """The address of the database of hub or portal, with its password.
+
+        The password is the secret `hub-database-password` or `portal-database-password`, where there is one
+        and the address names a user without a password. `carme.toml`, which everybody may read, holds none.
+
+        Raises:
+            ConfigError: This account may not read the secret, or it is empty.
+        """
+        address = (self.hub if part == "hub" else self.portal).database
+        parts, name = urlsplit(address), f"{part}-database-password"
+        if not parts.username or parts.password is not None or not (self.secrets.directory / name).exists():
+            return address
+        user, _, host = parts.netloc.rpartition("@")
+        password = quote(self.secret(name), safe="")
+        return urlunsplit(parts._replace(netloc=f"{user}:{password}@{host}"))
 
     def secret(self, name: str) -> str:
         """The value of one secret, without the line's end.

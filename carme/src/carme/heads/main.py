@@ -79,7 +79,8 @@ def _lease(options: argparse.Namespace) -> tuple[Settings, Lease, str]:
     folder = settings.portal.state_directory
     if not folder.is_dir():
         raise CarmeError(f"{folder} does not exist.", "Run site.yml for this host.")
-    return settings, Lease(settings.portal.database, folder.owner(), me, settings.heads.lease_seconds), me
+    address = settings.database("portal")
+    return settings, Lease(address, folder.owner(), me, settings.heads.lease_seconds), me
 
 
 def _folder(settings: Settings) -> Path:

@@ -15,7 +15,7 @@ def require_two_heads(settings: Settings) -> None:
     if len(settings.heads.names) < 2:
         raise ConfigError(
             "This site has one head: [heads] of carme.toml names no second one.",
-            "See docs/admins/two-heads.md: what a second head needs, and where its units are.",
+            "Put a second host into the group 'head' of the inventory: see docs/admins/two-heads.md.",
         )
     for name, address in {"hub": settings.hub.database, "portal": settings.portal.database}.items():
         if not address.startswith("postgresql"):

@@ -95,6 +95,8 @@ def _start(report: Callable[[str], None]) -> None:
             f"This head has the lease, but these services do not run: {listing(failed) or 'all'}.{reason}",
             "See journalctl --unit NAME, and run carme-head promote again.",
         )
+    # It stands before them on both heads, and its certificate may have been renewed on the other one.
+    _systemctl("try-reload-or-restart", "nginx.service")
     report(f"{len(found)} services run.")
 
 

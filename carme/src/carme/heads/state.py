@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import subprocess
+import sys
 import tarfile
 import tempfile
 import time
@@ -38,6 +39,8 @@ HEADS_FOLDER = Path("/etc/carme/heads")
 #: The last member: what ends before it was cut off.
 END = "end"
 PULL_SECONDS = 120
+#: Databases, which are copied as of one moment.
+SQLITE = (".sqlite", ".sqlite3")
 #: What each head makes itself, and what only says that something runs.
 OWN_OF_A_HEAD = {"static", "prepared", "sync.lock", "celerybeat-schedule", "jupyterhub-proxy.pid", "lock"}
 
@@ -70,20 +73,28 @@ def roots(settings: Settings, config: Path) -> list[Path]:
 
 
 def send(settings: Settings, config: Path, out: BinaryIO) -> int:
-    """Write this head's state; the number of files."""
+    """Write this head's state; the number of files.
+
+    A database that is broken or locked is left out, with a line on standard error: the standby keeps the copy
+    that it has.
+    """
     count = 0
     with tempfile.TemporaryDirectory() as scratch, tarfile.open(fileobj=out, mode="w|gz") as archive:
         for path in _files(roots(settings, config)):
             try:
-                if path.suffix in (".sqlite", ".sqlite3") and path.is_file():
+                if path.suffix in SQLITE and path.is_file() and not path.is_symlink():
                     copy = Path(scratch, "copy.sqlite")
+                    copy.unlink(missing_ok=True)
                     copy_sqlite(path, copy)
                     put_file(archive, path, copy)
-                    copy.unlink()
                 else:
                     put_file(archive, path)
             except FileNotFoundError:
                 continue  # it has gone meanwhile
+            except CarmeError as error:
+                # The accounts of portal and hub may write what they like; it must not stop the copy.
+                print(f"Left out: {str(error)!r}", file=sys.stderr)
+                continue
             count += 1
         member = tarfile.TarInfo(END)
         text = json.dumps({"files": count}).encode()
@@ -123,7 +134,7 @@ def receive(settings: Settings, config: Path, stream: BinaryIO) -> int:
             placed = _places(members[:-1], allowed)
             for member, path, root in placed:
                 place_member(archive, member, path, owned=True, below=root, clear=True)
-                if member.isfile() and path.suffix in (".sqlite", ".sqlite3"):
+                if member.isfile() and path.suffix in SQLITE:
                     remove_beside(path, below=root)
             for member, path, root in reversed(placed):
                 if member.isdir():
@@ -189,13 +200,16 @@ def pull(settings: Settings, config: Path, source: str, ssh: list[str] | None = 
             raise CarmeError(
                 f"{source} did not send its state within {PULL_SECONDS} s.", "See that it can be reached."
             ) from None
+        errors.seek(0)
+        shown = errors.read(10_000).decode(errors="replace").strip()
         if done.returncode:
-            errors.seek(0)
-            reason = errors.read(1000).decode(errors="replace").strip() or f"exit code {done.returncode}"
+            reason = shown[:1000] or f"exit code {done.returncode}"
             raise CarmeError(
                 f"The state of {source} cannot be copied: {reason}.",
                 f"See that root reaches {source} by ssh with {HEADS_FOLDER / 'id_ed25519'}.",
             )
+        if shown:
+            print(f"{source}: {shown}", file=sys.stderr)
         stream.seek(0)
         return receive(settings, config, stream)
 
