@@ -17,7 +17,7 @@ from real_prometheus import Prometheus, prometheus_with
 from carme.jobs import SessionOptions
 from carme.jobs.times import moment_text
 from carme.reports.prometheus import Prometheus as Reader
-from carme.sessions import Outlook
+from carme.sessions import QueueEstimate
 from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
@@ -91,9 +91,9 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
     now = timezone.now().replace(second=0, microsecond=0)
     first, free = now + timedelta(minutes=20), now + timedelta(minutes=40)
     why = message("{amounts} until {until} at the latest", amounts="8 GPUs", until=moment_text(free, now))
-    plan = Outlook(place=1, waiting=1, reason=why, earliest=first, latest=free)
+    plan = QueueEstimate(place=1, waiting=1, reason=why, earliest=first, latest=free)
     start(browser)
-    broker.publish(make_session(NAME, "queued", 2, outlook=plan, sentence=why))
+    broker.publish(make_session(NAME, "queued", 2, estimate=plan, sentence=why))
     rounds()
     for page in ("/", PAGE):
         found = BeautifulSoup(browser.get(page).content, "html.parser")
@@ -110,7 +110,9 @@ def test_nothing_is_drawn_of_a_wait_without_an_end(
     browser: Browser, broker: FakeBroker, hub: FakeHub
 ) -> None:
     start(browser)
-    broker.publish(make_session(NAME, "queued", 2, outlook=Outlook(place=1, waiting=1, reason="It waits.")))
+    broker.publish(
+        make_session(NAME, "queued", 2, estimate=QueueEstimate(place=1, waiting=1, reason="It waits."))
+    )
     rounds()
     for page in ("/", PAGE):
         assert 'class="life"' not in browser.get(page).content.decode()

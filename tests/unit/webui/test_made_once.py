@@ -300,7 +300,7 @@ def test_the_calendar_requests_what_runs_and_no_jobs_that_wait(
 ) -> None:
     broker.queue[7] = make_job(7, user="alice", state="RUNNING", started=timezone.now(), node_list="n2")
     assert "My job 7" in page(browser, "/bookings/")
-    assert len(broker.asked_for("running")) == 1 and broker.asked_for("jobs") == []
+    assert len(broker.requests_of("running")) == 1 and broker.requests_of("jobs") == []
 
 
 def test_what_is_the_same_for_all_readers_of_the_calendar_is_made_once(

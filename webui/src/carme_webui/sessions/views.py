@@ -105,7 +105,7 @@ class Shown:
         reported = self.row.last_reported
         if self.row.state != SessionState.QUEUED or reported is None:
             return None
-        plan = reported.outlook
+        plan = reported.estimate
         earliest, latest = (plan.earliest, plan.latest) if plan else (None, None)
         return waiting(self.row.explanation, earliest, latest)
 
