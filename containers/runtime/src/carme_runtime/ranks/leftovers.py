@@ -1,8 +1,8 @@
 """Processes that are still there although their run on this node is over.
 
-A run ends the process group of each of its ranks. What remains is what left its group, as daemons do, and the
-ranks of an agent that was killed together with the process that supervises it. All of them have the run's mark
-in their environment. Whoever clears that is out of sight.
+A run ends the process group of each of its ranks. What remains is what left its group, as daemons do, and
+the ranks of an agent that was killed together with the process that supervises it. All of them have the
+run's mark in their environment. Whoever clears that is out of sight.
 """
 
 import contextlib
