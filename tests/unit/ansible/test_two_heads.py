@@ -86,7 +86,7 @@ def test_both_heads_get_one_configuration_without_passwords(
         (2, {"carme_heads_address": "10.1.0.10"}, "with the length of its prefix"),
     ],
 )
-def test_what_two_heads_lack_is_said_before_anything_is_changed(
+def test_what_two_heads_lack_is_reported_before_anything_is_changed(
     play: Callable[..., subprocess.CompletedProcess[str]], heads: int, changes: dict[str, str], sentence: str
 ) -> None:
     done = play(heads, **{**TWO, **changes})
