@@ -2,7 +2,7 @@
 
     ./test bench onnx_nodes
     ./test bench onnx_nodes --only lenet --keep traces
-    ./test bench onnx_nodes --picture docs/benchmarks/onnx-nodes.svg
+    ./test bench onnx_nodes --picture docs/pictures/onnx-nodes.svg
 
 A Slurm job of two nodes runs `carme onnx run` with `--workers job:4` for each network, which is cut into
 tasks through which micro-batches go. `overlap_<network>`: the share of the time from the first firing to the

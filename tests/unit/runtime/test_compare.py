@@ -301,7 +301,7 @@ def test_the_picture_in_the_documentation_is_that_of_the_recorded_run() -> None:
     folder = ROOT / "docs/benchmarks"
     recorded = results.load(folder / "compare-demo.json")
     assert (folder / "compare-demo.html").read_text() == report.page(recorded)
-    shown = (folder / "compare-resnet20.svg").read_text()
+    shown = (ROOT / "docs/pictures/compare-resnet20.svg").read_text()
     for each in verdict.standings(recorded, "resnet20", 2):
         assert each.row.title in shown and f"{each.row.step.median:.2f} ms" in shown
     assert cut_off(shown) == []
