@@ -28,9 +28,8 @@ Value = str | int | float | bool | None
 
 _DEPTH = 32  # messages that are values of messages
 _MOMENT = "{moment}"  # has no translation
-_YEARS = range(
-    1970, 3000
-)  # of moments; others have no time of day in every zone, and come from nobody's clock
+#: Of moments; a time in others may have no time of day in the reader's zone.
+_YEARS = range(1970, 3000)
 
 
 class Message(str):
