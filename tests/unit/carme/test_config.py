@@ -1,4 +1,7 @@
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,3 +142,28 @@ directory = "{folder}"
     assert settings.database("portal") == "postgresql:///carme-portal"
     older = load(write(tmp_path, text.replace("carme-hub@", "carme-hub:older@")))
     assert older.database("hub") == older.hub.database
+
+
+def test_a_folder_of_secrets_that_is_closed_is_an_error_of_the_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"""{LEAST}
+[portal]
+database = "postgresql://carme-portal@db.example.org/portal"
+[secrets]
+directory = "{tmp_path / "closed"}"
+"""
+    settings, ordinary = load(write(tmp_path, text)), os.stat
+
+    def stat(path: Any, *rest: Any, **more: Any) -> os.stat_result:
+        if "closed" in str(path):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return ordinary(path, *rest, **more)
+
+    def read(path: Path, *rest: Any, **more: Any) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(Path, "read_text", read)
+    with pytest.raises(ConfigError, match="cannot be read: Permission denied"):
+        settings.database("portal")

@@ -1,21 +1,27 @@
 """What the broker leaves out where jobs are many, and that nobody sees it."""
 
 import asyncio
+import json
 import random
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from carme.broker import service as service_module
 from carme.broker import waiting as waiting_module
 from carme.broker.feed import Feed
+from carme.broker.server import Server
+from carme.broker.service import Broker
 from carme.broker.waiting import Waiting
 from carme.broker.watch import Watch
-from carme.jobs import Cluster, Job, JobState
+from carme.config import Settings
+from carme.jobs import Cluster, Forecast, Job, JobState, Reservation
 from carme.jobs.limits import Limits
 from carme.sessions.start_estimates import Place, places
+from carme.translation import moments, until_of
 
 
 def job(number: int, **fields: Any) -> Job:
@@ -158,3 +164,76 @@ async def test_jobs_given_by_sbatch_are_explained_as_ours_unless_there_are_very_
     found = await details.complete([ours, job(2, reason="QOSGrpGRES")], None)
     assert set(found) == explained
     assert all("4 of 4 GPUs in use" in one.explanation for one in found.values())
+
+
+async def test_limits_are_read_first_for_those_who_have_jobs_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[list[str]] = []
+
+    class Slurm:
+        has_many_jobs = False
+
+        async def limits(self, users: list[str]) -> list[Limits]:
+            read.append(users)
+            return []
+
+    monkeypatch.setattr(waiting_module, "USERS_AT_ONCE", 2)
+    details, why = Waiting(cast(Any, Slurm())), {"reason": "QOSGrpGRES"}
+    others = [job(number, user=user, **why) for number, user in enumerate(("ada", "bob", "eve"))]
+    ours = job(9, user="zoe", key="0" * 32, kind="session", **why)
+    await details.complete([*others, ours], None)
+    assert read == [["zoe", "ada"]]
+
+
+async def test_when_a_reservation_begins_is_a_moment_of_its_own() -> None:
+    begin = datetime.now(UTC).replace(microsecond=0) + timedelta(days=2)
+    course = Reservation(name="course", start=begin, end=begin + timedelta(hours=1), node_names=["n1"])
+
+    class Slurm:
+        has_many_jobs = False
+
+        async def reservations(self) -> list[Reservation]:
+            return [course]
+
+    details = Waiting(cast(Any, Slurm()))
+    waits = job(1, key="0" * 32, kind="session", reason="Reservation", reservation="course")
+    (found,) = (await details.complete([waits], None)).values()
+    assert found.detail.startswith("course begins ") and list(moments(found.detail).values()) == [begin]
+    assert until_of(found.explanation) is None
+
+
+@pytest.mark.parametrize(("takes", "made"), [(0.0, 3), (10.0, 2)])
+async def test_a_forecast_that_takes_long_is_made_less_often(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, takes: float, made: int
+) -> None:
+    running = [job(1, state="RUNNING", gpus=1, node_list="n1")]
+    broker, clock, plans = Broker(settings, cast(Any, SimpleNamespace())), {"now": 0.0, "worked": 0.0}, []
+
+    async def reservations() -> list[Reservation]:
+        return []
+
+    def planned(cluster: Any, jobs: Any, reserved: Any, now: datetime) -> Forecast:
+        clock["worked"] += takes
+        # As if it were of long ago: its age alone is reason for another one.
+        plans.append(Forecast(start=now - timedelta(minutes=2), step_minutes=30))
+        return plans[-1]
+
+    monkeypatch.setattr(service_module, "forecast", planned)
+    monkeypatch.setattr(broker._bookings, "reservations", reservations)
+    monkeypatch.setattr(broker._watch, "cluster", lambda: None)
+    monkeypatch.setattr(broker._watch, "jobs", lambda: running)
+    times = SimpleNamespace(monotonic=lambda: clock["now"], thread_time=lambda: clock["worked"])
+    monkeypatch.setattr(service_module, "time", times)
+    for now in (0.0, 100.0, 1000.0):
+        clock["now"] = now
+        running.append(job(len(running) + 1, state="RUNNING", gpus=1, node_list="n1"))
+        await broker.forecast(cast(Any, None), cast(Any, None))
+    assert len(plans) == made
+
+
+async def test_what_is_no_number_is_nothing_in_an_answer(settings: Settings) -> None:
+    async def answer(*_: object) -> dict[str, float]:
+        return {"share": float("nan"), "most": float("inf")}
+
+    server = Server(settings, cast(Any, SimpleNamespace(answer=answer)))
+    line = await server._answer(cast(Any, None), b"")
+    assert json.loads(cast(bytes, line))["result"] == {"share": None, "most": None}

@@ -1,14 +1,18 @@
 """What the check of a site starts its session with."""
 
+import json
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from carme.cli import main, validate
 from carme.config import Settings
-from carme.errors import InvalidRequest
+from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.jobs import Access, Cluster, Node, Partition
 from carme.jobs.access import Association
+from carme.validation import checks
 from carme.validation.options import SessionSize, Wanted, session_size
 
 
@@ -63,7 +67,91 @@ def test_without_accounting_slurm_chooses_the_account() -> None:
     assert session_size(Wanted(), CLUSTER, Access(user="ada"), settings()) == SessionSize("cpu", None, 1, 0)
 
 
-@pytest.mark.parametrize("wanted", [Wanted(partition="old"), Wanted(partition="none"), Wanted(account="bio")])
-def test_what_cannot_be_is_refused_by_name(wanted: Wanted) -> None:
-    with pytest.raises(InvalidRequest, match=r"jobs of ada.* and has a node at work"):
-        session_size(wanted, CLUSTER, ADA, settings())
+@pytest.mark.parametrize(
+    ("wanted", "sentence"),
+    [
+        (Wanted(partition="nix"), "There is no partition 'nix'; there are: cpu, big, old and down."),
+        (Wanted(partition="old"), "The partition 'old' has no node at work."),
+        (Wanted(partition="down"), "The partition 'down' starts no jobs: its state is DOWN."),
+        (Wanted(partition="cpu", account="bio"), "You may not use the account 'bio'; yours are: physics."),
+        (Wanted(account="bio"), "You may not use the account 'bio'; yours are: physics."),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_cause(wanted: Wanted, sentence: str) -> None:
+    down = [*CLUSTER.partitions, Partition(name="down", state="DOWN", node_names=["c1"])]
+    with pytest.raises(InvalidRequest) as refused:
+        session_size(wanted, CLUSTER.model_copy(update={"partitions": down}), ADA, settings())
+    assert refused.value.message == sentence
+
+
+@pytest.mark.parametrize(
+    ("there", "sentence"),
+    [
+        ([2], "No partition that has a node at work takes jobs of ada."),
+        ([], "No partition takes jobs of ada."),
+    ],
+)
+def test_without_a_partition_that_is_of_use_the_cause_is_named(there: list[int], sentence: str) -> None:
+    cluster = CLUSTER.model_copy(update={"partitions": [CLUSTER.partitions[one] for one in there]})
+    with pytest.raises(InvalidRequest) as refused:
+        session_size(Wanted(), cluster, ADA, settings())
+    assert refused.value.message == sentence
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(0, None), (-2, None), (None, -1)])
+def test_no_session_has_such_a_size(nodes: int | None, gpus: int | None) -> None:
+    with pytest.raises(InvalidRequest, match="1 node or more, and 0 GPUs or more"):
+        Wanted(nodes=nodes, gpus_per_node=gpus)
+
+
+class Broker:
+    """A broker that says whose access it was requested for, or does not answer."""
+
+    def __init__(self, works: bool) -> None:
+        self.works = works
+        self.users: list[str | None] = []
+
+    def cluster(self) -> Cluster:
+        if not self.works:
+            raise BrokerUnavailable("The broker does not answer.")
+        return CLUSTER
+
+    def access(self, user: str | None = None) -> Access:
+        self.users.append(user)
+        return ADA
+
+
+@pytest.mark.parametrize(
+    ("works", "more", "detail", "remedy", "users"),
+    [
+        (True, (), "3 nodes", "", ["ada"]),
+        (True, ("--partition", "nix"), "There is no partition 'nix'", "", ["ada"]),
+        (False, (), "The broker does not answer.", "systemctl status carme-broker", []),
+    ],
+)
+def test_the_verdict_names_what_the_broker_answers(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    works: bool,
+    more: tuple[str, ...],
+    detail: str,
+    remedy: str,
+    users: list[str],
+) -> None:
+    broker = Broker(works)
+    for module in (validate, checks):
+        monkeypatch.setattr(module, "BrokerClient", lambda: broker)
+    monkeypatch.setattr(validate, "load", settings)
+
+    def refuse(*_: object) -> None:
+        raise CarmeError("The portal is not there.")
+
+    monkeypatch.setattr(checks.Visitor, "login", refuse)
+    (tmp_path / "password").write_text("secret\n")
+    words = ["validate", "--json", "--user", "ada", "--password-file", str(tmp_path / "password"), *more]
+    assert main(words) == 1
+    first, login, *_ = json.loads(capsys.readouterr().out)["checks"]
+    assert first["name"] == "broker" and detail in first["detail"] and first["remedy"].startswith(remedy)
+    assert first["ok"] is (works and not more) and (login["ok"] is None) is not first["ok"]
+    assert broker.users == users

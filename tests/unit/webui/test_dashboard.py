@@ -18,9 +18,10 @@ from carme.jobs import SessionOptions
 from carme.jobs.times import moment_text
 from carme.reports.prometheus import Prometheus as Reader
 from carme.sessions import QueueEstimate
-from carme.translation import message
+from carme.translation import joined, message
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
+from carme_webui.jobs.waiting import waiting
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.models import Session
 
@@ -103,6 +104,22 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
         assert legend is not None
         shown = [time["datetime"] for time in legend("time")]
         assert shown == [f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (free, first, free)]
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_nodes_are_in_use_until_a_time_at_which_something_ends(known: bool) -> None:
+    now = timezone.now().replace(second=0, microsecond=0)
+    begin, end = now + timedelta(minutes=20), now + timedelta(minutes=10)
+    held = message(
+        "kept for the reservation {name} from {begins} on", name="a", begins=moment_text(begin, now)
+    )
+    why = message("{amounts} must become free on {nodes}, {why}", amounts="1 GPU", nodes="n1", why=held)
+    until = message("{why} until {until} at the latest", why=held, until=moment_text(end, now))
+    drawn = waiting(joined(["It waits:", until if known else why]), None, None)
+    assert (drawn and drawn.freed) == (end if known else None)
+    # Where a start is planned, too, the job alone is drawn.
+    planned = waiting(why, None, begin)
+    assert planned and planned.freed is None and len(planned.rows) == 1
 
 
 @pytest.mark.usefixtures("at_once", "still")

@@ -10,15 +10,18 @@ import pytest
 from auditlog.models import LogEntry
 from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
+from django.template import Context, Template
 from django.utils import timezone, translation
 
 from carme.jobs.times import moment_text
 from carme.translation import message
+from carme.translation import moment as at
 from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_of
 from carme_webui.bookings.models import Booking
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.templatetags.times import STYLES, moment, span
+from carme_webui.jobs.templatetags.translated import translated
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import notify
 
@@ -227,3 +230,19 @@ def test_ones_own_choice_comes_first_and_nonsense_is_ignored(
     assert "selected>America/New_York" in text(browser.get("/profile/"))
     alice.refresh_from_db()
     assert zone_of(alice) == ZoneInfo("America/New_York") and alice.browser_zone == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_sentence_is_escaped_once(timed: bool) -> None:
+    at = moment_text(NOON, NOON) if timed else "noon"
+    sentence = message("It's <b> until {until}.", until=at)
+    page = Template("{% load translated %}{{ one|translated|truncatechars_html:160 }}")
+    assert page.render(Context({"one": sentence})).startswith("It&#x27;s &lt;b&gt; until ")
+    assert Template("{% load translated %}{{ one|translated }}").render(Context({"one": "a'b"})) == "a&#x27;b"
+
+
+@pytest.mark.parametrize("year", [1, 9999])
+def test_a_time_of_no_clock_stays_as_it_is_written(year: int) -> None:
+    end = datetime(year, 12, 31, 23, tzinfo=UTC) if year > 1 else datetime(1, 1, 1, tzinfo=UTC)
+    sentence = message("Until {end}{unwritten}.", end=at("then", end), unwritten=at("", NOON))
+    assert translated(sentence) == "Until then."

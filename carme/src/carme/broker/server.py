@@ -125,8 +125,8 @@ class Server:
             result = await self._broker.answer(peer, line)
             if isinstance(result, HandOver):
                 return self._with_room(result)
-            # Results may have megabytes: they are written as JSON in one step.
-            return to_json({"result": result, "error": None})
+            # Results may have megabytes: they are written as JSON in one step. JSON has no NaN.
+            return to_json({"result": result, "error": None}, inf_nan_mode="null")
         except CarmeError as error:
             return protocol.Answer(error=protocol.Failure.of(error))
         except Exception:

@@ -129,11 +129,11 @@ class Broker:
         reserved = self._reserved
         if reserved is None or now - reserved[0] > FORECAST_AGE:
             self._reserved = reserved = now, await self._bookings.reservations()
-        # What is free now changes with these at once, and the plan must not contradict it.
+        # What is free now changes with these at once; a plan that takes long to make may lag behind them.
         held = frozenset((job.id, job.node_list) for job in jobs if job.gpus and job.is_running)
         cached = self._forecast
-        changed = cached is None or (held != cached[0] and time.monotonic() >= self._forecast_rest)
-        if cached is None or changed or now - cached[1].start > FORECAST_AGE:
+        rests = time.monotonic() < self._forecast_rest
+        if cached is None or (not rests and (held != cached[0] or now - cached[1].start > FORECAST_AGE)):
             begun = time.thread_time()
             self._forecast = cached = held, forecast(cluster, jobs, reserved[1], now)
             took = time.thread_time() - begun

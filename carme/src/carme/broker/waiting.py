@@ -10,6 +10,7 @@ from carme.jobs import Cluster, Job, Reservation
 from carme.jobs.explanations import BY_SLURM
 from carme.jobs.limits import Limits, limit_detail
 from carme.jobs.shortage import reserved_nodes, running_on, shortage
+from carme.jobs.times import moment_text
 from carme.slurm import Slurm
 from carme.translation import message as _
 
@@ -60,7 +61,9 @@ class Waiting:
         booked = {job.reservation for job in waiting if job.reason == "Reservation" and job.reservation}
         try:
             if self._due("limits", bool(limited), not limited <= self._users):
-                self._limits = await self._slurm.limits(sorted(limited)[:USERS_AT_ONCE])
+                ours = {job.user for job in waiting if job.key}
+                first = sorted(limited, key=lambda user: (user not in ours, user))
+                self._limits = await self._slurm.limits(first[:USERS_AT_ONCE])
                 self._users = limited
             saved = any(job.reason in _SHORT or job.reason.startswith(_NODES) for job in waiting)
             if self._due("reservations", bool(booked) or saved, not booked <= self._booked):
@@ -120,7 +123,7 @@ class Waiting:
                     _(
                         "{name} begins {start}",
                         name=one.name,
-                        start=f"{one.start.astimezone():%Y-%m-%d %H:%M %Z}",
+                        start=moment_text(one.start, datetime.now(UTC)),
                     )
                     for one in self._reservations
                     if one.name == job.reservation

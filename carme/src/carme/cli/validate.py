@@ -67,15 +67,10 @@ def _validate(arguments: argparse.Namespace) -> int:
 
     wanted = Wanted(arguments.partition, arguments.account, arguments.nodes, arguments.gpus)
     broker = BrokerClient()
-    size = session_size(wanted, broker.cluster(), broker.access(), settings)
-    verdict = Validation(
-        url=arguments.url or settings.site.url,
-        certificate=arguments.certificate,
-        account=Account(arguments.user, _password(arguments.password_file)),
-        stranger=Account(arguments.stranger, _password(arguments.stranger_password_file))
-        if arguments.stranger
-        else None,
-        options={
+
+    def options() -> dict[str, str]:
+        size = session_size(wanted, broker.cluster(), broker.access(user=arguments.user), settings)
+        return {
             "image": arguments.image or settings.images.default,
             "nodes": str(size.nodes),
             "gpus_per_node": str(size.gpus_per_node),
@@ -83,7 +78,16 @@ def _validate(arguments: argparse.Namespace) -> int:
             "title": "Site check",
             "partition": size.partition,
             **({"account": size.account} if size.account else {}),
-        },
+        }
+
+    verdict = Validation(
+        url=arguments.url or settings.site.url,
+        certificate=arguments.certificate,
+        account=Account(arguments.user, _password(arguments.password_file)),
+        stranger=Account(arguments.stranger, _password(arguments.stranger_password_file))
+        if arguments.stranger
+        else None,
+        options=options,
         training=arguments.training,
         notify=report,
     ).run()

@@ -482,11 +482,21 @@ class Settings(_Table):
         """
         address = (self.hub if part == "hub" else self.portal).database
         parts, name = urlsplit(address), f"{part}-database-password"
-        if not parts.username or parts.password is not None or not (self.secrets.directory / name).exists():
+        if not parts.username or parts.password is not None or not self._has_secret(name):
             return address
         user, _, host = parts.netloc.rpartition("@")
         password = quote(self.secret(name), safe="")
         return urlunsplit(parts._replace(netloc=f"{user}:{password}@{host}"))
+
+    def _has_secret(self, name: str) -> bool:
+        """Whether it may be there: in a folder that this account may not enter, too; `secret` says why."""
+        try:
+            (self.secrets.directory / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            pass
+        return True
 
     def secret(self, name: str) -> str:
         """The value of one secret, without the line's end.

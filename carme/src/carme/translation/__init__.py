@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from carme.translation.messages import Message, joined, message, moment, moments, noop, plural
+from carme.translation.messages import Message, joined, message, moment, moments, noop, plural, until_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = [
     "noop",
     "plural",
     "translated",
+    "until_of",
 ]
 
 _language: Callable[[], str | None] = lambda: None  # noqa: E731

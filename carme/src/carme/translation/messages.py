@@ -11,13 +11,25 @@ if TYPE_CHECKING:
     from gettext import GNUTranslations
     from typing import Any
 
-__all__ = ["Message", "Value", "joined", "message", "moment", "moments", "noop", "plural"]
+__all__ = [
+    "Message",
+    "Value",
+    "joined",
+    "message",
+    "moment",
+    "moments",
+    "noop",
+    "plural",
+    "until_of",
+]
 
 #: What a template is filled with: JSON knows it, so that it survives a socket and a database.
 Value = str | int | float | bool | None
 
 _DEPTH = 32  # messages that are values of messages
 _MOMENT = "{moment}"  # has no translation
+#: Of moments; a time in others may have no time of day in the reader's zone.
+_YEARS = range(1970, 3000)
 
 
 class Message(str):
@@ -120,7 +132,10 @@ def moment(text: str, when: datetime) -> Message:
 
 
 def moments(text: str) -> dict[str, datetime]:
-    """The times in a sentence: what is written there, and when that is. Empty for other texts."""
+    """The times in a sentence: what is written there, and when that is. Empty for other texts.
+
+    Those without words, and those of absurd years, are left out.
+    """
     if not isinstance(text, Message):
         return {}
     if text.template != _MOMENT:
@@ -131,7 +146,21 @@ def moments(text: str) -> dict[str, datetime]:
         at = datetime.fromisoformat(str(text.values.get("at")))
     except ValueError:
         return {}
-    return {str.__str__(text): at} if at.tzinfo else {}
+    words = str.__str__(text)
+    return {words: at} if at.tzinfo and at.year in _YEARS and words.strip() else {}
+
+
+def until_of(text: str) -> datetime | None:
+    """The last of the times in a sentence at which something ends, its values named `until`; None: no such.
+
+    Other times in it, as when something begins, do not count.
+    """
+    return max(_ends(text), default=None)
+
+
+def _ends(text: str) -> Iterable[datetime]:
+    for name, value in text.values.items() if isinstance(text, Message) else ():
+        yield from moments(_text_of(value)).values() if name == "until" else _ends(_text_of(value))
 
 
 def _text_of(value: Value) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from carme.broker.client import BrokerClient
-from carme.errors import CarmeError, SlurmError
+from carme.errors import CarmeError, InvalidRequest, SlurmError
 from carme.jobs import Job, JobState
 from carme.validation.notebook import CellResult, NotebookKernel
 from carme.validation.visitor import Visitor
@@ -65,9 +65,9 @@ class Skipped(CarmeError):
 class Validation:
     """Walks through a site as `account`.
 
-    Arguments: `url` of the site and the `certificate` to trust; `options` as in the start form; `training`
-    adds the training run over all nodes; `stranger` is a second account that must not get in; `notify` gets a
-    line of progress.
+    Arguments: `url` of the site and the `certificate` to trust; `options` finds those of the start form, by
+    what the broker says of the site; `training` adds the training run over all nodes; `stranger` is a second
+    account that must not get in; `notify` gets a line of progress.
     """
 
     def __init__(
@@ -76,16 +76,17 @@ class Validation:
         url: str,
         certificate: str | None,
         account: Account,
-        options: dict[str, str],
+        options: Callable[[], dict[str, str]],
         training: bool,
         stranger: Account | None,
         notify: Callable[[str], None],
     ) -> None:
         self.url, self.certificate = url, certificate
         self.account, self.stranger = account, stranger
-        self.options, self.training, self.notify = options, training, notify
-        self.nodes = int(options["nodes"])
-        self.gpus_per_node = int(options["gpus_per_node"])
+        self.training, self.notify = training, notify
+        self._find_options = options
+        self.options: dict[str, str] = {}
+        self.nodes = self.gpus_per_node = 0
         self.checks: list[Check] = []
         self.report: dict[str, Any] = {}
         self.session = ""
@@ -157,6 +158,8 @@ class Validation:
             check.detail, check.ok = action(), True
         except Skipped as error:
             check.detail, check.ok, check.skipped = str(error), True, True
+        except InvalidRequest as error:  # nothing is broken; the sentence says what to name instead
+            check.detail, check.ok, check.remedy = str(error), False, "" if error.remedy else remedy
         except CarmeError as error:
             check.detail, check.ok, check.remedy = str(error), False, remedy
         check.seconds = round(time.monotonic() - begin, 2)
@@ -168,6 +171,9 @@ class Validation:
 
     def _broker(self) -> str:
         cluster = self.broker.cluster()
+        self.options = self._find_options()
+        self.nodes = int(self.options["nodes"])
+        self.gpus_per_node = int(self.options["gpus_per_node"])
         able = [node for node in cluster.nodes if node.available]
         if len(able) < self.nodes:
             states = ", ".join(f"{node.name}: {node.state}" for node in cluster.nodes)

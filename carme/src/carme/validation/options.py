@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from carme.config import Settings
 from carme.errors import InvalidRequest
-from carme.jobs import Access, Cluster, Partition, usable
+from carme.jobs import Access, Cluster, Node, Partition, usable
 from carme.jobs.access import partition_refusal
+from carme.wording import listing
 
 #: Nodes of the session, and GPUs on each of them, where the site has as many.
 NODES, GPUS = 2, 2
@@ -32,6 +33,14 @@ class Wanted:
     nodes: int | None = None
     gpus_per_node: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for a size that no session has."""
+        if (self.nodes is not None and self.nodes < 1) or (self.gpus_per_node or 0) < 0:
+            raise InvalidRequest(
+                "A session has 1 node or more, and 0 GPUs or more on each of them.",
+                "Name such numbers as --nodes and --gpus, or leave these out.",
+            )
+
 
 def session_size(wanted: Wanted, cluster: Cluster, access: Access, settings: Settings) -> SessionSize:
     """The session for a check as this user.
@@ -45,12 +54,18 @@ def session_size(wanted: Wanted, cluster: Cluster, access: Access, settings: Set
     accounts = (
         [wanted.account] if wanted.account else [settings.slurm.default_account, *access.accounts, None]
     )
+    refusals: list[InvalidRequest] = []
+    idle: InvalidRequest | None = None
     for partition in _candidates(wanted, cluster, access, settings):
         at_work = [node for node in cluster.members(partition.name) if node.available]
-        account = next(
-            (one for one in accounts if partition_refusal(partition, access, one, None) is None), _NONE
-        )
-        if account == _NONE or not at_work or partition.state != "UP":
+        tried = [(one, partition_refusal(partition, access, one, None)) for one in accounts]
+        # Where none is taken, the last one's refusal: it is that of the user's own default account.
+        account, refusal = next((pair for pair in tried if pair[1] is None), tried[-1])
+        if (why := _idle(partition, at_work)) is not None:
+            idle = why
+            continue
+        if refusal is not None:
+            refusals.append(refusal)
             continue
         # Nodes with most GPUs come first: a partition may have some without.
         sizes = sorted((sum(node.gpus.values()) for node in at_work), reverse=True)
@@ -62,22 +77,37 @@ def session_size(wanted: Wanted, cluster: Cluster, access: Access, settings: Set
             nodes,
             gpus if wanted.gpus_per_node is None else wanted.gpus_per_node,
         )
-    which = f"The partition {wanted.partition}" if wanted.partition else "No partition"
-    does = "does not take" if wanted.partition else "takes"
-    payer = f" in the account {wanted.account}" if wanted.account else ""
-    raise InvalidRequest(
-        f"{which} {does} jobs of {access.user}{payer} and has a node at work.",
-        "'sinfo' and 'sacctmgr show user NAME withassoc' say what there is; name --partition and --account.",
-    )
+    if refusals:
+        raise refusals[0]
+    if idle is not None and wanted.partition:
+        raise idle
+    at_work = " that has a node at work" if idle is not None else ""
+    raise InvalidRequest(f"No partition{at_work} takes jobs of {access.user}.", _REMEDY)
 
 
-#: Stands for no account at all, as None leaves the account to Slurm.
-_NONE = "\0"
+_REMEDY = "'sinfo' and 'sacctmgr show user NAME withassoc' say what there is; name --partition and --account."
+
+
+def _idle(partition: Partition, at_work: list[Node]) -> InvalidRequest | None:
+    """Why a partition starts nobody's jobs now; None: it does."""
+    if partition.state != "UP":
+        return InvalidRequest(
+            f"The partition {partition.name!r} starts no jobs: its state is {partition.state}.", _REMEDY
+        )
+    if not at_work:
+        return InvalidRequest(f"The partition {partition.name!r} has no node at work.", _REMEDY)
+    return None
 
 
 def _candidates(wanted: Wanted, cluster: Cluster, access: Access, settings: Settings) -> list[Partition]:
     if wanted.partition:
-        return [one for one in cluster.partitions if one.name == wanted.partition]
+        named = [one for one in cluster.partitions if one.name == wanted.partition]
+        if not named:
+            names = [one.name for one in cluster.partitions if not one.hidden]
+            raise InvalidRequest(
+                f"There is no partition {wanted.partition!r}; there are: {listing(names)}.", _REMEDY
+            )
+        return named
     site = settings.slurm.default_partition
     found = usable(cluster, access, [settings.slurm.default_account or ""]).partitions
     return sorted(found, key=lambda one: (one.name != site, not one.default))

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from carme.translation import moments
+from carme.translation import until_of
 from carme_webui.jobs.bars import NARROWEST, WIDTH, Bar, Row
 
 __all__ = ["Waiting", "waiting"]
@@ -37,12 +37,12 @@ def waiting(explanation: str, earliest: datetime | None, latest: datetime | None
     """The picture of a job that waits; None where no time is known that is still to come.
 
     Args:
-        explanation: Why it waits: the last time in it is that at which its nodes become free.
+        explanation: Why it waits: what its nodes are in use until is in it, where that is known.
         earliest: When it starts if jobs end as early as they lately did.
         latest: When it starts by Slurm's plan.
     """
     now = timezone.now()
-    freed = max(moments(explanation).values(), default=None)
+    freed = until_of(explanation)
     freed = freed if freed and freed > now + SOON else None
     latest = latest if latest and latest > now + SOON else None
     earliest = max(earliest, now) if earliest and latest and latest - earliest > SOON else None

@@ -23,7 +23,7 @@ def translated(sentence: str | None) -> str:
     text = translation.translated(sentence or "")
     found = {str(conditional_escape(words)): at for words, at in translation.moments(sentence or "").items()}
     if not found:
-        return text
+        return conditional_escape(text)
     written = "|".join(re.escape(words) for words in sorted(found, key=len, reverse=True))
     shown = re.sub(written, lambda match: str(moment(found[match[0]])), conditional_escape(text))
     return mark_safe(shown)
