@@ -213,8 +213,7 @@ def test_the_standby_takes_over_and_back(heads: Heads) -> None:
         servers = [visitor.open(name) for name in names]
         kernel = stack.enter_context(visitor.kernel(servers[0]))
         assert kernel.run("state = 42", timeout=STARTED).ok
-        before = jobs(site)
-        assert len(before) >= SESSIONS
+        assert len(before := jobs(site)) >= SESSIONS
         bookings = stack.enter_context(Bookings(stack.enter_context(heads.visitor(USERS[1]))))
         bookings.more(3)
 
@@ -235,7 +234,6 @@ def test_the_standby_takes_over_and_back(heads: Heads) -> None:
         kernel.connect()
         assert kernel.run("print(state)", timeout=STARTED).output.strip() == "42"
         noted["sessions"] = len(names)
-        record.write()
     shown = site.run("db", "scontrol", "--oneliner", "show", "reservation").stdout
     lost = [name for name in bookings.confirmed if f"ReservationName={name} " not in shown]
     assert lost == [], bookings.confirmed
