@@ -52,11 +52,11 @@ class Sandbox:
         return await self.client.submit(request, user)
 
     async def until(self, number: int, *states: JobState) -> Job:
-        """The job, once it is in one of these states."""
+        """The job, once it is in one of these states; one that waits has a reason once the broker has seen it."""
 
         async def there() -> Job | None:
             job = await self.client.job(number)
-            return job if job.state in states else None
+            return job if job.state in states and (job.reason or not job.is_pending) else None
 
         return await eventually(there)
 
