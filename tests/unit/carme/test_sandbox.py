@@ -52,7 +52,7 @@ class Sandbox:
         return await self.client.submit(request, user)
 
     async def until(self, number: int, *states: JobState) -> Job:
-        """The job, once it is in one of these states; one that waits has a reason once the broker has seen it."""
+        """The job, once it is in one of these states; one that waits, once the broker knows why."""
 
         async def there() -> Job | None:
             job = await self.client.job(number)
