@@ -223,3 +223,31 @@ def test_passwords_that_the_inventory_no_longer_has_go(playbook: Playbook, tmp_p
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [path.name for path in secrets.iterdir()] == ["hub-database-password"]
+
+
+@pytest.mark.parametrize(
+    ("program", "none_active"),
+    [("echo '{\"active\": null}'", "True"), ('echo \'{"active": "head-2"}\'', "False"), ("exit 1", None)],
+)
+def test_only_an_answer_shows_that_no_head_was_promoted(
+    playbook: Playbook, tmp_path: Path, program: str, none_active: str | None
+) -> None:
+    (tmp_path / "carme-head").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "carme-head").chmod(0o755)
+    two = yaml.safe_load((ANSIBLE / "roles/heads/tasks/two.yml").read_text())
+    names = ("Ask which head is active", "Note whether none ever was")
+    tasks = [task for task in two if task["name"] in names]
+    tasks.append({"ansible.builtin.debug": {"msg": "none active: {{ heads_none_active }}"}})
+    variables = {
+        "heads_program": str(tmp_path / "carme-head"),
+        "carme_configuration": "x",
+        "ansible_become": False,
+    }
+    play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    done = playbook("-i", "localhost,", "-c", "local", tmp_path / "play.yml")
+    assert (done.returncode == 0) == (none_active is not None), done.stdout
+    assert none_active is None or f"none active: {none_active}" in done.stdout
+    stopped = next(task for task in two if task["name"].startswith("Stop services"))
+    promoted = next(task for task in two if task["name"].startswith("Make the first head"))
+    assert all("heads_none_active" in task["when"] for task in (stopped, promoted))
