@@ -1,6 +1,9 @@
 """Two heads in the inventory, and passwords of databases, which are no part of the public configuration."""
 
+import grp
 import json
+import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +30,7 @@ PLAY = """
     - ansible.builtin.copy:
         dest: "{{ output }}/{{ inventory_hostname }}.json"
         content: "{{ {'toml': lookup('template', template), 'passwords': carme_database_passwords,
-          'starts': carme_starts_services} | to_json }}"
+          'starts': carme_starts_services, 'head': carme_head, 'readers': readers} | to_json }}"
 """
 TWO: dict[str, Any] = {
     "carme_hub_database": "postgresql://carme-hub@db.example.org/hub",
@@ -36,21 +39,24 @@ TWO: dict[str, Any] = {
     "carme_portal_database": "postgresql://carme-portal:p%40ss@db.example.org/portal?sslmode=require",
     "carme_heads_address": "10.1.0.10/24",
     "carme_heads_interface": "eth1",
+    "carme_site_url": "https://carme.example.org",
 }
 
 
 @pytest.fixture
 def play(playbook: Playbook, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(heads: int, **settings: Any) -> subprocess.CompletedProcess[str]:
+    def run(heads: int, *options: str, **settings: Any) -> subprocess.CompletedProcess[str]:
         names = [f"head-{number}.example.org" for number in range(1, heads + 1)]
         groups = {"head": {"hosts": dict.fromkeys(names)}, "compute": {"hosts": {"n1": None}}}
         (tmp_path / "hosts.yml").write_text(json.dumps(groups))
         (tmp_path / "settings.json").write_text(json.dumps(settings))
         (tmp_path / "play.yml").write_text(PLAY)
         template = ANSIBLE / "roles/base/templates/carme.toml.j2"
-        places = json.dumps({"output": str(tmp_path), "template": str(template)})
+        exporter = yaml.safe_load((ANSIBLE / "roles/node_exporter/defaults/main.yml").read_text())
+        readers = exporter["node_exporter_readers"]
+        places = json.dumps({"output": str(tmp_path), "template": str(template), "readers": readers})
         more = ("-e", f"@{tmp_path / 'settings.json'}", "-e", places)
-        return playbook("-i", tmp_path / "hosts.yml", *more, tmp_path / "play.yml")
+        return playbook("-i", tmp_path / "hosts.yml", *more, *options, tmp_path / "play.yml")
 
     return run
 
@@ -84,6 +90,8 @@ def test_both_heads_get_one_configuration_without_passwords(
         (2, {"carme_portal_database": "postgresql:///carme-portal"}, "are not both on"),
         (2, {"carme_heads_address": ""}, "no address leads to the active one"),
         (2, {"carme_heads_address": "10.1.0.10"}, "with the length of its prefix"),
+        (1, {"carme_hub_database": "postgresql://hub:a@b@db/hub"}, "write @ in a password as %40"),
+        (1, {"carme_hub_database": "postgresql://hub@db/hub?password=secret"}, "holds a password in a form"),
     ],
 )
 def test_what_two_heads_lack_is_reported_before_anything_is_changed(
@@ -105,3 +113,141 @@ def test_one_head_starts_its_services_itself(
 def test_the_role_binds_what_carme_head_starts() -> None:
     values = yaml.safe_load((ANSIBLE / "roles/heads/vars/main.yml").read_text())
     assert [f"{name}.service" for name in values["heads_services"]] == list(SERVICES)
+
+
+def test_a_site_address_is_required_of_two_heads(
+    play: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = play(2, **{name: value for name, value in TWO.items() if name != "carme_site_url"})
+    assert done.returncode != 0 and "carme_site_url is not set" in " ".join(done.stdout.split()), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("written", "password"),
+    [("p%40ss", "p@ss"), ("a+b", "a+b"), ("a/b", "a/b"), ("a#b", "a#b"), ("a?b:c", "a?b:c")],
+)
+def test_passwords_leave_addresses_as_sqlalchemy_reads_them(
+    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, written: str, password: str
+) -> None:
+    done = play(
+        1, carme_head_address="10.1.0.2", carme_hub_database=f"postgresql://hub:{written}@db:5432/hub"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    only = json.loads((tmp_path / "head-1.example.org.json").read_text())
+    assert only["passwords"] == {"hub": password, "portal": ""}
+    assert 'database = "postgresql://hub@db:5432/hub"' in only["toml"]
+
+
+def test_the_second_head_is_requested_where_the_first_does_not_answer(
+    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    program = tmp_path / "venv/bin/carme-head"
+    program.parent.mkdir(parents=True)
+    # Both heads are this host here: the first call fails, the second answers.
+    program.write_text(
+        f"#!/bin/sh\nif mkdir {tmp_path}/called 2>/dev/null; then exit 1; fi\n"
+        """echo '{"active": "head-2.example.org"}'\n"""
+    )
+    program.chmod(0o755)
+    done = play(2, **TWO, carme_venv=str(tmp_path / "venv"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name, starts in {"head-1": False, "head-2": True}.items():
+        seen = json.loads((tmp_path / f"{name}.example.org.json").read_text())
+        assert (seen["head"], seen["starts"]) == ("head-2.example.org", starts)
+
+
+def test_heads_that_cannot_be_reached_stop_the_run(playbook: Playbook, tmp_path: Path) -> None:
+    unreachable = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
+    groups = {
+        "head": {"hosts": {"head-1": unreachable, "head-2": unreachable}},
+        "compute": {"hosts": {"n1": {"ansible_connection": "local"}}},
+    }
+    (tmp_path / "hosts.yml").write_text(json.dumps(groups))
+    (tmp_path / "settings.json").write_text(json.dumps({**TWO, "ansible_become": False}))
+    (tmp_path / "play.yml").write_text("- hosts: n1\n  gather_facts: true\n  roles: [carme]\n")
+    settings = ("-e", f"@{tmp_path / 'settings.json'}")
+    done = playbook("-i", tmp_path / "hosts.yml", *settings, tmp_path / "play.yml")
+    assert done.returncode != 0 and "No head answers" in " ".join(done.stdout.split()), done.stdout
+    named = playbook(
+        "-i", tmp_path / "hosts.yml", *settings, "-e", "carme_active_head=head-2", tmp_path / "play.yml"
+    )
+    assert named.returncode == 0, named.stdout + named.stderr
+
+
+def test_an_exporter_knows_the_readers_of_a_head_that_is_left_out(
+    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = play(2, "--limit", "!head-1.example.org", **TWO, ansible_host="10.1.0.7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    readers = json.loads((tmp_path / "head-2.example.org.json").read_text())["readers"]
+    assert readers[0] == "10.1.0.10" and "10.1.0.7" in readers
+
+
+@pytest.mark.parametrize("role", ["heads/tasks/one.yml", "removal/tasks/main.yml"])
+def test_the_key_of_the_other_head_goes(role: str) -> None:
+    two = yaml.safe_load((ANSIBLE / "roles/heads/tasks/two.yml").read_text())
+    line = next(t for t in two if t["name"].startswith("Let the other head read"))[
+        "ansible.builtin.lineinfile"
+    ]["line"]
+    written = line.replace("{{ heads_key }}", "ssh-ed25519 AAAA carme-head head-2.example.org")
+    tasks = yaml.safe_load((ANSIBLE / "roles" / role).read_text())
+    gone = next(t["ansible.builtin.lineinfile"] for t in tasks if "ansible.builtin.lineinfile" in t)
+    assert gone["state"] == "absent" and re.search(gone["regexp"], written)
+    assert not re.search(gone["regexp"], "ssh-ed25519 AAAA admin@carme-head")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to root")
+def test_passwords_that_the_inventory_no_longer_has_go(playbook: Playbook, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    for part in ("hub", "portal"):
+        (secrets / f"{part}-database-password").write_text("old\n")
+    group = grp.getgrgid(os.getgid()).gr_name
+    settings = {
+        "ansible_become": False,
+        "carme_secrets_directory": str(secrets),
+        "carme_database_passwords": {"hub": "new", "portal": ""},
+        "carme_hub_account": group,
+        "carme_portal_account": group,
+        "carme_group": group,
+    }
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    tasks = ANSIBLE / "roles/secrets/tasks/databases.yml"
+    (tmp_path / "play.yml").write_text(
+        f"- hosts: localhost\n  gather_facts: false\n  tasks:\n    - ansible.builtin.include_tasks: {tasks}\n"
+        "    - ansible.builtin.assert:\n"
+        "        that: secrets_passwords is changed and secrets_passwords_gone is changed\n"
+    )
+    done = playbook(
+        "-i", "localhost,", "-c", "local", "-e", f"@{tmp_path / 'settings.json'}", tmp_path / "play.yml"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [path.name for path in secrets.iterdir()] == ["hub-database-password"]
+
+
+@pytest.mark.parametrize(
+    ("program", "none_active"),
+    [("echo '{\"active\": null}'", "True"), ('echo \'{"active": "head-2"}\'', "False"), ("exit 1", None)],
+)
+def test_only_an_answer_shows_that_no_head_was_promoted(
+    playbook: Playbook, tmp_path: Path, program: str, none_active: str | None
+) -> None:
+    (tmp_path / "carme-head").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "carme-head").chmod(0o755)
+    two = yaml.safe_load((ANSIBLE / "roles/heads/tasks/two.yml").read_text())
+    names = ("Ask which head is active", "Note whether none ever was")
+    tasks = [task for task in two if task["name"] in names]
+    tasks.append({"ansible.builtin.debug": {"msg": "none active: {{ heads_none_active }}"}})
+    variables = {
+        "heads_program": str(tmp_path / "carme-head"),
+        "carme_configuration": "x",
+        "ansible_become": False,
+    }
+    play = {"hosts": "localhost", "gather_facts": False, "vars": variables, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    done = playbook("-i", "localhost,", "-c", "local", tmp_path / "play.yml")
+    assert (done.returncode == 0) == (none_active is not None), done.stdout
+    assert none_active is None or f"none active: {none_active}" in done.stdout
+    stopped = next(task for task in two if task["name"].startswith("Stop services"))
+    promoted = next(task for task in two if task["name"].startswith("Make the first head"))
+    assert all("heads_none_active" in task["when"] for task in (stopped, promoted))

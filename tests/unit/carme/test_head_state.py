@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import re
 import socket
 import sqlite3
 import sys
@@ -246,3 +247,10 @@ def test_a_copy_is_pulled_by_a_program_and_noted(
     copied = state.Copied("other", 2, time.time())
     state.note_copy(tmp_path, copied)
     assert state.last_copy(tmp_path) == copied
+
+
+def test_a_site_with_one_head_sends_nothing(site: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    site.write_text(re.sub(r"(?ms)^\[heads\].*?(?=^\[|\Z)", "", site.read_text()))
+    assert program.main(["--config", str(site), "send-state"]) == 1
+    sent, error = capfdbinary.readouterr()
+    assert sent == b"" and b"This site has one head" in error

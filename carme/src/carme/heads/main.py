@@ -205,7 +205,9 @@ def _pull(options: argparse.Namespace) -> int:
 
 
 def _send(options: argparse.Namespace) -> int:
-    state.send(load(options.config), options.config, sys.stdout.buffer)
+    settings = load(options.config)
+    require_two_heads(settings)
+    state.send(settings, options.config, sys.stdout.buffer)
     return 0
 
 
