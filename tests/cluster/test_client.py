@@ -5,6 +5,7 @@ import itertools
 import os
 import ssl
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -83,23 +84,36 @@ def test_an_array_computes_in_its_tasks(demo: DemoSite, client: carme.Client) ->
 def test_tasks_of_a_net_are_jobs(
     demo: DemoSite, client: carme.Client, connect: Callable[[], carme.Client], tmp_path: Path
 ) -> None:
-    """A net here, whose functions run as jobs there; one that is cancelled runs again."""
+    """A net here, whose functions run as jobs there; one that is cancelled is a failure of its transition."""
+    home = client.files.places()[0].path
+    folder = client.files.make_folder(f"{home}/test-{os.urandom(4).hex()}")
     net = Net("jobs")
     numbers, squares = net.place("numbers", int), net.place("squares", tuple)
 
-    @net.transition(numbers >> squares)
+    @net.transition(numbers >> squares, retries=1)
     def square(number: int) -> tuple[int, str]:
+        while not Path(folder, "go").exists():
+            time.sleep(0.2)
         return number * number, os.environ["SLURM_JOB_ID"]
 
+    def noted() -> str:
+        names = [file.name for file in (tmp_path / "run/jobs").iterdir()]
+        return next((name for name in names if name.isdigit()), "")
+
     options: dict[str, Any] = {"image": client.images()[0].name, "minutes": 3, "memory_mb": 500, "cpus": 1}
-    with net.start(SlurmJobs(connect, jobs=2, **options), folder=tmp_path / "run") as run:
-        run.put(numbers, 2, 3, 4)
-        wait_until("jobs are submitted", lambda: list((tmp_path / "run/jobs").iterdir()))
-        first = next((tmp_path / "run/jobs").iterdir()).name
-        demo.run("head", "scancel", first)  # it runs again, unless it has ended already
-        marking = run.wait(HANG)
+    try:
+        with net.start(SlurmJobs(connect, jobs=2, **options), folder=tmp_path / "run") as run:
+            run.put(numbers, 2, 3, 4)
+            first = wait_until("a job is submitted", noted)
+            demo.run("head", "scancel", first)
+            (tmp_path / "go").touch()
+            client.files.upload(tmp_path / "go", f"{folder}/")
+            marking = run.wait(HANG)
+    finally:
+        client.files.delete(folder)
     assert sorted(value for value, _ in marking["squares"]) == [4, 9, 16]
-    assert len({job for _, job in marking["squares"]}) == 3
+    jobs = {job for _, job in marking["squares"]}
+    assert len(jobs) == 3 and first not in jobs
     assert not list((tmp_path / "run/jobs").iterdir())
 
 

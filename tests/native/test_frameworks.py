@@ -106,7 +106,11 @@ def test_dasks_pages_are_behind_the_sessions_login_alone(job: Job, in_a_session:
     if in_a_session:
         (folder / "apps").mkdir(parents=True)
         (folder / "apps").chmod(0o700)
-    variables = {"SLURM_JOB_ID": session, "JUPYTERHUB_SERVICE_PREFIX": "/jupyter/user/ann/first/"}
+    variables = {
+        "SLURM_JOB_ID": session,
+        "SLURMD_NODENAME": "n1",
+        "JUPYTERHUB_SERVICE_PREFIX": "/jupyter/user/ann/first/",
+    }
     try:
         run = job.launch("--backend", "dask", "-n", "1", "--", sys.executable, "-c", PAGES, **variables)
         out = finished(run)

@@ -28,7 +28,7 @@ def train(launcher, folder, nodes, *arguments, program="keras_training"):
 def run(launcher, program, nodes, *arguments):
     """Ranks of a program that imports Keras' backends, which takes minutes on a busy machine."""
     ranks = launcher.start(program, nodes, *arguments)
-    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.said()
+    assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.output()
     return ranks
 
 

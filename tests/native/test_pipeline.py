@@ -110,9 +110,9 @@ def test_mistakes_end_in_sentences(launcher):
 )
 def test_targets_that_the_loss_cannot_take_are_refused_in_a_sentence(launcher, what, sentence):
     ranks = launcher.start("pipeline_mistakes", [0, 0], "unlike", what)
-    assert ranks.finish(SECONDS) == [0, 0], ranks.said()
-    assert f"REFUSED {sentence}" in ranks.outputs[1], ranks.said()
-    assert "REFUSED Rank 1 ended while rank 0 waited" in ranks.outputs[0], ranks.said()
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
+    assert f"REFUSED {sentence}" in ranks.outputs[1], ranks.output()
+    assert "REFUSED Rank 1 ended while rank 0 waited" in ranks.outputs[0], ranks.output()
 
 
 def test_a_sparse_gradient_is_refused_on_all_ranks(launcher):

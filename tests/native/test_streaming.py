@@ -61,7 +61,7 @@ def test_pytorch_before_2_5_loads_a_state_after_what_travels(monkeypatch):
 def test_a_keras_model_trains_while_its_weights_travel(launcher, monkeypatch, backend, what):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     ranks = launcher.start("keras_streamed", [0, 1], what)
-    assert ranks.finish(3 * HANG) == [0, 0], ranks.said()
+    assert ranks.finish(3 * HANG) == [0, 0], ranks.output()
 
 
 @pytest.mark.timeout(4 * HANG)

@@ -14,6 +14,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import place
 from carme_runtime.launcher.backends import BACKENDS, Setup, Variables
+from carme_runtime.launcher.dask_scheduler import bound
 from carme_runtime.launcher.ray_start import with_port_written
 
 from .conftest import Process, clean_environment
@@ -190,11 +191,15 @@ def test_dasks_pages_are_an_app_of_a_session(monkeypatch: pytest.MonkeyPatch, tm
     """Where it has apps, and its folder is nobody else's; the next one is not in the way of the first."""
     monkeypatch.setattr("carme_runtime.launcher.dask.importlib.util.find_spec", lambda name: name)
     name = f"test-{secrets.token_hex(4)}"
-    session = {"SLURM_JOB_ID": name, "JUPYTERHUB_SERVICE_PREFIX": "/jupyter/user/ann/first/"}
+    session = {
+        "SLURM_JOB_ID": name,
+        "SLURMD_NODENAME": "n1",
+        "JUPYTERHUB_SERVICE_PREFIX": "/jupyter/user/ann/first/",
+    }
     link = "DASK_DISTRIBUTED__DASHBOARD__LINK"
 
-    def shown() -> tuple[str, str | None]:
-        setup = Setup(spread(2).places, [7000], session)
+    def shown(setup: Setup | None = None) -> tuple[str, str | None]:
+        setup = setup or Setup(spread(2).places, [7000], session)
         scheduler = BACKENDS["dask"].programs(setup)[0].processes[0]
         return BACKENDS["dask"].variables(setup)[0][link], scheduler.environment.get("CARME_DASK_PAGES")
 
@@ -210,12 +215,30 @@ def test_dasks_pages_are_an_app_of_a_session(monkeypatch: pytest.MonkeyPatch, tm
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(first[1])
             assert shown() == first  # a run that has ended
+            second = first[0].replace("dask", "dask-2"), f"{folder}/apps/dask-2.sock"
+            earlier = Setup(spread(2).places, [7000], session)
+            assert shown(earlier) == first and shown() == second  # both before either listens
+            assert shown(earlier) == first
+            del earlier
             other.listen()
-            assert shown() == (first[0].replace("dask", "dask-2"), f"{folder}/apps/dask-2.sock")
+            assert shown() == second
+        session["SLURMD_NODENAME"] = "n2"
+        assert shown() == ("", None)  # the scheduler is not on the session's node
+        session["SLURMD_NODENAME"] = "n1"
         monkeypatch.setattr("carme_runtime.launcher.dask.importlib.util.find_spec", lambda name: None)
         assert shown() == ("", None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_dasks_scheduler_goes_on_without_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bound(str(tmp_path / "none/dask.sock")) is None
+    assert "Dask's pages are not shown" in capsys.readouterr().err
+    (tmp_path / "dask.sock").write_text("no socket")
+    assert bound(str(tmp_path / "dask.sock")) is None
+    made = bound(str(tmp_path / "other.sock"))
+    assert made
+    made.close()
 
 
 def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> None:

@@ -273,3 +273,25 @@ def test_variables_for_ranks_are_texts_and_none_without_a_limit(tmp_path: Path) 
     assert start.variables(None, None, "/own") == {}
     own = start.variables(5, tmp_path, "/own")
     assert own[start.LIMIT] == "5" and own["PYTHONPATH"].endswith(f"{os.pathsep}/own")
+
+
+def test_the_kind_of_a_file_system_is_found_also_where_its_source_is_empty_or_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel's table is simulated; that this user may not look below a folder, too, as root may."""
+    device = tmp_path.stat().st_dev
+    table = tmp_path / "mounts"
+    monkeypatch.setattr(spill, "_MOUNTS", table)
+    start = f"1 0 {os.major(device)}:{os.minor(device)} / / rw -"
+    table.write_text(f"{start} ext4  rw\n")
+    assert spill.file_system(tmp_path) == "ext4"
+    table.write_text(f"{start} overlay  rw,lowerdir=/a,upperdir=/closed/upper,workdir=/b\n")
+    is_dir = Path.is_dir
+
+    def refuse(path: Path) -> bool:
+        if path.parts[:2] == ("/", "closed"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_dir(path)
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    assert spill.file_system(tmp_path) == "overlay"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +47,11 @@ class LocalJob:
     def __init__(self, folder: Path, id: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.folder, self.id, self.process = folder, id, process
 
+    @property
+    def state(self) -> str:
+        assert self.process
+        return "NODE_FAIL" if self.process.returncode == -signal.SIGKILL else "FAILED"
+
     def result(self) -> Any:
         assert self.process
         self.process.wait(HANG)
@@ -71,6 +77,10 @@ class LocalJobs:
     def get(self, number: int) -> LocalJob:
         return LocalJob(self.folder / "any", number)
 
+    def list(self, *, q: str) -> list[LocalJob]:
+        found = [file.parent for file in self.folder.glob("*/options") if f"{q}'" in file.read_text()]
+        return [LocalJob(own, int((own / "number").read_text())) for own in found]
+
 
 class LocalClient:
     """Starts functions as processes of this machine, and notes what each was started with."""
@@ -84,7 +94,60 @@ class LocalClient:
         (own / "options").write_text(repr(options))
         (own / "call").write_bytes(cloudpickle.dumps((what, arguments, named)))
         process = subprocess.Popen([sys.executable, "-c", _RUN, str(own)], start_new_session=True)
+        (own / "number").write_text(str(process.pid))
         return LocalJob(own, process.pid, process)
+
+
+def endless() -> None:
+    threading.Event().wait()
+
+
+class DyingClient(LocalClient):
+    """The first worker that submits is killed before it knows the job's number."""
+
+    def submit(self, what: Any, *arguments: Any, named: dict[str, Any], **options: Any) -> LocalJob:
+        try:
+            (self.folder / "died").mkdir(parents=True)
+        except FileExistsError:
+            return super().submit(what, *arguments, named=named, **options)
+        super().submit(endless, named={}, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Denied(Exception):
+    """As that of carme.Client."""
+
+
+class ForgetfulJob(LocalJob):
+    def result(self) -> Any:
+        raise Denied("The token is over.")
+
+
+class ForgetfulClient(LocalClient):
+    def submit(self, what: Any, *arguments: Any, named: dict[str, Any], **options: Any) -> LocalJob:
+        job = super().submit(endless, named={}, **options)
+        return ForgetfulJob(job.folder, job.id, job.process)
+
+
+class SlurmError(Exception):
+    """As that of carme.Client."""
+
+
+class BusyJob(LocalJob):
+    calls = 0
+
+    def result(self) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise SlurmError("Slurm does not answer.")
+        return super().result()
+
+
+class BusyClient(LocalClient):
+    def submit(self, what: Any, *arguments: Any, named: dict[str, Any], **options: Any) -> LocalJob:
+        job = super().submit(what, *arguments, named=named, **options)
+        return BusyJob(job.folder, job.id, job.process)
 
 
 @pytest.fixture
@@ -119,7 +182,9 @@ def test_each_task_is_a_job_with_its_options(connect: Any, tmp_path: Path):
         marking = run.wait(HANG)
         own = run.workers
     assert sorted(marking["z"]) == [1, 1, 1, 11, 12, 13] and len(own) == 2
-    options = sorted(file.read_text() for file in (tmp_path / "site").glob("*/options"))
+    written = [file.read_text() for file in (tmp_path / "site").glob("*/options")]
+    assert len(set(written)) == 6
+    options = sorted(re.sub("-t[0-9a-f]{12}'", "'", each) for each in written)
     assert (
         options
         == ["{'name': 'net-two', 'image': 'torch'}"] * 3 + ["{'name': 'net-where', 'image': 'torch'}"] * 3
@@ -172,6 +237,60 @@ def test_jobs_of_a_run_that_is_closed_are_cancelled(connect: Any, tmp_path: Path
             time.sleep(0.01)
     assert (tmp_path / f"site/cancelled-{job}").exists()
     assert not list((tmp_path / "run/jobs").iterdir())
+
+
+def passed_on() -> tuple[Net, Any, Any]:
+    net = Net("passed")
+    x, y = net.place("x", int), net.place("y", int)
+
+    @net.transition(x >> y)
+    def same(value: int) -> int:
+        if value < 0:
+            os._exit(3)
+        return value
+
+    return net, x, y
+
+
+def test_a_job_that_ended_and_was_not_lost_runs_once(connect: Any, tmp_path: Path):
+    net, x, _ = passed_on()
+    with net.start(SlurmJobs(connect, jobs=1), folder=tmp_path / "run") as run:
+        run.put(x, -1)
+        with pytest.raises(PetriError, match="left no result"):
+            run.wait(HANG)
+    assert len(list((tmp_path / "site").glob("*/options"))) == 1
+    assert not list((tmp_path / "run/jobs").iterdir())
+
+
+def test_a_job_that_may_not_be_over_is_cancelled_at_the_end(tmp_path: Path):
+    net, x, _ = passed_on()
+    with net.start(
+        SlurmJobs(lambda: ForgetfulClient(tmp_path / "site"), jobs=1), folder=tmp_path / "run"
+    ) as run:
+        run.put(x, 1)
+        with pytest.raises(PetriError, match="The token is over"):
+            run.wait(HANG)
+        (note,) = (tmp_path / "run/jobs").iterdir()
+    assert (tmp_path / f"site/cancelled-{note.name}").exists() and not note.exists()
+
+
+def test_a_job_that_was_just_being_submitted_is_cancelled_by_its_name(tmp_path: Path):
+    net, x, _ = passed_on()
+    with net.start(SlurmJobs(lambda: DyingClient(tmp_path / "site"), jobs=1), folder=tmp_path / "run") as run:
+        run.put(x, 1)
+        assert run.wait(HANG)["y"] == [1]
+        (note,) = (tmp_path / "run/jobs").iterdir()
+        assert note.name.startswith("t")
+    assert len(list((tmp_path / "site").glob("cancelled-*"))) == 1 and not note.exists()
+
+
+def test_where_slurm_does_not_answer_the_result_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("carme_runtime.petri.slurm_jobs._PAUSE", 0.0)
+    net, x, _ = passed_on()
+    with net.start(SlurmJobs(lambda: BusyClient(tmp_path / "site"), jobs=1), folder=tmp_path / "run") as run:
+        run.put(x, 1)
+        assert run.wait(HANG)["y"] == [1]
+    assert len(list((tmp_path / "site").glob("*/options"))) == 1
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path):

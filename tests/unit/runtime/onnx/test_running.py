@@ -194,9 +194,10 @@ def test_a_run_that_fails_leaves_no_shared_memory(shared: Path):
     tensors = [numpy_helper.from_array(np.array([7, -1]), "shape")]
     proto = onnx_models.model(nodes, {"x": ("N", 4096)}, ["y"], tensors)
     given = [{"x": onnx_models.random(size, 4096)} for size in (7, 3, 7, 7)]
-    with pytest.raises(CarmeRuntimeError, match="ONNX Runtime failed"):
+    with pytest.raises(CarmeRuntimeError, match="ONNX Runtime failed") as caught:
         carme_onnx.run(proto, given, workers=2, tasks=2)
     assert list(shared.iterdir()) == []
+    assert "run the model again" in str(caught.value) and "resume" not in str(caught.value)
 
 
 def test_what_fails_is_reported_in_a_sentence():

@@ -79,6 +79,28 @@ def products() -> Any:
     return onnx_models.model(nodes, {"x": (3, 12)}, ["y"], tensors)
 
 
+def squares() -> Any:
+    """Operators both of whose inputs are the same result."""
+    nodes = [
+        node("Conv", "x", "a", "w", pads=[1] * 4),
+        node("Mul", "a", "b", "a"),
+        node("Add", "b", "c", "b"),
+        node("Conv", "c", "y", "w", pads=[1] * 4),
+    ]
+    return onnx_models.model(nodes, {"x": (1, 4, 8, 8)}, ["y"], [onnx_models.weights("w", 4, 4, 3, 3)])
+
+
+def tied() -> Any:
+    """A weight of several operators, which take it apart along different axes."""
+    nodes = [
+        node("Gemm", "x", "a", "w"),
+        node("Relu", "a", "b"),
+        node("Gemm", "b", "c", "w", transB=1),
+        node("Gemm", "c", "y", "w"),
+    ]
+    return onnx_models.model(nodes, {"x": (3, 8)}, ["y"], [onnx_models.weights("w", 8, 8)])
+
+
 def check(found: Any, wanted: Any) -> None:
     assert found.shape == wanted.shape and found.dtype == wanted.dtype
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
@@ -87,8 +109,14 @@ def check(found: Any, wanted: Any) -> None:
 @pytest.mark.parametrize("ways", [2, 3])
 @pytest.mark.parametrize(
     ("proto", "shape"),
-    [(image(), (2, 3, 19, 17)), (image(opset=9), (2, 3, 19, 17)), (products(), (3, 12))],
-    ids=["image", "opset 9", "products"],
+    [
+        (image(), (2, 3, 19, 17)),
+        (image(opset=9), (2, 3, 19, 17)),
+        (products(), (3, 12)),
+        (squares(), (1, 4, 8, 8)),
+        (tied(), (3, 8)),
+    ],
+    ids=["image", "opset 9", "products", "squares", "tied"],
 )
 def test_each_split_gives_what_the_whole_gives(proto: Any, shape: tuple[int, ...], ways: int):
     model, x = carme_onnx.load(proto), onnx_models.random(*shape)
@@ -99,6 +127,8 @@ def test_each_split_gives_what_the_whole_gives(proto: Any, shape: tuple[int, ...
     for group in groups:
         split = splitter.split_model(group)
         assert len(split.nodes) > len(model.nodes)
+        names = [each.name for each in split.proto.graph.initializer]
+        assert len(set(names)) == len(names)
         check(onnx_models.expected(split.proto, {"x": x})["y"], wanted)
         graph, cuts = splitter.split_graph(group)
         assert [each.name for each in graph.operators] == [each.name for each in split.nodes]

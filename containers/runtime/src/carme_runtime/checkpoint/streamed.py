@@ -21,6 +21,7 @@ from carme_runtime.checkpoint.ranks import Ranks
 from carme_runtime.checkpoint.stream import Layout, numbers_in, unpack, with_tensors
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.logs import log
 
 __all__ = ["Arriving", "carrier_of", "first_of", "give", "settle_optimizer"]
 
@@ -101,6 +102,8 @@ class Arriving:
                     self._there += 1
                     self._news.notify_all()
         except BaseException as error:
+            # Rank 0 waits for nothing, so nobody raises it there.
+            log.warning("A checkpoint did not reach all ranks: %s: %s", type(error).__name__, error)
             with self._news:
                 self._error = error
                 self._news.notify_all()

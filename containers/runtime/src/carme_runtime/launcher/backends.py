@@ -1,5 +1,6 @@
 """What `--backend` sets, starts and stops for each framework: one entry of `BACKENDS` each."""
 
+import functools
 import importlib.util
 import json
 import sys
@@ -38,6 +39,11 @@ class Setup:
     devices_per_rank: int | None = None
     no_gpu: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict)
+
+    @functools.cached_property
+    def pages(self) -> dask.Pages | None:
+        """Where a run of Dask shows its pages: this run's own as long as there is this setup."""
+        return dask.pages_of(self)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """Dask over the nodes of a job: its scheduler on the first, a worker for each rank, the script once."""
 
+import fcntl
 import importlib.util
 import os
 import socket
 import stat
 import sys
-from collections.abc import Mapping
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,28 +46,59 @@ def variables(setup: "Setup", host: str) -> dict[str, str]:
     Args:
         host: Of the scheduler, as the other nodes call it.
     """
-    pages = pages_of(setup.caller)
+    pages = setup.pages
     base = setup.caller.get("JUPYTERHUB_SERVICE_PREFIX", "")
     return {
         "DASK_SCHEDULER_ADDRESS": f"tls://{host}:{setup.ports[0]}",
         "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True",
-        _LINK: f"{base}app/{pages.stem}/status" if pages else "",
+        _LINK: f"{base}app/{pages.path.stem}/status" if pages else "",
         **setup.secrets,
     }
 
 
-def pages_of(caller: Mapping[str, str]) -> Path | None:
-    """The socket on which a session shows this run's pages, to its user alone; None outside of sessions.
+@dataclass(frozen=True)
+class Pages:
+    """The socket of a run's pages, whose name no other run takes as long as there is this."""
 
-    Args:
-        caller: The environment of who starts the run.
+    path: Path
+
+
+def pages_of(setup: "Setup") -> Pages | None:
+    """Where a session shows this run's pages, to its user alone; None outside of sessions.
+
+    None as well where the scheduler is on another node than the session.
     """
-    folder = Path(f"/tmp/carme-{caller.get('SLURM_JOB_ID')}/apps")
+    folder = Path(f"/tmp/carme-{setup.caller.get('SLURM_JOB_ID')}/apps")
     if not _is_private(folder) or not importlib.util.find_spec("bokeh"):
         return None
-    names = ("dask", *(f"dask-{number}" for number in range(2, _MOST_AT_ONCE)))
-    free = (path for name in names if not _listens(path := folder / f"{name}.sock"))
-    return next(free, None)
+    here = {setup.caller.get("SLURMD_NODENAME"), socket.gethostname()}
+    if setup.places[0].member.host not in here:
+        return None
+    for name in ("dask", *(f"dask-{number}" for number in range(2, _MOST_AT_ONCE))):
+        found = _reserved(folder, name)
+        if found:
+            return found
+    return None
+
+
+def _reserved(folder: Path, name: str) -> Pages | None:
+    """A name for this run alone; None where another one has it."""
+    path = folder / f"{name}.sock"
+    try:
+        lock = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        free = not _listens(path)
+    except OSError:
+        free = False
+    if not free:
+        os.close(lock)
+        return None
+    found = Pages(path)
+    weakref.finalize(found, os.close, lock)
+    return found
 
 
 def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
@@ -76,14 +109,14 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
     """
     first = setup.places[0].member
     shared = variables(setup, hosts[first.number])
-    pages = pages_of(setup.caller)
+    pages = setup.pages
     scheduler = [sys.executable, "-m", "carme_runtime.launcher.dask_scheduler"]
     scheduler += [hosts[first.number].strip("[]"), str(setup.ports[0])]
     made = [
         Program(
             "Dask's scheduler",
             scheduler,
-            [Process(first, shared | ({PAGES: str(pages)} if pages else {}))],
+            [Process(first, shared | ({PAGES: str(pages.path)} if pages else {}))],
             "Scheduler at:",
         )
     ]

@@ -19,7 +19,7 @@ from carme_runtime.onnx.parts import split_model, write_parts
 from carme_runtime.onnx.plans import Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
 from carme_runtime.onnx.tracing import as_source, trace
-from carme_runtime.petri import store
+from carme_runtime.petri import PetriError, store
 from carme_runtime.petri.ranges import lasting
 from carme_runtime.petri.starting import is_job
 
@@ -158,9 +158,12 @@ class Runner:
                 for number, values in run.wait()["done"]:
                     for name, value in zip(pipeline.results, values, strict=True):
                         results[number][name] = _taken(value)
-            except BaseException:
-                if self._folder is None:  # which goes
-                    run.discard()
+            except BaseException as error:
+                if self._folder is not None:
+                    raise
+                run.discard()  # its folder goes
+                if isinstance(error, PetriError) and str(folder) in error.remedy:
+                    raise PetriError(error.message, _remedy(error)) from error.__cause__
                 raise
             self.notices = list(run.notices)
         for number, batch in enumerate(batches):  # outputs that are inputs
@@ -168,6 +171,12 @@ class Runner:
                 name: results[number].get(name, batch.get(name)) for name in self.model.outputs
             }
         return results
+
+
+def _remedy(error: PetriError) -> str:
+    """What to do where there is no folder in which the run could be resumed."""
+    _, *trace = error.remedy.split("\n", 1)
+    return "\n".join(["Mend it and run the model again; with folder= what is done is not lost.", *trace])
 
 
 def _free(folder: Path) -> None:

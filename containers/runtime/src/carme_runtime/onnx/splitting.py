@@ -215,9 +215,10 @@ class Splitter:
 
     def _is_plain(self, node: Any) -> bool:
         """Whether it has one result, and all of its inputs but the first one are constants."""
-        others = [name for name in needed(node) if name != node.input[0]]
+        others = [*node.input[1:], *(name for name in needed(node) if name != node.input[0])]
         outputs = [name for name in node.output if name]
-        return not node.domain and len(outputs) == 1 and all(name in self._weights for name in others)
+        constant = all(name in self._weights for name in others if name)
+        return not node.domain and len(outputs) == 1 and constant
 
     def _is_fixed(self, name: str) -> bool:
         info = self._known.get(name)
@@ -329,7 +330,7 @@ class Splitter:
                     copy.input[0] = node.input[0]
                 for which, axis in self._weight_axes(node, split.axis, count):
                     of = node.input[which]
-                    weight = _WeightPart(f"{of}__part{part}", of, axis, begin, end)
+                    weight = _WeightPart(f"{of}__axis{axis}_{begin}_{end}", of, axis, begin, end)
                     made.weights.append(weight)
                     copy.input[which] = weight.name
                 share = (end - begin) / count
@@ -440,11 +441,13 @@ class Splitter:
         del proto.graph.node[:]
         proto.graph.node.extend(nodes)
         whole = {each.name: each for each in self.model.proto.graph.initializer}
-        for pieces in filter(None, made.values()):
-            for each in pieces.weights:
-                array = onnx.numpy_helper.to_array(whole[each.of])
-                part = array[(slice(None),) * each.axis + (slice(each.begin, each.end),)]
-                proto.graph.initializer.append(onnx.numpy_helper.from_array(part.copy(), each.name))
+        found = [pieces for pieces in made.values() if pieces]
+        # Operators may share a weight, and cuts of it.
+        for each in dict.fromkeys(weight for pieces in found for weight in pieces.weights):
+            array = onnx.numpy_helper.to_array(whole[each.of])
+            part = array[(slice(None),) * each.axis + (slice(each.begin, each.end),)]
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(part.copy(), each.name))
+        for pieces in found:
             for name, number in pieces.numbers.items():
                 array = library("numpy").array([number], "int64")
                 proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))

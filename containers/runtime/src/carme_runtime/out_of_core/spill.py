@@ -222,11 +222,19 @@ def file_system(folder: Path) -> str:
     for line in lines:
         fields, _, source = line.partition(" - ")
         if fields.split()[2] == number:
-            kind, _, options = source.split(maxsplit=2)
-            upper = re.search(r"[ ,]upperdir=([^,]+)", options) if kind == "overlay" else None
+            kind, *others = source.split(" ")  # what it is mounted from may be empty
+            options = others[-1] if others else ""
+            upper = re.search(r"(?:^|,)upperdir=([^,]+)", options) if kind == "overlay" else None
             below = Path(_plain(upper[1])) if upper else None
-            return file_system(below) if below and below.is_dir() and below != folder else kind
+            return file_system(below) if below and _is_seen(below) and below != folder else kind
     return ""
+
+
+def _is_seen(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
+    except OSError:  # below one that is closed to this user
+        return False
 
 
 def _plain(path: str) -> str:

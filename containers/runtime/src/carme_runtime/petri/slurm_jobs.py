@@ -9,9 +9,10 @@ Jobs are submitted through a client of the site; of it this module knows only wh
 
 import contextlib
 import os
+import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,14 +23,19 @@ from carme_runtime.petri.model import Transition
 
 #: Jobs that wait or run at the same time, where nobody says how many.
 _COUNT = 8
-#: How often a task's job is submitted that left no result: it was lost or killed.
-_STARTS = 4
-#: Errors of a client, by their names: a job ended without a result; the site does not answer.
-_FAILED, _AWAY = "JobFailed", ("Unreachable", "BrokerUnavailable")
+#: How often a task's job is submitted that was lost, and of a job the states that say so.
+_STARTS, _LOST = 4, ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL", "PREEMPTED")
+#: Errors of a client, by their names: a job ended without a result; the site does not answer; it refuses.
+_FAILED, _AWAY = "JobFailed", ("Unreachable", "BrokerUnavailable", "BrokerTimeout", "SlurmError")
+_REFUSED = ("Denied", "InvalidRequest")
 #: Seconds between two tries to reach the site, and how many.
 _PAUSE, _TRIES = 10.0, 360
-#: The folder in that of a run which names its jobs, by their numbers.
+#: The folder in that of a run which names its jobs: by their numbers, and before these are known by a mark in
+#: their names.
 _FOLDER = "jobs"
+_NAME_LENGTH = 64
+#: Seconds after which a submission that is broken off has come to the site, or never will.
+_ON_ITS_WAY = 120.0
 
 
 class Job(Protocol):
@@ -38,6 +44,11 @@ class Job(Protocol):
     @property
     def id(self) -> int:
         """Its number."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """Slurm's word for its state."""
         ...
 
     def result(self) -> Any:
@@ -58,6 +69,10 @@ class Jobs(Protocol):
 
     def get(self, number: int, /) -> Job:
         """One of them."""
+        ...
+
+    def list(self, *, q: str) -> Sequence[Job]:
+        """Those that have this in their names."""
         ...
 
 
@@ -135,14 +150,32 @@ class SlurmJobs:
         trouble = []
         for file in sorted((folder / _FOLDER).glob("*")):
             try:
-                self.client.jobs.get(int(file.name)).cancel()
-                file.unlink(missing_ok=True)
+                if self._cancel(file):
+                    file.unlink(missing_ok=True)
+                else:
+                    trouble.append(
+                        f"A job with {file.name} in its name may still begin: it was being submitted."
+                    )
             except Exception as error:
-                if not _is_over(error):
+                if _is_over(error):
+                    file.unlink(missing_ok=True)
+                else:
                     trouble.append(f"Job {file.name} of the net may still run: {_sentence(error)}")
-                    continue
-                file.unlink(missing_ok=True)
         return trouble
+
+    def _cancel(self, note: Path) -> bool:
+        """Cancel the job of a note; False where it may not have come to the site yet."""
+        if note.name.isdigit():
+            self.client.jobs.get(int(note.name)).cancel()
+            return True
+        try:
+            age = time.time() - note.stat().st_mtime
+        except FileNotFoundError:
+            return True
+        found = self.client.jobs.list(q=note.name)
+        for job in found:
+            job.cancel()
+        return bool(found) or age > _ON_ITS_WAY
 
 
 class _Submitted:
@@ -155,23 +188,41 @@ class _Submitted:
     def __call__(self, *given: Any, **more: Any) -> Any:
         """Run it, and wait for what it gives."""
         for start in range(1, _STARTS + 1):
-            job = self._submit(given, more)
-            note = self._folder / str(job.id)
-            note.touch(mode=0o600)
+            job, note = self._noted(given, more)
             try:
-                return _result(job)
+                value = _patiently(job.result)
             except Exception as error:
-                if getattr(error, "by_function", False):
-                    raise error.__cause__ or error from None
-                if type(error).__name__ != _FAILED or start == _STARTS:
-                    raise
-                print(f"Job {job.id} of transition {self._name} ended without a result; the task runs again.")
-            finally:
+                by_function = getattr(error, "by_function", False)
+                if not by_function and type(error).__name__ != _FAILED:
+                    raise  # it may not be over
+                lost = not by_function and _patiently(lambda job=job: str(job.state)) in _LOST
                 note.unlink(missing_ok=True)
+                if by_function:
+                    raise error.__cause__ or error from None
+                if not lost or start == _STARTS:
+                    raise
+                print(f"Job {job.id} of transition {self._name} was lost; the task runs again.")
+            else:
+                note.unlink(missing_ok=True)
+                return value
         raise AssertionError("The last start raises.")
 
-    def _submit(self, given: tuple[Any, ...], more: dict[str, Any]) -> Any:
-        options = {"name": f"net-{self._name}"[:64], **self._jobs.options}
+    def _noted(self, given: tuple[Any, ...], more: dict[str, Any]) -> tuple[Any, Path]:
+        """A job, and its note: there is one before the job, so that none is ever unknown."""
+        mark = f"t{secrets.token_hex(6)}"
+        early = self._folder / mark
+        early.touch(mode=0o600)
+        try:
+            job = self._submit(given, more, mark)
+        except Exception as error:
+            if type(error).__name__ in _REFUSED:
+                early.unlink(missing_ok=True)
+            raise
+        return job, early.rename(self._folder / str(job.id))
+
+    def _submit(self, given: tuple[Any, ...], more: dict[str, Any], mark: str) -> Any:
+        options = {"name": f"net-{self._name}", **self._jobs.options}
+        options["name"] = f"{options['name'][: _NAME_LENGTH - len(mark) - 1]}-{mark}"
         if self._generates:
             what, arguments, named = forwarding.call_all, (self._body, given, more), {}
             with contextlib.suppress(ImportError):
@@ -183,16 +234,16 @@ class _Submitted:
         return self._jobs.client.submit(what, *arguments, named=named, **options)
 
 
-def _result(job: Job) -> Any:
-    """What a job gives; where the site does not answer meanwhile, later."""
+def _patiently(call: Callable[[], Any]) -> Any:
+    """What a call of the client gives; where the site does not answer, later."""
     for _ in range(_TRIES):
         try:
-            return job.result()
+            return call()
         except Exception as error:
             if type(error).__name__ not in _AWAY:
                 raise
             time.sleep(_PAUSE)
-    return job.result()
+    return call()
 
 
 def _is_over(error: Exception) -> bool:
