@@ -111,9 +111,6 @@ def test_a_keras_script_has_the_same_losses_on_any_number_of_ranks(demo: DemoSit
         print(image, losses)
 
 
-SMALL = {"gpus_per_node": "0", "memory_mb_per_node": "2048"}
-
-
 def large_model() -> tuple[str, str]:
     """The cells of the example notebook: the model on one node, and on two."""
     notebook = json.loads((ROOT / "containers/images/examples/04-large-models.ipynb").read_text())
@@ -124,10 +121,10 @@ def large_model() -> tuple[str, str]:
 def test_a_model_is_too_large_for_one_node(demo: DemoSite) -> None:
     """In a session with as little memory as the notebook says."""
     try:
-        with session(demo, "torch", **SMALL) as kernel:
+        with session(demo, "torch", gpus_per_node="0", memory_mb_per_node="2048") as kernel:
             cell = kernel.run(large_model()[0], timeout=2 * HANG)
-            assert "was killed by signal 9 (SIGKILL). This is often a lack of memory" in cell.output, cell.output
-            assert not cell.ok
+            ending = "was killed by signal 9 (SIGKILL). This is often a lack of memory"
+            assert ending in cell.output and not cell.ok, cell.output
             assert kernel.run("print('here')", timeout=HANG).ok
     except ChannelClosed as error:
         # Linux may end the session's server as well, if the rank's memory is not free again at once.
@@ -138,7 +135,7 @@ def test_a_model_that_one_node_cannot_hold_trains_on_two(demo: DemoSite) -> None
     """In a session with as little memory as the notebook says."""
     alone, both = large_model()
     assert len(set(both.splitlines()[1:]) - set(alone.splitlines()[1:])) == 2, "two lines more"
-    with session(demo, "torch", **SMALL) as kernel:
+    with session(demo, "torch", gpus_per_node="0", memory_mb_per_node="2048") as kernel:
         cell = kernel.run(both, timeout=4 * HANG)
         assert cell.ok, cell.output + cell.error
         losses = [re.findall(rf"rank {rank}\] step \d: loss (\d\.\d+)", cell.output) for rank in (0, 1)]
