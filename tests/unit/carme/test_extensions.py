@@ -290,8 +290,8 @@ async def test_the_booking_that_has_not_begun_is_reported(site: Any) -> None:
         cursor = batch.cursor
         if batch.jobs and batch.jobs[-1].detail:
             break
-    begins = datetime.fromtimestamp(start, UTC).astimezone().strftime("%Y-%m-%d %H:%M")
-    assert f"(course begins {begins}" in batch.jobs[-1].explanation
+    sentence = batch.jobs[-1].explanation
+    assert "(course begins " in sentence and f"{datetime.fromtimestamp(start, UTC):%H:%M} UTC)" in sentence
 
 
 async def test_a_batch_job_is_extended_by_command(
