@@ -80,11 +80,11 @@ TARANTELLA = [("fit", 2), ("pipelining", 2), ("skips", 3), ("inputs", 2), ("outp
 
 
 @pytest.mark.parametrize(("what", "ranks"), TARANTELLA)
-def test_scripts_of_tarantella_run_with_another_import(launcher, what, ranks):
+def test_tarantella_examples_train_on_torch(launcher, what, ranks):
     pytest.importorskip("tensorflow", reason="Tarantella's scripts read their data with it.")
     run(launcher, "keras_as_tarantella", [0] * ranks, what)
 
 
 @pytest.mark.parametrize(("what", "ranks"), [*TARANTELLA, ("loop", 2)])
-def test_scripts_of_tarantella_run_on_tensorflow_with_another_import(launcher, on_tensorflow, what, ranks):
+def test_tarantella_examples_train_on_tensorflow(launcher, on_tensorflow, what, ranks):
     run(launcher, "keras_as_tarantella", [0] * ranks, what)

@@ -196,7 +196,7 @@ def test_the_key_of_the_other_head_goes(role: str) -> None:
     assert not re.search(gone["regexp"], "ssh-ed25519 AAAA admin@carme-head")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="gives files to root")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: it makes files that belong to root")
 def test_passwords_that_the_inventory_no_longer_has_go(playbook: Playbook, tmp_path: Path) -> None:
     secrets = tmp_path / "secrets"
     secrets.mkdir()
