@@ -36,8 +36,16 @@ def made(folder: Path, tmp_path: Path) -> Iterator[Store]:
     found.let_go()
 
 
+def _create(where: Store, description: Description) -> Path:
+    """A new range that nobody has open."""
+    store.unlock(where.create(description))
+    found = where.find(description.name)
+    assert found
+    return found[0]
+
+
 def fill(description: Description, data: bytes, where: Store) -> Path:
-    path = where.create(description)
+    path = _create(where, description)
     path.write_bytes(data)
     return path
 
@@ -131,7 +139,7 @@ def test_what_another_task_maps_is_not_deleted_wherever_it_was_moved_just_before
         def move_and_map() -> None:
             begin()
             spill.mkdir(mode=0o700, parents=True)
-            store._move(run._ranges.store.shared, spill, "there")
+            store.move(run._ranges.store.shared, spill, "there")
             file = last.enter_context((spill / "there").open("rb"))
             fcntl.flock(file, fcntl.LOCK_SH)
 
@@ -145,7 +153,7 @@ def test_what_another_net_saves_of_a_lost_range_goes_when_the_net_ends(folder: P
         run.memory.allocate("single", 8).close()
         ranges, elsewhere = run._ranges, Store(run.memory.identity, folder, 1 << 20, [], "n2")
         elsewhere.begin()
-        store._move(ranges.store.shared, elsewhere.shared, "single")
+        store.move(ranges.store.shared, elsewhere.shared, "single")
         ranges.holders.homes["single"], ranges.holders.copies["single"] = ["n2"], {"n2": 0}
         assert ranges.take_message("lost", "n2") == ["single"]
         # The next net on that node, which has found all processes of this run dead.
@@ -157,17 +165,17 @@ def test_what_another_net_saves_of_a_lost_range_goes_when_the_net_ends(folder: P
 
 
 def test_what_moves_to_the_disk_meanwhile_is_among_all_ranges(made: Store, monkeypatch: pytest.MonkeyPatch):
-    made.create(Description("moved", 8, "net"))
+    _create(made, Description("moved", 8, "net"))
     made.spills[0].mkdir(mode=0o700, parents=True)
-    look = store._descriptions
+    look = store.descriptions_in
 
     def look_and_move(folder: Path) -> list[Description]:
         found = look(folder)
         if (made.shared / "moved").exists():
-            store._move(made.shared, made.spills[0], "moved")
+            store.move(made.shared, made.spills[0], "moved")
         return found
 
-    monkeypatch.setattr(store, "_descriptions", look_and_move)
+    monkeypatch.setattr(store, "descriptions_in", look_and_move)
     assert list(made.descriptions()) == ["moved"]
 
 
@@ -184,7 +192,7 @@ def test_ranges_that_are_made_within_milliseconds_have_different_ages(
 
     monkeypatch.setattr(Path, "write_text", write_in_the_same_moment)
     for name in names:
-        made.create(Description(name, 1, "net"))
+        _create(made, Description(name, 1, "net"))
     ages = [(made.shared / f".range-{name}").stat().st_mtime_ns for name in names]
     assert ages == sorted(set(ages))
 
@@ -192,7 +200,7 @@ def test_ranges_that_are_made_within_milliseconds_have_different_ages(
 def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_look(
     made: Store, monkeypatch: pytest.MonkeyPatch
 ):
-    path = made.create(Description("there", 8, "net"))
+    path = _create(made, Description("there", 8, "net"))
     reading, writing = os.pipe()
     children: list[int] = []
     take = store._take
@@ -221,7 +229,7 @@ def test_a_process_that_is_forked_meanwhile_does_not_keep_the_lock_of_a_look(
 def test_nothing_comes_into_shared_memory_that_is_removed(
     made: Store, shared: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    made.create(Description("there", 8, "net"))
+    _create(made, Description("there", 8, "net"))
     remove = shutil.rmtree
 
     def remove_while_others_make(folder: Path, **options: Any) -> None:
@@ -239,7 +247,7 @@ def test_nothing_comes_into_shared_memory_that_is_removed(
 def test_what_a_killed_removal_has_left_is_freed_by_the_next_net(
     made: Store, shared: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    made.create(Description("there", 8, "net"))
+    _create(made, Description("there", 8, "net"))
     with monkeypatch.context() as killed:
         killed.setattr(shutil, "rmtree", lambda folder, **_: (folder / ".alive").unlink())
         made.end()

@@ -159,9 +159,8 @@ def stored(memory: Any, name: str, array: Any) -> Any:
     numpy = library("numpy")
     if not isinstance(array, numpy.ndarray) or array.nbytes <= INLINE_BYTES or array.dtype.hasobject:
         return array
-    made = memory.allocate(name, array.shape, array.dtype)
-    made.array()[...] = array
-    return made
+    content = numpy.ascontiguousarray(array).reshape(-1).view("u1")  # types that buffers do not know, too
+    return memory.allocate(name, array.shape, array.dtype, content=content)
 
 
 class Collect:

@@ -166,6 +166,8 @@ class Runner:
                     raise PetriError(error.message, _remedy(error)) from error.__cause__
                 raise
             self.notices = list(run.notices)
+            if self._folder is None:
+                run.discard()  # its folder goes: nothing needs to be journaled or moved to the disk
         for number, batch in enumerate(batches):  # outputs that are inputs
             results[number] = {
                 name: results[number].get(name, batch.get(name)) for name in self.model.outputs

@@ -6,7 +6,7 @@ from typing import Any
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.store import Description
+from carme_runtime.petri.range_files import Description
 
 
 def describe(

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from carme_runtime.petri.store import ON_DISK, Description
+from carme_runtime.petri.range_files import Description
+from carme_runtime.petri.store import ON_DISK
 
 Reply = Callable[[Any], None]
 Address = tuple[str, int]

@@ -10,14 +10,14 @@ import os
 import secrets
 import threading
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from carme_runtime.petri.activation import Token
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.frames import bytes_of, encode_frame, frames_of, unusable_journal
-from carme_runtime.petri.store import Description
+from carme_runtime.petri.range_files import Description
 
 #: Entries: (PUT, place, data), (START, (numbers of tokens)), (FIRE, (numbers), ((place, data), ...)),
 #: (RANGES, (fields of descriptions), (names of those deleted)), (HOMES, name, nodes that have it),
@@ -153,7 +153,7 @@ class Journal:
         """Start a new file with the marking, in the place of the old one."""
         state = self.state
         snapshot = [(place, t.number, t.attempts, t.data) for place, t in state.tokens.values()]
-        memory = state.memory | {"ranges": [astuple(each) for each in state.ranges.values()]}
+        memory = state.memory | {"ranges": [each.fields() for each in state.ranges.values()]}
         memory["homes"] = state.homes
         begin = {**header, "memory": memory, "format": _FORMAT}
         new = self.folder / "journal.new"

@@ -27,7 +27,9 @@ from carme_runtime.petri.asking import ask
 from carme_runtime.petri.elements import describe, kind_of, numpy_module, type_of
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.frames import header_of
-from carme_runtime.petri.store import ON_DISK, Description, Store, is_mapped, unlock
+from carme_runtime.petri.mapping import bytes_for, identity_of, unlock_in, unmap
+from carme_runtime.petri.range_files import Description
+from carme_runtime.petri.store import ON_DISK, Store, is_mapped, unlock
 
 if TYPE_CHECKING:
     import numpy
@@ -116,6 +118,12 @@ class Range:
         """Map it: until the task ends it stays where it is, and nobody else can delete it."""
         if self._map is None:
             self._map = self._mapped()
+            self._memory.remember(self)
+
+    def adopt(self, file: int) -> None:
+        """Map it from its file, which was made and opened just now."""
+        self._file = file
+        self._map = self._map_of(file)
 
     def close(self) -> None:
         """Let others delete it, and the store move it. Arrays of it that somebody still has stay valid."""
@@ -128,7 +136,7 @@ class Range:
     def _mapped(self) -> mmap.mmap:
         if self._deleted:
             raise PetriError(f"Range {self.name} was deleted by this task.", "Delete it after its last use.")
-        path, found, self._file = self._memory.open_file(self._description)
+        found, self._file = self._memory.open_file(self._description)
         self.copy = found.copy
         if (found.size, found.dtype, found.shape) != (self.size, self.dtype, self.shape):
             self._release()
@@ -137,15 +145,19 @@ class Range:
                 f"{kind_of(self._description)}.",
                 "It was deleted and allocated again: give ranges names of their own.",
             )
+        return self._memory.reuse(self._file) or self._map_of(self._file)
+
+    def _map_of(self, file: int) -> mmap.mmap:
+        # All of a small one at once costs less than a fault for each of its pages.
+        ahead = mmap.MAP_POPULATE if self.size <= _QUICKLY_UNMAPPED else 0
         try:
-            mapped = self._memory.reuse(self._file) or mmap.mmap(self._file, self.size)
+            return mmap.mmap(file, self.size, flags=mmap.MAP_SHARED | ahead)
         except OSError as error:
+            path = Path(f"/proc/self/fd/{file}").readlink()
             self._release()
             raise PetriError(
                 f"Range {self.name} in {path} cannot be mapped: {error.strerror}.", "Map fewer at a time."
             ) from None
-        self._memory.remember(self)
-        return mapped
 
     def _release(self, later: "dict[tuple[int, int], mmap.mmap] | None" = None) -> None:
         """Let others delete it; arrays of it that somebody still has stay as they are.
@@ -156,7 +168,7 @@ class Range:
         if self.copy == ON_DISK and self._map is not None:
             self._map.flush()  # for who maps it on another node next
         if later is not None and self._map is not None:
-            later[_identity(self._file)], self._map = self._map, None
+            later[identity_of(self._file)], self._map = self._map, None
         if self._file >= 0:
             unlock(self._file)
             self._file = -1
@@ -170,7 +182,7 @@ class Range:
                 self._map.close()
             except BufferError:  # somebody has an array of it, and may write there: until then it stays
                 if not sys.is_finalizing():
-                    weakref.finalize(self._map, _unlock, self._file, os.getpid()).atexit = False
+                    weakref.finalize(self._map, unlock_in, self._file, os.getpid()).atexit = False
                     self._file = -1
             self._map = None
         self._release()
@@ -276,8 +288,9 @@ class Memory:
         *,
         lifetime: str = "net",
         copies: int = 1,
+        content: Any = None,
     ) -> Range:
-        """Make a range; all its bytes are 0.
+        """Make a range; all its bytes are 0, or those of `content`.
 
         Args:
             name: Unique in the run; empty: one is chosen.
@@ -287,9 +300,10 @@ class Memory:
                 when the net ends it moves to the run's folder.
             copies: 2: when a task has ended that has written to it, a copy lies on another node of the job,
                 or in the run's folder where there is no other, so that the range survives its node.
+            content: Its bytes, as anything has them that lies in one piece, such as an array.
 
         Raises:
-            PetriError: The name is taken or no name, or there is no room.
+            PetriError: The name is taken or no name, there is no room, or the content is of another size.
         """
         if lifetime not in LIFETIMES or (lifetime == "task" and not self.task):
             raise PetriError(
@@ -305,11 +319,16 @@ class Memory:
             raise PetriError(f"A range cannot have {copies} copies.", "Give 1 or 2.")
         description = describe(name, shape, dtype, lifetime, self.task)
         description = replace(description, copies=copies, node=self._store.node)
+        data = None if content is None else bytes_for(description, content)
         self._begin()
-        self._store.create(description)
+        file = self._store.create(description, data)
         self._allocated.append(description)
         made = Range(self, description)
-        made.hold()
+        if data is None:
+            made.adopt(file)
+            self.remember(made)
+        else:  # it is mapped when it is used
+            unlock(file)
         if not self.task:
             self._commit_own(([description], [], {}))
         return made
@@ -355,13 +374,13 @@ class Memory:
             PetriError: There is none, or another task has it mapped.
         """
         name = which if isinstance(which, str) else which.name
-        if name in self._deleted or not self._exists(name):
-            self.locate(name)  # which says why not
-        self._begin()
         own = [each for each in self.opened if each.name == name]
         if isinstance(which, Range) and all(each is not which for each in own):
             own.append(which)
         held = [each for each in own if each._file >= 0]
+        if name in self._deleted or not (held or self._exists(name)):
+            self.locate(name)  # which says why not
+        self._begin()
         for each in held:
             each._release()
         # Nobody else takes it meanwhile, or finds it mapped by this look alone.
@@ -430,21 +449,21 @@ class Memory:
             return f"{self._store.node}, memory", 0
         return f"{self._store.node}, disk", found.size
 
-    def open_file(self, wanted: Description) -> tuple[Path, Description, int]:
+    def open_file(self, wanted: Description) -> tuple[Description, int]:
         """A range's file, opened so that nobody deletes or moves it until it is closed."""
         self.used = True
         while True:
-            self.locate(
-                wanted.name, wanted.node
-            )  # outside of the lock, as it may have to come from elsewhere
             with self._store.locked():
-                if there := self._store.find(wanted.name):
+                there = None if wanted.name in self._deleted else self._store.find(wanted.name)
+                if there:
                     file = os.open(there[0], os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                     fcntl.flock(file, fcntl.LOCK_SH)
                     path, found = there
                     if path.parent not in (self._store.shared, *self._store.spills):
                         found = replace(found, copy=ON_DISK)
-                    return path, found, file
+                    return found, file
+            # Outside of the lock, as it may have to come from elsewhere; or this says why there is none.
+            self.locate(wanted.name, wanted.node)
 
     def note_writing(self, opened: Range) -> None:
         """A task may write to a range: then other nodes' copies of it are old when it has ended well."""
@@ -509,7 +528,7 @@ class Memory:
 
     def reuse(self, file: int) -> "mmap.mmap | None":
         """The mapping of a file that the task before had."""
-        return self.stale.pop(_identity(file), None) if self.stale else None
+        return self.stale.pop(identity_of(file), None) if self.stale else None
 
     def unmap(self) -> None:
         """Give back what tasks that have ended had mapped; much of it in another thread, as it takes long."""
@@ -555,26 +574,6 @@ def guarding() -> Iterator[None]:
         del _guarding.ranges
         for each in found:
             each._release()
-
-
-def _unlock(file: int, process: int) -> None:
-    """Let others delete or move a range whose last array is gone; what was forked meanwhile must not."""
-    if os.getpid() == process:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_UN)
-            os.close(file)
-
-
-def _identity(file: int) -> tuple[int, int]:
-    found = os.fstat(file)
-    return found.st_dev, found.st_ino
-
-
-def unmap(mappings: list[mmap.mmap]) -> None:
-    """End mappings, unless somebody still has arrays of them."""
-    while mappings:
-        with contextlib.suppress(BufferError):
-            mappings.pop().close()
 
 
 def restore(identity: str, folder: str, description: Description) -> Range:

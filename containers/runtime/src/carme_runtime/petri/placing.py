@@ -8,8 +8,9 @@ from typing import Any
 from carme_runtime.petri import memory
 from carme_runtime.petri.activation import Activation, Task
 from carme_runtime.petri.pool import Connection
+from carme_runtime.petri.range_files import Description
 from carme_runtime.petri.ranges import Ranges
-from carme_runtime.petri.store import Description, node_name
+from carme_runtime.petri.store import node_name
 
 
 class Placing:

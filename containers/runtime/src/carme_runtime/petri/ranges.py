@@ -5,7 +5,6 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.holders import Holders, Reply
 from carme_runtime.petri.journal import HOMES, RANGES, Journal, read
 from carme_runtime.petri.memory import Changes, Memory
+from carme_runtime.petri.range_files import Description
 from carme_runtime.petri.serving import RangeServer
-from carme_runtime.petri.store import ON_DISK, Description, Store, sweep
+from carme_runtime.petri.store import ON_DISK, Store, sweep
 
 
 def _weakly(commit: Callable[[Changes], None]) -> Callable[[Changes], None]:
@@ -161,7 +161,7 @@ class Ranges:
         """A task has ended well, or the program wants it: journal what has changed."""
         allocated, deleted, written = changes
         if allocated or deleted:
-            entries.append((RANGES, [astuple(each) for each in allocated], deleted))
+            entries.append((RANGES, [each.fields() for each in allocated], deleted))
         self.known.update((each.name, each) for each in allocated)
         for name in deleted:
             gone = self.known.pop(name, None)

@@ -23,7 +23,8 @@ from carme_runtime.fabric.local_socket import is_own_peer
 from carme_runtime.petri import forks
 from carme_runtime.petri.asking import address
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.store import Description, Store
+from carme_runtime.petri.range_files import Description
+from carme_runtime.petri.store import Store
 
 #: Bytes that are sent at a time.
 _PIECE = 16 << 20

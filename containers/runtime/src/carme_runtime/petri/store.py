@@ -23,11 +23,24 @@ import stat
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.range_files import (
+    MARK,
+    NEW,
+    Description,
+    copy,
+    describe_range,
+    description_of,
+    descriptions_in,
+    has_bytes,
+    make_file,
+    move,
+    read_small,
+    write_all,
+)
 
 SHARED = Path("/dev/shm")
 #: Ranges on disk, in the folder of their run.
@@ -36,7 +49,6 @@ DISK = "memory"
 COPIES = "copies"
 #: Seconds that the workers of a killed coordinator may take to end.
 ENDING_SECONDS = 30.0
-_MARK, _NEW = ".range-", ".new-"
 _COUNT = struct.Struct("<q")
 _UNKNOWN = -1
 #: Ends the identity of a folder that somebody is removing.
@@ -47,33 +59,6 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 #: (folder of a run, its identity, a node) -> names of ranges.
 Lasting = Callable[[Path, str, str], set[str]]
-
-
-@dataclass(frozen=True)
-class Description:
-    """What a range is.
-
-    Attributes:
-        name: By which tasks and programs find it.
-        size: In bytes.
-        lifetime: `task`, `net` or `kept`.
-        dtype: Of its elements, as NumPy writes it.
-        shape: Of the array that it holds.
-        task: The number of the task that has made it, 0 for the program that runs the net.
-        node: The host in whose memory it was made.
-        copies: On how many nodes it is to lie when a task has ended that has written to it.
-        copy: Which copy of it this is, where several nodes have had it.
-    """
-
-    name: str
-    size: int
-    lifetime: str
-    dtype: str = "|u1"
-    shape: tuple[int, ...] = ()
-    task: int = 0
-    node: str = ""
-    copies: int = 1
-    copy: int = field(default=0, compare=False)
 
 
 def node_name() -> str:
@@ -161,8 +146,15 @@ class Store:
             os.close(self.alive)
             self.alive = -1
 
-    def create(self, description: Description) -> Path:
-        """Make a range: its file, with all its bytes 0.
+    def create(self, description: Description, content: memoryview | None = None) -> int:
+        """Make a range.
+
+        Args:
+            description: Of it.
+            content: Its bytes; None: all are 0.
+
+        Returns:
+            Its file, opened so that nobody deletes or moves it until it is closed.
 
         Raises:
             PetriError: It is there already, or there is no room.
@@ -176,21 +168,23 @@ class Store:
             folder, spilled = self._room_for(description)
             counted = self._counted()
             self._count(_UNKNOWN)  # for who comes after this process was killed here
-            path = folder / description.name
             try:
-                file = _made(folder, description)
+                file = make_file(folder, description)
             except OSError as error:
                 raise _unusable(folder, error) from None
+            fcntl.flock(file, fcntl.LOCK_SH)
             self._count(counted if spilled else counted + description.size)
         try:
             # So that a lack of memory is an error here, and not a signal in the middle of a task.
-            os.posix_fallocate(file, 0, description.size)
+            if content is None:
+                os.posix_fallocate(file, 0, description.size)
+            else:
+                write_all(file, content)
         except OSError as error:
+            unlock(file)
             self.remove(description.name)
             raise self._too_large(description, folder, error) from None
-        finally:
-            os.close(file)
-        return path
+        return file
 
     def receive(self, description: Description, fill: Callable[[mmap.mmap], None]) -> None:
         """Take a copy of a range that another node has, in the place of an older one.
@@ -201,7 +195,7 @@ class Store:
         """
         with self.locked():
             folder, _ = self._room_for(description)
-        new = folder / f"{_NEW}{description.name}"
+        new = folder / f"{NEW}{description.name}"
         try:
             file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
@@ -219,9 +213,9 @@ class Store:
             self._count(_UNKNOWN)
             for other in self._own_folders():
                 if other != folder:
-                    (other / f"{_MARK}{description.name}").unlink(missing_ok=True)
+                    (other / f"{MARK}{description.name}").unlink(missing_ok=True)
                     (other / description.name).unlink(missing_ok=True)
-            _describe(folder, description)
+            describe_range(folder, description)
             new.rename(folder / description.name)
 
     def save_copy(self, name: str) -> None:
@@ -232,22 +226,22 @@ class Store:
         """
         with self.locked():
             for folder in self._own_folders():
-                if folder != self.disk and (folder / f"{_MARK}{name}").exists():
+                if folder != self.disk and (folder / f"{MARK}{name}").exists():
                     _make(self.folder / COPIES)
-                    _copy(folder, self.folder / COPIES, name)
+                    copy(folder, self.folder / COPIES, name)
 
     def take_copy(self, name: str) -> bool:
         """Make the copy of a range in the run's folder the range itself: whether there was one."""
-        if not (self.folder / COPIES / f"{_MARK}{name}").exists():
+        if not (self.folder / COPIES / f"{MARK}{name}").exists():
             return False
         with self.locked():
             _make(self.disk)
-            _move(self.folder / COPIES, self.disk, name)
+            move(self.folder / COPIES, self.disk, name)
         return True
 
     def remove_copy(self, name: str) -> None:
         """Remove the copy of a range in the run's folder, which is old."""
-        for each in (f"{_MARK}{name}", name):  # first what makes it a copy
+        for each in (f"{MARK}{name}", name):  # first what makes it a copy
             with contextlib.suppress(OSError):
                 (self.folder / COPIES / each).unlink()
 
@@ -257,7 +251,7 @@ class Store:
         if not folder.exists():
             return
         for path in folder.iterdir():
-            if path.name.removeprefix(_MARK).removeprefix(_NEW) not in names:
+            if path.name.removeprefix(MARK).removeprefix(NEW) not in names:
                 path.unlink()
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -266,8 +260,8 @@ class Store:
         """A range, wherever it lies."""
         for folder in self._folders():
             with contextlib.suppress(OSError, ValueError, TypeError):
-                found = _description((folder / f"{_MARK}{name}").read_text())
-                if _has(folder, found):
+                found = description_of(read_small(folder / f"{MARK}{name}"))
+                if has_bytes(folder, found):
                     return folder / name, found
         return None
 
@@ -275,18 +269,24 @@ class Store:
         """Free a range on this node. Who has it mapped still sees its bytes."""
         with self.locked():
             for folder in self._own_folders():
-                is_file = folder != self.disk and (folder / name).exists()
-                if is_file or (folder / f"{_MARK}{name}").exists():
-                    self._count(_UNKNOWN)
-                    (folder / name).unlink(missing_ok=True)
-                    (folder / f"{_MARK}{name}").unlink(missing_ok=True)
+                path, mark = folder / name, folder / f"{MARK}{name}"
+                size = _size_of(path) if folder != self.disk else None
+                if size is None and not mark.exists():
+                    continue
+                counted = self._noted()
+                self._count(_UNKNOWN)  # for who comes after this process was killed here
+                path.unlink(missing_ok=True)
+                mark.unlink(missing_ok=True)
+                if counted != _UNKNOWN and folder == self.shared:
+                    counted -= size or 0
+                self._count(counted)
 
     def descriptions(self) -> dict[str, Description]:
         """All ranges of this node by their names."""
         found: dict[str, Description] = {}
         # From memory to the disk: what another process moves there meanwhile is in one of the two.
         for folder in self._own_folders():
-            for each in _descriptions(folder):
+            for each in descriptions_in(folder):
                 found.setdefault(each.name, each)
         return found
 
@@ -311,10 +311,10 @@ class Store:
         """
         with self.locked():
             for folder in self._own_folders():
-                if folder != self.disk and (folder / f"{_MARK}{name}").exists():
+                if folder != self.disk and (folder / f"{MARK}{name}").exists():
                     _make(self.disk)
                     self._count(_UNKNOWN)
-                    _move(folder, self.disk, name)
+                    move(folder, self.disk, name)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -335,14 +335,14 @@ class Store:
     def _own_folders(self) -> list[Path]:
         return [each for each in (self.shared, *self.spills) if _is_own(each)]
 
-    def _folders(self) -> list[Path]:
-        own = self._own_folders()
-        return own if self.disk in self.spills or not _is_own(self.disk) else [*own, self.disk]
+    def _folders(self) -> Iterator[Path]:
+        last = () if self.disk in self.spills else (self.disk,)
+        return (each for each in (self.shared, *self.spills, *last) if _is_own(each))
 
     def _is_left(self, path: Path, there: dict[str, Description]) -> bool:
         """Whether a process that was killed has left a file, which belongs to no range."""
-        name = path.name.removeprefix(_MARK)
-        if name.startswith(_NEW):
+        name = path.name.removeprefix(MARK)
+        if name.startswith(NEW):
             return True
         if name == path.name and path.parent == self.disk:
             return False
@@ -366,8 +366,8 @@ class Store:
 
     def _spill(self, shortage: int) -> None:
         """Move ranges that no task has mapped to the disk, the oldest first."""
-        there = [each for each in _descriptions(self.shared) if each.size <= self.limit]
-        by_age = sorted(there, key=lambda each: (self.shared / f"{_MARK}{each.name}").stat().st_mtime_ns)
+        there = [each for each in descriptions_in(self.shared) if each.size <= self.limit]
+        by_age = sorted(there, key=lambda each: (self.shared / f"{MARK}{each.name}").stat().st_mtime_ns)
         if sum(each.size for each in by_age) < shortage:
             return
         for each in by_age:
@@ -377,13 +377,17 @@ class Store:
                 with contextlib.suppress(OSError):
                     _make(self.spills[0], parents=True)
                     self._count(_UNKNOWN)
-                    _move(self.shared, self.spills[0], each.name)
+                    move(self.shared, self.spills[0], each.name)
                     shortage -= each.size
+
+    def _noted(self) -> int:
+        """Bytes in shared memory as the last process has noted them, or `_UNKNOWN`."""
+        data = os.pread(self._locked, _COUNT.size, 0) if self._locked >= 0 else b""
+        return _COUNT.unpack(data)[0] if data else _UNKNOWN
 
     def _counted(self) -> int:
         """Bytes in shared memory."""
-        data = os.pread(self._locked, _COUNT.size, 0)
-        known = _COUNT.unpack(data)[0] if data else _UNKNOWN
+        known = self._noted()
         if known == _UNKNOWN:
             known = sum(
                 each.stat().st_size for each in os.scandir(self.shared) if not each.name.startswith(".")
@@ -391,6 +395,9 @@ class Store:
         return known
 
     def _count(self, size: int) -> None:
+        if self._locked >= 0:
+            os.pwrite(self._locked, _COUNT.pack(size), 0)
+            return
         with contextlib.suppress(OSError):
             file = os.open(self.shared / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.pwrite(file, _COUNT.pack(size), 0)
@@ -459,9 +466,9 @@ def _evacuate(shared: Path, folder: Path, lasting: Lasting) -> None:
     names = lasting(folder, _identity_of(shared), shared.name.partition("@")[2])
     if names:
         _make(folder / DISK)
-        for description in _descriptions(shared):
+        for description in descriptions_in(shared):
             if description.name in names:
-                _move(shared, folder / DISK, description.name)
+                move(shared, folder / DISK, description.name)
     _remove(shared)
 
 
@@ -476,74 +483,12 @@ def _remove(shared: Path) -> None:
     shutil.rmtree(shared, ignore_errors=True)
 
 
-def _descriptions(folder: Path) -> list[Description]:
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for path in folder.glob(f"{_MARK}*"):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                description = _description(path.read_text())
-                if _has(folder, description):
-                    found.append(description)
-    return found
-
-
-def _description(text: str) -> Description:
-    values = json.loads(text)
-    return Description(**{**values, "shape": tuple(values["shape"])})
-
-
-def _describe(folder: Path, description: Description) -> None:
-    mark = folder / f"{_MARK}{description.name}"
-    mark.write_text(json.dumps(asdict(description)))
-    # The system's own times may be the same for all that it makes within milliseconds: see `_spill`.
-    now = time.time_ns()
-    os.utime(mark, ns=(now, now))
-
-
-def _made(folder: Path, description: Description) -> int:
-    """The file of a new range, whose bytes have no memory yet; where it cannot be made nothing is left."""
-    path, mark = folder / description.name, folder / f"{_MARK}{description.name}"
-    if mark.exists():  # who began to make it was killed
-        path.unlink(missing_ok=True)
-    file = -1
+def _size_of(path: Path) -> int | None:
+    """Of a file; None: there is none."""
     try:
-        _describe(folder, description)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        os.ftruncate(file, description.size)
-    except OSError:
-        if file >= 0:
-            os.close(file)
-            path.unlink(missing_ok=True)
-        mark.unlink(missing_ok=True)
-        raise
-    return file
-
-
-def _has(folder: Path, description: Description) -> bool:
-    """Whether the bytes of a range are there, and not the description alone."""
-    found = (folder / description.name).lstat()
-    return stat.S_ISREG(found.st_mode) and found.st_size == description.size
-
-
-def _move(source: Path, target: Path, name: str) -> None:
-    """Move a range; whoever kills this finds it whole in one of the two."""
-    _copy(source, target, name)
-    (source / f"{_MARK}{name}").unlink()
-    (source / name).unlink()
-
-
-def _copy(source: Path, target: Path, name: str) -> None:
-    if os.path.lexists(target / name) and not (target / f"{_MARK}{name}").exists():
-        raise FileExistsError(errno.EEXIST, f"{target / name} is in its way")
-    new = target / f"{_NEW}{name}"
-    try:
-        shutil.copyfile(source / name, new)
-    except OSError:
-        new.unlink(missing_ok=True)
-        raise
-    new.chmod(0o600)
-    (target / f"{_MARK}{name}").write_text((source / f"{_MARK}{name}").read_text())
-    new.rename(target / name)
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _take(file: int) -> bool:
@@ -561,7 +506,7 @@ def _is_there(path: Path, file: int) -> bool:
 
 
 def _refuse_others(folder: Path) -> None:
-    found = folder.lstat()
+    found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise OSError(errno.EPERM, "it must be this user's alone (chmod 700)")
 

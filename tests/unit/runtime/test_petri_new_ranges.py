@@ -1,0 +1,51 @@
+"""New ranges: what they begin with, and the room that they take."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carme_runtime.petri import Net, PetriError, Range
+from patience import HANG
+
+pytestmark = pytest.mark.usefixtures("shared")
+
+
+def test_a_range_begins_with_the_content_that_it_is_given(folder: Path):
+    net = Net("content")
+    arrays, sums = net.place("arrays", Range), net.place("sums", list)
+
+    @net.transition(arrays >> sums)
+    def add(array):
+        return [str(array.array().dtype), array.array().tolist()]
+
+    given = np.arange(6, dtype="int32").reshape(2, 3)
+    with net.start(1, folder=folder) as run:
+        made = run.memory.allocate("given", given.shape, given.dtype, content=given)
+        given[:] = 0  # it is a copy
+        with pytest.raises(PetriError, match="The content of range less has 24 bytes, and it is to hold 48"):
+            run.memory.allocate("less", 12, "int32", content=given)
+        with pytest.raises(PetriError, match="does not lie in one piece"):
+            run.memory.allocate("columns", (3, 2), "int32", content=given.T)
+        assert list(run.memory) == ["given"]
+        run.put(arrays, made)
+        marking = run.wait(HANG)
+    assert marking["sums"] == [["int32", [[0, 1, 2], [3, 4, 5]]]]
+
+
+def test_room_of_deleted_ranges_is_there_again_and_is_counted_whoever_was_killed(folder: Path):
+    net = Net("room")
+    net.place("x", int)
+    with net.start(1, folder=folder, memory=1 << 20) as run:
+        memory = run.memory
+        for number in range(20):
+            made = memory.allocate(f"large-{number}", 700_000)
+            assert memory.cost(made.name)[1] == 0, "it lies on the disk"
+            made.close()
+            memory.delete(made)
+        first = memory.allocate("first", 700_000)
+        (first.path.parent / ".lock").write_bytes(struct.pack("<q", -1))  # as who is killed at it leaves it
+        second = memory.allocate("second", 700_000)
+        assert (memory.cost("first")[1], memory.cost("second")[1]) in ((0, 700_000), (700_000, 0))
+        second.close()
