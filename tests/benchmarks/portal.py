@@ -206,7 +206,7 @@ def store_bookings(users: list[Any], now: datetime) -> None:
                     owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
                     node_names=[f"n{number % NODES:03}"], start=start, end=start + timedelta(hours=6),
                     state="ended" if start + timedelta(hours=6) < now else "approved",
-                    cause="finished" if start + timedelta(hours=6) < now else "", kept=now,
+                    cause="finished" if start + timedelta(hours=6) < now else "", reserved=now,
                     title=f"run {number}",
                 )
                 for number, start in enumerate(starts)
@@ -218,7 +218,7 @@ def store_bookings(users: list[Any], now: datetime) -> None:
         Booking(
             owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
             node_names=[f"n{number % NODES:03}"], start=now + timedelta(hours=3 * (number % 50)),
-            end=now + timedelta(hours=3 * (number % 50) + 3), state="approved", kept=now,
+            end=now + timedelta(hours=3 * (number % 50) + 3), state="approved", reserved=now,
             title=f"run {number}",
         )
         for number in range(BOOKINGS)
