@@ -182,6 +182,7 @@ def test_whatever_refuses_answers_with_a_problem(
 def test_the_sentences_are_those_of_the_page(program: Program, browser: Browser, broker: FakeBroker) -> None:
     message = problem(program.ask("post", "sessions", OPTIONS | {"nodes": 9}), 422)
     assert message["field"] == "nodes"
+    assert message["help"] == "/help/sessions/#start"
     page = browser.send("/", "/sessions/start/", image="torch", nodes="9", gpus_per_node="0", minutes="60",
                         partition="gpu")  # fmt: skip
     from html import unescape
@@ -216,6 +217,15 @@ def test_what_is_no_request_is_refused(program: Program, broker: FakeBroker, bod
     answer = program.generic("POST", "/api/v1/sessions", body, content_type="application/json")
     assert answer.status_code in (400, 422)
     problem(answer, answer.status_code)
+
+
+def test_a_refusal_names_the_page_of_the_help_that_says_more(
+    program: Program, browser: Browser, broker: FakeBroker
+) -> None:
+    message = problem(program.ask("post", "sessions", OPTIONS | {"minutes": 100_000}), 422)
+    assert message["help"] == "/help/sessions/#time"
+    assert browser.get("/help/sessions/").status_code == 200
+    assert problem(program.ask("get", "nothing"), 404)["help"] is None
 
 
 def test_a_broker_that_is_down_is_reported(program: Program) -> None:

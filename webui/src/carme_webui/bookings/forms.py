@@ -21,6 +21,7 @@ from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_names
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import reader_zone
+from carme_webui.help_links import explained
 from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
 
@@ -204,7 +205,7 @@ class BookingForm(forms.Form):
         places |= {"gpu_type": "kind"}
         field = error.field or ""
         field = places.get(field, field.partition("[")[0])
-        self.add_error(field if field in self.fields else None, str(error))
+        self.add_error(field if field in self.fields else None, explained(error))
 
 
 def _written_in(data: Any) -> ZoneInfo:

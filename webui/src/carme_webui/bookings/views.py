@@ -32,6 +32,7 @@ from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.clocks import reader_zone, span_words
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
+from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import own_projects
 from carme_webui.sessions.models import Session
@@ -202,7 +203,7 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
         try:
             services.delete(found, broker())
         except CarmeError as error:
-            messages.error(request, str(error))
+            messages.error(request, explained(error))
         else:
             _notify_people(found)
             messages.success(request, _("The booking is deleted; its nodes are free for others."))
@@ -218,7 +219,7 @@ def plan_session(request: HttpRequest, name: str) -> HttpResponse:
         results = request.POST.get("results", "").strip()
         services.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         messages.success(
             request,
@@ -237,7 +238,7 @@ def offer(request: HttpRequest, name: str) -> HttpResponse:
     try:
         services.offer(found, request.POST.get("user", "").strip())
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         taker = found.offered_to
         notifier.notify(one.username for one in (before, taker) if one)
@@ -264,7 +265,7 @@ def answer_offer(request: HttpRequest, name: str) -> HttpResponse:
             services.decline(found, user)
             messages.success(request, _("You did not take the booking over."))
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     notifier.notify([former])
     _notify_people(found)
     return redirect(found if found.may_be_seen_by(user) else "bookings")
@@ -284,7 +285,7 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
         else:
             services.deny(found, reason)
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         _notify_people(found)
         messages.success(request, _("Done: %s.") % found.label)
@@ -405,7 +406,7 @@ def _look() -> tuple[Cluster | None, list[tuple[RunningJob, list[str]]], list[Re
     try:
         return picture.cluster(), picture.running(), picture.reservations(), ""
     except CarmeError as error:
-        return None, [], [], str(error)
+        return None, [], [], explained(error)
 
 
 def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]:
