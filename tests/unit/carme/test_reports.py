@@ -33,8 +33,8 @@ from carme.reports import (
 )
 from carme.reports.metrics import Metrics
 from carme.reports.record import MOST_RANKS, PREFIX
-from carme.reports.text import as_html, as_text
-from carme.translation import follow, translated
+from carme.reports.text import as_html, as_text, facts, identity
+from carme.translation import Message, follow, translated
 
 GIB = 1 << 30
 END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
@@ -526,9 +526,25 @@ def test_a_page_names_the_language_of_the_advice_that_is_translated() -> None:
         page = as_html(found)
     finally:
         follow(lambda: None)
-    assert '<html lang="en">' in page and '<li><span lang="de">1 der 2 GPUs' in page
-    assert '<pre lang="de">--gpus 1, oder: carme-run -n 2 PROGRAMM</pre>' in page
-    assert "<li><span>Of an earlier version.</span><pre>--cpus 2</pre></li>" in page
+    assert '<html lang="de">' in page and "<li><span>1 der 2 GPUs" in page
+    assert "<pre>--gpus 1, oder: carme-run -n 2 PROGRAMM</pre>" in page
+    assert '<li><span lang="en">Of an earlier version.</span><pre lang="en">--cpus 2</pre></li>' in page
+    assert "<h3>Empfehlungen</h3>" in page and "<th>Angefordert</th><td>1 Knoten, 2 GPUs" in page
+
+
+def test_a_report_is_in_one_language() -> None:
+    english = {title for title, _value in identity(report()) + facts(report()) if title.strip()}
+    follow(lambda: "de")
+    try:
+        text, page = as_text(report()), as_html(report())
+    finally:
+        follow(lambda: None)
+    assert english > {"State", "Asked for", "Ran", "Processors", "Energy of GPUs"}
+    for title in english - {"Job", "GPUs", "Training"}:
+        if isinstance(title, Message):
+            assert not re.search(rf"^{re.escape(title)} ", text, re.MULTILINE), title
+            assert f"<th>{title}</th>" not in page, title
+    assert "Empfehlungen\n- 1 der 2 GPUs" in text and "GPU: Anteil der Zeit, in der sie arbeitete" in text
 
 
 def test_a_plot_says_which_times_and_heights_it_shows() -> None:
