@@ -208,7 +208,7 @@ class BookingOut(BaseModel):
 
 
 class Slot(BaseModel):
-    """A time at which a wish could be had."""
+    """A time at which a request could be met."""
 
     start: datetime
     end: datetime

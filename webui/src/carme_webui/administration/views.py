@@ -30,7 +30,7 @@ from carme_webui.administration import impersonation, services
 from carme_webui.administration.forms import NewUserForm
 from carme_webui.administration.node_rows import NodeRow, jobs_by_node
 from carme_webui.administration.overview import measure_titles, overview
-from carme_webui.administration.people import take_in
+from carme_webui.administration.people import onboard
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
@@ -103,7 +103,7 @@ def record(request: HttpRequest) -> HttpResponse:
     context = {
         "page": page,
         "lines": [(one, services.changed_values(one)) for one in page],
-        "asked": requested,
+        "requested": requested,
         "query": urlencode(requested),
     }
     return render(request, "administration/record.html", context)
@@ -277,7 +277,7 @@ def new_user(request: HttpRequest) -> HttpResponse:
         values = form.cleaned_data
         by = signed_in(request).username
         try:
-            made, password, done = take_in(by, values["name"], values["email"], values["project"], broker())
+            made, password, done = onboard(by, values["name"], values["email"], values["project"], broker())
         except CarmeError as error:
             field = error.field if isinstance(error, InvalidRequest) else None
             form.add_error(field if field in form.fields else None, explained(error))

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.utils.translation import gettext_lazy as _
 from pydantic import ValidationError
 
-from carme.bookings import YEARS, Wish
+from carme.bookings import YEARS, BookingRequest
 from carme.bookings.clock import from_local
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
@@ -128,7 +128,7 @@ class BookingForm(forms.Form):
             values |= {"date": local.date(), "time": local.time()}
         super().__init__(data, initial=values | (initial or {}), label_suffix="")
         self._booking = booking
-        self.wish: Wish | None = None
+        self.proposed: BookingRequest | None = None
         widget = self.fields["kind"].widget
         assert isinstance(widget, forms.Select)
         widget.choices = [(kind.key, kind.label) for kind in offered]
@@ -163,7 +163,7 @@ class BookingForm(forms.Form):
         partition, _colon, rest = cleaned["kind"].partition(":")
         gpu_type, _colon, gpus = rest.partition(":")
         try:
-            self.wish = _wish(
+            self.proposed = _booking_request(
                 {
                     "partition": partition,
                     "gpu_type": gpu_type,
@@ -214,11 +214,11 @@ def _written_in(data: Any) -> ZoneInfo:
     return ZoneInfo(name) if name in zone_names() else reader_zone()
 
 
-def _wish(values: dict[str, Any]) -> Wish:
+def _booking_request(values: dict[str, Any]) -> BookingRequest:
     try:
-        return Wish(**values)
+        return BookingRequest(**values)
     except ValidationError as error:
-        raise refusal(error, Wish) from None
+        raise refusal(error, BookingRequest) from None
 
 
 def moment_of(text: str) -> datetime | None:

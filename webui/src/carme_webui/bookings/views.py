@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from carme.bookings import YEARS, BookingState, Wish
+from carme.bookings import YEARS, BookingRequest, BookingState
 from carme.broker.protocol import RunningJob
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Reservation, parse_stages, stage_text
@@ -126,9 +126,9 @@ def new(request: HttpRequest) -> HttpResponse:
         )
         return _form_page(request, form, banner)
     form = BookingForm(_with_slot(request), offered=offered, projects=own_projects(user))
-    if form.is_valid() and form.wish is not None:
+    if form.is_valid() and form.proposed is not None:
         try:
-            made = services.book(user, form.wish, settings.SITE, broker())
+            made = services.book(user, form.proposed, settings.SITE, broker())
         except CarmeError as error:
             form.refuse(error)
         else:
@@ -140,7 +140,7 @@ def new(request: HttpRequest) -> HttpResponse:
                 else _("Your booking waits for a manager's approval."),
             )
             return redirect(made)
-    return _form_page(request, form, banner, None, form.wish)
+    return _form_page(request, form, banner, None, form.proposed)
 
 
 @require_safe
@@ -180,9 +180,9 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
     if request.method != "POST":
         return _form_page(request, BookingForm(offered=offered, booking=found), banner, found)
     form = BookingForm(_with_slot(request), offered=offered, booking=found)
-    if form.is_valid() and form.wish is not None:
+    if form.is_valid() and form.proposed is not None:
         try:
-            services.change(found, form.wish, settings.SITE, broker())
+            services.change(found, form.proposed, settings.SITE, broker())
         except CarmeError as error:
             form.refuse(error)
             found.refresh_from_db()
@@ -190,7 +190,7 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
             _notify_people(found)
             messages.success(request, _("Changed: %s.") % found.span)
             return redirect(found)
-    return _form_page(request, form, banner, found, form.wish)
+    return _form_page(request, form, banner, found, form.proposed)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -347,15 +347,15 @@ def _form_page(
     form: BookingForm,
     banner: str,
     found: Booking | None = None,
-    wish: Wish | None = None,
+    proposed: BookingRequest | None = None,
 ) -> HttpResponse:
     slots: list[tuple[str, str]] = []
-    if wish is not None and "time" in form.errors:
-        length = wish.end - wish.start
+    if proposed is not None and "time" in form.errors:
+        length = proposed.end - proposed.start
         with suppress(CarmeError):  # the form itself says what is wrong
             slots = [
                 (start.isoformat(), span_words(start, start + length, reader_zone()))
-                for start in services.free_starts(wish, settings.SITE, broker(), found)
+                for start in services.free_starts(proposed, settings.SITE, broker(), found)
             ]
     context = {"form": form, "booking": found, "slots": slots, "banner": banner}
     return render(request, "bookings/form.html", context, status=422 if form.is_bound else 200)

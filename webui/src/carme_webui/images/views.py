@@ -70,7 +70,7 @@ def build(request: HttpRequest) -> HttpResponse:
     form = BuildForm(request.POST, catalogue=images(), projects=projects)
     if form.is_valid():
         try:
-            made = services.build(user, form.wish, images(), broker())
+            made = services.build(user, form.proposed, images(), broker())
         except CarmeError as error:
             form.add_error(error.field if error.field in form.fields else None, explained(error))
         else:
@@ -120,7 +120,7 @@ def share(request: HttpRequest, reference: str) -> HttpResponse:
     form = ShareForm(data, projects=list(Project.of(user)), initial=shared)
     if form.is_valid():
         try:
-            services.share(found, form.wish, broker())
+            services.share(found, form.proposed, broker())
         except CarmeError as error:
             form.add_error(error.field if error.field in form.fields else None, explained(error))
         else:

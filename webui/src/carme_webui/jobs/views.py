@@ -246,7 +246,7 @@ def _advice(
     names = ("partition", "account", "qos", "gpu_type", "cpus_per_node", "memory_mb_per_node", "reservation")
     request = JobRequest.read(
         {
-            "name": "prospect",
+            "name": "estimate",
             "kind": "batch",
             "command": ["true"],
             **{name: getattr(submission, name) for name in names},
