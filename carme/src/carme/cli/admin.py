@@ -47,7 +47,7 @@ Command = Callable[..., argparse.ArgumentParser]
 def _add_people(command: Command) -> None:
     users = command("users", "list users", _users)
     users.add_argument("search", metavar="WORDS", nargs="?", default="", help="part of a name or address")
-    enrol = command("enrol", "take in a user: portal, Slurm, home, quotas", _enrol, "user")
+    enrol = command("enrol", "add a user: portal, Slurm, home, quotas", _enrol, "user")
     enrol.add_argument("--email", default="")
     enrol.add_argument("--project", default="", metavar="PROJECT", help="to join at once")
     command("disable", "let a user sign in no more", _disable, "user")
