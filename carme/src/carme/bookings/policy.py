@@ -270,14 +270,12 @@ def _why_none(
     proposed: BookingRequest, board: Board, policy: BookingSettings, need: Need, zone: ZoneInfo
 ) -> str:
     """What is in the way of a booking at its time."""
-    free = len(board.free(proposed.start, proposed.end))
-    when = span_text(proposed.start, proposed.end, zone)
-    taken = sorted(need.named.difference(board.free(proposed.start, proposed.end)))
-    if (
-        not taken
-        and free >= proposed.nodes
-        and board.is_own_limit(proposed.start, proposed.end, proposed.gpus)
-    ):
+    start, end = proposed.start, proposed.end
+    free = len(board.free(start, end))
+    when = span_text(start, end, zone)
+    taken = sorted(need.named.difference(board.free(start, end)))
+    are_free = not taken and free >= proposed.nodes
+    if are_free and board.is_own_limit(start, end, proposed.gpus):
         return _(
             "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
             "a time for the project {project!r}; {when}, {bookable} more can be, and {gpus} were "
@@ -287,10 +285,10 @@ def _why_none(
             partition=proposed.partition,
             project=proposed.project,
             when=when,
-            bookable=board.bookable(proposed.start, proposed.end),
+            bookable=board.bookable(start, end),
             gpus=proposed.gpus,
         )
-    if not taken and free >= proposed.nodes:
+    if are_free:
         return _(
             "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
             "may be booked at a time; {when}, {bookable} more can be, and {gpus} were asked for.",
@@ -298,7 +296,7 @@ def _why_none(
             gpu_type=proposed.gpu_type,
             partition=proposed.partition,
             when=when,
-            bookable=board.bookable(proposed.start, proposed.end),
+            bookable=board.bookable(start, end),
             gpus=proposed.gpus,
         )
     if taken:

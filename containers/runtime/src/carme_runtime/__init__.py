@@ -8,8 +8,8 @@
 - `carme_runtime.memory(limit)` trains a model in less memory than it needs,
 - `carme_runtime.petri` runs workflows, and `carme_runtime.onnx` runs ONNX models on several workers.
 
-Importing this package needs Python's standard library alone, so it installs into any container. Only the parts
-that use PyTorch, Keras and others need them.
+Importing this package needs Python's standard library alone, so it installs into any container. Only the
+parts that use PyTorch, Keras and others need them.
 """
 
 import os
