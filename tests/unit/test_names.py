@@ -2,9 +2,8 @@
 
 import ast
 
-import pytest
-
 import check_names
+import pytest
 
 
 @pytest.mark.parametrize(

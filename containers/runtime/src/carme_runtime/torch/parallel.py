@@ -84,7 +84,7 @@ def parallelize(
         wire: How 32-bit gradients on the host travel between nodes: `bf16` sends half the bytes, `int8` a
             quarter. What a step loses by rounding is added to the next one. Default: 32 bits.
         batch_dim: Which dimension of the model's first tensor is the batch: 1 for (sequence, batch).
-        shard_optimizer: Divide the optimizer's state and step among the ranks (ZeRO 1). Nobody sees gradients.
+        shard_optimizer: Divide the optimizer's state and step among the ranks (ZeRO 1). No `grad` is seen.
             With `overlap_step` parameters still travel when the step returns: until the next forward pass
             use them by the model's calls and `state_dict` only. All ranks call `optimizer.state_dict()`
             together; it is that of one process.
