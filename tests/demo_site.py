@@ -92,10 +92,10 @@ class DemoSite:
         """The demo with two users of whom other tests know nothing, made as an administrator does."""
         demo = cls(*SECOND_USERS)
         for name, uid in SECOND_USERS.items():
-            demo.take_in(name, uid)
+            demo.onboard(name, uid)
         return demo
 
-    def take_in(self, name: str, uid: int) -> None:
+    def onboard(self, name: str, uid: int) -> None:
         """Make somebody a user of the site with a new password; what is there already stays."""
         for machine in self.settings.machines():
             if self.run(machine.name, "id", name, check=False).returncode:
@@ -105,7 +105,7 @@ class DemoSite:
         portal = "/opt/carme/venv/bin/carme-portal"
 
         def taken_in() -> bool:
-            done = self.run("head", portal, "take-in", name, check=False)
+            done = self.run("head", portal, "onboard", name, check=False)
             # The broker of a busy machine needs longer than the command waits; it may be asked again.
             assert not done.returncode or "Try again in a moment" in done.stderr, done.stderr
             return not done.returncode

@@ -33,7 +33,7 @@ for each in distribution("carme-runtime").entry_points.select(group="console_scr
 def install(wheels: Path | None) -> str:
     """Make the environment; its path."""
     demo = DemoSite()
-    demo.take_in(USER, UID)
+    demo.onboard(USER, UID)
     environment, python = f"/home/{USER}/environment", f"/home/{USER}/environment/bin/python"
     # pip's configuration, and what it names.
     given = demo.run(

@@ -91,7 +91,7 @@ def main() -> None:
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     site = DemoSite(USER, USER)
-    site.take_in(USER, UID)
+    site.onboard(USER, UID)
     if busy := site.run("head", "squeue", "--noheader").stdout.strip():
         print(f"first_model: the session may have to wait for these jobs:\n{busy}", file=sys.stderr)
     expect.set_options(timeout=LIMIT * 1000)

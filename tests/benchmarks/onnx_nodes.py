@@ -243,7 +243,7 @@ def main() -> int:
     options = parser.parse_args()
     tidy_up_when_ended()
     demo = DemoSite(USER)
-    demo.take_in(USER, UID)
+    demo.onboard(USER, UID)
     places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
     folder = places.shared / "home" / USER / "onnx-nodes"
     names = options.only or list(NETWORKS)

@@ -144,7 +144,7 @@ def test_a_new_user_is_taken_in_at_once_by_page_and_by_command(
         answer = admin.send(shown, form, {"name": newcomers[0], "project": str(chosen["value"])})
         password = BeautifulSoup(answer.text, "html.parser").select_one("main code")
         assert password is not None, answer.text
-    words = ["take-in", newcomers[1], "--project", project, "--json"]
+    words = ["onboard", newcomers[1], "--project", project, "--json"]
     reported = demo.run("head", "/opt/carme/venv/bin/carme-portal", *words).stdout
     secrets = [password.get_text(), json.loads(reported)["password"]]
     for name, secret in zip(newcomers, secrets, strict=True):

@@ -44,7 +44,7 @@ def demo(environment: Path) -> DemoSite:
     demo = DemoSite()
     owner = demo.run("head", "stat", "--format=%u %U", str(environment.parent)).stdout.split()
     demo.user = demo.other = owner[1]
-    demo.take_in(owner[1], int(owner[0]))
+    demo.onboard(owner[1], int(owner[0]))
     return demo
 
 

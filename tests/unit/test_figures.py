@@ -1,11 +1,13 @@
 """No new circles of imports, no new long functions and no new long files."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 import figures
+from carme.broker.protocol import OPERATIONS
 
 #: What is left, to be shortened and never to grow: circles by their first module, with the number of modules.
 LEFT_CIRCLES: dict[str, int] = {}
@@ -75,6 +77,26 @@ def test_long_functions_are_found(tree: Path, lines: int, is_long: bool) -> None
 def test_long_files_are_found(tree: Path, lines: int, is_long: bool) -> None:
     write(tree, a="pass\n" * lines)
     assert figures.long_files() == ({"part/src/pack/a.py": lines} if is_long else {})
+
+
+def test_the_page_of_the_architecture_has_the_figures_of_today() -> None:
+    page = (figures.ROOT / "docs/developers/architecture.md").read_text()
+    table = page.split("<!-- figures -->")[1].split("<!-- end of figures -->")[0]
+    rows = re.findall(r"^\| (.+) \| [\d,]+ \| (?:at most )?([\d,]+) \|$", table, re.MULTILINE)
+    now = {name: int(number.replace(",", "")) for name, number in rows}
+    parts = {f"lines of `{part}`": count for part, count in figures.lines_of_parts().items()}
+    outdated = [name for name, count in parts.items() if abs(now[name] - count) > 300 + count / 10]
+    assert not outdated, "These parts have grown or shrunk by a tenth: bring the table up to date."
+    sources = [file.read_text() for file in (figures.ROOT / "carme/src").rglob("*.py")]
+    declared = sum(len(re.findall(r"^@operation\(", source, re.MULTILINE)) for source in sources)
+    assert {name: number for name, number in now.items() if name not in parts} == {
+        "functions over 60 lines": len(figures.long_functions()),
+        "lines of the longest function": figures.LONGEST_FUNCTION,
+        "Python files over 600 lines": sum(file.endswith(".py") for file in figures.long_files()),
+        "lines of the longest Python file": figures.LONGEST_FILE,
+        "groups of modules that import each other": len(figures.circles()),
+        "places that declare a broker operation": declared / len(OPERATIONS),
+    }
 
 
 @pytest.fixture

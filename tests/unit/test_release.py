@@ -1,7 +1,9 @@
 """A release is what is committed, of one version that the changelog names."""
 
 import hashlib
+import importlib.util
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -63,6 +65,54 @@ def test_the_source_tree_has_the_documentation_and_a_checksum(tree: Path, tmp_pa
         )
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     assert (folder / "SHA256SUMS").read_text() == f"{digest}  {archive.name}\n"
+
+
+@pytest.fixture
+def documented(tree: Path) -> Path:
+    """A tree with the site's own configuration, hook and theme, and two pages that link each other."""
+    settings = (ROOT / "mkdocs.yml").read_text().partition("\nnav:")[0]
+    (tree / "mkdocs.yml").write_text(f"{settings}\nnav: [index.md, page.md]\n")
+    hook = (ROOT / "docs/site_pages.py").read_text()
+    (tree / "docs/site_pages.py").write_text(
+        re.sub(r"(?s)(?<=ELSEWHERE = )\{.*?\n\}", '{"README.md": "index.md"}', hook)
+    )
+    (tree / "README.md").write_text("# Start\n\nSee [the page](docs/page.md#part).\n")
+    (tree / "docs/page.md").write_text("# A page\n\n## Part\n\nA sentence of the page.\n")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "docs")
+    return tree
+
+
+def test_the_built_documentation_lies_beside_the_wheels(documented: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    assert run(documented, "--documentation-only", str(folder)) == 0
+    name = f"carme-documentation-{RELEASE['version_of'](ROOT)}"
+    archive = folder / f"{name}.tar.gz"
+    with tarfile.open(archive) as opened:
+        pages = {page: opened.extractfile(f"{name}/{page}.html") for page in ("index", "page")}
+        found = {page: file.read().decode() for page, file in pages.items() if file}
+    assert "A sentence of the page." in found["page"] and 'href="page.html#part"' in found["index"]
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert (folder / "SHA256SUMS").read_text() == f"{digest}  {archive.name}\n"
+
+
+def test_documentation_with_a_broken_link_is_no_release(
+    documented: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (documented / "docs/page.md").write_text("# A page\n\n[Nothing](#nothing)\n")
+    git(documented, "commit", "-q", "-a", "-m", "broken")
+    assert run(documented, "--documentation-only", str(tmp_path / "out")) == 1
+    assert "mkdocs" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_the_documentation_needs_mkdocs_material(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert run(tree, "--documentation-only", str(tmp_path / "out")) == 1
+    assert "There is no mkdocs-material" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_wheels_of_all_parts_are_built(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,10 @@ Item = TypeVar("Item")
 
 
 class Problem(BaseModel):
-    """Why a request was refused: https://www.rfc-editor.org/rfc/rfc9457."""
+    """Why a request was refused: https://www.rfc-editor.org/rfc/rfc9457.
+
+    `help` is the path of the portal's page that says more, where there is one.
+    """
 
     type: str = "about:blank"
     title: str
@@ -57,6 +60,7 @@ class Problem(BaseModel):
     detail: str
     code: str
     field: str | None = None
+    help: str | None = None
 
 
 class Page(BaseModel, Generic[Item]):
@@ -204,7 +208,7 @@ class BookingOut(BaseModel):
 
 
 class Slot(BaseModel):
-    """A time at which a wish could be had."""
+    """A time at which a request could be met."""
 
     start: datetime
     end: datetime

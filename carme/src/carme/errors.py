@@ -24,16 +24,20 @@ class CarmeError(Exception):
         remedy: One sentence: what to do about it; likewise.
         code: A short word for programs; the class has a default.
         field: The part of the request that was wrong, where there is one.
+        help: The page that says more, where `carme.help` does not know it: another program has found it.
     """
 
     default_code = "error"
 
-    def __init__(self, message: str, remedy: str = "", code: str = "", field: str | None = None) -> None:
+    def __init__(
+        self, message: str, remedy: str = "", code: str = "", field: str | None = None, help: str = ""
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.remedy = remedy
         self.code = code or self.default_code
         self.field = field
+        self._help = help
 
     def __str__(self) -> str:
         """Message and remedy, in the reader's language where one is followed."""
@@ -44,8 +48,15 @@ class CarmeError(Exception):
         """Message and remedy, which each later reader gets in theirs: what to store."""
         return joined([self.message, self.remedy])
 
-    def __reduce__(self) -> tuple[type["CarmeError"], tuple[str, str, str, str | None]]:
-        return type(self), (self.message, self.remedy, self.code, self.field)
+    @property
+    def help(self) -> str:
+        """Where the users' guides say more: a path in the portal, or an address; empty where they do not."""
+        from carme.help import help_path  # for few errors
+
+        return self._help or help_path(self.text)
+
+    def __reduce__(self) -> tuple[type["CarmeError"], tuple[str, str, str, str | None, str]]:
+        return type(self), (self.message, self.remedy, self.code, self.field, self._help)
 
 
 class ConfigError(CarmeError):

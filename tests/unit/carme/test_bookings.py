@@ -1,5 +1,6 @@
 """Bookings: their states, the site's rules, free slots, local times, and agreement with Slurm."""
 
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -13,13 +14,13 @@ from carme.bookings import (
     STATES,
     TRANSITIONS,
     Board,
+    BookingRequest,
     BookingState,
     Cause,
     Claim,
     Hold,
     Need,
     Standing,
-    Wish,
     board_of,
     check_rules,
     choose_nodes,
@@ -49,13 +50,13 @@ CLUSTER = Cluster(
 )
 
 
-def wish(after: int = 60, **fields: Any) -> Wish:
-    """A wish that begins so many minutes from now; two hours on one node unless told otherwise."""
+def proposed(after: int = 60, **fields: Any) -> BookingRequest:
+    """A request that begins so many minutes from now; two hours on one node unless told otherwise."""
     values: dict[str, Any] = {
         "partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "start": NOW + timedelta(minutes=after),
         "minutes": 120,
     }  # fmt: skip
-    return Wish(**(values | fields))
+    return BookingRequest(**(values | fields))
 
 
 def claim(node: str, first: int, last: int | None, booked: int = 4) -> Claim:
@@ -68,13 +69,15 @@ def board(claims: list[Claim], policy: BookingSettings = POLICY) -> Board:
     return board_of("gpu", "a100", 4, CLUSTER, claims, policy)
 
 
-def refused(requested: Wish, claims: list[Claim] = [], policy: BookingSettings = POLICY) -> InvalidRequest:  # noqa: B006
+def refused(
+    requested: BookingRequest, claims: Sequence[Claim] = (), policy: BookingSettings = POLICY
+) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as caught:
-        choose_nodes(requested, board(claims, policy), policy, NOW, BERLIN)
+        choose_nodes(requested, board(list(claims), policy), policy, NOW, BERLIN)
     return caught.value
 
 
-def forbidden(requested: Wish, standing: Standing = Standing(), **rules: Any) -> InvalidRequest:  # noqa: B008
+def forbidden(requested: BookingRequest, standing: Standing = Standing(), **rules: Any) -> InvalidRequest:  # noqa: B008
     with pytest.raises(InvalidRequest) as caught:
         check_rules(requested, POLICY.model_copy(update=rules), standing, NOW, BERLIN)
     return caught.value
@@ -102,35 +105,47 @@ def test_what_is_over_stays_over() -> None:
 
 
 def test_a_booking_within_the_rules_is_not_refused() -> None:
-    check_rules(wish(5), POLICY, Standing(), NOW, BERLIN)
+    check_rules(proposed(5), POLICY, Standing(), NOW, BERLIN)
 
 
 @pytest.mark.parametrize(
     ("requested", "standing", "rules", "field", "words"),
     [
-        (wish(), Standing(), {"enabled": False}, "partition", "cannot be booked"),
+        (proposed(), Standing(), {"enabled": False}, "partition", "cannot be booked"),
         (
-            wish(minutes=121),
+            proposed(minutes=121),
             Standing(),
             {"longest_minutes": 120},
             "minutes",
             "at most 2 hours, not 2 hours 1",
         ),
         (
-            wish(59),
+            proposed(59),
             Standing(),
             {"notice_minutes": 60},
             "start",
             "The earliest start now is Fri 20 Nov, 14:00",
         ),
-        (wish(-1), Standing(), {"notice_minutes": 0}, "start", "cannot begin in the past"),
-        (wish(1441), Standing(), {"horizon_days": 1}, "start", "The latest start now is Sat 21 Nov, 13:00"),
-        (wish(), Standing(open=2), {"at_a_time": 2}, None, "2 bookings in partition 'gpu' that are not over"),
-        (wish(), Standing(gpu_hours=13), {"gpu_hours": 20}, "minutes", "costs 8 GPU-hours"),
+        (proposed(-1), Standing(), {"notice_minutes": 0}, "start", "cannot begin in the past"),
+        (
+            proposed(1441),
+            Standing(),
+            {"horizon_days": 1},
+            "start",
+            "The latest start now is Sat 21 Nov, 13:00",
+        ),
+        (
+            proposed(),
+            Standing(open=2),
+            {"at_a_time": 2},
+            None,
+            "2 bookings in partition 'gpu' that are not over",
+        ),
+        (proposed(), Standing(gpu_hours=13), {"gpu_hours": 20}, "minutes", "costs 8 GPU-hours"),
     ],
 )
 def test_what_the_rules_forbid_is_refused_with_what_is_allowed(
-    requested: Wish, standing: Standing, rules: dict[str, Any], field: str | None, words: str
+    requested: BookingRequest, standing: Standing, rules: dict[str, Any], field: str | None, words: str
 ) -> None:
     error = forbidden(requested, standing, **rules)
     assert error.field == field
@@ -141,26 +156,26 @@ def test_what_the_rules_forbid_is_refused_with_what_is_allowed(
 def test_the_limits_themselves_are_allowed() -> None:
     rules = {"longest_minutes": 120, "notice_minutes": 60, "at_a_time": 2, "gpu_hours": 20}
     policy = POLICY.model_copy(update=rules)
-    check_rules(wish(60), policy, Standing(open=1, gpu_hours=12), NOW, BERLIN)
+    check_rules(proposed(60), policy, Standing(open=1, gpu_hours=12), NOW, BERLIN)
 
 
 def test_a_booking_may_begin_in_the_present_minute() -> None:
     policy = POLICY.model_copy(update={"notice_minutes": 0})
-    check_rules(wish(0), policy, Standing(), NOW + timedelta(seconds=59), BERLIN)
-    assert "past" in forbidden(wish(-1), notice_minutes=0).message
+    check_rules(proposed(0), policy, Standing(), NOW + timedelta(seconds=59), BERLIN)
+    assert "past" in forbidden(proposed(-1), notice_minutes=0).message
 
 
 def test_a_booking_that_has_begun_may_be_changed_without_notice() -> None:
-    begun = wish(-30)
+    begun = proposed(-30)
     check_rules(begun, POLICY, Standing(ahead=begun.start), NOW, BERLIN)
     assert "past" in forbidden(begun, Standing(ahead=NOW)).message
 
 
 def test_large_bookings_need_an_approval() -> None:
     policy = POLICY.model_copy(update={"approval_gpu_hours": 8})
-    assert not needs_approval(wish(), policy)
-    assert needs_approval(wish(minutes=121), policy)
-    assert not needs_approval(wish(nodes=100), POLICY)
+    assert not needs_approval(proposed(), policy)
+    assert needs_approval(proposed(minutes=121), policy)
+    assert not needs_approval(proposed(nodes=100), POLICY)
 
 
 def test_a_partitions_own_rules_win() -> None:
@@ -182,26 +197,26 @@ def test_a_partitions_own_rules_win() -> None:
 
 
 def test_nodes_that_take_no_jobs_are_not_booked() -> None:
-    assert choose_nodes(wish(nodes=2), board([]), POLICY, NOW, BERLIN) == ["n1", "n2"]
-    error = refused(wish(nodes=3))
+    assert choose_nodes(proposed(nodes=2), board([]), POLICY, NOW, BERLIN) == ["n1", "n2"]
+    error = refused(proposed(nodes=3))
     assert error.field == "nodes"
     assert "2 nodes of partition 'gpu' with 4 GPUs of type a100 take jobs" in error.message
 
 
 def test_a_booking_may_follow_another_at_once() -> None:
     taken = [claim("n1", 0, 60), claim("n1", 180, 240), claim("n2", 0, None)]
-    assert choose_nodes(wish(60), board(taken), POLICY, NOW, BERLIN) == ["n1"]
+    assert choose_nodes(proposed(60), board(taken), POLICY, NOW, BERLIN) == ["n1"]
 
 
 def test_a_changed_booking_keeps_its_nodes() -> None:
-    assert choose_nodes(wish(), board([]), POLICY, NOW, BERLIN, prefer=["n2"]) == ["n2"]
+    assert choose_nodes(proposed(), board([]), POLICY, NOW, BERLIN, prefer=["n2"]) == ["n2"]
     taken = [claim("n2", 100, 120)]
-    assert choose_nodes(wish(), board(taken), POLICY, NOW, BERLIN, prefer=["n2"]) == ["n1"]
+    assert choose_nodes(proposed(), board(taken), POLICY, NOW, BERLIN, prefer=["n2"]) == ["n1"]
 
 
 def test_a_conflict_names_the_nearest_free_times() -> None:
     taken = [claim("n1", 0, 300), claim("n2", 130, 240)]
-    error = refused(wish(120), taken)
+    error = refused(proposed(120), taken)
     assert (
         error.message
         == "No node with 4 GPUs of type a100 is free for the whole time, Fri 20 Nov, 15:00 to 17:00."
@@ -213,7 +228,7 @@ def test_a_conflict_names_the_nearest_free_times() -> None:
 
 
 def test_a_conflict_without_any_free_time_says_so() -> None:
-    error = refused(wish(), [claim("n1", 0, None), claim("n2", 0, 60 * 24 * 30)])
+    error = refused(proposed(), [claim("n1", 0, None), claim("n2", 0, 60 * 24 * 30)])
     assert "no such time in the next 28 days" in error.remedy
 
 
@@ -221,15 +236,15 @@ def test_only_a_share_of_the_system_can_be_booked() -> None:
     policy = POLICY.model_copy(
         update={"share_percent": 50}
     )  # of 12 GPUs, those of a node that is down included
-    assert choose_nodes(wish(), board([], policy), policy, NOW, BERLIN)
-    error = refused(wish(nodes=2), [], policy)
+    assert choose_nodes(proposed(), board([], policy), policy, NOW, BERLIN)
+    error = refused(proposed(nodes=2), [], policy)
     assert "that is 6; 8 were asked for" in error.message
     assert "Ask for 1 node or fewer" in error.remedy
-    error = refused(wish(), [claim("n1", 90, 100)], policy)
+    error = refused(proposed(), [claim("n1", 90, 100)], policy)
     assert "2 more can be, and 4 were asked for" in error.message
     assert "Fri 20 Nov, 14:40 to 16:40" in error.remedy
     # What jobs and maintenance have is not booked.
-    assert choose_nodes(wish(), board([claim("n1", 90, 100, booked=0)], policy), policy, NOW, BERLIN) == [
+    assert choose_nodes(proposed(), board([claim("n1", 90, 100, booked=0)], policy), policy, NOW, BERLIN) == [
         "n2"
     ]
 
@@ -273,16 +288,16 @@ def test_the_nearest_slots_are_free_and_none_is_nearer(
 ) -> None:
     free = Board(["n1", "n2", "n3"], claims, most)
     need = Need(nodes, 4, timedelta(minutes=minutes))
-    wished, latest = NOW + timedelta(minutes=around), NOW + timedelta(minutes=400)
-    found = free.nearest(need, wished, NOW, latest, STEP)
+    preferred, latest = NOW + timedelta(minutes=around), NOW + timedelta(minutes=400)
+    found = free.nearest(need, preferred, NOW, latest, STEP)
     grid = [NOW + place * STEP for place in range(81)]
     possible = [moment for moment in grid if free.place(need, moment) is not None]
-    before = [moment for moment in possible if moment < wished]
-    after = [moment for moment in possible if moment >= wished]
+    before = [moment for moment in possible if moment < preferred]
+    after = [moment for moment in possible if moment >= preferred]
     assert found == sorted(found)
     assert set(found) <= set(possible)
-    assert [moment for moment in found if moment < wished] == before[-1:]
-    assert [moment for moment in found if moment >= wished][:1] == after[:1]
+    assert [moment for moment in found if moment < preferred] == before[-1:]
+    assert [moment for moment in found if moment >= preferred][:1] == after[:1]
     assert len(found) <= 3
 
 

@@ -33,8 +33,8 @@ from carme.reports import (
 )
 from carme.reports.metrics import Metrics
 from carme.reports.record import MOST_RANKS, PREFIX
-from carme.reports.text import as_html, as_text
-from carme.translation import follow, translated
+from carme.reports.text import as_html, as_text, facts, identity
+from carme.translation import Message, follow, translated
 
 GIB = 1 << 30
 END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
@@ -516,19 +516,25 @@ def test_a_page_holds_no_word_of_a_user_s_as_markup_and_loads_nothing() -> None:
     assert page.count("<polyline") == 41
 
 
-def test_a_page_names_the_language_of_the_advice_that_is_translated() -> None:
+def test_a_report_is_in_one_language_and_a_page_names_what_is_not() -> None:
     found = report()
     plain = Advice(topic="cpu", text="Of an earlier version.", change="--cpus 2")
     found = found.model_copy(update={"advice": [*found.advice, plain]})
     assert as_html(found).count("lang=") == 1  # the page's own
+    english = {title for title, _value in identity(found) + facts(found) if isinstance(title, Message)}
     try:
         follow(lambda: "de_DE.UTF-8")
-        page = as_html(found)
+        text, page = as_text(found), as_html(found)
     finally:
         follow(lambda: None)
-    assert '<html lang="en">' in page and '<li><span lang="de">1 der 2 GPUs' in page
-    assert '<pre lang="de">--gpus 1, oder: carme-run -n 2 PROGRAMM</pre>' in page
-    assert "<li><span>Of an earlier version.</span><pre>--cpus 2</pre></li>" in page
+    assert '<html lang="de">' in page and "<li><span>1 der 2 GPUs" in page
+    assert "<pre>--gpus 1, oder: carme-run -n 2 PROGRAMM</pre>" in page
+    assert '<li><span lang="en">Of an earlier version.</span><pre lang="en">--cpus 2</pre></li>' in page
+    assert "<h3>Empfehlungen</h3>" in page and "<th>Angefordert</th><td>1 Knoten, 2 GPUs" in page
+    assert {"State", "Asked for", "Ran", "Processors", "Energy of GPUs"} < english
+    for title in english - {"Job", "GPUs", "Training"}:
+        assert f"\n{title} " not in text and f"<th>{title}</th>" not in page, title
+    assert "Empfehlungen\n- 1 der 2 GPUs" in text and "GPU: Anteil der Zeit, in der sie arbeitete" in text
 
 
 def test_a_plot_says_which_times_and_heights_it_shows() -> None:

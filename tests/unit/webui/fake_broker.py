@@ -1,4 +1,11 @@
-"""A broker that speaks the real protocol on a real socket, over a queue that the tests write."""
+"""A broker that speaks the real protocol on a real socket, over a queue that the tests write.
+
+Checks of requests, the forecast, arrays and the program of files are the product's own. What the real broker
+does through Slurm, or as the user, is repeated here in short: numbers of jobs, their end, parts of logs and
+results, reservations, accounts of projects. A test of a page needs a job in a certain state, such as one
+whose node was lost last year, and over a sandbox it would have to wait for that. The real broker runs over
+the sandbox and over simulated Slurm programs in `tests/unit/carme`, and with the portal in `tests/unit/dev`.
+"""
 
 import socket
 import socketserver

@@ -46,12 +46,12 @@ def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program
     kinds = program.ask("get", "bookings/kinds").json()
     assert sorted(one["partition"] for one in kinds) == ["mine", "open"]
     start = (timezone.now() + timedelta(days=1)).replace(microsecond=0).isoformat()
-    wish = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
-    answer = program.ask("post", "bookings", wish)
+    proposed = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
+    answer = program.ask("post", "bookings", proposed)
     assert answer.status_code == 422
     assert answer.json()["field"] == "partition" and "does not take jobs" in answer.json()["detail"]
     assert not Booking.objects.exists() and not limited.reservations
-    assert program.ask("post", "bookings", wish | {"partition": "open"}).status_code == 201
+    assert program.ask("post", "bookings", proposed | {"partition": "open"}).status_code == 201
 
 
 def test_a_booking_for_a_project_needs_a_partition_that_takes_its_account(
@@ -61,11 +61,12 @@ def test_a_booking_for_a_project_needs_a_partition_that_takes_its_account(
     Membership.objects.create(project=project, user=alice)
     limited.accesses["alice"] = Access(user="alice")
     start = (timezone.now() + timedelta(days=1)).replace(microsecond=0).isoformat()
-    wish = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
-    answer = program.ask("post", "bookings", wish | {"project": "speech"})
+    proposed = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
+    answer = program.ask("post", "bookings", proposed | {"project": "speech"})
     assert answer.status_code == 422 and "of the account 'carme-speech'" in answer.json()["detail"]
     assert (
-        program.ask("post", "bookings", wish | {"project": "speech", "partition": "open"}).status_code == 201
+        program.ask("post", "bookings", proposed | {"project": "speech", "partition": "open"}).status_code
+        == 201
     )
 
 

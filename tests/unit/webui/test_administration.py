@@ -333,7 +333,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     for part in (*loaded, "/bookings/share/"):
         assert root.get(part).status_code != 403, part
     token = root.token("/projects/")
-    assert root.send_with(token, "/sessions/prospect/", user="root1", minutes="5").status_code == 200
+    assert root.send_with(token, "/sessions/estimate/", user="root1", minutes="5").status_code == 200
     assert AuditEntry.objects.filter(by=admin).count() == 3  # with the second look at the projects
     root.send("/projects/", "/admin/look/end/")
     assert "All projects" in text(root.get("/projects/"))
@@ -366,12 +366,12 @@ def test_files_of_the_home_are_neither_listed_nor_read(
     write_result(broker.home / "scale.json")
     form = {"image": "torch", "partition": "gpu", "gpus_per_node": 1, "nodes": 1, "minutes": 60}
     form["scaling"] = "scale.json"
-    assert "Cheapest" in text(browser.send("/", "/sessions/prospect/", **form))
+    assert "Cheapest" in text(browser.send("/", "/sessions/estimate/", **form))
     assert "scale.json" in browser.get("/sessions/probes/").content.decode()
     broker.requests.clear()
     look(root)
     token = root.token("/projects/")
-    answer = root.send_with(token, "/sessions/prospect/", user="root1", **form)
+    answer = root.send_with(token, "/sessions/estimate/", user="root1", **form)
     assert answer.status_code == 200 and "Cheapest" not in text(answer) and "Starts now" in text(answer)
     assert "scale.json" not in root.get("/sessions/probes/").content.decode()
     assert not broker.requests_of("files")
@@ -430,14 +430,15 @@ def test_the_command_takes_in_and_says_what_it_did(
     admin: User, alice: User, broker: FakeBroker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     services.create(admin, "vision", "Computer vision", alice, site_broker())
-    call_command("take_in", "carol", "--project", "vision", "--json")
+    call_command("onboard", "carol", "--project", "vision", "--json")
     reported = json.loads(capsys.readouterr().out)
     assert User.objects.get(username="carol").check_password(reported["password"])
     assert "added to the project vision" in reported["done"]
-    call_command("take_in", "carol", "--json")
-    assert json.loads(capsys.readouterr().out)["password"] == ""
+    call_command("take_in", "carol", "--json")  # the earlier name
+    again = capsys.readouterr()
+    assert json.loads(again.out)["password"] == "" and "carme-portal onboard" in again.err
     with pytest.raises(CommandError, match="no open project 'x'"):
-        call_command("take_in", "carol", "--project", "x")
+        call_command("onboard", "carol", "--project", "x")
     broker.refusal = NotFound("There is no account 'dave' on this host.", "Ask an administrator.")
     with pytest.raises(CommandError, match="no account 'dave'"):
-        call_command("take_in", "dave")
+        call_command("onboard", "dave")

@@ -277,4 +277,4 @@ def test_the_queue_of_approvals(
     assert {row.state for row in Booking.objects.all()} == {BookingState.ENDED, BookingState.APPROVED}
     words = [notice.text for notice in Notice.objects.filter(user=alice, kind=Kind.BOOKING_DECIDED)]
     assert words[1].endswith("is refused. 100 % are in use <b>") and words[0].endswith("is approved.")
-    assert bookings.check_budget(None, one.wish) is None
+    assert bookings.check_budget(None, one.proposed) is None

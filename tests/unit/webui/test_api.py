@@ -39,7 +39,7 @@ def booked(settings: Any, broker: FakeBroker) -> None:
     settings.SITE = site.model_copy(update={"bookings": rules})
 
 
-def wish(hours: float = 2.0, **fields: Any) -> dict[str, Any]:
+def proposed(hours: float = 2.0, **fields: Any) -> dict[str, Any]:
     start = (timezone.now() + timedelta(hours=hours)).replace(microsecond=0)
     wanted = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "minutes": 60}
     return wanted | {"start": start.isoformat()} | fields
@@ -128,7 +128,7 @@ def test_a_login_is_no_token(browser: Browser) -> None:
         ("jobs", "delete", "jobs/1", None),
         ("jobs", "post", "jobs/1/extend", {"minutes": 5}),
         ("jobs", "post", "jobs/1/resubmit", None),
-        ("bookings", "post", "bookings", {**wish()}),
+        ("bookings", "post", "bookings", {**proposed()}),
         ("bookings", "patch", "bookings/carme-0123456789ab", {}),
         ("bookings", "delete", "bookings/carme-0123456789ab", None),
         ("bookings", "put", "bookings/carme-0123456789ab/offer", {"user": "bob"}),
@@ -182,6 +182,7 @@ def test_whatever_refuses_answers_with_a_problem(
 def test_the_sentences_are_those_of_the_page(program: Program, browser: Browser, broker: FakeBroker) -> None:
     message = problem(program.ask("post", "sessions", OPTIONS | {"nodes": 9}), 422)
     assert message["field"] == "nodes"
+    assert message["help"] == "/help/sessions/#start"
     page = browser.send("/", "/sessions/start/", image="torch", nodes="9", gpus_per_node="0", minutes="60",
                         partition="gpu")  # fmt: skip
     from html import unescape
@@ -216,6 +217,15 @@ def test_what_is_no_request_is_refused(program: Program, broker: FakeBroker, bod
     answer = program.generic("POST", "/api/v1/sessions", body, content_type="application/json")
     assert answer.status_code in (400, 422)
     problem(answer, answer.status_code)
+
+
+def test_a_refusal_names_the_page_of_the_help_that_says_more(
+    program: Program, browser: Browser, broker: FakeBroker
+) -> None:
+    message = problem(program.ask("post", "sessions", OPTIONS | {"minutes": 100_000}), 422)
+    assert message["help"] == "/help/sessions/#time"
+    assert browser.get("/help/sessions/").status_code == 200
+    assert problem(program.ask("get", "nothing"), 404)["help"] is None
 
 
 def test_a_broker_that_is_down_is_reported(program: Program) -> None:
@@ -393,13 +403,13 @@ def test_a_booking_from_the_free_times_to_its_deletion(
 ) -> None:
     (kind,) = program.ask("get", "bookings/kinds").json()
     assert kind["gpu_type"] == "a100"
-    slots = program.ask("get", "bookings/slots", **wish()).json()
+    slots = program.ask("get", "bookings/slots", **proposed()).json()
     assert slots
-    made = program.ask("post", "bookings", wish(start=slots[0]["start"], title="mine"))
+    made = program.ask("post", "bookings", proposed(start=slots[0]["start"], title="mine"))
     assert made.status_code == 201, made.content
     name = made.json()["name"]
     assert name in broker.reservations and made.json()["reserved"]
-    taken = problem(program.ask("post", "bookings", wish(start=slots[0]["start"])), 422)
+    taken = problem(program.ask("post", "bookings", proposed(start=slots[0]["start"])), 422)
     assert taken["field"]
     longer = program.ask("patch", f"bookings/{name}", {"minutes": 90})
     assert longer.json()["minutes"] == 90 and longer.json()["title"] == "mine"
@@ -418,14 +428,14 @@ def test_a_booking_from_the_free_times_to_its_deletion(
 def test_times_that_cannot_be_are_refused(
     program: Program, broker: FakeBroker, booked: None, start: str
 ) -> None:
-    assert problem(program.ask("post", "bookings", wish(start=start)), 422)["field"] == "start"
-    assert problem(program.ask("get", "bookings/slots", **wish(start=start)), 422)["field"] == "start"
+    assert problem(program.ask("post", "bookings", proposed(start=start)), 422)["field"] == "start"
+    assert problem(program.ask("get", "bookings/slots", **proposed(start=start)), 422)["field"] == "start"
 
 
 def test_only_managers_decide(
     program: Program, broker: FakeBroker, booked: None, alice: User, bob: User
 ) -> None:
-    name = program.ask("post", "bookings", wish()).json()["name"]
+    name = program.ask("post", "bookings", proposed()).json()["name"]
     Booking.objects.update(state="requested", reserved=None)
     problem(program.ask("post", f"bookings/{name}/decision", {"approve": True}), 404)
     User.objects.filter(pk=bob.pk).update(is_staff=True)
@@ -441,7 +451,7 @@ def test_only_managers_decide(
 def test_what_is_anothers_does_not_exist_for_me(
     program: Program, bob: User, alice: User, broker: FakeBroker, booked: None
 ) -> None:
-    mine = program.ask("post", "bookings", wish()).json()["name"]
+    mine = program.ask("post", "bookings", proposed()).json()["name"]
     Session.objects.create(name="sabcdefgh", owner=alice, options=OPTIONS | {"title": ""})
     Job.store([broker.put(make_job(7, kind="batch", name="secret-name"))])
     broker.logs[7] = b"secret text"

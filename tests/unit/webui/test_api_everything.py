@@ -373,8 +373,8 @@ def test_bookings_are_approved_where_they_wait(
 ) -> None:
     rules(approval_gpu_hours=1)
     start = (timezone.now() + timedelta(hours=2)).replace(microsecond=0).isoformat()
-    wish = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "minutes": 60, "start": start}
-    name = program.ask("post", "bookings", wish).json()["name"]
+    proposed = {"partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "minutes": 60, "start": start}
+    name = program.ask("post", "bookings", proposed).json()["name"]
     (waiting,) = root.ask("get", "admin/approvals").json()["items"]
     assert (waiting["name"], waiting["owner"]) == (name, "alice")
     answer = {"approve": True, "reason": "Good  luck."}

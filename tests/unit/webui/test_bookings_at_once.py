@@ -7,7 +7,7 @@ import pytest
 from django.db import close_old_connections, connections
 from django.utils import timezone
 
-from carme.bookings import Wish
+from carme.bookings import BookingRequest
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
 from carme_webui.bookings import services
@@ -23,14 +23,14 @@ def test_no_node_is_booked_twice_by_those_who_come_at_the_same_moment(broker: Fa
 
     users = [User.objects.create_user(f"user{number}") for number in range(6)]
     start = timezone.now().replace(second=0, microsecond=0) + timedelta(hours=1)
-    wish = Wish(partition="gpu", gpu_type="a100", gpus_per_node=4, start=start, minutes=60)
+    proposed = BookingRequest(partition="gpu", gpu_type="a100", gpus_per_node=4, start=start, minutes=60)
     together = threading.Barrier(len(users))
     refused: list[str] = []
 
     def book(user: User) -> None:
         together.wait()
         try:
-            services.book(user, wish, settings.SITE, site_broker())
+            services.book(user, proposed, settings.SITE, site_broker())
         except InvalidRequest as error:
             refused.append(error.message)
         finally:

@@ -345,10 +345,10 @@ def test_sessions_and_bookings(
     session.stop()
     assert session.state in ("stopping", "ended")
     (kind,) = client.bookings.kinds()
-    wish = {"gpu_type": kind.gpu_type, "gpus": kind.gpus, "partition": kind.partition, "minutes": 60}
+    proposed = {"gpu_type": kind.gpu_type, "gpus": kind.gpus, "partition": kind.partition, "minutes": 60}
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
-    slots = client.bookings.free_slots(start=start, **wish)
-    booking = client.bookings.create(start=slots[0].start, title="mine", **wish)
+    slots = client.bookings.free_slots(start=start, **proposed)
+    booking = client.bookings.create(start=slots[0].start, title="mine", **proposed)
     assert booking.change(minutes=90).minutes == 90
     assert [one.name for one in client.bookings.usable()] == [booking.name]
     planned = booking.start_session("torch", stage=["scratch:/data/x"], results="/home/alice/out")

@@ -47,7 +47,13 @@ def test_the_commands_work_from_elsewhere(
 
 
 def test_more_time_and_more_processors(
-    elsewhere: Any, client: carme.Client, broker: FakeBroker, hub: Any, at_once: None, capsys: Any
+    elsewhere: Any,
+    client: carme.Client,
+    broker: FakeBroker,
+    hub: Any,
+    at_once: None,
+    capsys: Any,
+    live_server: Any,
 ) -> None:
     job, tasks = client.submit(["sleep", "60"]), client.array(["sleep", "60"], "0-1")
     Job.store([broker.put(broker.queue[job.id].model_copy(update={"state": JobState.RUNNING}))])
@@ -68,6 +74,7 @@ def test_more_time_and_more_processors(
     with pytest.raises(InvalidRequest, match="at most 16 processors") as caught:
         client.sessions.start("torch", minutes=30, cpus=17)
     assert caught.value.field == "cpus_per_node"
+    assert caught.value.help == f"{live_server.url}/help/sessions/#start"
 
 
 def test_arrays_from_elsewhere(elsewhere: Any, broker: FakeBroker, run: Any, capsys: Any) -> None:

@@ -134,7 +134,9 @@ def test_projects_and_administration(client: carme.Client, live_server: Any) -> 
         assert boss.projects.create("vision", "Vision", "alice").managers == ["alice"]
         assert boss.projects.limit("vision", gpus=2, gpu_types={"a100": 1}).gpus == 2
         assert [one.name for one in boss.admin.users("bo")] == ["bob"]
-        assert boss.admin.take_in("eve", project="vision").user.projects == ["vision"]
+        assert boss.admin.onboard("eve", project="vision").user.projects == ["vision"]
+        with pytest.warns(DeprecationWarning, match=r"admin\.onboard"):
+            assert boss.admin.take_in("eve").user.projects == ["vision"]
         assert not boss.admin.set_active("eve", False).active
         boss.admin.drain("n1", "fan")
         boss.admin.resume("n1")

@@ -7,7 +7,10 @@ from urllib.parse import urlsplit
 import pytest
 from bs4 import BeautifulSoup, Tag
 
-from carme.jobs import SessionOptions
+from carme.errors import SlurmError
+from carme.help import SECTIONS, help_path
+from carme.jobs import JobState, SessionOptions
+from carme.translation import Message, message
 from carme_webui import guides
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
@@ -120,3 +123,38 @@ def test_terms_of_slurm_are_explained_where_they_stand(
             (meaning,) = page.select(f"[popover]#term-{name}")
             assert len(meaning.text) > 20 and meaning.select_one("a[href='/help/#terms']")
     assert "What does “Partition” mean?" in text(browser.get("/"))
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS))
+def test_errors_lead_to_sections_that_there_are(browser: Browser, section: str) -> None:
+    guide, _mark, anchor = section.partition("#")
+    page = soup(browser, f"/help/{guide}/")
+    assert not anchor or page.find(id=anchor) is not None
+    path = help_path(Message("", SECTIONS[section][0], {}))
+    assert path == f"/help/{guide}/#{anchor}".rstrip("#")
+
+
+def test_pages_link_an_error_and_an_ending_to_the_help(
+    browser: Browser, alice: User, broker: FakeBroker
+) -> None:
+    page = browser.send("/", "/sessions/start/", image="torch", nodes="9", gpus_per_node="0", minutes="60",
+                        partition="gpu")  # fmt: skip
+    error = BeautifulSoup(page.content, "html.parser").select_one(".errorlist")
+    assert error is not None and error.select_one("a[href^='/help/sessions/#']") is not None
+    ended = make_job(7, kind="batch", state=JobState.TIMEOUT, user="alice")
+    Job.store([broker.put(ended)])
+    (link,) = soup(browser, "/jobs/7/").select(".status.large a")
+    assert link["href"] == "/help/sessions/#time"
+
+
+def test_messages_of_actions_link_to_the_help_without_letting_markup_in(
+    browser: Browser, alice: User, broker: FakeBroker
+) -> None:
+    Job.store([broker.put(make_job(7, kind="batch", user="alice"))])
+    sentence = "Slurm's accounting allows {holder} at most {most}."
+    broker.refusal = SlurmError(message(sentence, holder="<b>me</b>", most="1 GPU"))
+    answer = browser.send("/jobs/7/", "/jobs/7/extend/", minutes="60")
+    assert answer.status_code == 302
+    notice = soup(browser, "/jobs/7/").select_one(".notice.bad")
+    assert notice is not None and "<b>me</b>" in notice.text
+    assert [link["href"] for link in notice("a")] == ["/help/projects/#accounts-and-qos-of-slurm"]

@@ -471,12 +471,12 @@ def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -
 
 
 def test_data_folder_and_results_are_requested_shown_and_stored(browser: Browser, broker: FakeBroker) -> None:
-    wished = {
+    preferred = {
         "workdir": "/home/alice/run",
         "stage": "/data/a, scratch:/data/b",
         "results": "/home/alice/<out>",
     }
-    answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **wished, **FIELDS)
+    answer = browser.send("/jobs/submit/", "/jobs/submit/", script="true", **preferred, **FIELDS)
     assert answer.status_code == 302, answer.content.decode()
     (requested,) = broker.requests_of("submit")
     assert [(one.source, one.target) for one in requested.request.stage] == [
@@ -488,7 +488,7 @@ def test_data_folder_and_results_are_requested_shown_and_stored(browser: Browser
     assert 'href="/files/?path=/home/alice/run"' in message and "scratch:/data/b" in message
     assert 'href="/files/?path=/home/alice/%3Cout%3E"' in message and "&lt;out&gt;" in message
     form = browser.get(f"/jobs/submit/?job={number}").context["form"]
-    assert {name: form[name].value() for name in wished} == wished | {
+    assert {name: form[name].value() for name in preferred} == preferred | {
         "stage": "local:/data/a scratch:/data/b"
     }
 

@@ -22,7 +22,7 @@ from .fake_broker import NOW, FakeBroker
 from .fake_hub import FakeHub
 
 DIGEST = f"sha256:{'ab' * 32}"
-WISH = {"name": "mine", "kind": "requirements", "base": "torch", "text": "numpy==2.1\n"}
+PROPOSED = {"name": "mine", "kind": "requirements", "base": "torch", "text": "numpy==2.1\n"}
 PAGE = "/images/at/mine@alice/"
 
 
@@ -56,7 +56,7 @@ def start(browser: Browser, image: str) -> Any:
 def test_an_image_is_built_by_a_job_and_a_session_starts_in_it(
     browser: Browser, broker: FakeBroker, hub: FakeHub, at_once: None
 ) -> None:
-    answer = browser.send("/images/build/", "/images/build/", **WISH)
+    answer = browser.send("/images/build/", "/images/build/", **PROPOSED)
     assert (answer.status_code, answer["Location"]) == (302, PAGE)
     row = OwnImage.objects.get()
     requested = broker.requests_of("submit")[0]
@@ -93,7 +93,7 @@ def test_the_sites_images_show_their_packages(browser: Browser, program: Program
 
 
 def test_a_failed_build_says_why(browser: Browser, broker: FakeBroker, program: Program) -> None:
-    browser.send("/images/build/", "/images/build/", **WISH)
+    browser.send("/images/build/", "/images/build/", **PROPOSED)
     row = OwnImage.objects.get()
     end(broker, row, "FAILED")
     assert row.state == "failed" and row.problem
@@ -108,14 +108,14 @@ def test_a_failed_build_says_why(browser: Browser, broker: FakeBroker, program: 
 def test_a_result_that_makes_no_sense_is_a_failed_build(
     browser: Browser, broker: FakeBroker, result: dict[str, Any]
 ) -> None:
-    browser.send("/images/build/", "/images/build/", **WISH)
+    browser.send("/images/build/", "/images/build/", **PROPOSED)
     row = OwnImage.objects.get()
     end(broker, row, **result)
     assert row.state == "failed" and row.digest == ""
 
 
 def test_markup_of_a_build_is_shown_as_text(browser: Browser, broker: FakeBroker) -> None:
-    browser.send("/images/build/", "/images/build/", **WISH | {"text": "<script>x</script>"})
+    browser.send("/images/build/", "/images/build/", **PROPOSED | {"text": "<script>x</script>"})
     end(broker, OwnImage.objects.get(), packages={"<b>bold": "1"}, description="<i>it")
     page = text(browser.get(PAGE))
     assert "<script>x" not in page and "<b>bold" not in page and "<i>it" not in page
@@ -142,7 +142,7 @@ def test_markup_of_a_build_is_shown_as_text(browser: Browser, broker: FakeBroker
 def test_what_cannot_be_built_is_refused(
     program: Program, broker: FakeBroker, change: dict[str, str], field: str, sentence: str
 ) -> None:
-    answer = program.ask("POST", "images/own", WISH | change)
+    answer = program.ask("POST", "images/own", PROPOSED | change)
     problem = answer.json()
     assert (answer.status_code, problem["field"]) == (422, field)
     assert sentence in problem["detail"]
@@ -151,15 +151,15 @@ def test_what_cannot_be_built_is_refused(
 
 def test_nothing_stays_of_an_image_whose_job_is_refused(program: Program, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Slurm refused: it says no.", "Correct it.")
-    assert program.ask("POST", "images/own", WISH).status_code == 409
+    assert program.ask("POST", "images/own", PROPOSED).status_code == 409
     assert not OwnImage.objects.exists()
 
 
 def test_the_api_builds_shows_and_deletes(program: Program, broker: FakeBroker, alice: User) -> None:
-    assert program_of(alice, "jobs").ask("POST", "images/own", WISH).status_code == 403
-    made = program.ask("POST", "images/own", WISH)
+    assert program_of(alice, "jobs").ask("POST", "images/own", PROPOSED).status_code == 403
+    made = program.ask("POST", "images/own", PROPOSED)
     assert (made.status_code, made.json()["state"]) == (201, "building")
-    assert program.ask("POST", "images/own", WISH).json()["field"] == "name"
+    assert program.ask("POST", "images/own", PROPOSED).json()["field"] == "name"
     row = OwnImage.objects.get()
     end(broker, row)
     shown = program.ask("GET", "images/own/mine").json()
@@ -178,7 +178,7 @@ def test_the_api_builds_shows_and_deletes(program: Program, broker: FakeBroker, 
 def test_nobody_uses_an_image_that_is_not_shared(
     browser: Browser, other: Browser, bob: User, broker: FakeBroker, hub: FakeHub
 ) -> None:
-    browser.send("/images/build/", "/images/build/", **WISH)
+    browser.send("/images/build/", "/images/build/", **PROPOSED)
     end(broker, OwnImage.objects.get())
     for page in (PAGE, f"{PAGE}live/", f"{PAGE}delete/"):
         assert other.get(page).status_code == 404
@@ -207,11 +207,11 @@ def test_members_of_a_project_start_in_what_is_shared_until_they_leave(
     hub: FakeHub,
     at_once: None,
 ) -> None:
-    wish = WISH | {"project": "vision"}
-    answer = browser.send("/images/build/", "/images/build/", **wish)
+    proposed = PROPOSED | {"project": "vision"}
+    answer = browser.send("/images/build/", "/images/build/", **proposed)
     assert answer.status_code == 422 and "cannot read your home" in text(answer)
-    wish |= {"folder": "/scratch/vision"}
-    assert browser.send("/images/build/", "/images/build/", **wish).status_code == 302
+    proposed |= {"folder": "/scratch/vision"}
+    assert browser.send("/images/build/", "/images/build/", **proposed).status_code == 302
     row = OwnImage.objects.get()
     recipe = json.loads(broker.requests_of("submit")[0].request.files[RECIPE])
     assert recipe["shared"] and row.file.startswith("/scratch/vision/mine-")
@@ -220,7 +220,7 @@ def test_members_of_a_project_start_in_what_is_shared_until_they_leave(
 
     member = Membership.objects.create(project=vision, user=bob)
     page = text(other.get(PAGE))
-    assert "numpy 2.1" in page and WISH["text"] not in page and "Delete" not in page
+    assert "numpy 2.1" in page and PROPOSED["text"] not in page and "Delete" not in page
     assert other.send("/images/", f"{PAGE}delete/").status_code == 404
     assert start(other, "mine@alice").status_code == 302
     assert started(hub)["image_file"]["digest"] == DIGEST
@@ -240,7 +240,7 @@ def test_an_image_that_is_built_is_shared_and_taken_back(
 ) -> None:
     Membership.objects.create(project=vision, user=bob)
     share = f"{PAGE}share/"
-    browser.send("/images/build/", "/images/build/", **WISH)
+    browser.send("/images/build/", "/images/build/", **PROPOSED)
     row = OwnImage.objects.get()
     assert "is not ready" in text(browser.send(share, share, project="vision", folder=str(tmp_path)))
     end(broker, row)
@@ -274,7 +274,7 @@ def test_an_image_that_is_built_is_shared_and_taken_back(
 
 
 def test_a_file_that_cannot_be_removed_keeps_the_image(browser: Browser, broker: FakeBroker) -> None:
-    browser.send("/images/build/", "/images/build/", **WISH | {"folder": "/proc/1"})
+    browser.send("/images/build/", "/images/build/", **PROPOSED | {"folder": "/proc/1"})
     row = OwnImage.objects.get()
     end(broker, row)
     OwnImage.objects.update(file="/proc/1/status")

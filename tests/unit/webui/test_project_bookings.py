@@ -7,7 +7,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.utils import timezone
 
-from carme.bookings import Wish
+from carme.bookings import BookingRequest
 from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme_webui.accounts.models import User
@@ -63,9 +63,9 @@ def with_rule(settings: Any, level: str, name: str, rule: str) -> None:
     settings.SITE = Settings.model_validate(values | {level: {name: {"bookings": {rule: RULES[rule][0]}}}})
 
 
-def in_three_days(minutes: int, project: str = "", hour: int = 0) -> Wish:
+def in_three_days(minutes: int, project: str = "", hour: int = 0) -> BookingRequest:
     start = timezone.now().replace(microsecond=0) + timedelta(days=3, hours=hour)
-    return Wish(
+    return BookingRequest(
         partition="gpu", gpu_type="a100", gpus_per_node=4, start=start, minutes=minutes, project=project
     )  # fmt: skip
 
@@ -165,11 +165,11 @@ def test_all_members_may_use_it_and_nobody_else(
 
 def test_whose_project_it_is_not(carol: Browser, vision: Project, broker: FakeBroker, rules) -> None:
     assert 'name="project"' not in text(carol.get("/bookings/new/"))
-    wish = Wish(
+    proposed = BookingRequest(
         partition="gpu", gpu_type="a100", gpus_per_node=4, start=tomorrow(), minutes=60, project="vision"
     )
     user = User.objects.get(username="carol")
-    body = wish.model_dump(mode="json")
+    body = proposed.model_dump(mode="json")
     answer = program_of(user).ask("post", "bookings", body)
     assert answer.status_code == 422 and answer.json()["field"] == "project"
     vision.closed = timezone.now()

@@ -59,7 +59,7 @@ def plain(answer: Any) -> str:
 
 
 def estimate(browser: Browser, **values: Any) -> str:
-    answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
+    answer = browser.send("/", "/sessions/estimate/", **(FORM | values))
     assert answer.status_code == 200
     return plain(answer)
 
@@ -189,7 +189,7 @@ def test_without_a_result_nothing_is_shown(browser: Browser, home: Path) -> None
 
 
 def test_the_curve_is_a_picture_with_a_table(browser: Browser, home: Path) -> None:
-    html = browser.send("/", "/sessions/prospect/", **FORM).content.decode()
+    html = browser.send("/", "/sessions/estimate/", **FORM).content.decode()
     assert (
         '<svg class="curve"' in html
         and 'role="img"' in html

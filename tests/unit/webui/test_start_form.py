@@ -39,7 +39,7 @@ def project(alice: User) -> Project:
 
 
 def estimate(browser: Browser, **values: Any) -> str:
-    answer = browser.send("/", "/sessions/prospect/", **(FORM | values))
+    answer = browser.send("/", "/sessions/estimate/", **(FORM | values))
     assert answer.status_code == 200
     page = BeautifulSoup(answer.content, "html.parser")
     return " ".join(page.get_text(" ").split()).replace(" .", ".")
@@ -155,7 +155,7 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
     assert late == f"{late_at:%-d %b, %H:%M} UTC"
     assert "With 1 node it would start now. With 1 hour it would start about " in text
     assert " GPUs" not in text  # fewer of them would not begin earlier
-    page = browser.send("/", "/sessions/prospect/", **FORM).content.decode()
+    page = browser.send("/", "/sessions/estimate/", **FORM).content.decode()
     links = re.findall(r'href="([^"]+#start-heading)"', page)
     filled = browser.get(links[0].replace("&amp;", "&")).content.decode()
     assert 'name="nodes" value="1"' in filled
@@ -164,10 +164,10 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
 
 
 def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, broker: FakeBroker) -> None:
-    wished = {"stage": "/data/a, scratch:/data/b", "results": "/home/alice/results", "cpus_per_node": 8}
+    preferred = {"stage": "/data/a, scratch:/data/b", "results": "/home/alice/results", "cpus_per_node": 8}
     broker.starts = lambda request: timezone.now() + timedelta(hours=request.nodes)
-    page = browser.send("/", "/sessions/prospect/", **(FORM | wished)).content.decode()
-    save(browser, title="Mine", **wished)
+    page = browser.send("/", "/sessions/estimate/", **(FORM | preferred)).content.decode()
+    save(browser, title="Mine", **preferred)
     for address in (
         re.findall(r'href="([^"]+#start-heading)"', page)[0].replace("&amp;", "&"),
         f"/?{Preset.of(alice)[0].query}",

@@ -1,4 +1,4 @@
-"""When Slurm would start something, asked once for the same wish of the same user within some seconds."""
+"""When Slurm would start something, asked once for the same request of the same user within some seconds."""
 
 import hashlib
 from datetime import datetime, timedelta
@@ -28,9 +28,9 @@ def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> Expe
         CarmeError: Nobody can be asked.
     """
     request = request.model_copy(
-        update={"name": "prospect", "command": ["true"], "environment": {}, "files": {}, "prediction": None}
+        update={"name": "estimate", "command": ["true"], "environment": {}, "files": {}, "prediction": None}
     )
-    key = f"prospect:{user}:{hashlib.sha256(request.model_dump_json().encode()).hexdigest()}"
+    key = f"estimate:{user}:{hashlib.sha256(request.model_dump_json().encode()).hexdigest()}"
     found: Expected | None = cache.get(key)
     if found is None:
         try:

@@ -1,6 +1,6 @@
 """Bookings: nodes with GPUs that users keep for themselves for a time, as Slurm reservations."""
 
-from carme.bookings.models import MAINTENANCE_PATTERN, NAME_PATTERN, YEARS, Hold, Window, Wish
+from carme.bookings.models import MAINTENANCE_PATTERN, NAME_PATTERN, YEARS, BookingRequest, Hold, Window
 from carme.bookings.policy import Standing, board_of, check_rules, choose_nodes, needs_approval
 from carme.bookings.slots import Board, Claim, Need
 from carme.bookings.states import CAUSES, STATES, TRANSITIONS, BookingState, Cause, may_follow
@@ -13,6 +13,7 @@ __all__ = [
     "TRANSITIONS",
     "YEARS",
     "Board",
+    "BookingRequest",
     "BookingState",
     "Cause",
     "Claim",
@@ -20,7 +21,6 @@ __all__ = [
     "Need",
     "Standing",
     "Window",
-    "Wish",
     "board_of",
     "check_rules",
     "choose_nodes",

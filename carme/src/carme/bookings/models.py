@@ -10,7 +10,7 @@ from carme.accounts import is_account_name
 from carme.jobs.requests import Word
 from carme.translation import message as _
 
-__all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "Hold", "Window", "Wish"]
+__all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "BookingRequest", "Hold", "Window"]
 
 #: Reservations of Slurm with such names are Carme's; all others are the administrators' own.
 NAME_PATTERN = r"carme-[0-9a-f]{12}"
@@ -46,7 +46,7 @@ User = Annotated[str, AfterValidator(_user)]
 Moment = Annotated[AwareDatetime, AfterValidator(_moment)]
 
 
-class Wish(BaseModel):
+class BookingRequest(BaseModel):
     """Nodes that somebody wants: so many with so many GPUs of a type each, from `start` for `minutes`.
 
     Nodes are booked whole, with their processors and memory: Slurm keeps parts of nodes only where it knows

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from zoneinfo import ZoneInfo
 
 from carme.bookings.clock import moment_text, span_text
-from carme.bookings.models import Wish
+from carme.bookings.models import BookingRequest
 from carme.bookings.slots import Board, Claim, Need
 from carme.config import BookingSettings
 from carme.errors import InvalidRequest
@@ -48,7 +48,7 @@ class Standing:
 
 
 def check_rules(
-    wish: Wish, policy: BookingSettings, standing: Standing, now: datetime, zone: ZoneInfo
+    proposed: BookingRequest, policy: BookingSettings, standing: Standing, now: datetime, zone: ZoneInfo
 ) -> None:
     """Refuse what the site's rules forbid, whatever is free.
 
@@ -60,39 +60,39 @@ def check_rules(
     """
     if not policy.enabled:
         raise InvalidRequest(
-            _("GPUs of partition {partition!r} cannot be booked.", partition=wish.partition),
+            _("GPUs of partition {partition!r} cannot be booked.", partition=proposed.partition),
             _("Start a session without a booking, or ask an administrator."),
             field="partition",
         )
-    if wish.minutes > policy.longest_minutes:
+    if proposed.minutes > policy.longest_minutes:
         raise InvalidRequest(
             _(
                 "A booking lasts at most {longest_minutes}, not {minutes}.",
                 longest_minutes=minutes_text(policy.longest_minutes),
-                minutes=minutes_text(wish.minutes),
+                minutes=minutes_text(proposed.minutes),
             ),
             _("Ask for at most {longest_minutes}.", longest_minutes=minutes_text(policy.longest_minutes)),
             field="minutes",
         )
-    if wish.start != standing.ahead:
-        _check_start(wish, policy, now, zone)
-    _check_open(wish, policy, standing)
-    _check_budget(wish, policy, standing)
+    if proposed.start != standing.ahead:
+        _check_start(proposed, policy, now, zone)
+    _check_open(proposed, policy, standing)
+    _check_budget(proposed, policy, standing)
 
 
-def _check_start(wish: Wish, policy: BookingSettings, now: datetime, zone: ZoneInfo) -> None:
+def _check_start(proposed: BookingRequest, policy: BookingSettings, now: datetime, zone: ZoneInfo) -> None:
     """Refuse a start that is too early or too late."""
     earliest, latest = window(policy, now)
-    if wish.start < earliest:
+    if proposed.start < earliest:
         notice = policy.notice_minutes
         raise InvalidRequest(
             _("A booking must be made at least {notice} before it begins.", notice=minutes_text(notice))
-            if wish.start >= now and notice
+            if proposed.start >= now and notice
             else _("A booking cannot begin in the past."),
             _("The earliest start now is {earliest}.", earliest=moment_text(earliest, zone)),
             field="start",
         )
-    if wish.start > latest:
+    if proposed.start > latest:
         raise InvalidRequest(
             _("A booking can begin at most {days} ahead.", days=number(policy.horizon_days, "day")),
             _("The latest start now is {latest}.", latest=moment_text(latest, zone)),
@@ -100,7 +100,7 @@ def _check_start(wish: Wish, policy: BookingSettings, now: datetime, zone: ZoneI
         )
 
 
-def _check_open(wish: Wish, policy: BookingSettings, standing: Standing) -> None:
+def _check_open(proposed: BookingRequest, policy: BookingSettings, standing: Standing) -> None:
     """Refuse more bookings at a time than are allowed."""
     if standing.open < policy.at_a_time:
         return
@@ -113,7 +113,7 @@ def _check_open(wish: Wish, policy: BookingSettings, standing: Standing) -> None
             "{allowed}.",
             standing.open,
             project=standing.project,
-            partition=wish.partition,
+            partition=proposed.partition,
             allowed=allowed,
         )
     else:
@@ -121,7 +121,7 @@ def _check_open(wish: Wish, policy: BookingSettings, standing: Standing) -> None
             "You have {count} booking in partition {partition!r} that is not over; {allowed}.",
             "You have {count} bookings in partition {partition!r} that are not over; {allowed}.",
             standing.open,
-            partition=wish.partition,
+            partition=proposed.partition,
             allowed=allowed,
         )
     raise InvalidRequest(
@@ -130,18 +130,18 @@ def _check_open(wish: Wish, policy: BookingSettings, standing: Standing) -> None
     )
 
 
-def _check_budget(wish: Wish, policy: BookingSettings, standing: Standing) -> None:
+def _check_budget(proposed: BookingRequest, policy: BookingSettings, standing: Standing) -> None:
     """Refuse more GPU-hours than are left."""
-    if not policy.gpu_hours or standing.gpu_hours + wish.gpu_hours <= policy.gpu_hours:
+    if not policy.gpu_hours or standing.gpu_hours + proposed.gpu_hours <= policy.gpu_hours:
         return
     left = max(0.0, policy.gpu_hours - standing.gpu_hours)
-    costs = {"cost": _hours(wish.gpu_hours), "most": policy.gpu_hours, "left": _hours(left)}
+    costs = {"cost": _hours(proposed.gpu_hours), "most": policy.gpu_hours, "left": _hours(left)}
     days = number(policy.budget_days, "day")
-    if wish.project:
+    if proposed.project:
         message = _(
             "The booking costs {cost} GPU-hours; of the {most} that the project {project!r} may book in "
             "{days} it has {left} left.",
-            project=wish.project,
+            project=proposed.project,
             days=days,
             **costs,
         )
@@ -165,9 +165,9 @@ def window(policy: BookingSettings, now: datetime) -> tuple[datetime, datetime]:
     return minute + timedelta(minutes=policy.notice_minutes), now + timedelta(days=policy.horizon_days)
 
 
-def needs_approval(wish: Wish, policy: BookingSettings) -> bool:
+def needs_approval(proposed: BookingRequest, policy: BookingSettings) -> bool:
     """Whether a manager must approve it."""
-    return bool(policy.approval_gpu_hours) and wish.gpu_hours > policy.approval_gpu_hours
+    return bool(policy.approval_gpu_hours) and proposed.gpu_hours > policy.approval_gpu_hours
 
 
 def board_of(
@@ -231,7 +231,7 @@ def board_of(
 
 
 def choose_nodes(
-    wish: Wish,
+    proposed: BookingRequest,
     board: Board,
     policy: BookingSettings,
     now: datetime,
@@ -246,14 +246,14 @@ def choose_nodes(
     Raises:
         InvalidRequest: Why it gets none, and when it could.
     """
-    need = _need(wish)
-    _check_size(wish, board, policy)
-    _check_named(wish, board)
-    nodes = board.place(need, wish.start, prefer)
+    need = _need(proposed)
+    _check_size(proposed, board, policy)
+    _check_named(proposed, board)
+    nodes = board.place(need, proposed.start, prefer)
     if nodes is not None:
         return nodes
     earliest, latest = window(policy, now)
-    slots = board.nearest(need, wish.start, earliest, latest, STEP)
+    slots = board.nearest(need, proposed.start, earliest, latest, STEP)
     if slots:
         remedy = _(
             "Free are: {slots}.", slots=listing(span_text(slot, slot + need.length, zone) for slot in slots)
@@ -263,37 +263,41 @@ def choose_nodes(
             "There is no such time in the next {days}: ask for fewer nodes or less time.",
             days=number(policy.horizon_days, "day"),
         )
-    raise InvalidRequest(_why_none(wish, board, policy, need, zone), remedy, field="start")
+    raise InvalidRequest(_why_none(proposed, board, policy, need, zone), remedy, field="start")
 
 
-def _why_none(wish: Wish, board: Board, policy: BookingSettings, need: Need, zone: ZoneInfo) -> str:
+def _why_none(
+    proposed: BookingRequest, board: Board, policy: BookingSettings, need: Need, zone: ZoneInfo
+) -> str:
     """What is in the way of a booking at its time."""
-    free = len(board.free(wish.start, wish.end))
-    when = span_text(wish.start, wish.end, zone)
-    taken = sorted(need.named.difference(board.free(wish.start, wish.end)))
-    if not taken and free >= wish.nodes and board.is_own_limit(wish.start, wish.end, wish.gpus):
+    start, end = proposed.start, proposed.end
+    free = len(board.free(start, end))
+    when = span_text(start, end, zone)
+    taken = sorted(need.named.difference(board.free(start, end)))
+    are_free = not taken and free >= proposed.nodes
+    if are_free and board.is_own_limit(start, end, proposed.gpus):
         return _(
             "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
             "a time for the project {project!r}; {when}, {bookable} more can be, and {gpus} were "
             "asked for.",
             own_most=board.own_most,
-            gpu_type=wish.gpu_type,
-            partition=wish.partition,
-            project=wish.project,
+            gpu_type=proposed.gpu_type,
+            partition=proposed.partition,
+            project=proposed.project,
             when=when,
-            bookable=board.bookable(wish.start, wish.end),
-            gpus=wish.gpus,
+            bookable=board.bookable(start, end),
+            gpus=proposed.gpus,
         )
-    if not taken and free >= wish.nodes:
+    if are_free:
         return _(
             "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
             "may be booked at a time; {when}, {bookable} more can be, and {gpus} were asked for.",
             share_percent=policy.share_percent,
-            gpu_type=wish.gpu_type,
-            partition=wish.partition,
+            gpu_type=proposed.gpu_type,
+            partition=proposed.partition,
             when=when,
-            bookable=board.bookable(wish.start, wish.end),
-            gpus=wish.gpus,
+            bookable=board.bookable(start, end),
+            gpus=proposed.gpus,
         )
     if taken:
         return plural(
@@ -303,11 +307,11 @@ def _why_none(wish: Wish, board: Board, policy: BookingSettings, need: Need, zon
             taken=listing(taken),
             when=when,
         )
-    if wish.nodes == 1:
+    if proposed.nodes == 1:
         return _(
             "No node with {gpus} of type {gpu_type} is free for the whole time, {when}.",
-            gpus=number(wish.gpus_per_node, "GPU"),
-            gpu_type=wish.gpu_type,
+            gpus=number(proposed.gpus_per_node, "GPU"),
+            gpu_type=proposed.gpu_type,
             when=when,
         )
     return plural(
@@ -316,45 +320,47 @@ def _why_none(wish: Wish, board: Board, policy: BookingSettings, need: Need, zon
         "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} are free for "
         "the whole time, {when}.",
         free,
-        nodes=wish.nodes,
-        gpus=number(wish.gpus_per_node, "GPU"),
-        gpu_type=wish.gpu_type,
+        nodes=proposed.nodes,
+        gpus=number(proposed.gpus_per_node, "GPU"),
+        gpu_type=proposed.gpu_type,
         when=when,
     )
 
 
-def nearest_starts(wish: Wish, board: Board, policy: BookingSettings, now: datetime) -> list[datetime]:
+def nearest_starts(
+    proposed: BookingRequest, board: Board, policy: BookingSettings, now: datetime
+) -> list[datetime]:
     """The nearest starts at which the booking could be had."""
-    need = _need(wish)
-    return board.nearest(need, wish.start, *window(policy, now), STEP)
+    need = _need(proposed)
+    return board.nearest(need, proposed.start, *window(policy, now), STEP)
 
 
-def _need(wish: Wish) -> Need:
-    length = timedelta(minutes=wish.minutes)
-    return Need(wish.nodes, wish.gpus_per_node, length, frozenset(wish.node_names))
+def _need(proposed: BookingRequest) -> Need:
+    length = timedelta(minutes=proposed.minutes)
+    return Need(proposed.nodes, proposed.gpus_per_node, length, frozenset(proposed.node_names))
 
 
-def _check_named(wish: Wish, board: Board) -> None:
+def _check_named(proposed: BookingRequest, board: Board) -> None:
     """See that the nodes that are named can be had at all."""
-    if len(set(wish.node_names)) > wish.nodes:
+    if len(set(proposed.node_names)) > proposed.nodes:
         raise InvalidRequest(
             _(
                 "{named} are named, and {nodes} asked for.",
-                named=number(len(set(wish.node_names)), "node"),
-                nodes=wish.nodes,
+                named=number(len(set(proposed.node_names)), "node"),
+                nodes=proposed.nodes,
             ),
             _("Ask for as many nodes as you name, or name fewer."),
             field="nodes",
         )
-    if unknown := sorted(set(wish.node_names).difference(board.nodes)):
+    if unknown := sorted(set(proposed.node_names).difference(board.nodes)):
         raise InvalidRequest(
             _(
                 "Partition {partition!r} has no node {unknown} with {gpus} of type {gpu_type} that "
                 "takes jobs; it has: {nodes}.",
-                partition=wish.partition,
+                partition=proposed.partition,
                 unknown=listing(unknown),
-                gpus=number(wish.gpus_per_node, "GPU"),
-                gpu_type=wish.gpu_type,
+                gpus=number(proposed.gpus_per_node, "GPU"),
+                gpu_type=proposed.gpu_type,
                 nodes=listing(board.nodes),
             ),
             _("Name one of these, or none."),
@@ -362,10 +368,10 @@ def _check_named(wish: Wish, board: Board) -> None:
         )
 
 
-def _check_size(wish: Wish, board: Board, policy: BookingSettings) -> None:
+def _check_size(proposed: BookingRequest, board: Board, policy: BookingSettings) -> None:
     """See that it could be had on an empty system."""
     count = len(board.nodes)
-    if wish.nodes > count:
+    if proposed.nodes > count:
         raise InvalidRequest(
             plural(
                 "{count} node of partition {partition!r} with {gpus} of type {gpu_type} takes jobs; {nodes} "
@@ -373,10 +379,10 @@ def _check_size(wish: Wish, board: Board, policy: BookingSettings) -> None:
                 "{count} nodes of partition {partition!r} with {gpus} of type {gpu_type} take jobs; {nodes} "
                 "were asked for.",
                 count,
-                partition=wish.partition,
-                gpus=number(wish.gpus_per_node, "GPU"),
-                gpu_type=wish.gpu_type,
-                nodes=wish.nodes,
+                partition=proposed.partition,
+                gpus=number(proposed.gpus_per_node, "GPU"),
+                gpu_type=proposed.gpu_type,
+                nodes=proposed.nodes,
             ),
             _("Ask for {count} or fewer.", count=count)
             if count
@@ -388,30 +394,30 @@ def _check_size(wish: Wish, board: Board, policy: BookingSettings) -> None:
             "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
             "a time for the project {project!r}; {gpus} were asked for.",
             own_most=board.own_most,
-            gpu_type=wish.gpu_type,
-            partition=wish.partition,
-            project=wish.project,
-            gpus=wish.gpus,
+            gpu_type=proposed.gpu_type,
+            partition=proposed.partition,
+            project=proposed.project,
+            gpus=proposed.gpus,
         )
-        _check_limit(wish, board.own_most, message)
+        _check_limit(proposed, board.own_most, message)
     if board.most_booked is not None:
         message = _(
             "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
             "may be booked at a time, that is {most_booked}; {gpus} were asked for.",
             share_percent=policy.share_percent,
-            gpu_type=wish.gpu_type,
-            partition=wish.partition,
+            gpu_type=proposed.gpu_type,
+            partition=proposed.partition,
             most_booked=board.most_booked,
-            gpus=wish.gpus,
+            gpus=proposed.gpus,
         )
-        _check_limit(wish, board.most_booked, message)
+        _check_limit(proposed, board.most_booked, message)
 
 
-def _check_limit(wish: Wish, limit: int, message: str) -> None:
+def _check_limit(proposed: BookingRequest, limit: int, message: str) -> None:
     """Refuse more GPUs than the limit with this message, and say how many nodes are possible."""
-    if wish.gpus <= limit:
+    if proposed.gpus <= limit:
         return
-    nodes = limit // wish.gpus_per_node
+    nodes = limit // proposed.gpus_per_node
     remedy = (
         _("Ask for {nodes} or fewer.", nodes=number(nodes, "node"))
         if nodes

@@ -147,7 +147,7 @@ class Board:
     def nearest(
         self, need: Need, around: datetime, earliest: datetime, latest: datetime, step: timedelta
     ) -> list[datetime]:
-        """The starts nearest to one that was wished for: at most one before it and two from it on, in order.
+        """The starts nearest to one that was requested: at most one before it and two from it on, in order.
 
         Args:
             earliest, latest: Starts that are allowed.

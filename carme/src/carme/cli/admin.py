@@ -47,7 +47,7 @@ Command = Callable[..., argparse.ArgumentParser]
 def _add_people(command: Command) -> None:
     users = command("users", "list users", _users)
     users.add_argument("search", metavar="WORDS", nargs="?", default="", help="part of a name or address")
-    enrol = command("enrol", "take in a user: portal, Slurm, home, quotas", _enrol, "user")
+    enrol = command("enrol", "add a user: portal, Slurm, home, quotas", _enrol, "user")
     enrol.add_argument("--email", default="")
     enrol.add_argument("--project", default="", metavar="PROJECT", help="to join at once")
     command("disable", "let a user sign in no more", _disable, "user")
@@ -128,7 +128,7 @@ def _users(options: argparse.Namespace) -> int:
 
 def _enrol(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.admin.take_in(options.user, email=options.email, project=options.project)
+        made = portal.admin.onboard(options.user, email=options.email, project=options.project)
     lines = made.done or ["Nothing was to be done."]
     password = [f"First password of {made.user.name}: {made.password}"] if made.password else []
     return printed(options, made, *lines, *password)
@@ -155,7 +155,7 @@ def _factor(options: argparse.Namespace) -> int:
 def _message(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.message(options.user, options.message)
-    return printed(options, {"told": options.user}, f"{options.user} is told.")
+    return printed(options, {"notified": options.user}, f"Message sent to {options.user}.")
 
 
 def _nodes(options: argparse.Namespace) -> int:
@@ -196,7 +196,7 @@ def _jobs(options: argparse.Namespace) -> int:
 def _stop(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.stop(options.job, options.message)
-    return printed(options, found, f"Job {found.id} of {found.user} is ended; its owner is told.")
+    return printed(options, found, f"Job {found.id} of {found.user} is ended; its owner gets a message.")
 
 
 def _approvals(options: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     add_json(parser)
     parser.set_defaults(run=_status)
     accounts = commands.add_parser(
-        "accounts", help="show the accounts of Slurm that may pay for your jobs, where, and with which QOS"
+        "accounts",
+        help="list the Slurm accounts that your jobs may use, in which partitions and with which QOS",
     )
     add_json(accounts)
     accounts.set_defaults(run=_accounts)

@@ -11,7 +11,7 @@ from carme.errors import ConfigError
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
-    parser = commands.add_parser("config", help="look at the site's configuration")
+    parser = commands.add_parser("config", help="show and check the site's configuration")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     check = actions.add_parser("check", help="say whether a configuration file is right")
     check.add_argument("file", nargs="?", metavar="FILE", help="default: the one that is in use")

@@ -16,7 +16,7 @@ from carme.wording import size
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands."""
-    parser = commands.add_parser("datasets", help="the catalogue of data that jobs read")
+    parser = commands.add_parser("datasets", help="list, add and describe datasets that jobs read")
     parts = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     command = parts.add_parser("list", help="all datasets")

@@ -9,7 +9,7 @@ import sys
 
 from carme.cli.parsing import parser
 from carme.errors import CarmeError
-from carme.translation import follow, language_of_terminal
+from carme.translation import follow, language_of_terminal, message, translated
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)
     except CarmeError as error:
-        print(f"carme: {_elsewhere(error) or error}", file=sys.stderr)
+        elsewhere = _elsewhere(error)
+        print(f"carme: {elsewhere or error}", file=sys.stderr)
+        if not elsewhere and (address := _more(error)):
+            print(translated(message("More: {address}", address=address)), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         return 130
@@ -60,6 +63,25 @@ def _elsewhere(error: CarmeError) -> str:
         "Sign in on one of them. From here, through the portal: carme status, submit, jobs, logs, cancel, "
         "extend, sessions, bookings, files, images, presets, projects, notices, after: carme login https://PORTAL"
     )
+
+
+def _more(error: CarmeError) -> str:
+    """The address of the page that says more of an error; empty where none does, or no portal is known."""
+    path = error.help
+    if not path.startswith("/"):
+        return path
+    try:
+        from carme.config import load
+
+        portal = load().site.url
+    except (CarmeError, ImportError):  # on a computer of the user's own, or in a container
+        try:
+            from carme.client import Login
+
+            portal, _token = Login().read()
+        except (CarmeError, ImportError):
+            return ""
+    return f"{portal.rstrip('/')}{path}"
 
 
 def _run(arguments: list[str]) -> int:

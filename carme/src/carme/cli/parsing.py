@@ -127,7 +127,7 @@ def parser(alone: str = "") -> argparse.ArgumentParser:
     """What understands all arguments; with the name of a command, those that begin with it."""
     made = _Parser(
         prog="carme",
-        description="Jobs and sessions on this cluster.",
+        description="Start jobs and notebooks on a Slurm cluster, see what they use, book nodes, copy data.",
         epilog="Each command explains itself: carme submit --help",
     )
     made.add_argument("--version", action="version", version=f"carme {__version__}")

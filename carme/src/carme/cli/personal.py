@@ -128,7 +128,7 @@ def _room(options: argparse.Namespace) -> int:
 
 
 def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    presets = commands.add_parser("presets", help="options of sessions that you start often")
+    presets = commands.add_parser("presets", help="save and list options of sessions that you start often")
     actions = presets.add_subparsers(title="commands", metavar="COMMAND", required=True)
     every = actions.add_parser("list", help="list them")
     every.set_defaults(run=_presets)
@@ -192,7 +192,7 @@ def _forget(options: argparse.Namespace) -> int:
 
 
 def _add_notices(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    notices = commands.add_parser("notices", help="what the portal tells you, and what it is to tell you")
+    notices = commands.add_parser("notices", help="read your notifications, and choose which you get")
     actions = notices.add_subparsers(title="commands", metavar="COMMAND", required=True)
     every = actions.add_parser("list", help="list what waits to be read")
     every.add_argument("--all", action="store_true", help="also what has been read")

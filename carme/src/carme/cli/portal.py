@@ -57,7 +57,9 @@ def cancel_job(job_id: int, task: int | None = None) -> JobOut:
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    login = commands.add_parser("login", help="let this computer use a portal, with a token of yours")
+    login = commands.add_parser(
+        "login", help="connect this computer to a portal, with one of your API tokens"
+    )
     login.add_argument("url", metavar="URL", help="the portal's address")
     login.add_argument(
         "--ca",

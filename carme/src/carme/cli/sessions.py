@@ -27,7 +27,7 @@ PARTS = (portal_sessions, shell)
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "session", aliases=["sessions"], help="start, list, open, prolong and stop your sessions"
+        "session", aliases=["sessions"], help="start, list, open, extend and stop your sessions"
     )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any
@@ -35,10 +36,18 @@ class Admin:
         """One user."""
         return api.UserOut.model_validate(self._connection.ask("GET", f"admin/users/{name}"))
 
-    def take_in(self, name: str, *, email: str = "", project: str = "") -> api.Onboarded:
-        """Take in a user: portal account, association in Slurm, home, quotas, project; may be asked again."""
+    def onboard(self, name: str, *, email: str = "", project: str = "") -> api.Onboarded:
+        """Give a user a portal account, an association in Slurm, a home, quotas and a project.
+
+        What is there stays, so it may be requested again.
+        """
         requested = {"name": name, "email": email, "project": project}
         return api.Onboarded.model_validate(self._connection.ask("POST", "admin/users", requested))
+
+    def take_in(self, name: str, *, email: str = "", project: str = "") -> api.Onboarded:
+        """The earlier name of `onboard`."""
+        warnings.warn("admin.take_in is admin.onboard now. Use that.", DeprecationWarning, stacklevel=2)
+        return self.onboard(name, email=email, project=project)
 
     def set_active(self, name: str, active: bool) -> api.UserOut:
         """Let a user sign in again, or no more."""

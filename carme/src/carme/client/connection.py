@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 import stat
 import time
@@ -288,7 +289,9 @@ def _refusal(answer: httpx.Response) -> CarmeError:
     try:
         message = answer.json()
         kind = _KINDS.get(answer.status_code, CarmeError)
-        return kind(str(message["detail"]), "", str(message["code"]), message.get("field"))
+        code, field, path = str(message["code"]), message.get("field"), message.get("help")
+        address = str(answer.url.join(path)) if isinstance(path, str) and re.match("/[^/]", path) else ""
+        return kind(str(message["detail"]), "", code, field, address)
     except (ValueError, KeyError, TypeError):
         return Unreachable(
             _(

@@ -8,7 +8,8 @@ from carme.jobs import minutes_text
 from carme.reports.models import Curve, RankUse, Report, TrainingUse, Usage
 from carme.scaling import outcome_text
 from carme.scaling.outcomes import prediction_text
-from carme.translation import language_shown, translated
+from carme.translation import Message, joined, language_shown, noop, translated
+from carme.translation import message as _
 from carme.wording import number, size
 
 __all__ = ["as_html", "as_text", "facts"]
@@ -18,14 +19,14 @@ _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 60  # of a curve in a terminal
 _MOST_RANKS = 16  # that are told one by one
 _TITLES = {
-    "gpu": "GPU: share of time in which it worked",
-    "gpu_memory": "GPU: memory in use",
-    "cpu": "Processors that worked, of those asked for",
-    "memory": "Memory in use, of that asked for",
-    "io": "Disks: read and written in each second",
-    "wait": "Training: share of time for which ranks waited",
-    "samples": "Training: samples in each second",
-    "loss": "Training: loss",
+    "gpu": noop("GPU: share of time in which it worked"),
+    "gpu_memory": noop("GPU: memory in use"),
+    "cpu": noop("Processors that worked, of those asked for"),
+    "memory": noop("Memory in use, of that asked for"),
+    "io": noop("Disks: read and written in each second"),
+    "wait": noop("Training: share of time for which ranks waited"),
+    "samples": noop("Training: samples in each second"),
+    "loss": noop("Training: loss"),
 }
 _COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
 
@@ -34,8 +35,8 @@ def identity(report: Report) -> list[tuple[str, str]]:
     """Which job it is, and how it stands: titles and values."""
     job = report.job
     return [
-        ("Job", f"{job.id}  {job.name}"),
-        ("State", job.state.lower() + (f". {translated(job.explanation)}" if job.explanation else "")),
+        (_("Job"), f"{job.id}  {job.name}"),
+        (_("State"), joined([f"{job.state.lower()}{'.' if job.explanation else ''}", job.explanation])),
     ]
 
 
@@ -44,33 +45,36 @@ def facts(report: Report) -> list[tuple[str, str]]:
     usage = report.usage
     found = [*_course(report), *_prediction(report)]
     if usage is None:
-        return [*found, ("Used", _why_unknown(report))]
+        return [*found, (_("Used"), _why_unknown(report))]
     if report.trouble:
-        found.append(("Used", f"as the accounting has it, without curves. {report.trouble}"))
+        text = _("as the accounting has it, without curves. {trouble}", trouble=report.trouble)
+        found.append((_("Used"), text))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
         found += _training(usage.training)
     if usage.nodes_left_out:
-        found.append(("", f"and {usage.nodes_left_out} more nodes"))
+        found.append(("", _("and {nodes}", nodes=number(usage.nodes_left_out, "more node"))))
     if report.energy_joules is not None:
-        found.append(("Energy of GPUs", f"{report.energy_joules / 3.6e6:.3f} kWh"))
+        found.append((_("Energy of GPUs"), f"{report.energy_joules / 3.6e6:.3f} kWh"))
     return found
 
 
 def _course(report: Report) -> Iterator[tuple[str, str]]:
     """What the job was to have, and how long it waited and ran."""
     job = report.job
-    yield (
-        "Asked for",
-        f"{number(job.nodes, 'node')}, {number(job.gpus, 'GPU')}"
-        f"{f' ({job.gpu_type})' if job.gpu_type else ''}, {number(job.cpus, 'processor')}, "
-        f"{job.memory_mb / 1024:.1f} GiB, "
-        f"{minutes_text(job.minutes_limit) if job.minutes_limit else 'no time limit'}",
-    )
+    gpus = number(job.gpus, "GPU")
+    parts = [
+        number(job.nodes, "node"),
+        _("{gpus} ({kind})", gpus=gpus, kind=job.gpu_type) if job.gpu_type else gpus,
+        number(job.cpus, "processor"),
+        f"{job.memory_mb / 1024:.1f} GiB",
+        minutes_text(job.minutes_limit) if job.minutes_limit else _("no time limit"),
+    ]
+    yield _("Asked for"), joined(parts, ", ")
     if report.waited_seconds is not None:
-        yield "Waited", span(report.waited_seconds)
+        yield _("Waited"), span(report.waited_seconds)
     if report.ran_seconds is not None:
-        yield "Ran", span(report.ran_seconds)
+        yield _("Ran"), span(report.ran_seconds)
 
 
 def _prediction(report: Report) -> Iterator[tuple[str, str]]:
@@ -79,122 +83,142 @@ def _prediction(report: Report) -> Iterator[tuple[str, str]]:
     if not prediction:
         return
     training = report.usage.training if report.usage else None
-    yield "Predicted", prediction_text(prediction)
+    yield _("Predicted"), prediction_text(prediction)
     if prediction.reason:
-        yield "Reason", prediction.reason
+        yield _("Reason"), prediction.reason
     if report.job.started is not None:
-        yield "Measured", outcome_text(prediction, training.step_seconds if training else None)
+        yield _("Measured"), outcome_text(prediction, training.step_seconds if training else None)
 
 
 def _efficiency(report: Report) -> Iterator[tuple[str, str]]:
     """Shares of what the job had that it used, compared with the user's other jobs like it."""
     peers = report.peers
     for name, title, other in (
-        ("gpu", "GPUs", peers.gpu_busy),
-        ("cpu", "Processors", peers.cpu),
-        ("memory", "Memory", peers.memory),
+        ("gpu", _("GPUs"), peers.gpu_busy),
+        ("cpu", _("Processors"), peers.cpu),
+        ("memory", _("Memory"), peers.memory),
     ):
         if name in report.efficiency:
-            compared = f"   (your {peers.jobs} like it: {other:.0%})" if other is not None else ""
-            yield title, f"{bar(report.efficiency[name])} {report.efficiency[name]:.0%} used{compared}"
+            share = report.efficiency[name]
+            used = _("{bar} {share:.0%} used", bar=bar(share), share=share)
+            if other is not None:
+                used = _(
+                    "{used}   (your {jobs} like it: {other:.0%})", used=used, jobs=peers.jobs, other=other
+                )
+            yield title, used
 
 
 def _gpus(usage: Usage) -> Iterator[tuple[str, str]]:
     """Each GPU's load and memory."""
     for gpu in usage.gpus:
         memory = (
-            f", {gpu.memory_bytes / GIB:.1f} of {gpu.memory_total_bytes / GIB:.1f} GiB"
+            _(
+                "{used:.1f} of {most:.1f} GiB",
+                used=gpu.memory_bytes / GIB,
+                most=gpu.memory_total_bytes / GIB,
+            )
             if gpu.memory_bytes is not None and gpu.memory_total_bytes
             else ""
         )
-        yield f"  {gpu.node} GPU {gpu.gpu}", f"{bar(gpu.busy)} {gpu.busy:.0%}{memory}"
+        yield f"  {gpu.node} GPU {gpu.gpu}", joined([f"{bar(gpu.busy)} {gpu.busy:.0%}", memory], ", ")
 
 
 def _nodes(usage: Usage) -> Iterator[tuple[str, str]]:
     """Each node's processors, memory and disks, as far as they are known."""
     for node in usage.nodes:
         cpu = (
-            f"{node.cpus_used:.1f} of {node.cpus:g} processors"
+            _("{used:.1f} of {given:g} processors", used=node.cpus_used, given=node.cpus)
             if node.cpus_used is not None and node.cpus
             else ""
         )
         memory = (
-            f"{node.memory_bytes / GIB:.1f} of {node.memory_limit_bytes / GIB:.1f} GiB at most"
+            _(
+                "{used:.1f} of {limit:.1f} GiB at most",
+                used=node.memory_bytes / GIB,
+                limit=node.memory_limit_bytes / GIB,
+            )
             if node.memory_bytes is not None and node.memory_limit_bytes
             else ""
         )
         moved = (
-            f"{size(node.read_bytes)} read from disks, {size(node.written_bytes)} written"
+            _(
+                "{read} read from disks, {written} written",
+                read=size(node.read_bytes),
+                written=size(node.written_bytes),
+            )
             if node.read_bytes is not None and node.written_bytes is not None
             else ""
         )
         if cpu or memory or moved:
-            yield f"  {node.node}", ", ".join(filter(None, (cpu, memory, moved)))
+            yield f"  {node.node}", joined([cpu, memory, moved], ", ")
 
 
 def _training(training: TrainingUse) -> Iterator[tuple[str, str]]:
     """How training went, over all ranks and on the first of them."""
-    yield "Training", training_text(training)
+    yield _("Training"), training_text(training)
     for rank in training.each[:_MOST_RANKS]:
-        yield f"  {rank.node} rank {rank.rank}", _parts(rank)
+        yield _("  {node} rank {rank}", node=rank.node, rank=rank.rank), _parts(rank)
     if len(training.each) > _MOST_RANKS:
-        yield "", f"and {number(training.ranks - _MOST_RANKS, 'more rank')}; --json has them"
+        more = number(training.ranks - _MOST_RANKS, "more rank")
+        yield "", _("and {ranks}; --json has them", ranks=more)
 
 
 def _why_unknown(report: Report) -> str:
     """Why it is not known what the job used."""
     if report.trouble:
-        return f"not known. {report.trouble}"
+        return _("not known. {trouble}", trouble=report.trouble)
     if not report.monitored:
-        return "not measured: this site has no monitoring"
+        return _("not measured: this site has no monitoring")
     if report.job.is_pending:
-        return "nothing yet: it has not started"
+        return _("nothing yet: it has not started")
     if not report.job.is_over:
-        return "not known yet: the first measurements come about a minute after the start"
-    return "not known: nothing was measured, or the record is gone"
+        return _("not known yet: the first measurements come about a minute after the start")
+    return _("not known: nothing was measured, or the record is gone")
 
 
 def training_text(training: TrainingUse) -> str:
     """How training went, in one line."""
-    return ", ".join(filter(None, (number(training.ranks, "rank"), _parts(training))))
+    return joined([number(training.ranks, "rank"), _parts(training)], ", ")
 
 
 def _parts(training: TrainingUse | RankUse) -> str:
-    parts = []
+    parts: list[str] = []
     if training.step_seconds is not None:
-        parts.append(f"{training.step_seconds:.3g} s for a step")
+        parts.append(_("{seconds:.3g} s for a step", seconds=training.step_seconds))
     if training.samples_per_second is not None:
-        parts.append(f"{training.samples_per_second:.3g} samples in a second")
+        parts.append(_("{samples:.3g} samples in a second", samples=training.samples_per_second))
     if training.data_wait is not None:
-        parts.append(f"{training.data_wait:.0%} of the time waiting for data")
+        parts.append(_("{share:.0%} of the time waiting for data", share=training.data_wait))
     if training.rank_wait is not None:
-        parts.append(f"{training.rank_wait:.0%} for other ranks")
+        parts.append(_("{share:.0%} for other ranks", share=training.rank_wait))
     if training.loss is not None:
-        parts.append(f"last loss {training.loss:.4g}")
-    return ", ".join(parts)
+        parts.append(_("last loss {loss:.4g}", loss=training.loss))
+    return joined(parts, ", ")
 
 
 def _named(curve: Curve) -> str:
     if curve.top is None:
         return curve.name
     most = f"{size(curve.top)}/s" if curve.what == "io" else f"{curve.top:.4g}"
-    return f"{curve.name}, at most {most}"
+    return translated(_("{name}, at most {most}", name=curve.name, most=most))
 
 
 def as_text(report: Report) -> str:
     """For a terminal."""
-    rows = identity(report) + facts(report)
+    rows = [(translated(title), translated(value)) for title, value in identity(report) + facts(report)]
     width = max(len(title) for title, _ in rows)
     lines = [f"{title:<{width}}  {value}".rstrip() for title, value in rows]
     for what, title in _TITLES.items():
         curves = [curve for curve in report.curves if curve.what == what]
         if curves:
             names = max(len(_named(curve)) for curve in curves)
-            lines += ["", title, *(f"  {_named(curve):<{names}} |{spark(curve)}|" for curve in curves[:16])]
-    lines += [
-        "",
-        "Advice" if report.advice else "Advice: none; that looks well." if report.usage else "Advice: none.",
-    ]
+            lines += [
+                "",
+                translated(_(title)),
+                *(f"  {_named(curve):<{names}} |{spark(curve)}|" for curve in curves[:16]),
+            ]
+    none = _("Advice: none; that looks well.") if report.usage else _("Advice: none.")
+    lines += ["", translated(_("Advice") if report.advice else none)]
     for advice in report.advice:
         lines.append(f"- {translated(advice.text)}")
         if advice.change:
@@ -205,7 +229,7 @@ def as_text(report: Report) -> str:
 def _details(report: Report) -> str:
     """The facts, the plots and the advice."""
     plots = "".join(
-        f"<h3>{escape(title)}</h3>{plot([curve for curve in report.curves if curve.what == what])}"
+        f"{_marked('h3', _(title))}{plot([curve for curve in report.curves if curve.what == what])}"
         for what, title in _TITLES.items()
         if any(curve.what == what for curve in report.curves)
     )
@@ -213,27 +237,38 @@ def _details(report: Report) -> str:
         f"<li>{_marked('span', one.text)}{_marked('pre', one.change) if one.change else ''}</li>"
         for one in report.advice
     )
-    none = "<p>None; that looks well.</p>" if report.usage else "<p>None.</p>"
-    return f"{_table(facts(report))}{plots}<h3>Advice</h3>{f'<ul>{advice}</ul>' if advice else none}"
+    none = _marked("p", _("None; that looks well.") if report.usage else _("None."))
+    heading = _marked("h3", _("Advice"))
+    return f"{_table(facts(report))}{plots}{heading}{f'<ul>{advice}</ul>' if advice else none}"
 
 
 def _marked(tag: str, text: str) -> str:
     """An element with a sentence in the reader's language, which it names where that is not the page's."""
     language = language_shown(text)
-    named = "" if language == "en" else f' lang="{escape(language)}"'
+    named = "" if language == _language() else f' lang="{escape(language)}"'
     return f"<{tag}{named}>{escape(translated(text))}</{tag}>"
 
 
+def _language() -> str:
+    """The language of the page: that of its headings."""
+    return language_shown(_("Advice"))
+
+
+def _cell(tag: str, text: str) -> str:
+    """A title or value; of figures and names alone no language is marked."""
+    return _marked(tag, text) if isinstance(text, Message) else f"<{tag}>{escape(text)}</{tag}>"
+
+
 def _table(rows: list[tuple[str, str]]) -> str:
-    lines = (f"<tr><th>{escape(title)}</th><td>{escape(value)}</td></tr>" for title, value in rows)
+    lines = (f"<tr>{_cell('th', title)}{_cell('td', value)}</tr>" for title, value in rows)
     return f"<table>{''.join(lines)}</table>"
 
 
 def as_html(report: Report) -> str:
     """One page, with plots; it loads nothing from elsewhere."""
-    title = escape(f"Job {report.job.id}")
+    title = escape(translated(_("Job {number}", number=report.job.id)))
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>'
+        f'<!doctype html><html lang="{_language()}"><head><meta charset="utf-8"><title>{title}</title><style>'
         "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
         "th{text-align:left;vertical-align:top;padding-right:1.5rem;font-weight:600;white-space:pre}"
         "td{white-space:pre-wrap}pre{background:#f3f3f3;padding:.4rem .6rem;margin:.2rem 0}"
@@ -281,7 +316,10 @@ def plot(curves: list[Curve]) -> str:
             f'fill="currentColor">{moment}</text>'
         )
     tall = above + high + 34 + 18 * -(-len(shown) // columns)
-    label = escape(f"From 0 to {height(1.0, top)}: {', '.join(map(_named, shown))}", quote=True)
+    label = translated(
+        _("From 0 to {top}: {names}", top=height(1.0, top), names=", ".join(map(_named, shown)))
+    )
+    label = escape(label, quote=True)
     return (
         f'<svg viewBox="0 0 {left + wide + 10} {tall + 8}" role="img" aria-label="{label}" font-size="12">'
         f"{''.join(grid)}{''.join(lines)}{''.join(names)}</svg>"

@@ -1,15 +1,21 @@
 """What was predicted, beside what came."""
 
 from carme.scaling.predictions import Prediction
+from carme.translation import message as _
 
 __all__ = ["outcome_text", "prediction_text"]
 
 
 def prediction_text(prediction: Prediction) -> str:
     """A prediction in one line."""
-    return (
-        f"{prediction.step_ms:.3g} ms for a step ({prediction.low_ms:.3g} to {prediction.high_ms:.3g}), "
-        f"{prediction.speedup:.1f} times as fast as one rank, efficiency {prediction.efficiency:.0%}"
+    return _(
+        "{step:.3g} ms for a step ({low:.3g} to {high:.3g}), {speedup:.1f} times as fast as one rank, "
+        "efficiency {efficiency:.0%}",
+        step=prediction.step_ms,
+        low=prediction.low_ms,
+        high=prediction.high_ms,
+        speedup=prediction.speedup,
+        efficiency=prediction.efficiency,
     )
 
 
@@ -20,9 +26,15 @@ def outcome_text(prediction: Prediction, step_seconds: float | None) -> str:
         step_seconds: The mean time of a step of the job, in seconds; None: nobody measured it.
     """
     if step_seconds is None or step_seconds <= 0:
-        return "not measured: no rank reported its steps"
+        return _("not measured: no rank reported its steps")
     measured = step_seconds * 1000
     apart = measured / prediction.step_ms - 1
-    words = "as predicted" if abs(apart) < 0.005 else f"{abs(apart):.0%} {'more' if apart > 0 else 'less'}"
-    inside = "inside" if prediction.low_ms <= measured <= prediction.high_ms else "outside"
-    return f"{measured:.3g} ms for a step, {words}, {inside} the 80 % interval"
+    if abs(apart) < 0.005:
+        words = _("as predicted")
+    elif apart > 0:
+        words = _("{share:.0%} more", share=apart)
+    else:
+        words = _("{share:.0%} less", share=-apart)
+    if prediction.low_ms <= measured <= prediction.high_ms:
+        return _("{ms:.3g} ms for a step, {words}, inside the 80 % interval", ms=measured, words=words)
+    return _("{ms:.3g} ms for a step, {words}, outside the 80 % interval", ms=measured, words=words)

@@ -45,7 +45,7 @@ def run(function: Callable[..., Any], *arguments: Any, notify: Callable[[Any], N
             pickle.dump((function, arguments, notify is not None, os.getpid()), request)
         while True:
             kind, value = pickle.load(process.stdout)
-            if kind == "told":
+            if kind == "report":
                 assert notify is not None
                 notify(value)
             elif kind == "error":
@@ -76,7 +76,7 @@ def serve() -> None:
         output.flush()
 
     def reported(value: Any) -> None:
-        answer("told", value)
+        answer("report", value)
 
     try:
         result = function(*arguments, notify=reported if wanted else None)

@@ -1,6 +1,15 @@
-"""Distributed runs inside a job: node agents that form the job fabric, and the launcher `carme-run`.
+"""Train on many processes, GPUs and nodes of a job.
 
-Needs the Python standard library alone, so that it installs into any container.
+`carme-run train.py` starts a script on all of them, and each process is a rank. In the script:
+
+- `carme_runtime.torch.parallelize(model, optimizer)` averages gradients over the ranks (PyTorch),
+- `carme_runtime.keras.Model(model)` does so for Keras 3, and `carme_runtime.horovod` for scripts of Horovod,
+- `carme_runtime.torch.pipeline(model, ...)` splits a model that is too large for one process,
+- `carme_runtime.memory(limit)` trains a model in less memory than it needs,
+- `carme_runtime.petri` runs workflows, and `carme_runtime.onnx` runs ONNX models on several workers.
+
+Importing this package needs Python's standard library alone, so it installs into any container. Only the
+parts that use PyTorch, Keras and others need them.
 """
 
 import os
@@ -16,10 +25,10 @@ __version__ = "0.1.0"
 
 
 def memory(limit: int | str, spill: str | os.PathLike[str] | None = None, device: str = "cpu") -> "Budget":
-    """Train in less memory than a model needs; for `with`. Needs PyTorch.
+    """Train in less memory than a model needs: `with carme_runtime.memory("2GiB") as budget:`. Needs PyTorch.
 
     Args:
-        limit: What this process may take in all, such as "2GiB"; of a GPU, what PyTorch's tensors may.
+        limit: The most that this process may use in all, such as "2GiB"; on a GPU, the most for tensors.
         spill: A folder on a disk, for what does not fit into the host's memory. Nothing stays in it.
         device: Whose memory is limited. `cuda`, or `cuda:1`: a GPU's, and what does not fit waits in the
             host's, which must have the room.

@@ -18,7 +18,7 @@ SECONDS = 1800.0
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/", "/help/")
 EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/metrics/sparks/")
 #: What the form for a session asks; it changes nothing.
-ESTIMATE = "/sessions/prospect/"
+ESTIMATE = "/sessions/estimate/"
 #: What open pages load by themselves is no new look.
 BY_THEMSELVES = (
     *("live/", "news/", "/files/room/", "/metrics/sparks/", "/jobs/month/", "/use/", "/facts/", "/recipe/"),

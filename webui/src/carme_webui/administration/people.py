@@ -14,10 +14,10 @@ from carme_webui.accounts.models import User
 from carme_webui.projects.models import Membership, Project
 from carme_webui.projects.services import keep
 
-__all__ = ["take_in"]
+__all__ = ["onboard"]
 
 
-def take_in(
+def onboard(
     by: str, name: str, email: str, project: Project | None, broker: BrokerClient
 ) -> tuple[User, str, list[str]]:
     """Make all that a user needs; what is there already stays, so it may be asked again.

@@ -30,9 +30,10 @@ from carme_webui.administration import impersonation, services
 from carme_webui.administration.forms import NewUserForm
 from carme_webui.administration.node_rows import NodeRow, jobs_by_node
 from carme_webui.administration.overview import measure_titles, overview
-from carme_webui.administration.people import take_in
+from carme_webui.administration.people import onboard
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker
+from carme_webui.help_links import explained
 from carme_webui.jobs.models import Job
 from carme_webui.pages import wanted_words
 from carme_webui.projects.models import Project
@@ -102,7 +103,7 @@ def record(request: HttpRequest) -> HttpResponse:
     context = {
         "page": page,
         "lines": [(one, services.changed_values(one)) for one in page],
-        "asked": requested,
+        "requested": requested,
         "query": urlencode(requested),
     }
     return render(request, "administration/record.html", context)
@@ -165,7 +166,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
         found, failure = broker().cluster().nodes, ""
         jobs = broker().jobs()
     except CarmeError as error:
-        found, failure = [], str(error)
+        found, failure = [], explained(error)
     sent, do = request.GET.get("sent", ""), request.GET.get("do", "")
     drained = do == "drain"
     waits = any(one.name == sent and one.available is drained for one in found)
@@ -185,7 +186,7 @@ def node(request: HttpRequest, name: str) -> HttpResponse:
     try:
         services.set_node(signed_in(request), name, do == "drain", reason, broker())
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         messages.success(request, _("Sent to Slurm. The list refreshes shortly."))
         return redirect(f"{reverse('admin-nodes')}?{urlencode({'sent': name, 'do': do})}")
@@ -209,7 +210,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
     try:
         found, failure = services.find_jobs(wanted, broker()), ""
     except CarmeError as error:
-        found, failure = [], str(error)
+        found, failure = [], explained(error)
     page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
     known = User.objects.filter(username__in={job.user for job in page}).values_list("username", flat=True)
     titles = _titles(page)
@@ -231,7 +232,7 @@ def job(request: HttpRequest, number: int) -> HttpResponse:
     try:
         reported = broker().job(number)
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
         return redirect("admin-jobs")
     found = Job.of(reported)
     known = User.objects.filter(username=found.user).exists()
@@ -250,7 +251,7 @@ def stop(request: HttpRequest, number: int) -> HttpResponse:
             return render(request, "administration/stop.html", {"job": broker().job(number)})
         services.stop_job(signed_in(request), number, request.POST.get("message", ""), broker())
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
         return redirect("admin-jobs")
     messages.success(request, _("Job %s is stopped. Its owner gets a message.") % number)
     return redirect("admin-jobs")
@@ -276,10 +277,10 @@ def new_user(request: HttpRequest) -> HttpResponse:
         values = form.cleaned_data
         by = signed_in(request).username
         try:
-            made, password, done = take_in(by, values["name"], values["email"], values["project"], broker())
+            made, password, done = onboard(by, values["name"], values["email"], values["project"], broker())
         except CarmeError as error:
             field = error.field if isinstance(error, InvalidRequest) else None
-            form.add_error(field if field in form.fields else None, str(error))
+            form.add_error(field if field in form.fields else None, explained(error))
         else:
             context = {"made": made, "password": password, "done": done}
             return render(request, "administration/taken_in.html", context)

@@ -16,6 +16,7 @@ from carme_webui.announcements.forms import MaintenanceForm, NewsForm
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.clocks import site_zone
 from carme_webui.cluster import broker
+from carme_webui.help_links import explained
 
 __all__ = ["call_off", "delete_news", "edit_maintenance", "edit_news", "maintenance", "news"]
 
@@ -72,7 +73,7 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
             services.plan(row, signed_in(request), form.node_names, broker(), before)
         except CarmeError as error:
             field = {"node_names": "nodes", "end": "end_time"}.get(error.field or "", error.field)
-            form.add_error(field if field in form.fields else None, str(error))
+            form.add_error(field if field in form.fields else None, explained(error))
         else:
             messages.success(request, _("Planned: %s. Affected users get a notification.") % row.span)
             return redirect("maintenance")

@@ -20,7 +20,7 @@ from carme.jobs import Job, Node
 from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.administration import services
-from carme_webui.administration.people import take_in
+from carme_webui.administration.people import onboard
 from carme_webui.announcements import services as announcements
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.api import schemas
@@ -98,7 +98,7 @@ def list_users(request: HttpRequest, search: Query[Found]) -> Any:
 
 
 @router.post("/users", response=answers(wire.Onboarded, *REFUSED, status=HTTPStatus.CREATED))
-def take_in_user(request: HttpRequest, requested: NewUser) -> Any:
+def onboard_user(request: HttpRequest, requested: NewUser) -> Any:
     """Take in a user: portal account, association in Slurm, home, quotas, project. It may be repeated."""
     by = require_admin(request)
     project = Project.objects.filter(name=requested.project, closed=None).first()
@@ -108,7 +108,7 @@ def take_in_user(request: HttpRequest, requested: NewUser) -> Any:
             _("See the list of projects."),
             field="project",
         )
-    made, password, done = take_in(
+    made, password, done = onboard(
         by.username, requested.name.strip(), requested.email.strip(), project, broker()
     )
     reported = wire.Onboarded(user=_user(_users().get(pk=made.pk)), password=password, done=done)
@@ -264,7 +264,7 @@ def list_policies(request: HttpRequest) -> Any:
 # --- news and maintenance --------------------------------------------------------------------------------
 
 
-class NewsWish(Body):
+class NewsIn(Body):
     """What everybody is told."""
 
     title: Words = Field(min_length=1, max_length=120)
@@ -274,7 +274,7 @@ class NewsWish(Body):
     _near = field_validator("until")(ChangeSearch._near.__func__)  # type: ignore[attr-defined]
 
 
-class MaintenanceWish(Body):
+class MaintenanceIn(Body):
     """A time at which nodes take no jobs; without `nodes`, all of them."""
 
     title: Words = Field(min_length=1, max_length=120)
@@ -312,19 +312,19 @@ def _news(row: News) -> wire.NewsOut:
 
 
 @announced.post("", response=answers(wire.NewsOut, *REFUSED, status=HTTPStatus.CREATED))
-def write_news(request: HttpRequest, requested: NewsWish) -> Any:
+def write_news(request: HttpRequest, requested: NewsIn) -> Any:
     """Tell everybody something; for administrators."""
     return Status(HTTPStatus.CREATED, _write(News(by=require_admin(request)), requested))
 
 
 @announced.put("/{number}", response=answers(wire.NewsOut, *REFUSED))
-def change_news(request: HttpRequest, requested: NewsWish, number: int = Number) -> Any:
+def change_news(request: HttpRequest, requested: NewsIn, number: int = Number) -> Any:
     """Change news; for administrators."""
     require_admin(request)
     return _write(get_object_or_404(News, pk=number), requested)
 
 
-def _write(row: News, requested: NewsWish) -> wire.NewsOut:
+def _write(row: News, requested: NewsIn) -> wire.NewsOut:
     row.title, row.text, row.until = tidy(requested.title), requested.text, requested.until
     announcements.publish(row)
     return _news(row)
@@ -349,7 +349,7 @@ def _maintenance(row: Maintenance) -> wire.MaintenanceOut:
 
 
 @maintained.post("", response=answers(wire.MaintenanceOut, *REFUSED, status=HTTPStatus.CREATED))
-def plan_maintenance(request: HttpRequest, requested: MaintenanceWish) -> Any:
+def plan_maintenance(request: HttpRequest, requested: MaintenanceIn) -> Any:
     """Plan maintenance, kept free by Slurm; those whom it concerns are told. For administrators."""
     by = require_admin(request)
     row = Maintenance(

@@ -16,7 +16,7 @@ from pydantic import ValidationError as ModelError
 
 from carme import api as wire
 from carme.bookings import NAME_PATTERN as BOOKING_NAME
-from carme.bookings import BookingState, Wish
+from carme.bookings import BookingRequest, BookingState
 from carme.errors import InvalidRequest
 from carme.jobs import refusal
 from carme_webui.accounts.models import User
@@ -49,7 +49,7 @@ class BookingSearch(Paging):
 
 
 class SlotSearch(BaseModel):
-    """What is wished for, and when best."""
+    """What is requested, and when best."""
 
     partition: schemas.Words
     gpu_type: schemas.Words
@@ -70,11 +70,11 @@ def list_bookings(request: HttpRequest, search: Query[BookingSearch]) -> Any:
 
 
 @router.post("", response=answers(wire.BookingOut, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def create_booking(request: HttpRequest, requested: schemas.BookingWish) -> Any:
+def create_booking(request: HttpRequest, requested: schemas.BookingIn) -> Any:
     """Book nodes. `state` is 'requested' where a manager must approve it first."""
     user = require(request, "bookings")
-    wish = _wish(requested.model_dump() | {"title": tidy(requested.title)})
-    made = services.book(user, wish, settings.SITE, broker())
+    proposed = _booking_request(requested.model_dump() | {"title": tidy(requested.title)})
+    made = services.book(user, proposed, settings.SITE, broker())
     _notify(made)
     return Status(HTTPStatus.CREATED, schemas.booking_out(made))
 
@@ -96,9 +96,9 @@ def booking_kinds(request: HttpRequest) -> Any:
 def free_slots(request: HttpRequest, search: Query[SlotSearch]) -> Any:
     """The times nearest to `start` at which these nodes could be had."""
     values = search.model_dump()
-    wish = _wish(values | {"start": search.start.replace(microsecond=0)})
-    starts = services.free_starts(wish, settings.SITE, broker())
-    return [wire.Slot(start=start, end=start + (wish.end - wish.start)) for start in starts]
+    proposed = _booking_request(values | {"start": search.start.replace(microsecond=0)})
+    starts = services.free_starts(proposed, settings.SITE, broker())
+    return [wire.Slot(start=start, end=start + (proposed.end - proposed.start)) for start in starts]
 
 
 @router.get("/{name}", response=answers(wire.BookingOut, *GONE))
@@ -122,7 +122,7 @@ def change_booking(request: HttpRequest, requested: schemas.BookingChange, name:
         values["title"] = tidy(values["title"])
     if found.is_over:
         raise InvalidRequest(_("This booking is over."), _("Book anew."))
-    services.change(found, _wish(found.wish.model_dump() | values), settings.SITE, broker())
+    services.change(found, _booking_request(found.proposed.model_dump() | values), settings.SITE, broker())
     _notify(found)
     return schemas.booking_out(found)
 
@@ -194,11 +194,11 @@ def _my_booking(user: User, name: str) -> Booking:
     return get_object_or_404(_bookings(), name=name, owner=user)
 
 
-def _wish(values: dict[str, Any]) -> Wish:
+def _booking_request(values: dict[str, Any]) -> BookingRequest:
     try:
-        return Wish(**values)
+        return BookingRequest(**values)
     except ModelError as error:
-        raise refusal(error, Wish) from None
+        raise refusal(error, BookingRequest) from None
 
 
 def _notify(found: Booking) -> None:

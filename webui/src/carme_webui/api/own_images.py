@@ -30,7 +30,7 @@ def list_own_images(request: HttpRequest) -> Any:
 
 
 @router.post("", response=answers(wire.ImageBuild, HTTPStatus.CONFLICT, status=HTTPStatus.CREATED))
-def build_image(request: HttpRequest, requested: image_services.ImageWish) -> Any:
+def build_image(request: HttpRequest, requested: image_services.ImageIn) -> Any:
     """Have a batch job of mine build an image; `job_id` is that job, whose log can be followed."""
     user = require(request, "images")
     return Status(
@@ -50,7 +50,7 @@ def show_own_image(request: HttpRequest, reference: str = ImageReference) -> Any
 
 @router.put("/{reference}/share", response=answers(wire.ImageBuild, *REFUSED))
 def share_own_image(
-    request: HttpRequest, requested: image_services.ShareWish, reference: str = ImageReference
+    request: HttpRequest, requested: image_services.ShareIn, reference: str = ImageReference
 ) -> Any:
     """Let the members of a project of mine use an image of mine, or, without one, nobody else any more."""
     user = require(request, "images")

@@ -37,7 +37,7 @@ Number = Path(..., ge=1, lt=2**63)
 presets = Router(tags=["presets"])
 
 
-class PresetWish(Body):
+class PresetIn(Body):
     """What to remember, and under which name; one of the same name is replaced."""
 
     name: Words = Field(min_length=1, max_length=80)
@@ -60,7 +60,7 @@ def list_presets(request: HttpRequest) -> Any:
 
 
 @presets.post("", response=answers(wire.PresetOut, status=HTTPStatus.CREATED))
-def save_preset(request: HttpRequest, requested: PresetWish) -> Any:
+def save_preset(request: HttpRequest, requested: PresetIn) -> Any:
     """Remember options of a session, which must be possible now; a booking is not remembered."""
     user = require(request, "sessions")
     options = SessionOptions.read(requested.options.model_dump())

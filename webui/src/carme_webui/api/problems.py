@@ -19,10 +19,22 @@ CONTENT_TYPE = "application/problem+json"
 
 
 def problem(
-    status: HTTPStatus, detail: str, code: str = "", field: str | None = None, **headers: str
+    status: HTTPStatus,
+    detail: str,
+    code: str = "",
+    field: str | None = None,
+    help: str | None = None,
+    **headers: str,
 ) -> HttpResponse:
     """An answer that says what was wrong and what to do."""
-    text = Problem(title=status.phrase, status=status, detail=detail, code=code or _code(status), field=field)
+    text = Problem(
+        title=status.phrase,
+        status=status,
+        detail=detail,
+        code=code or _code(status),
+        field=field,
+        help=help,
+    )
     answer = JsonResponse(text.model_dump(), status=status, content_type=CONTENT_TYPE)
     for name, value in headers.items():
         answer[name.replace("_", "-")] = value
@@ -44,13 +56,13 @@ _STATUS = {
 def of_error(error: CarmeError) -> HttpResponse:
     """The same sentence that a page shows."""
     if isinstance(error, FileError):
-        return problem(status_of(error), str(error), error.code, error.field)
+        return problem(status_of(error), str(error), error.code, error.field, error.help or None)
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
     if status is None:
         # Slurm refuses what was asked, or is away; what else went wrong is not the asker's fault.
         away = not isinstance(error, SlurmError) or error.code == "slurm-away"
         status = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.CONFLICT
-    return problem(status, str(error), error.code, error.field)
+    return problem(status, str(error), error.code, error.field, error.help or None)
 
 
 def as_problems(

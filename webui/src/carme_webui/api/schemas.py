@@ -18,7 +18,7 @@ from carme.api import (
     SessionOut,
     SupplyOut,
 )
-from carme.bookings import YEARS, BookingState, Wish
+from carme.bookings import YEARS, BookingRequest, BookingState
 from carme.jobs import Cluster, JobState, SessionOptions, arrays
 from carme.sessions import SessionState
 from carme.translation import translated
@@ -37,7 +37,7 @@ from carme_webui.sessions import models as sessions
 __all__ = [
     "Body",
     "BookingChange",
-    "BookingWish",
+    "BookingIn",
     "Decision",
     "Extension",
     "JobSearch",
@@ -154,7 +154,7 @@ class JobSearch(Paging):
 # --- bookings --------------------------------------------------------------------------------------------
 
 
-class BookingWish(Wish):
+class BookingIn(BookingRequest):
     """Nodes that you want, whole: so many with so many GPUs of a type each, from `start` for `minutes`."""
 
 

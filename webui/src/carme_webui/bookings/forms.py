@@ -10,7 +10,7 @@ from django.conf import settings
 from django.utils.translation import gettext_lazy as _
 from pydantic import ValidationError
 
-from carme.bookings import YEARS, Wish
+from carme.bookings import YEARS, BookingRequest
 from carme.bookings.clock import from_local
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
@@ -21,6 +21,7 @@ from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_names
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import reader_zone
+from carme_webui.help_links import explained
 from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
 
@@ -127,7 +128,7 @@ class BookingForm(forms.Form):
             values |= {"date": local.date(), "time": local.time()}
         super().__init__(data, initial=values | (initial or {}), label_suffix="")
         self._booking = booking
-        self.wish: Wish | None = None
+        self.proposed: BookingRequest | None = None
         widget = self.fields["kind"].widget
         assert isinstance(widget, forms.Select)
         widget.choices = [(kind.key, kind.label) for kind in offered]
@@ -162,7 +163,7 @@ class BookingForm(forms.Form):
         partition, _colon, rest = cleaned["kind"].partition(":")
         gpu_type, _colon, gpus = rest.partition(":")
         try:
-            self.wish = _wish(
+            self.proposed = _booking_request(
                 {
                     "partition": partition,
                     "gpu_type": gpu_type,
@@ -204,7 +205,7 @@ class BookingForm(forms.Form):
         places |= {"gpu_type": "kind"}
         field = error.field or ""
         field = places.get(field, field.partition("[")[0])
-        self.add_error(field if field in self.fields else None, str(error))
+        self.add_error(field if field in self.fields else None, explained(error))
 
 
 def _written_in(data: Any) -> ZoneInfo:
@@ -213,11 +214,11 @@ def _written_in(data: Any) -> ZoneInfo:
     return ZoneInfo(name) if name in zone_names() else reader_zone()
 
 
-def _wish(values: dict[str, Any]) -> Wish:
+def _booking_request(values: dict[str, Any]) -> BookingRequest:
     try:
-        return Wish(**values)
+        return BookingRequest(**values)
     except ValidationError as error:
-        raise refusal(error, Wish) from None
+        raise refusal(error, BookingRequest) from None
 
 
 def moment_of(text: str) -> datetime | None:

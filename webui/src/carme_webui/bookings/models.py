@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingState, Cause, Hold, Wish
+from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingRequest, BookingState, Cause, Hold
 from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
 from carme_webui.clocks import reader_zone, span_words
@@ -143,14 +143,17 @@ class Booking(models.Model):
             return [one.user for one in self.project.memberships.all() if one.user.is_active]
         return [self.owner, *User.objects.filter(username__in=self.users, is_active=True)]
 
-    def take(self, wish: Wish, node_names: list[str]) -> None:
-        """Be what is wished for, on these nodes."""
-        self.title, self.users = wish.title, [name for name in wish.users if name != self.owner.username]
+    def take(self, proposed: BookingRequest, node_names: list[str]) -> None:
+        """Be what is requested, on these nodes."""
+        self.title, self.users = (
+            proposed.title,
+            [name for name in proposed.users if name != self.owner.username],
+        )
         if self.project is not None:
             self.users = []
-        self.partition, self.gpu_type = wish.partition, wish.gpu_type
-        self.gpus_per_node, self.node_names = wish.gpus_per_node, node_names
-        self.start, self.end = wish.start, wish.end
+        self.partition, self.gpu_type = proposed.partition, proposed.gpu_type
+        self.gpus_per_node, self.node_names = proposed.gpus_per_node, node_names
+        self.start, self.end = proposed.start, proposed.end
 
     def move(self, to: BookingState | Cause, **fields: Any) -> bool:
         """Go to another state, or end for this cause, if the table allows it from the state in the database.
@@ -193,9 +196,9 @@ class Booking(models.Model):
         )
 
     @property
-    def wish(self) -> Wish:
-        """What was wished for."""
-        return Wish(
+    def proposed(self) -> BookingRequest:
+        """What was requested."""
+        return BookingRequest(
             partition=self.partition,
             gpu_type=self.gpu_type,
             gpus_per_node=self.gpus_per_node,

@@ -16,11 +16,11 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.bookings import (
+    BookingRequest,
     BookingState,
     Cause,
     Claim,
     Standing,
-    Wish,
     board_of,
     check_rules,
     choose_nodes,
@@ -96,31 +96,31 @@ def claims(
     ]
 
 
-def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booking:
+def book(owner: User, proposed: BookingRequest, site: Settings, broker: BrokerClient) -> Booking:
     """Make a booking.
 
     Raises:
         InvalidRequest: The site's rules or what others have forbid it; the error says what can be had.
         CarmeError: The cluster cannot be seen, or Slurm refuses.
     """
-    _check_users(wish, owner)
-    project = _project(wish, owner)
-    policy = _rules(site, wish.partition, project)
+    _check_users(proposed, owner)
+    project = _project(proposed, owner)
+    policy = _rules(site, proposed.partition, project)
     cluster, jobs, reservations = _look(broker)
-    _check_access(wish, owner, project, cluster)
+    _check_access(proposed, owner, project, cluster)
     now = timezone.now()
     with _readers_clocks() as zone, transaction.atomic():
         Calendar.lock()
-        check_budget(project, wish)
-        standing = _standing(owner, project, site, wish.partition, now)
-        check_rules(wish, policy, standing, now, zone)
+        check_budget(project, proposed)
+        standing = _standing(owner, project, site, proposed.partition, now)
+        check_rules(proposed, policy, standing, now, zone)
         board = board_of(
-            *(wish.partition, wish.gpu_type, wish.gpus_per_node),
+            *(proposed.partition, proposed.gpu_type, proposed.gpus_per_node),
             *(cluster, claims(jobs, reservations), policy, *_own_share(project, site)),
         )
-        nodes = choose_nodes(wish, board, policy, now, zone)
-        booking = Booking(owner=owner, project=project, state=_first_state(wish, owner, policy))
-        booking.take(wish, nodes)
+        nodes = choose_nodes(proposed, board, policy, now, zone)
+        booking = Booking(owner=owner, project=project, state=_first_state(proposed, owner, policy))
+        booking.take(proposed, nodes)
         booking.save()
     if booking.state == BookingState.APPROVED:
         try:
@@ -133,53 +133,53 @@ def book(owner: User, wish: Wish, site: Settings, broker: BrokerClient) -> Booki
     return booking
 
 
-def change(booking: Booking, wish: Wish, site: Settings, broker: BrokerClient) -> None:
+def change(booking: Booking, proposed: BookingRequest, site: Settings, broker: BrokerClient) -> None:
     """Make a booking another one: other nodes, another time, other users.
 
     Raises:
         InvalidRequest, CarmeError: As `book` does; then it stays what it was.
     """
-    policy = _rules(site, wish.partition, booking.project)
-    _check_users(wish, booking.owner)
+    policy = _rules(site, proposed.partition, booking.project)
+    _check_users(proposed, booking.owner)
     cluster, jobs, reservations = _look(broker)
-    _check_access(wish, booking.owner, booking.project, cluster)
+    _check_access(proposed, booking.owner, booking.project, cluster)
     now = timezone.now()
     with _readers_clocks() as zone, transaction.atomic():
         Calendar.lock()
         booking.refresh_from_db()
         _require_open(booking)
         before = Booking.objects.get(pk=booking.pk)
-        if booking.state == BookingState.ACTIVE and wish.start != booking.start:
+        if booking.state == BookingState.ACTIVE and proposed.start != booking.start:
             raise InvalidRequest(
                 _("The booking has begun, so its start cannot change any more."),
                 _("Change its length, or delete it and book anew."),
                 field="start",
             )
-        if wish.end <= now:
+        if proposed.end <= now:
             raise InvalidRequest(
                 _("The booking would be over already."),
                 _("Choose a longer time, or delete the booking."),
                 field="minutes",
             )
-        if wish.project != (booking.project.name if booking.project else ""):
+        if proposed.project != (booking.project.name if booking.project else ""):
             raise InvalidRequest(
                 _("You cannot change who a booking is for."),
                 _("Delete it and book anew, or hand it over."),
                 field="project",
             )
-        check_budget(booking.project, wish, booking)
-        standing = _standing(booking.owner, booking.project, site, wish.partition, now, booking)
-        check_rules(wish, policy, standing, now, zone)
+        check_budget(booking.project, proposed, booking)
+        standing = _standing(booking.owner, booking.project, site, proposed.partition, now, booking)
+        check_rules(proposed, policy, standing, now, zone)
         board = board_of(
-            *(wish.partition, wish.gpu_type, wish.gpus_per_node),
+            *(proposed.partition, proposed.gpu_type, proposed.gpus_per_node),
             *(cluster, claims(jobs, reservations, booking), policy),
             *_own_share(booking.project, site, booking),
         )
-        nodes = choose_nodes(wish, board, policy, now, zone, prefer=booking.node_names)
-        larger = wish.gpu_hours > before.wish.gpu_hours
-        booking.take(wish, nodes)
+        nodes = choose_nodes(proposed, board, policy, now, zone, prefer=booking.node_names)
+        larger = proposed.gpu_hours > before.proposed.gpu_hours
+        booking.take(proposed, nodes)
         if larger and booking.state == BookingState.APPROVED:
-            booking.state = _first_state(wish, booking.owner, policy)
+            booking.state = _first_state(proposed, booking.owner, policy)
         booking.problem = ""
         booking.save()
     try:
@@ -279,11 +279,11 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
             )
         before = Booking.objects.get(pk=booking.pk)
         standing = _standing(user, booking.project, site, booking.partition, now, booking)
-        check_rules(booking.wish, policy, standing, now, zone)
+        check_rules(booking.proposed, policy, standing, now, zone)
         booking.owner, booking.offered_to = user, None
         booking.users = [name for name in booking.users if name != user.username]
         if not booking.session_name:
-            # Its start was the former owner's wish.
+            # Its start was the former owner's choice.
             booking.session_image, booking.session_stage, booking.session_results = "", [], ""
         booking.save()
     if booking.state == BookingState.REQUESTED:
@@ -362,35 +362,35 @@ def let_go(booking: Booking, broker: BrokerClient) -> None:
 
 
 def free_starts(
-    wish: Wish, site: Settings, broker: BrokerClient, booking: Booking | None = None
+    proposed: BookingRequest, site: Settings, broker: BrokerClient, booking: Booking | None = None
 ) -> list[datetime]:
-    """The nearest starts at which the wish could be had.
+    """The nearest starts at which the request could be met.
 
     Raises:
         InvalidRequest: There are no such nodes.
         CarmeError: The cluster cannot be seen.
     """
-    project = Project.objects.filter(name=wish.project, closed=None).first() if wish.project else None
-    policy = _rules(site, wish.partition, project)
+    project = Project.objects.filter(name=proposed.project, closed=None).first() if proposed.project else None
+    policy = _rules(site, proposed.partition, project)
     cluster, jobs, reservations = _look(broker)
     board = board_of(
-        *(wish.partition, wish.gpu_type, wish.gpus_per_node),
+        *(proposed.partition, proposed.gpu_type, proposed.gpus_per_node),
         *(cluster, claims(jobs, reservations, booking), policy, *_own_share(project, site, booking)),
     )
-    return nearest_starts(wish, board, policy, timezone.now())
+    return nearest_starts(proposed, board, policy, timezone.now())
 
 
 def _look(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reservation]]:
     return broker.cluster(), broker.jobs(), broker.reservations()
 
 
-def _check_access(wish: Wish, owner: User, project: Project | None, cluster: Cluster) -> None:
+def _check_access(proposed: BookingRequest, owner: User, project: Project | None, cluster: Cluster) -> None:
     """See that Slurm takes jobs of whom the booking is for in its partition.
 
     Raises:
         InvalidRequest: With the partitions that do.
     """
-    partition = next((one for one in cluster.partitions if one.name == wish.partition), None)
+    partition = next((one for one in cluster.partitions if one.name == proposed.partition), None)
     if partition is None:
         return  # the board says so
     access = access_for(owner)
@@ -430,14 +430,14 @@ def _standing(
     )
 
 
-def _project(wish: Wish, owner: User) -> Project | None:
+def _project(proposed: BookingRequest, owner: User) -> Project | None:
     """The project that is booked for. Raises InvalidRequest when the owner is not in it."""
-    if not wish.project:
+    if not proposed.project:
         return None
-    found = Project.of(owner).filter(name=wish.project).first()
+    found = Project.of(owner).filter(name=proposed.project).first()
     if found is None:
         raise InvalidRequest(
-            _("You are in no open project %r.") % wish.project,
+            _("You are in no open project %r.") % proposed.project,
             _("Choose one of yours, or none."),
             field="project",
         )
@@ -469,7 +469,7 @@ def _booked(rows: Iterable[Booking]) -> list[Claim]:
     return [Claim(node, row.start, row.end, row.gpus_per_node) for row in rows for node in row.node_names]
 
 
-def check_budget(project: Project | None, wish: Wish, changed: Booking | None = None) -> None:
+def check_budget(project: Project | None, proposed: BookingRequest, changed: Booking | None = None) -> None:
     """See that a project may use what is booked for it, and has enough GPU-hours.
 
     Raises:
@@ -477,25 +477,25 @@ def check_budget(project: Project | None, wish: Wish, changed: Booking | None = 
     """
     if project is None:
         return
-    if project.partitions and wish.partition not in project.partitions:
+    if project.partitions and proposed.partition not in project.partitions:
         raise InvalidRequest(
             _("The project %(project)s may not use the partition %(partition)s; it may use: %(all)s.")
-            % {"project": project.name, "partition": wish.partition, "all": listing(project.partitions)},
+            % {"project": project.name, "partition": proposed.partition, "all": listing(project.partitions)},
             _("Choose one of these."),
             field="partition",
         )
     limits = [
-        ("nodes", wish.nodes, project.nodes),
-        ("gpus_per_node", wish.gpus, project.gpus),
-        ("gpus_per_node", wish.gpus, project.gpu_types.get(wish.gpu_type)),
-        ("minutes", wish.minutes, project.minutes),
+        ("nodes", proposed.nodes, project.nodes),
+        ("gpus_per_node", proposed.gpus, project.gpus),
+        ("gpus_per_node", proposed.gpus, project.gpu_types.get(proposed.gpu_type)),
+        ("minutes", proposed.minutes, project.minutes),
     ]
     for field, requested, most in limits:
         if most is not None and requested > most:
             words = {"nodes": _("nodes"), "gpus_per_node": _("GPUs"), "minutes": _("minutes")}[field]
             raise InvalidRequest(
-                _("The project %(project)s may have %(most)d %(what)s at most; %(asked)d were asked for.")
-                % {"project": project.name, "most": most, "what": words, "asked": requested},
+                _("The project %(project)s may have %(most)d %(what)s at most; %(requested)d were asked for.")
+                % {"project": project.name, "most": most, "what": words, "requested": requested},
                 _("Ask for less, or ask an administrator for more."),
                 field=field,
             )
@@ -503,27 +503,27 @@ def check_budget(project: Project | None, wish: Wish, changed: Booking | None = 
         return
     booked = project.booked - (changed.gpu_hours_left if changed else 0.0)
     left = max(0.0, project.gpu_hours - project.use.gpu_hours - booked)
-    if wish.gpu_hours > left:
+    if proposed.gpu_hours > left:
         raise InvalidRequest(
             _(
                 "The booking costs %(cost).1f GPU-hours; of the %(all)d of the project %(project)s, "
                 "%(left).1f are neither used nor booked."
             )
-            % {"cost": wish.gpu_hours, "all": project.gpu_hours, "project": project.name, "left": left},
+            % {"cost": proposed.gpu_hours, "all": project.gpu_hours, "project": project.name, "left": left},
             _("Book fewer GPUs or less time."),
             field="minutes",
         )
 
 
-def _first_state(wish: Wish, owner: User, policy: BookingSettings) -> BookingState:
+def _first_state(proposed: BookingRequest, owner: User, policy: BookingSettings) -> BookingState:
     """What managers book needs nobody's approval."""
-    requests = needs_approval(wish, policy) and not owner.is_staff
+    requests = needs_approval(proposed, policy) and not owner.is_staff
     return BookingState.REQUESTED if requests else BookingState.APPROVED
 
 
-def _check_users(wish: Wish, owner: User) -> None:
-    known = set(User.objects.filter(username__in=wish.users).values_list("username", flat=True))
-    if strange := sorted(set(wish.users) - known):
+def _check_users(proposed: BookingRequest, owner: User) -> None:
+    known = set(User.objects.filter(username__in=proposed.users).values_list("username", flat=True))
+    if strange := sorted(set(proposed.users) - known):
         raise InvalidRequest(
             _("There is no user %r here.") % strange[0],
             _("Write user names as they sign in, with commas between them."),

@@ -51,7 +51,7 @@ def share_of(
         "mine": _("mine"),
         "shared": _("shared with me"),
         "other": _("others"),
-        "asked": _("waits for approval"),
+        "requested": _("waits for approval"),
         "blocked": _("maintenance"),
     }
     bounds = [(day.slots[0].start, day.slots[-1].end) for day in days]
@@ -113,7 +113,7 @@ def _claims(
     # Bookings that are over count up to when they really were.
     for row in Booking.objects.filter(start__lt=bounds[-1][1], end__gt=bounds[0][0]):
         kind = "mine" if row.owner_id == user.pk else "shared" if row.may_be_used_by(user) else "other"
-        kind = "asked" if row.state == BookingState.REQUESTED else kind
+        kind = "requested" if row.state == BookingState.REQUESTED else kind
         if row.cause not in NEVER_BOOKED:
             end = min(row.end, row.ended) if row.ended else row.end
             yield kind, row.start, end, row.node_names, min(row.gpus_per_node, gpus)

@@ -298,8 +298,8 @@ def _of_booking(row: Booking, reader: User | None) -> dict[Hashable, Item]:
     usable = reader is not None and row.may_be_used_by(reader)
     managed = reader is not None and reader.is_staff
     own = reader is not None and row.owner_id == reader.pk
-    kind = "asked" if row.state == BookingState.REQUESTED else "mine" if own else "shared"
-    kind = kind if usable or kind == "asked" else "other"
+    kind = "requested" if row.state == BookingState.REQUESTED else "mine" if own else "shared"
+    kind = kind if usable or kind == "requested" else "other"
     label = row.heading if usable or managed else _("Booked")
     url = row.get_absolute_url() if usable or managed else ""
     if managed and not usable:

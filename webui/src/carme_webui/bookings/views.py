@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from carme.bookings import YEARS, BookingState, Wish
+from carme.bookings import YEARS, BookingRequest, BookingState
 from carme.broker.protocol import RunningJob
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Reservation, parse_stages, stage_text
@@ -32,6 +32,7 @@ from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.clocks import reader_zone, span_words
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
+from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
 from carme_webui.projects.models import own_projects
 from carme_webui.sessions.models import Session
@@ -125,9 +126,9 @@ def new(request: HttpRequest) -> HttpResponse:
         )
         return _form_page(request, form, banner)
     form = BookingForm(_with_slot(request), offered=offered, projects=own_projects(user))
-    if form.is_valid() and form.wish is not None:
+    if form.is_valid() and form.proposed is not None:
         try:
-            made = services.book(user, form.wish, settings.SITE, broker())
+            made = services.book(user, form.proposed, settings.SITE, broker())
         except CarmeError as error:
             form.refuse(error)
         else:
@@ -139,7 +140,7 @@ def new(request: HttpRequest) -> HttpResponse:
                 else _("Your booking waits for a manager's approval."),
             )
             return redirect(made)
-    return _form_page(request, form, banner, None, form.wish)
+    return _form_page(request, form, banner, None, form.proposed)
 
 
 @require_safe
@@ -179,9 +180,9 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
     if request.method != "POST":
         return _form_page(request, BookingForm(offered=offered, booking=found), banner, found)
     form = BookingForm(_with_slot(request), offered=offered, booking=found)
-    if form.is_valid() and form.wish is not None:
+    if form.is_valid() and form.proposed is not None:
         try:
-            services.change(found, form.wish, settings.SITE, broker())
+            services.change(found, form.proposed, settings.SITE, broker())
         except CarmeError as error:
             form.refuse(error)
             found.refresh_from_db()
@@ -189,7 +190,7 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
             _notify_people(found)
             messages.success(request, _("Changed: %s.") % found.span)
             return redirect(found)
-    return _form_page(request, form, banner, found, form.wish)
+    return _form_page(request, form, banner, found, form.proposed)
 
 
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -202,7 +203,7 @@ def delete(request: HttpRequest, name: str) -> HttpResponse:
         try:
             services.delete(found, broker())
         except CarmeError as error:
-            messages.error(request, str(error))
+            messages.error(request, explained(error))
         else:
             _notify_people(found)
             messages.success(request, _("The booking is deleted; its nodes are free for others."))
@@ -218,7 +219,7 @@ def plan_session(request: HttpRequest, name: str) -> HttpResponse:
         results = request.POST.get("results", "").strip()
         services.plan_session(found, request.POST.get("image", ""), images(), stage, results or None)
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         messages.success(
             request,
@@ -237,7 +238,7 @@ def offer(request: HttpRequest, name: str) -> HttpResponse:
     try:
         services.offer(found, request.POST.get("user", "").strip())
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         taker = found.offered_to
         notifier.notify(one.username for one in (before, taker) if one)
@@ -264,7 +265,7 @@ def answer_offer(request: HttpRequest, name: str) -> HttpResponse:
             services.decline(found, user)
             messages.success(request, _("You did not take the booking over."))
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     notifier.notify([former])
     _notify_people(found)
     return redirect(found if found.may_be_seen_by(user) else "bookings")
@@ -284,7 +285,7 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
         else:
             services.deny(found, reason)
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         _notify_people(found)
         messages.success(request, _("Done: %s.") % found.label)
@@ -346,15 +347,15 @@ def _form_page(
     form: BookingForm,
     banner: str,
     found: Booking | None = None,
-    wish: Wish | None = None,
+    proposed: BookingRequest | None = None,
 ) -> HttpResponse:
     slots: list[tuple[str, str]] = []
-    if wish is not None and "time" in form.errors:
-        length = wish.end - wish.start
+    if proposed is not None and "time" in form.errors:
+        length = proposed.end - proposed.start
         with suppress(CarmeError):  # the form itself says what is wrong
             slots = [
                 (start.isoformat(), span_words(start, start + length, reader_zone()))
-                for start in services.free_starts(wish, settings.SITE, broker(), found)
+                for start in services.free_starts(proposed, settings.SITE, broker(), found)
             ]
     context = {"form": form, "booking": found, "slots": slots, "banner": banner}
     return render(request, "bookings/form.html", context, status=422 if form.is_bound else 200)
@@ -405,7 +406,7 @@ def _look() -> tuple[Cluster | None, list[tuple[RunningJob, list[str]]], list[Re
     try:
         return picture.cluster(), picture.running(), picture.reservations(), ""
     except CarmeError as error:
-        return None, [], [], str(error)
+        return None, [], [], explained(error)
 
 
 def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]:

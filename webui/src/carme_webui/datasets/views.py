@@ -20,6 +20,7 @@ from carme_webui.cluster import broker, picture
 from carme_webui.datasets.catalogue import UserDatasets, datasets_of
 from carme_webui.datasets.forms import DatasetForm, request_of, suggested
 from carme_webui.files.places import path_of_query
+from carme_webui.help_links import explained
 from carme_webui.jobs import submissions
 
 __all__ = ["add", "dataset_list"]
@@ -49,7 +50,7 @@ def add(request: HttpRequest) -> HttpResponse:
             site = broker()
             job_id = submissions.submit(request_of(form, site.cluster(), user.username), user, site)
         except CarmeError as error:
-            form.add_error(None, str(error))
+            form.add_error(None, explained(error))
         else:
             messages.success(request, _("This job reads all files; the dataset is there when it has ended."))
             return redirect("job", job_id)

@@ -18,6 +18,7 @@ from carme_webui.cluster import broker
 from carme_webui.files import services
 from carme_webui.files.places import crumbs, key_of, path_of_query, places_of, shown, value_of_query, within
 from carme_webui.files.room import rooms
+from carme_webui.help_links import explained
 from carme_webui.scaling.probes import looks_like_result
 
 __all__ = ["delete", "download", "folder", "make", "rename", "room", "upload"]
@@ -55,7 +56,7 @@ def folder(request: HttpRequest) -> HttpResponse:
         context |= {"rows": _rows(path, visible), "more": listing.more, "count": len(entries)}
         context |= {"hidden": len(entries) - len(visible), "all_shown": all_shown}
     except CarmeError as error:
-        context["banner"] = str(error)
+        context["banner"] = explained(error)
         status = services.status_of(error)
     return render(request, "files/folder.html", context, status=status)
 
@@ -76,7 +77,9 @@ def download(request: HttpRequest) -> HttpResponse | StreamingHttpResponse:
     try:
         return services.content(request, _files(request), path_of_query(request))
     except CarmeError as error:
-        return render(request, "files/folder.html", {"banner": str(error)}, status=services.status_of(error))
+        return render(
+            request, "files/folder.html", {"banner": explained(error)}, status=services.status_of(error)
+        )
 
 
 @require_http_methods(["GET", "PUT"])
@@ -129,7 +132,7 @@ def delete(request: HttpRequest) -> HttpResponse:
             path = within(path_of_query(request), places_of(_files(request)))
         except CarmeError as error:
             return render(
-                request, "files/folder.html", {"banner": str(error)}, status=services.status_of(error)
+                request, "files/folder.html", {"banner": explained(error)}, status=services.status_of(error)
             )
         parent = key_of(services.parent_of(path))
         context = {"name": shown(path.rpartition("/")[2]), "key": key_of(path), "parent": parent}
@@ -162,6 +165,6 @@ def _change(request: HttpRequest, do: Callable[[Files, str], str]) -> HttpRespon
     try:
         shows = do(_files(request), path)
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
         shows = value_of_query(request, "folder") or path
     return redirect(f"{reverse('files')}?path={key_of(shows)}")

@@ -9,7 +9,7 @@ from django.utils.translation import gettext_lazy as _
 
 from carme.images import ImageCatalogue
 from carme.images.building import MAXIMUM_TEXT
-from carme_webui.images.services import ImageWish, ShareWish
+from carme_webui.images.services import ImageIn, ShareIn
 from carme_webui.projects.models import Project
 from carme_webui.titles import TitleField
 
@@ -64,9 +64,9 @@ class BuildForm(forms.Form):
         )
 
     @property
-    def wish(self) -> ImageWish:
+    def proposed(self) -> ImageIn:
         """What was asked for, once the form is valid."""
-        return ImageWish(**{name: value for name, value in self.cleaned_data.items() if value is not None})
+        return ImageIn(**{name: value for name, value in self.cleaned_data.items() if value is not None})
 
 
 class ShareForm(forms.Form):
@@ -89,9 +89,9 @@ class ShareForm(forms.Form):
         )
 
     @property
-    def wish(self) -> ShareWish:
+    def proposed(self) -> ShareIn:
         """What was asked for, once the form is valid."""
-        return ShareWish(**self.cleaned_data)
+        return ShareIn(**self.cleaned_data)
 
 
 def _projects(projects: Sequence[Project]) -> list[tuple[Any, Any]]:

@@ -27,7 +27,7 @@ from carme_webui.notifier import notifier
 from carme_webui.projects.models import Project
 from carme_webui.titles import tidy
 
-__all__ = ["MOST", "ImageWish", "ShareWish", "build", "delete", "settle", "settle_all", "share"]
+__all__ = ["MOST", "ImageIn", "ShareIn", "build", "delete", "settle", "settle_all", "share"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ FOLDER = ".local/share/carme/images"
 LONGEST_RESULT = 1 << 20
 
 
-class ImageWish(BaseModel):
+class ImageIn(BaseModel):
     """An image to be built: from a `definition`, or from `requirements`, lines for pip, on a site's image.
 
     Without a `folder` it lies in the owner's home. To share it with a `project`, name a folder that its
@@ -55,7 +55,7 @@ class ImageWish(BaseModel):
     project: str = Field(default="", max_length=64)
 
 
-class ShareWish(BaseModel):
+class ShareIn(BaseModel):
     """Who may use an image besides its owner: the members of a `project`, or, without one, nobody.
 
     Name a folder that they can read where its file is not in one yet: it is copied there.
@@ -67,7 +67,7 @@ class ShareWish(BaseModel):
     folder: str = Field(default="", max_length=4000, description="an absolute path")
 
 
-def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: BrokerClient) -> OwnImage:
+def build(user: User, proposed: ImageIn, catalogue: ImageCatalogue, broker: BrokerClient) -> OwnImage:
     """Have a batch job of the user's build an image.
 
     Args:
@@ -77,30 +77,30 @@ def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: Broker
         InvalidRequest: With the field, and what is expected.
         CarmeError: The job cannot be submitted.
     """
-    _check(wish, catalogue)
-    title = tidy(wish.title)
-    project = _project(user, wish.project)
-    if project is not None and not wish.folder:
+    _check(proposed, catalogue)
+    title = tidy(proposed.title)
+    project = _project(user, proposed.project)
+    if project is not None and not proposed.folder:
         raise _unreadable()
-    base = wish.base or settings.SITE.images.default
-    folder = wish.folder.rstrip("/") or f"{Files(broker, user.username).home()}/{FOLDER}"
-    file = _new_file(folder, wish.name)
-    text = wish.text.replace("\r\n", "\n")
+    base = proposed.base or settings.SITE.images.default
+    folder = proposed.folder.rstrip("/") or f"{Files(broker, user.username).home()}/{FOLDER}"
+    file = _new_file(folder, proposed.name)
+    text = proposed.text.replace("\r\n", "\n")
     recipe = ImageRecipe(
-        kind="definition" if wish.kind == "definition" else "requirements",
+        kind="definition" if proposed.kind == "definition" else "requirements",
         text=text,
         base=base,
         file=file,
         shared=project is not None,
     )
-    request = _request(wish.name, recipe, broker.cluster(), project, user.username)
+    request = _request(proposed.name, recipe, broker.cluster(), project, user.username)
     if OwnImage.objects.filter(owner=user).count() >= MOST:
         raise InvalidRequest(_("You have %s images already.") % MOST, _("Delete one first."))
     try:
         with transaction.atomic():
             row = OwnImage.objects.create(
                 owner=user,
-                name=wish.name,
+                name=proposed.name,
                 title=title,
                 kind=recipe.kind,
                 base=base if recipe.kind == "requirements" else "",
@@ -110,7 +110,7 @@ def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: Broker
             )
     except IntegrityError:
         raise InvalidRequest(
-            _("You have an image %r already.") % wish.name,
+            _("You have an image %r already.") % proposed.name,
             _("Choose another name, or delete that one."),
             field="name",
         ) from None
@@ -124,8 +124,8 @@ def build(user: User, wish: ImageWish, catalogue: ImageCatalogue, broker: Broker
     return row
 
 
-def _check(wish: ImageWish, catalogue: ImageCatalogue) -> None:
-    if not re.fullmatch(OWN_NAME, wish.name):
+def _check(proposed: ImageIn, catalogue: ImageCatalogue) -> None:
+    if not re.fullmatch(OWN_NAME, proposed.name):
         raise InvalidRequest(
             _(
                 "An image's name has up to 31 lower-case letters, digits, dots, underscores and hyphens, and "
@@ -134,14 +134,14 @@ def _check(wish: ImageWish, catalogue: ImageCatalogue) -> None:
             _("Choose such a name."),
             field="name",
         )
-    if wish.kind not in ("definition", "requirements"):
+    if proposed.kind not in ("definition", "requirements"):
         raise InvalidRequest(
             _("An image is built from 'definition' or from 'requirements'."), _("Choose one."), field="kind"
         )
     try:
-        check_text(wish.kind, wish.text)
-        if wish.kind == "requirements":
-            catalogue.get(wish.base or settings.SITE.images.default)
+        check_text(proposed.kind, proposed.text)
+        if proposed.kind == "requirements":
+            catalogue.get(proposed.base or settings.SITE.images.default)
     except InvalidRequest as error:
         field = "base" if error.field == "image" else error.field
         raise InvalidRequest(error.message, error.remedy, field=field) from None
@@ -187,7 +187,7 @@ def _unreadable() -> InvalidRequest:
     )
 
 
-def share(row: OwnImage, wish: ShareWish, broker: BrokerClient) -> None:
+def share(row: OwnImage, proposed: ShareIn, broker: BrokerClient) -> None:
     """Let the members of a project use an image that is built, or nobody else than its owner any more.
 
     Raises:
@@ -198,15 +198,15 @@ def share(row: OwnImage, wish: ShareWish, broker: BrokerClient) -> None:
         raise InvalidRequest(
             _("The image is not ready."), _("Wait until it is built, then share it."), field="project"
         )
-    project = _project(row.owner, wish.project)
+    project = _project(row.owner, proposed.project)
     files = Files(broker, row.owner.username)
     before = PurePosixPath(row.file)
-    if project == row.project and not wish.folder:
+    if project == row.project and not proposed.folder:
         return
-    if project is not None and not wish.folder and before.is_relative_to(files.home()):
+    if project is not None and not proposed.folder and before.is_relative_to(files.home()):
         raise _unreadable()
     # Another file: what others may read, and who could have it open, is settled by that alone.
-    file = _new_file(wish.folder or str(before.parent), row.name)
+    file = _new_file(proposed.folder or str(before.parent), row.name)
     files.copy(str(before), file, shared=project is not None)
     with transaction.atomic():
         now = OwnImage.objects.select_for_update().filter(pk=row.pk, file=row.file).first()

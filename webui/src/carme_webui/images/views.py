@@ -12,6 +12,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from carme.errors import CarmeError
 from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker, entry_points, images
+from carme_webui.help_links import explained
 from carme_webui.images import services
 from carme_webui.images.forms import BuildForm, ShareForm
 from carme_webui.images.models import ImageState, OwnImage
@@ -69,9 +70,9 @@ def build(request: HttpRequest) -> HttpResponse:
     form = BuildForm(request.POST, catalogue=images(), projects=projects)
     if form.is_valid():
         try:
-            made = services.build(user, form.wish, images(), broker())
+            made = services.build(user, form.proposed, images(), broker())
         except CarmeError as error:
-            form.add_error(error.field if error.field in form.fields else None, str(error))
+            form.add_error(error.field if error.field in form.fields else None, explained(error))
         else:
             messages.success(request, _("Job %s builds the image.") % made.job_id)
             return redirect(made)
@@ -101,7 +102,7 @@ def delete(request: HttpRequest, reference: str) -> HttpResponse:
     try:
         services.delete(found, broker())
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
         return redirect(found)
     messages.success(request, _("The image %s is deleted.") % found.name)
     return redirect("images")
@@ -119,9 +120,9 @@ def share(request: HttpRequest, reference: str) -> HttpResponse:
     form = ShareForm(data, projects=list(Project.of(user)), initial=shared)
     if form.is_valid():
         try:
-            services.share(found, form.wish, broker())
+            services.share(found, form.proposed, broker())
         except CarmeError as error:
-            form.add_error(error.field if error.field in form.fields else None, str(error))
+            form.add_error(error.field if error.field in form.fields else None, explained(error))
         else:
             if found.project:
                 messages.success(request, _("The members of %s can use it now.") % found.project.title)
@@ -148,7 +149,7 @@ def _context(request: HttpRequest, reference: str, log: bool = True) -> dict[str
                 job = Job.objects.get(id=found.job_id)
             context |= {"job": job, "log": tail(job, broker())}
     except CarmeError as error:
-        context["banner"] = str(error)
+        context["banner"] = explained(error)
     context["building"] = found.state == ImageState.BUILDING
     return context
 

@@ -17,6 +17,7 @@ from carme.jobs import Cluster, contents, refusal, split_stages
 from carme.jobs.scripts import MAXIMUM_BYTES
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import site_zone
+from carme_webui.help_links import explained
 from carme_webui.jobs.search import FILTERS, KINDS, Search
 from carme_webui.jobs.submissions import JobSubmission
 from carme_webui.scaling import SCALING, ScalingFields
@@ -176,7 +177,7 @@ class SubmitForm(ScalingFields):
         try:
             values["stage"] = split_stages(values.get("stage", ""))
         except InvalidRequest as error:
-            self.add_error("stage", str(error))
+            self.add_error("stage", explained(error))
             return cleaned
         try:
             values["arguments"] = shlex.split(values.get("arguments", ""))
@@ -192,7 +193,7 @@ class SubmitForm(ScalingFields):
     def refuse(self, error: CarmeError) -> None:
         """Show an error where it belongs."""
         field = (error.field or "").partition("[")[0]
-        self.add_error(field if field in self.fields else None, str(error))
+        self.add_error(field if field in self.fields else None, explained(error))
 
 
 class SearchForm(forms.Form):

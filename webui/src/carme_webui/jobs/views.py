@@ -28,6 +28,7 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
 from carme_webui.files.places import Place, shown
+from carme_webui.help_links import explained
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
 from carme_webui.jobs.arrays import add_progress, cells, failed_tasks, resubmit_failed, tasks_of
@@ -126,7 +127,7 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
     try:
         report = broker().report(found.id, user=found.user)
     except CarmeError as error:
-        context["failure"] = str(error)
+        context["failure"] = explained(error)
     else:
         charts, advice = of_report(report)
         context |= {"report": report, "facts": facts_of(report), "charts": charts, "advice": advice}
@@ -150,7 +151,7 @@ def facts(request: HttpRequest, job_id: int) -> HttpResponse:
     try:
         context["facts"] = broker().facts(found.id, user=found.user)
     except CarmeError as error:
-        context["failure"] = str(error)
+        context["failure"] = explained(error)
     return render(request, "jobs/job_facts.html", context)
 
 
@@ -162,7 +163,7 @@ def recipe(request: HttpRequest, job_id: int) -> HttpResponse:
     try:
         known = broker().recipe(found.id, user=found.user)
     except CarmeError as error:
-        context["failure"] = str(error)
+        context["failure"] = explained(error)
     else:
         context["recipe"] = known
         sent = sent_script(known.request.command, known.request.files)
@@ -212,7 +213,7 @@ def directives(request: HttpRequest) -> HttpResponse:
     try:
         values, ignored = submissions.requested_by_script(request.POST.get("script", "")[:MAXIMUM_BYTES])
     except CarmeError as error:
-        context["failure"] = str(error)
+        context["failure"] = explained(error)
     else:
         fields = SubmitForm.base_fields
         read = [(fields[name].label, value) for name, value in values.items() if name in fields]
@@ -232,7 +233,7 @@ def predict(request: HttpRequest) -> HttpResponse:
         try:
             context["advice"] = _advice(probe, submissions.sized(form.submission), cluster, user)
         except CarmeError as error:
-            context["problems"] = [str(error)]
+            context["problems"] = [explained(error)]
     return render(request, "scaling/advice.html", context)
 
 
@@ -245,7 +246,7 @@ def _advice(
     names = ("partition", "account", "qos", "gpu_type", "cpus_per_node", "memory_mb_per_node", "reservation")
     request = JobRequest.read(
         {
-            "name": "prospect",
+            "name": "estimate",
             "kind": "batch",
             "command": ["true"],
             **{name: getattr(submission, name) for name in names},
@@ -291,7 +292,7 @@ def cancel(request: HttpRequest, job_id: int) -> HttpResponse:
         try:
             broker().cancel(found.id, user=found.user, task=_task(request))
         except CarmeError as error:
-            messages.error(request, str(error))
+            messages.error(request, explained(error))
         else:
             messages.success(request, _("The job is stopping."))
             notifier.notify([found.user])
@@ -312,7 +313,7 @@ def extend(request: HttpRequest, job_id: int) -> HttpResponse:
     try:
         given = submissions.extend(signed_in(request), found.id, minutes, broker())
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         messages.success(request, format_html(_("The job now ends at {}."), moment(given.ends)))
     return redirect(found)
@@ -328,7 +329,7 @@ def resubmit(request: HttpRequest, job_id: int) -> HttpResponse:
         else:
             new = broker().resubmit(found.id, user=found.user, task=_task(request))
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
         return redirect(found)
     messages.success(request, _("Job %s is in the queue.") % new)
     return redirect("job-wait", new)
@@ -384,7 +385,7 @@ def _look() -> tuple[Cluster | None, str]:
     try:
         return picture.cluster(), ""
     except CarmeError as error:
-        return None, str(error)
+        return None, explained(error)
 
 
 def _form(user: User, cluster: Cluster | None, data: Any = None, initial: Any = None) -> SubmitForm:
@@ -413,7 +414,7 @@ def _begin(request: HttpRequest) -> dict[str, Any]:
     try:
         request_ = broker().recipe(found.id, user=found.user).request
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
         return {}
     values = request_.model_dump(
         exclude={"command", "prediction", "files", "environment", "kind", "image_file"}

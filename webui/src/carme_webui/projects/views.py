@@ -16,6 +16,7 @@ from carme.errors import CarmeError, Denied, InvalidRequest
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
+from carme_webui.help_links import explained
 from carme_webui.pages import wanted_words
 from carme_webui.projects import services
 from carme_webui.projects.forms import LimitsForm, NewProjectForm
@@ -76,7 +77,7 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
         except Denied as error:
             raise Http404 from error
         except InvalidRequest as error:
-            failure = str(error)
+            failure = explained(error)
         else:
             messages.success(request, _("%s is invited and finds that under Projects.") % invited)
             return redirect(found)
@@ -193,11 +194,11 @@ def _try(request: HttpRequest, act: Callable[[], Any]) -> bool:
     try:
         act()
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
         return False
     return True
 
 
 def _put(form: Any, error: CarmeError) -> None:
     """Say an error beside the field that it is about."""
-    form.add_error(error.field if error.field in form.fields else None, str(error))
+    form.add_error(error.field if error.field in form.fields else None, explained(error))

@@ -22,6 +22,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, cached
 from carme_webui.clocks import reader_zone
 from carme_webui.cluster import entry_points, supplies
+from carme_webui.help_links import explained
 from carme_webui.images.cards import card as card_of
 from carme_webui.images.cards import unknown
 from carme_webui.projects.models import Project
@@ -342,7 +343,7 @@ class StartForm(ScalingFields):
             field = error.field if error.field in self.fields else None
             if error.field == "partition" and field is None and "reservation" in self.fields:
                 field = "reservation"  # the only choice that leads to a partition here
-            self.add_error(field, str(error))
+            self.add_error(field, explained(error))
         else:
             self.options = options
         return cleaned

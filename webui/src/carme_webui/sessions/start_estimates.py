@@ -56,7 +56,7 @@ class StartEstimate:
 
 
 def start_estimates(options: SessionOptions, user: str, broker: BrokerClient) -> list[StartEstimate]:
-    """What Slurm says to a wish, and to smaller ones that would begin earlier.
+    """What Slurm says to a request, and to smaller ones that would begin earlier.
 
     Raises:
         CarmeError: Nobody can be asked.

@@ -28,6 +28,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker, picture, supplies
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
+from carme_webui.help_links import explained
 from carme_webui.images.catalogue import images_of, resolved
 from carme_webui.jobs.arrays import add_progress
 from carme_webui.jobs.log import Tail, tail
@@ -171,7 +172,7 @@ def estimate(request: HttpRequest) -> HttpResponse:
             context["gpu_hours"] = gpu_hours(requested)
             context["start_estimates"] = start_estimates(requested, signed_in(request).username, broker())
         except CarmeError as error:
-            context["banner"] = str(error)
+            context["banner"] = explained(error)
     context["problems"] = [problem for name in SCALING for problem in form.errors.get(name, [])]
     if form.curve is not None and cluster is not None:
         context["advice"] = _advice(form, cluster, signed_in(request))
@@ -220,7 +221,7 @@ def save_preset(request: HttpRequest) -> HttpResponse:
         try:
             made = actions.save_preset(user, form.options.title or form.options.image, form.options)
         except CarmeError as error:
-            form.add_error(None, str(error))
+            form.add_error(None, explained(error))
         else:
             messages.success(request, _("Saved as “%s”.") % made.name)
             return redirect("dashboard")
@@ -301,7 +302,7 @@ def extend(request: HttpRequest, name: str) -> HttpResponse:
     try:
         given = actions.extend(found, minutes_of_form(request.POST.get("minutes", "")), broker())
     except CarmeError as error:
-        messages.error(request, str(error))
+        messages.error(request, explained(error))
     else:
         messages.success(request, format_html(_("The session now ends at {}."), moment(given.ends, "clock")))
     return redirect(found)
@@ -352,7 +353,7 @@ def _look() -> tuple[Cluster | None, str]:
     except CarmeError as error:
         if not isinstance(error, BrokerUnavailable):
             logger.warning("The cluster cannot be seen: %s", error)
-        return None, str(error)
+        return None, explained(error)
     return cluster, _silence(cluster.taken)
 
 

@@ -63,28 +63,28 @@ def parallelize(
     shard_optimizer: bool = False,
     start: str = "",
 ) -> tuple[Model, torch.optim.Optimizer]:
-    """Train `model` over all ranks of the run; both objects stay what they are and are used as before.
+    """Train `model` data-parallel over all ranks of the run. Returns both objects, to be used as before.
 
-    Every rank gives its own share of the global batch to the model, and the optimizer sees the gradients of
-    the mean loss over the global batch, also where shares differ in length or are empty. On the host SGD,
-    Adam and AdamW step with PyTorch's fused kernel, unless they were told `fused` or `foreach`.
+    Each rank passes its own share of the global batch to the model. The optimizer gets the gradients of the
+    mean loss over the global batch, also if shares differ in length or are empty. On the host SGD, Adam and
+    AdamW use PyTorch's fused kernel, unless you set `fused` or `foreach`.
 
     Args:
-        model: Its parameters on the host or on one GPU. All ranks get rank 0's parameters and buffers.
-        optimizer: Over parameters of this model.
-        accumulate: Backward passes to each step. Gradients are those of the sum of the passes' losses,
-            divided by this number. They are reduced in the last pass, or by a step that comes before it.
-        clip_norm: Clip the norm of all gradients to this before each step.
+        model: With its parameters on the host or on one GPU. All ranks get those of rank 0, and its buffers.
+        optimizer: An optimizer over parameters of this model.
+        accumulate: Backward passes per step. Gradients are those of the sum of the passes' losses, divided
+            by this number. They are reduced in the last pass, or by a step that comes before it.
+        clip_norm: Clip the norm of all gradients to this before each step. Default: no clipping.
         bucket_mb: Size of a bucket in MiB; between nodes the last ones are smaller. Default: what
             CARME_FUSION_THRESHOLD_KB says, else 8 on one node, 1 between nodes.
         overlap_step: Let `backward` return while gradients still travel, and the step update each bucket's
             parameters as soon as it is reduced. Reading a parameter's `grad` before the step waits for all.
             Not with `clip_norm`, and only for optimizers that treat each parameter by itself.
-        broadcast_buffers: Give rank 0's buffers (running means and such) to all before each training pass.
-        wire: How 32-bit gradients on the host travel between nodes: `bf16` takes half the time of the wire,
-            `int8` a quarter. The next step adds what a step loses by that. Default: as they are.
-        batch_dim: Which dimension of the model's first tensor counts the samples: 1 for (sequence, batch).
-        shard_optimizer: Divide the optimizer's state and step equally among the ranks. Nobody sees gradients.
+        broadcast_buffers: Copy rank 0's buffers (running means and such) to all before each training pass.
+        wire: How 32-bit gradients on the host travel between nodes: `bf16` sends half the bytes, `int8` a
+            quarter. What a step loses by rounding is added to the next one. Default: 32 bits.
+        batch_dim: Which dimension of the model's first tensor is the batch: 1 for (sequence, batch).
+        shard_optimizer: Divide the optimizer's state and step among the ranks (ZeRO 1). No `grad` is seen.
             With `overlap_step` parameters still travel when the step returns: until the next forward pass
             use them by the model's calls and `state_dict` only. All ranks call `optimizer.state_dict()`
             together; it is that of one process.

@@ -7,11 +7,18 @@ from django.utils.html import conditional_escape
 from django.utils.safestring import mark_safe
 
 from carme import translation
+from carme_webui import help_links
 from carme_webui.jobs.templatetags.times import moment
 
-__all__ = ["register", "translated"]
+__all__ = ["help_link", "register", "translated"]
 
 register = template.Library()
+
+
+@register.filter
+def help_link(sentence: str | None) -> str:
+    """The link to the section of the help that says more of a sentence; empty where there is none."""
+    return help_links.help_link(sentence or "")
 
 
 @register.filter

@@ -103,15 +103,15 @@
   const own = new Set(hidden.value.split(" ").filter(Boolean));
   for (const field of fields) if ("value" in field && field.name && field.value !== start(field.name)) own.add(field.name);
   /** What the script asks for, as the server read it last. */
-  let asked = {};
+  let requested = {};
   const filled = new Set();
   area.form.addEventListener("input", event => event.isTrusted && own.add(event.target.name));
   // An empty field is the script's again, which shows: Slurm would get it.
   area.form.addEventListener("change", event => {
     const { name, value } = event.target;
-    if (value || !(name in asked) || name in begin) return;
+    if (value || !(name in requested) || name in begin) return;
     own.delete(name);
-    set(name, asked[name]);
+    set(name, requested[name]);
   });
 
   function set(name, value) {
@@ -133,7 +133,7 @@
   found.addEventListener("htmx:after:swap", () => {
     const values = JSON.parse(document.getElementById("script-values")?.textContent || "null");
     if (!values) return; // a line that is not finished yet
-    asked = values;
+    requested = values;
     for (const name of filled) if (!(name in values)) set(name, start(name));
     for (const [name, value] of Object.entries(values)) set(name, value);
   });

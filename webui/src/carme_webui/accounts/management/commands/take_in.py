@@ -1,41 +1,13 @@
-"""`carme-portal take-in NAME`: make all that a new user needs, in one step."""
+"""`carme-portal take-in NAME`: the earlier name of `carme-portal onboard NAME`."""
 
-import json
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError, CommandParser
-
-from carme.errors import CarmeError
-from carme_webui.administration.people import take_in
-from carme_webui.cluster import broker
-from carme_webui.projects.models import Project
+from carme_webui.accounts.management.commands import onboard
 
 
-class Command(BaseCommand):
-    help = "Make a user's portal account, association, home, quotas and membership; what is there stays."
-
-    def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", help="the Unix account's name")
-        parser.add_argument("--email", default="", help="e-mail address")
-        parser.add_argument("--project", help="project to join")
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+class Command(onboard.Command):
+    help = "The earlier name of 'onboard'."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        name: str = options["name"]
-        project = None
-        if options["project"]:
-            project = Project.objects.filter(name=options["project"], closed=None).first()
-            if project is None:
-                raise CommandError(
-                    f"There is no open project {options['project']!r}. See 'Projects' in the portal."
-                )
-        try:
-            user, password, done = take_in("root", name, options["email"], project, broker())
-        except CarmeError as error:
-            raise CommandError(str(error)) from None
-        if options["json"]:
-            self.stdout.write(json.dumps({"user": user.username, "password": password, "done": done}))
-            return
-        self.stdout.write(f"{user.username} can work now: {', '.join(done) or 'all was there already'}.")
-        if password:
-            self.stdout.write(f"The first password, shown this once: {password}")
+        self.stderr.write("'carme-portal take-in' is 'carme-portal onboard' now. Use the new name.")
+        super().handle(*args, **options)

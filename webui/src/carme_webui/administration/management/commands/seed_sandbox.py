@@ -11,7 +11,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
-from carme.bookings import Wish
+from carme.bookings import BookingRequest
 from carme.errors import CarmeError
 from carme_webui.accounts.models import User
 from carme_webui.bookings import services as bookings
@@ -85,7 +85,7 @@ def _booking(owner: User) -> None:
     start = (timezone.now() + timedelta(days=1)).replace(hour=9, minute=0, second=0, microsecond=0)
     node = next(node for node in site_broker().cluster().nodes if node.gpus)
     kind, gpus = next(iter(node.gpus.items()))
-    wish = Wish(
+    proposed = BookingRequest(
         partition="gpu", gpu_type=kind, gpus_per_node=gpus, start=start, minutes=120, title="Group meeting"
     )
-    bookings.book(owner, wish, settings.SITE, site_broker())
+    bookings.book(owner, proposed, settings.SITE, site_broker())

@@ -428,18 +428,18 @@
       const { Dialog } = apputils;
       const stop = Dialog.warnButton({ label: 'Stop This Session…' });
       const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: 'Extend' })];
-      const asked = await apputils.showDialog({
+      const answer = await apputils.showDialog({
         title: 'This session',
         body: content,
         buttons,
         defaultButton: 2,
         focusNodeSelector: 'input'
       });
-      if (asked.button.label === stop.label) {
+      if (answer.button.label === stop.label) {
         await commands.execute('carme:stop');
         return 0;
       }
-      return asked.button.accept ? asked.value : 0;
+      return answer.button.accept ? answer.value : 0;
     }
 
     commands.addCommand('carme:stop', {

@@ -1,0 +1,33 @@
+"""The lint of names finds a banned word wherever a name stands."""
+
+import ast
+
+import check_names
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("asked_for", "asked"),
+        ("BookingWish", "wish"),
+        ("take-in", "take_in"),
+        ("takeIn", "take_in"),
+        ("take_in_user", "take_in"),
+    ],
+)
+def test_a_word_is_found_however_a_name_joins_it(name: str, word: str) -> None:
+    assert word in check_names.words_of(name) & check_names.INSTEAD.keys()
+    assert not check_names.words_of("take_over_the_inlet") & check_names.INSTEAD.keys()
+
+
+def test_texts_that_are_names_count_and_sentences_do_not() -> None:
+    tree = ast.parse('path("session-prospect")\nvalues = {"asked": 1}\nprint("You are asked twice.")\n')
+    assert list(check_names.names_in_texts(tree)) == [("session-prospect", 1), ("asked", 2)]
+
+
+def test_what_may_stay_is_there() -> None:
+    for name, ends in check_names.EARLIER.items():
+        for end in ends:
+            files = [file for file in check_names.ROOT.glob(f"*/**/{end}") if "tests" not in file.parts]
+            assert any(name in file.read_text() or name in file.stem for file in files), (name, end)
