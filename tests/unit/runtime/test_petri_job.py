@@ -135,6 +135,18 @@ def test_a_worker_of_another_node_is_killed(start: Callable[..., Any], tmp_path:
     assert notices == ["The worker of transition where was ended by signal 9; the task runs again."]
 
 
+def test_a_task_on_another_node_is_ended_at_its_limit(start: Callable[..., Any], tmp_path: Path):
+    """The second time it runs it needs nobody, so it takes no time."""
+    (tmp_path / "stay").touch()
+    script = tmp_path / "spread.py"
+    script.write_text(script.read_text().replace('needs="gpu:1")', 'needs="gpu:1", limit=5, retries=20)'))
+    _, process = start()
+    assert int((tmp_path / "stays").read_text())
+    marking, _, notices = result(process)
+    assert sorted(value for value, _, _ in marking["y"]) == list(range(20))
+    assert notices and all("took longer than its limit of 5 s with" in notice for notice in notices)
+
+
 def test_the_program_for_workers_on_another_node_is_killed(start: Callable[..., Any], tmp_path: Path):
     (tmp_path / "stay").touch()
     _, process = start()
