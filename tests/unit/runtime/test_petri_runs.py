@@ -547,11 +547,9 @@ def test_a_task_that_never_ends_is_ended_at_its_limit(folder: Path):
         os.close(writing)
         with pytest.raises(PetriError) as caught:
             run.wait(HANG)
-        assert caught.value.message == "Transition endless took longer than its limit of 0.2 s with 7."
-        assert "mend it and resume" in caught.value.remedy
-        assert run.notices == [
-            "Transition endless took longer than its limit of 0.2 s with 7. It was ended; the task runs again."
-        ]
+        sentence = "Transition endless took longer than its limit of 0.2 s with 7."
+        assert caught.value.message == sentence and "mend it and resume" in caught.value.remedy
+        assert run.notices == [f"{sentence} It was ended; the task runs again."]
         assert run.marking() == {"x": [7], "y": []}
     with os.fdopen(reading) as lines:
         assert lines.read() == "1\n2\n"  # and its end: nobody has the other one any more

@@ -266,12 +266,10 @@ class _Submitted:
             time.sleep(_PAUSE)
 
     def _cancel_abandoned(self) -> None:
-        """Cancel jobs whose tasks other workers have begun again: who waited for them was killed, or gave up."""
+        """Cancel jobs for which no worker waits any more: it was killed, or could not know how they end."""
         for note in sorted(self._folder.glob("*")):
-            with (
-                contextlib.suppress(Exception),
-                note.open("rb") as file,
-            ):  # or later, or when the run is closed
+            # What fails here is done later, or when the run is closed.
+            with contextlib.suppress(Exception), note.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if note.exists():
                     self._jobs.cancel(note)
