@@ -32,7 +32,7 @@ _PIECE = 16 << 20
 _CONNECTING, _AGAIN = 10.0, 0.1
 #: Seconds without a sign of life of the other node, after which a transfer is given up.
 _SILENCE = 15
-#: Seconds without a byte, after which a copy is tried again: of a node that stands still the system answers on.
+#: Seconds without a byte, after which a copy is tried again: the system of a node that stands still answers.
 _STILL = 30
 _TIME = struct.Struct("@ll")  # as the system has it
 #: Asks the coordinator a question: (kind, name, what takes the answer). From any thread.
