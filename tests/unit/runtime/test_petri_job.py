@@ -158,16 +158,40 @@ def test_the_tasks_of_a_node_that_stands_still_run_on_the_others(start: Callable
     wait_for_end(worker)
 
 
-def test_a_task_on_another_node_is_ended_at_its_limit(start: Callable[..., Any], tmp_path: Path):
-    """The second time it runs it needs nobody, so it takes no time."""
-    (tmp_path / "stay").touch()
-    script = tmp_path / "spread.py"
-    script.write_text(script.read_text().replace('needs="gpu:1")', 'needs="gpu:1", limit=5, retries=20)'))
-    _, process = start()
-    assert int((tmp_path / "stays").read_text())
-    marking, _, notices = result(process)
-    assert sorted(value for value, _, _ in marking["y"]) == list(range(20))
-    assert notices and all("took longer than its limit of 5 s with" in notice for notice in notices)
+# The other node's first task never ends; this one's wait until that has begun.
+LIMITED = """
+import json, os, sys, time
+from pathlib import Path
+from carme_runtime.petri import Net
+
+net = Net("limited")
+x, y = net.place("x", int, tokens=range(4)), net.place("y", int)
+here, host = Path(__file__).parent, os.environ.get("SLURMD_NODENAME", "")
+
+@net.transition(x >> y, needs="gpu:1", limit=1, retries=1000)
+def wait(value):
+    if host == "n2" and not (here / "begun").exists():
+        (here / "begun").touch()
+        time.sleep(100_000)
+    while not (here / "begun").exists():
+        time.sleep(0.05)
+    return value
+
+if __name__ == "__main__":
+    with net.start("job", folder=sys.argv[1], offers="gpu:1") as run:
+        print(json.dumps([run.wait(), [], run.notices]))
+"""
+
+
+def test_a_task_on_another_node_is_ended_at_its_limit(make_job: Callable[..., Any], tmp_path: Path):
+    """Those of this node may be, too: the other node takes its time to begin."""
+    (tmp_path / "limited.py").write_text(LIMITED)
+    job = make_job("n1", "n2")
+    environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0))}
+    command = [sys.executable, str(tmp_path / "limited.py"), str(tmp_path / "run")]
+    marking, _, notices = result(job.start(command, environment))
+    assert marking["x"] == [] and sorted(marking["y"]) == list(range(4))
+    assert notices and all("took longer than its limit of 1 s with" in notice for notice in notices)
 
 
 def test_the_program_for_workers_on_another_node_is_killed(start: Callable[..., Any], tmp_path: Path):
