@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -135,6 +136,64 @@ def test_a_worker_of_another_node_is_killed(start: Callable[..., Any], tmp_path:
     assert notices == ["The worker of transition where was ended by signal 9; the task runs again."]
 
 
+def test_the_tasks_of_a_node_that_stands_still_run_on_the_others(start: Callable[..., Any], tmp_path: Path):
+    """When it goes on, what it does no longer counts, and its workers end."""
+    (tmp_path / "stay").touch()
+    job, process = start()
+    worker = int((tmp_path / "stays").read_text())
+    node = [job.joined[0].popen.pid]
+    for each in node:  # and of those that are found meanwhile
+        node += children(each)
+    assert worker in node
+    for each in node:
+        os.kill(each, signal.SIGSTOP)
+    try:
+        marking, _, notices = result(process)
+    finally:
+        for each in node:
+            os.kill(each, signal.SIGCONT)
+    assert sorted(value for value, _, _ in marking["y"]) == list(range(20))
+    assert sorted(value for value, _ in marking["sums"]) == list(range(5))
+    assert "Node n2 was lost; its tasks run again on the others." in notices
+    wait_for_end(worker)
+
+
+# The other node's first task never ends; this one's wait until that has begun.
+LIMITED = """
+import json, os, sys, time
+from pathlib import Path
+from carme_runtime.petri import Net
+
+net = Net("limited")
+x, y = net.place("x", int, tokens=range(4)), net.place("y", int)
+here, host = Path(__file__).parent, os.environ.get("SLURMD_NODENAME", "")
+
+@net.transition(x >> y, needs="gpu:1", limit=1, retries=1000)
+def wait(value):
+    if host == "n2" and not (here / "begun").exists():
+        (here / "begun").touch()
+        time.sleep(100_000)
+    while not (here / "begun").exists():
+        time.sleep(0.05)
+    return value
+
+if __name__ == "__main__":
+    with net.start("job", folder=sys.argv[1], offers="gpu:1") as run:
+        print(json.dumps([run.wait(), [], run.notices]))
+"""
+
+
+def test_a_task_on_another_node_is_ended_at_its_limit(make_job: Callable[..., Any], tmp_path: Path):
+    """Those of this node may be, too: the other node takes its time to begin."""
+    (tmp_path / "limited.py").write_text(LIMITED)
+    job = make_job("n1", "n2")
+    environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0))}
+    command = [sys.executable, str(tmp_path / "limited.py"), str(tmp_path / "run")]
+    marking, _, notices = result(job.start(command, environment))
+    assert marking["x"] == [] and sorted(marking["y"]) == list(range(4))
+    assert notices and all("took longer than its limit of 1 s with" in notice for notice in notices)
+
+
 def test_the_program_for_workers_on_another_node_is_killed(start: Callable[..., Any], tmp_path: Path):
     (tmp_path / "stay").touch()
     _, process = start()
@@ -221,6 +280,25 @@ def test_nothing_is_lost_by_kills_on_any_node(make_job: Callable[..., Any], tmp_
     assert sum(map(len, marking.values())) == 60
     memory = Memory.at(tmp_path / "run")
     assert {name: memory[name].buffer[0] for name in memory} == {f"range-{n}": n for n in range(60)}
+
+
+def children(process: int) -> list[int]:
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if parent(int(each.name)) == process:
+                found.append(int(each.name))
+    return found
+
+
+def wait_for_end(process: int) -> None:
+    """Return when the process is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        watch = os.pidfd_open(process)
+        try:
+            assert select.select([watch], [], [], HANG)[0]
+        finally:
+            os.close(watch)
 
 
 def say_end(process: Any, fifo: Path) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import mmap
 import os
 import shutil
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from carme_runtime.petri import Memory, Net, PetriError, Range, store
+from carme_runtime.petri import Memory, Net, PetriError, Range, serving, store
 from carme_runtime.petri.ranges import lasting
 from carme_runtime.petri.serving import RangeServer
 from carme_runtime.petri.store import Description, Store
@@ -264,6 +265,23 @@ def test_a_copy_that_does_not_come_whole_leaves_nothing(made: Store, error: type
     with pytest.raises(error):
         made.receive(Description("half", 8, "net"), break_off)
     assert not (made.shared / ".new-half").exists() and made.find("half") is None
+
+
+def test_a_copy_from_a_node_that_stands_still_is_given_up(made: Store, monkeypatch: pytest.MonkeyPatch):
+    """Its system accepts the connection, and says that the other end lives."""
+    monkeypatch.setattr(serving, "_STILL", 1)
+    server = RangeServer(made, "127.0.0.1", bytes(32), lambda *_: None)
+    found: list[bool] = []
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as still:
+            pull = threading.Thread(
+                target=lambda: found.append(server.pull("there", 1, still.getsockname())), daemon=True
+            )
+            pull.start()
+            pull.join(HANG)
+            assert found == [False]
+    finally:
+        server.close()
 
 
 def test_a_range_that_another_node_copies_can_be_deleted(

@@ -115,6 +115,38 @@ class DyingClient(LocalClient):
         raise AssertionError
 
 
+class Unreachable(Exception):
+    """As that of carme.Client."""
+
+    code = "unreachable"
+
+
+class SilentClient(LocalClient):
+    """The first answer to a submission does not come, whether that came to the site or not."""
+
+    comes = True
+
+    def submit(self, what: Any, *arguments: Any, named: dict[str, Any], **options: Any) -> LocalJob:
+        try:
+            (self.folder / "silent").mkdir(parents=True)
+        except FileExistsError:
+            return super().submit(what, *arguments, named=named, **options)
+        if self.comes:
+            super().submit(endless, named={}, **options)
+        raise Unreachable("The portal does not answer.")
+
+
+class AwayClient(SilentClient):
+    comes = False
+
+
+class DistrustedClient(LocalClient):
+    def submit(self, what: Any, *arguments: Any, named: dict[str, Any], **options: Any) -> LocalJob:
+        error = Unreachable("The certificate is not trusted.")
+        error.code = "certificate"
+        raise error
+
+
 class Denied(Exception):
     """As that of carme.Client."""
 
@@ -274,14 +306,56 @@ def test_a_job_that_may_not_be_over_is_cancelled_at_the_end(tmp_path: Path):
     assert (tmp_path / f"site/cancelled-{note.name}").exists() and not note.exists()
 
 
-def test_a_job_that_was_just_being_submitted_is_cancelled_by_its_name(tmp_path: Path):
+def test_the_job_of_a_worker_killed_while_it_submitted_it_is_cancelled_by_its_name(tmp_path: Path):
     net, x, _ = passed_on()
     with net.start(SlurmJobs(lambda: DyingClient(tmp_path / "site"), jobs=1), folder=tmp_path / "run") as run:
         run.put(x, 1)
         assert run.wait(HANG)["y"] == [1]
-        (note,) = (tmp_path / "run/jobs").iterdir()
-        assert note.name.startswith("t")
-    assert len(list((tmp_path / "site").glob("cancelled-*"))) == 1 and not note.exists()
+        # Before the task was submitted again, so that it does not run twice.
+        assert len(list((tmp_path / "site").glob("cancelled-*"))) == 1
+        assert not list((tmp_path / "run/jobs").iterdir())
+
+
+@pytest.mark.parametrize("client", [SilentClient, AwayClient])
+def test_a_submission_without_an_answer_is_cancelled_and_repeated(
+    client: type[SilentClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("carme_runtime.petri.slurm_jobs._PAUSE", 0.0)
+    monkeypatch.setattr("carme_runtime.petri.slurm_jobs._ON_ITS_WAY", 0.1)
+    net, x, _ = passed_on()
+    with net.start(SlurmJobs(lambda: client(tmp_path / "site"), jobs=1), folder=tmp_path / "run") as run:
+        run.put(x, 1)
+        assert run.wait(HANG)["y"] == [1]
+        assert len(list((tmp_path / "site").glob("cancelled-*"))) == client.comes
+        assert not list((tmp_path / "run/jobs").iterdir())
+    assert "submitted again: The portal does not answer." in (tmp_path / "run/output.log").read_text()
+
+
+def test_what_can_never_be_submitted_fails_at_once(tmp_path: Path):
+    net, x, _ = passed_on()
+    jobs = SlurmJobs(lambda: DistrustedClient(tmp_path / "site"), jobs=1)
+    with net.start(jobs, folder=tmp_path / "run") as run:
+        run.put(x, 1)
+        with pytest.raises(PetriError, match="The certificate is not trusted"):
+            run.wait(HANG)
+        assert not list((tmp_path / "run/jobs").iterdir())
+    assert run.notices == []
+
+
+def test_a_limit_is_the_time_of_the_job(connect: Any, tmp_path: Path):
+    net = Net("limited")
+    x, y = net.place("x", int, tokens=[1]), net.place("y", int)
+
+    @net.transition(x >> y, limit=61)
+    def same(value: int) -> int:
+        return value
+
+    for minutes in (90, 1):
+        folder = tmp_path / str(minutes)
+        with net.start(SlurmJobs(connect, jobs=1, minutes=minutes), folder=folder) as run:
+            assert run.wait(HANG)["y"] == [1]
+    written = "".join(file.read_text() for file in (tmp_path / "site").glob("*/options"))
+    assert sorted(re.findall("'minutes': [0-9]+", written)) == ["'minutes': 1", "'minutes': 2"]
 
 
 def test_where_slurm_does_not_answer_the_result_comes_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

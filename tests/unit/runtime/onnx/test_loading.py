@@ -74,6 +74,28 @@ def test_weights_in_another_file_are_read_and_missed(tmp_path: Path):
     assert "are missing" in refusal(path)
 
 
+def test_weights_outside_of_the_models_folder_are_refused(tmp_path: Path):
+    """A model of somebody else does not choose which files are read."""
+    path = tmp_path / "models" / "model.onnx"
+    path.parent.mkdir()
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(1 << 20))
+    onnx.save(
+        onnx_models.chain(1), path, save_as_external_data=True, location="model.weights", size_threshold=0
+    )
+    weights = path.with_name("model.weights")
+    weights.unlink()
+    weights.symlink_to(secret)
+    outside = "outside of the folder of the model"
+    assert refusal(path).startswith("The weights w0 of model.onnx are in model.weights, which is outside of")
+    proto = onnx.load(path, load_external_data=False)
+    for location in ("../secret", str(secret)):
+        for tensor in proto.graph.initializer:
+            next(each for each in tensor.external_data if each.key == "location").value = location
+        path.write_bytes(proto.SerializeToString())
+        assert f"are in {location}, which is {outside}" in refusal(path)
+
+
 def test_versions_that_nobody_knows_are_refused():
     proto = onnx_models.chain(1)
     proto.opset_import[0].version = 999

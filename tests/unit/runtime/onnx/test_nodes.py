@@ -1,6 +1,7 @@
 """Models run on several nodes of a job: real agents on this host, each of which takes itself for a node."""
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -33,15 +34,38 @@ def held(self, *arguments):
             time.sleep(60)
     return run_task(self, *arguments)
 
+def ran_tasks(run):
+    return sum(n for name, n in run.status()["fired"].items() if name.startswith("part"))
+
 def watch(run, number):
     """Kill the worker of this node, which ends no task, when the other node has run tasks."""
     if "kill" in sys.argv and number == 5:
-        while sum(n for name, n in run.status()["fired"].items() if name.startswith("part")) < 4:
+        while ran_tasks(run) < 4:
             time.sleep(0.05)
         while not run.workers:  # the other node may have been quicker than this one's first worker
             time.sleep(0.05)
         MARK.touch()  # the next worker runs every task, whether this one has begun one or not
         os.kill(run.workers[0], signal.SIGKILL)
+
+def waiting(self, *arguments):
+    """End no task before the mark is there."""
+    while not MARK.exists():
+        time.sleep(0.05)
+    return run_task(self, *arguments)
+
+def watch_loss(run, number):
+    """The other node is lost when it has tensors of two micro-batches, and this one has ended no task.
+
+    This one has a copy of those of a single one at most: of the task that it is at.
+    """
+    if number != 5 or MARK.exists():
+        return
+    while ran_tasks(run) < 4:  # each micro-batch has three
+        time.sleep(0.05)
+    print(f"carme-net-{os.getuid()}-{run._ranges.store.identity}@n2", flush=True)
+    while len(run.status()["nodes"]) > 1:
+        time.sleep(0.05)
+    MARK.touch()
 
 def fail(self, *arguments):
     """A task of this node fails when the other one has large results in its memory."""
@@ -71,8 +95,11 @@ if __name__ == "__main__":
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         failed([{"x": x[None]} for x in np.load("x.npy")])
         sys.exit()
+    # Workers of this node are forked; those of the other one import it as it is.
     if "kill" in sys.argv:
-        TaskBody._run = held  # workers of this node are forked; those of the other one import it as it is
+        TaskBody._run = held
+    if "lose" in sys.argv:
+        TaskBody._run, watch = waiting, watch_loss
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one worker on this node
     given = [{"x": x[None]} for x in np.load("x.npy")]
     runner = Runner(carme_onnx.load("model.onnx"), "job", tasks=3, watch=watch)
@@ -82,15 +109,24 @@ if __name__ == "__main__":
 '''
 
 
-def started(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
-    """Run a model of branches on two nodes; what the program printed."""
+def begun(make_job: Callable[..., Any], folder: Path, *arguments: str) -> tuple[Any, Any]:
+    """A job of two nodes, and the program that runs a model of branches on them."""
     proto, x = onnx_models.branches(batch=1, size=192), onnx_models.random(8, 3, 192, 192)
     onnx.save(proto, folder / "model.onnx")
     np.save(folder / "x.npy", x)
     (folder / "program.py").write_text(SCRIPT)
     job = make_job("n1", "n2")
     environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0)), "SLURM_JOB_NUM_NODES": "2"}
-    code, out, errors = job.start([sys.executable, "program.py", *arguments], environment).wait()
+    return job, job.start([sys.executable, "program.py", *arguments], environment)
+
+
+def started(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
+    """Run it to its end; what the program printed."""
+    return ended(begun(make_job, folder, *arguments)[1])
+
+
+def ended(process: Any) -> list[Any]:
+    code, out, errors = process.wait()
     assert code == 0, errors
     return json.loads(out)
 
@@ -98,12 +134,16 @@ def started(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list
 def ran(make_job: Callable[..., Any], folder: Path, *arguments: str) -> list[Any]:
     """Run it, and compare it with ONNX Runtime."""
     printed = started(make_job, folder, *arguments)
+    check_results(folder)
+    return printed
+
+
+def check_results(folder: Path) -> None:
     proto, x = onnx.load(folder / "model.onnx"), np.load(folder / "x.npy")
     found = np.load(folder / "y.npz")
     for number, each in enumerate(x):
         for name, array in onnx_models.expected(proto, {"x": each[None]}).items():
             np.testing.assert_allclose(found[name][number][None], array, rtol=1e-4, atol=1e-4)
-    return printed
 
 
 def test_a_model_on_two_nodes_gives_what_onnx_runtime_gives(make_job: Callable[..., Any], tmp_path: Path):
@@ -117,6 +157,25 @@ def test_a_worker_that_is_killed_on_one_of_two_nodes_changes_nothing_but_the_tim
     """The other node runs tasks meanwhile: without it the program would wait for ever."""
     notices, _ = ran(make_job, tmp_path, "kill")
     assert all("was ended by signal 9" in each for each in notices)
+
+
+def test_a_node_that_is_lost_with_tensors_changes_nothing_but_the_time(
+    make_job: Callable[..., Any], tmp_path: Path
+):
+    job, process = begun(make_job, tmp_path, "lose")
+    lost = Path("/dev/shm", process.line())
+    try:
+        # This machine is "n2", too: nets of other tests would save what is lost with it (`store.sweep`).
+        (lost / ".run").unlink()
+        job.joined[0].popen.kill()
+        notices, left = ended(process)
+    finally:
+        shutil.rmtree(lost, ignore_errors=True)
+    assert notices[0] == (
+        "Tensors were lost with n2: the model ran again from its beginning on the other nodes."
+    )
+    check_results(tmp_path)
+    assert not any(name.startswith("carme-onnx-") for name in left)
 
 
 def test_a_run_that_fails_leaves_nothing_in_the_memory_of_any_node(

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
+import carme_runtime
 import carme_runtime.onnx as carme_onnx
 import onnx_models
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.onnx import OnnxError, Runner, folding
-from carme_runtime.onnx.execution import Pipeline
+from carme_runtime.onnx import OnnxError, Runner, execution, folding
+from carme_runtime.onnx.execution import Pipeline, TaskBody
 from carme_runtime.petri import PetriError
 from carme_runtime.petri.run import Run
 
@@ -183,6 +186,41 @@ def test_tensors_between_tasks_lie_in_shared_memory(shared: Path):
     runner.run(given)
     assert runner.plan and runner.plan.sent_bytes > 1 << 20
     assert (folder / "run" / "journal").stat().st_size < 1 << 16
+
+
+_MATRIX = """
+import sys
+import onnxruntime
+from carme_runtime.onnx.sessions import session
+
+def own():
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("Anonymous:")) >> 10
+
+before = own()
+made = session(sys.argv[1], packed=sys.argv[2] == "packed")
+print(own() - before)
+"""
+
+
+def test_large_matrices_are_in_memory_once_whatever_number_of_workers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tensors = [onnx_models.weights("w", 4096, 1024), onnx_models.weights("b", 1024)]
+    nodes = [helper.make_node("Gemm", ["x", "w", "b"], ["y"])]
+    proto, folder = onnx_models.model(nodes, {"x": (1, 4096)}, ["y"], tensors), Path("kept")
+    monkeypatch.setattr(execution, "_MOST_PACKED", 1 << 20)
+    packed: list[bool] = []
+    monkeypatch.setattr(execution, "TaskBody", lambda *given: packed.append(given[-1]) or TaskBody(*given))
+    x = {"x": onnx_models.random(1, 4096)}
+    found = Runner(carme_onnx.load(proto), 1, folder=folder).run([x])
+    check(found[0], onnx_models.expected(proto, x))
+    assert packed == [False]
+    (part,) = folder.glob("*.onnx")
+    environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+    commands = [[sys.executable, "-c", _MATRIX, part, kind] for kind in ("packed", "plain")]
+    grown = [int(subprocess.check_output(command, env=environment)) for command in commands]
+    assert grown[0] >= 16 > grown[1]  # MiB, of which the matrix has 16
 
 
 def test_a_run_that_fails_leaves_no_shared_memory(shared: Path):

@@ -20,6 +20,8 @@ from carme_runtime.petri.frames import bytes_of
 
 #: Smaller tensors are part of their token: a range costs more than their copy.
 INLINE_BYTES = 4096
+#: A task with more weights uses its matrices as they are in the file: copies would be in each worker.
+_MOST_PACKED = 64 << 20
 #: Micro-batches that wait for a worker, for each of them.
 _WAITING = 2
 
@@ -46,6 +48,7 @@ class TaskBody:
         outputs: For each output place, the names of values, and whether each of them is its only user's.
         threads: Of one operator.
         gpu: Whether it runs on a GPU.
+        packed: Whether each worker has a copy of the matrices, see `session`.
     """
 
     def __init__(
@@ -57,10 +60,11 @@ class TaskBody:
         shared: frozenset[str],
         threads: int,
         gpu: bool,
+        packed: bool = True,
     ) -> None:
         self._file, self._name = str(file), name
         self._inputs, self._outputs = inputs, outputs
-        self._shared, self._threads, self._gpu = shared, threads, gpu
+        self._shared, self._threads, self._gpu, self._packed = shared, threads, gpu, packed
 
     def __call__(self, *tokens: Any, memory: Any) -> Any:
         number, arrays, ranges = tokens[0][0], {}, []
@@ -82,7 +86,7 @@ class TaskBody:
         own = _sessions.get(self._file)
         if own is None:
             own = _sessions[self._file] = session(
-                self._file, threads=self._threads, name=self._name, gpu=self._gpu
+                self._file, threads=self._threads, name=self._name, gpu=self._gpu, packed=self._packed
             )
         names = [each.name for each in own.get_outputs()]
         key = (self._file, *((name, each.shape) for name, each in arrays.items()))
@@ -251,6 +255,7 @@ class Pipeline:
                 shared,
                 threads,
                 task.kind == "gpu",
+                task.parameter_bytes <= _MOST_PACKED,
             )
             self.net.add(
                 task.name,

@@ -157,6 +157,12 @@ def _check_weights(onnx: Any, proto: Any, name: str, folder: Path | None) -> Non
                     f"The weights {tensor.name} of {name.lower()} are in another file, {location}.",
                     "Load the model from its file, which lies beside that one.",
                 )
+            if not (folder / location).resolve().is_relative_to(folder.resolve()):
+                raise OnnxError(
+                    f"The weights {tensor.name} of {name} are in {location}, which is outside of the folder "
+                    f"of the model, {folder}.",
+                    "Load the model and its weights where it was made, and save it with them in one folder.",
+                )
             try:
                 helper.load_external_data_for_tensor(tensor, str(folder))
             except (OSError, ValueError, onnx.checker.ValidationError):

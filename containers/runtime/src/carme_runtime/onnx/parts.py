@@ -1,7 +1,7 @@
 """Takes a model apart: each fused task becomes a model of its own, and all share one file of weights.
 
-Models whose weights lie in another file are mapped by ONNX Runtime, so the workers of a node have them in
-memory once.
+Weights that lie in another file than their model are mapped by ONNX Runtime, so the workers of a node have
+those in memory once of which it makes no copies in another order.
 """
 
 from pathlib import Path

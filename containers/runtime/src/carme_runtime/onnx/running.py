@@ -143,13 +143,25 @@ class Runner:
             pipeline.save()
         except OSError as error:
             raise unwritable(str(folder), error, _SHARED_FOLDER if self._job else _OTHER_FOLDER) from error
+        self.notices = []
+        while (results := self._attempt(pipeline, found, folder / "run", batches)) is None:
+            _free(folder / "run")
+        for number, batch in enumerate(batches):  # outputs that are inputs
+            results[number] = {
+                name: results[number].get(name, batch.get(name)) for name in self.model.outputs
+            }
+        return results
+
+    def _attempt(
+        self, pipeline: Pipeline, found: Plan, folder: Path, batches: Sequence[Inputs]
+    ) -> list[dict[str, Any]] | None:
+        """Run the net from its beginning; None: a node was lost with tensors that were needed still."""
         gpus = found.workers.get("gpu", 0)
         offers = f"gpu:{gpus}" if gpus else ""
         results: list[dict[str, Any]] = [{} for _ in batches]
-        net, workers = pipeline.net, self._job or count
-        with net.start(
-            workers, folder=folder / "run", offers=offers, memory=self._memory, checked=False
-        ) as run:
+        net, workers = pipeline.net, self._job or sum(found.workers.values())
+        with net.start(workers, folder=folder, offers=offers, memory=self._memory, checked=False) as run:
+            nodes = run.status()["nodes"]
             try:
                 for number, batch in enumerate(batches):
                     _put(run, pipeline, number, batch)
@@ -162,16 +174,19 @@ class Runner:
                 if self._folder is not None:
                     raise
                 run.discard()  # its folder goes
+                lost = [node for node in nodes if node not in run.status()["nodes"]]
+                if isinstance(error, PetriError) and lost:
+                    self.notices.append(
+                        f"Tensors were lost with {' and '.join(lost)}: the model ran again from its "
+                        "beginning on the other nodes."
+                    )
+                    return None
                 if isinstance(error, PetriError) and str(folder) in error.remedy:
                     raise PetriError(error.message, _remedy(error)) from error.__cause__
                 raise
-            self.notices = list(run.notices)
+            self.notices += run.notices
             if self._folder is None:
                 run.discard()  # its folder goes: nothing needs to be journaled or moved to the disk
-        for number, batch in enumerate(batches):  # outputs that are inputs
-            results[number] = {
-                name: results[number].get(name, batch.get(name)) for name in self.model.outputs
-            }
         return results
 
 

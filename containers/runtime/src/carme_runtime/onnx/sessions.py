@@ -10,7 +10,13 @@ CPU = "CPUExecutionProvider"
 
 
 def session(
-    source: Any, *, threads: int = 1, name: str = "The model", gpu: bool = False, **settings: Any
+    source: Any,
+    *,
+    threads: int = 1,
+    name: str = "The model",
+    gpu: bool = False,
+    packed: bool = True,
+    **settings: Any,
 ) -> Any:
     """An `onnxruntime.InferenceSession`.
 
@@ -19,6 +25,7 @@ def session(
         threads: Of one operator; there is one operator at a time.
         name: Of the model, for sentences.
         gpu: Whether it runs on a GPU.
+        packed: Whether it has copies of its matrices, in the order in which processors read them.
         settings: More attributes of `onnxruntime.SessionOptions`.
 
     Raises:
@@ -35,6 +42,8 @@ def session(
     options.log_severity_level = 3
     # Workers share the processors: threads that wait must not spin.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if not packed:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     for key, value in settings.items():
         setattr(options, key, value)
     try:

@@ -125,8 +125,9 @@ class Rule:
 def followers(net: Definition) -> dict[int, list[Transition]]:
     """Transitions that a worker may start itself, by the place whose tokens nobody else can want.
 
-    They have that one input and nothing else to wait for but a guard, the highest priority, and do not ask
-    for their attempt, which the coordinator counts, nor use ranges, for which it chooses the node. Where a
+    They have that one input and nothing else to wait for but a guard, the highest priority, no limit, as it
+    has to be known which task was ended, and do not ask for their attempt, which the coordinator counts, nor
+    use ranges, for which it chooses the node. Where a
     place has several, each has a guard: the worker goes on if one alone passes.
     """
     activation = Activation(net, {})
@@ -141,9 +142,9 @@ def followers(net: Definition) -> dict[int, list[Transition]]:
 
 
 def _may_follow(rule: Rule, highest: tuple[int, int]) -> bool:
-    return (
-        rule.follows and rule.rank == highest and not rule.transition.wants_attempt and not rule.uses_ranges
-    )
+    transition = rule.transition
+    counted = transition.wants_attempt or transition.limit is not None
+    return rule.follows and rule.rank == highest and not counted and not rule.uses_ranges
 
 
 class Activation:

@@ -1,5 +1,6 @@
 """What a net consists of: its places and transitions, by their names. It runs nothing."""
 
+import math
 import re
 import sys
 import weakref
@@ -82,6 +83,7 @@ class Definition:
         priority: int = 0,
         retries: int = 0,
         needs: str = "",
+        limit: float | None = None,
     ) -> Callable[[Function], Function]: ...
 
     @overload
@@ -96,6 +98,7 @@ class Definition:
         priority: int = 0,
         retries: int = 0,
         needs: str = "",
+        limit: float | None = None,
         gives: str | Sequence[str] = "{stdout}",
     ) -> Transition: ...
 
@@ -109,8 +112,9 @@ class Definition:
             options: `name` (default: the function's or program's), `guard` (a function of the inputs;
                 runs in the coordinator or a worker: let it depend on them alone, be quick, and have no
                 effects), `priority` (higher ones start first), `retries` (how often a task that fails
-                runs again), `needs` (such as "gpu:1"), and for commands `gives`: the text of each
-                output's token, default what the program printed.
+                runs again), `needs` (such as "gpu:1"), `limit` (seconds after which a task is ended,
+                which counts as a failure), and for commands `gives`: the text of each output's token,
+                default what the program printed.
 
         Raises:
             PetriError: Something does not fit.
@@ -141,11 +145,12 @@ class Definition:
         priority: int = 0,
         retries: int = 0,
         needs: str = "",
+        limit: float | None = None,
     ) -> Transition:
         """Add a transition by its parts; without a body it moves plain tokens.
 
         Raises:
-            PetriError: The name is taken, or an arc goes to a place of another net.
+            PetriError: The name is taken, an arc goes to a place of another net, or a number makes no sense.
         """
         if name in self.transitions:
             raise PetriError(
@@ -161,11 +166,14 @@ class Definition:
             raise PetriError(f"Transition {name} has {retries} retries.", "Give 0 or more.")
         index = len(self.transitions)
         made = Transition(name, flow, None, guard, priority, retries, parse_needs(needs), index)
+        made.limit = _limit_of(name, limit)
         made.use(body)
         self.transitions[name] = made
         return made
 
-    def implementation(self, of: str, *, needs: str = "", retries: int = 0) -> Callable[[Function], Function]:
+    def implementation(
+        self, of: str, *, needs: str = "", retries: int = 0, limit: float | None = None
+    ) -> Callable[[Function], Function]:
         """Decorate another function that can do what a transition does, with other needs.
 
         Those added first start rather, wherever what they need is free: a GPU first, and cores when all GPUs
@@ -175,6 +183,7 @@ class Definition:
             of: The name of the transition.
             needs: What this function needs.
             retries: How often a task of it that fails runs again.
+            limit: Seconds after which a task of it is ended.
 
         Raises:
             PetriError: There is no such transition, or the function does not fit.
@@ -197,6 +206,7 @@ class Definition:
                 priority=first.priority,
                 retries=retries,
                 needs=needs,
+                limit=limit,
             )
             made.instead_of = last
             return body
@@ -252,6 +262,7 @@ class Definition:
                 dict(each.needs),
                 len(self.transitions),
                 instead_of=made.get(each.instead_of) if each.instead_of else None,
+                limit=each.limit,
             )
             if copied.name in self.transitions:
                 raise PetriError(
@@ -272,3 +283,12 @@ class Definition:
                 f"Net {self.name} has no transition {name}.", "Its names are in net.transitions."
             )
         self.transitions[name].use(body)
+
+
+def _limit_of(name: str, seconds: float | None) -> float | None:
+    """A limit of a transition. Raises PetriError where it is none."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
+        raise PetriError(f"Transition {name} has a limit of {seconds!r}.", "Give it in seconds, such as 600.")
+    return float(seconds)

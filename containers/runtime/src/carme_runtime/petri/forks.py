@@ -1,8 +1,9 @@
 """The process from which workers are forked.
 
 It is forked from the user's program when a run starts, with the functions of the net as they are there,
-notebooks' too, and has a single thread. It ends its workers when the coordinator is gone, and the programs
-that a killed worker has left. It collects what workers print, up to a limit.
+notebooks' too, and has a single thread. It ends its workers when the coordinator is gone, those at a
+task that takes longer than its limit, and the programs that a killed worker has left. It collects what
+workers print, up to a limit.
 """
 
 import contextlib
@@ -13,6 +14,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,12 @@ from carme_runtime.petri.channel import encode
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.memory import Memory
 from carme_runtime.petri.store import Store
-from carme_runtime.petri.worker import Worker
+from carme_runtime.petri.worker import SLOT, Worker
 
 #: The most that output.log takes of what workers print.
 MOST_OUTPUT = 16 << 20
+#: Seconds between two looks for tasks that take longer than their limit, which is exceeded by so much.
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 #: Sockets of all coordinators in this process, which no child may keep: their end is how a child sees
 #: that a coordinator is gone.
@@ -36,7 +40,7 @@ def start(
     """Fork it: its process and what it is asked through.
 
     A request is the number of a worker, with its two sockets. The answers are ("started", slot, process),
-    ("ended", slot, status) and ("flood",).
+    ("overdue", slot, process, number of the task), ("ended", slot, process, status) and ("flood",).
     """
     mine, its = socket.socketpair()
     sys.stdout.flush()
@@ -71,6 +75,10 @@ class _ForkServer:
         self._store = store
         self._net, self._folder, self._slots, self._requests = net, folder, slots, requests
         self._workers: dict[int, int] = {}
+        limits = [each.limit for each in net.transitions.values() if each.limit]
+        #: Between two looks for tasks that take longer than their limit; None: no task has one.
+        self._pause = min(max(min(limits) / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE) if limits else None
+        self._next_look = 0.0
         self._written = 0
         self._out, self._out_write = os.pipe()
         os.set_blocking(self._out, False)
@@ -89,7 +97,7 @@ class _ForkServer:
                 self._selector = selector
                 for each in (self._requests, self._out, self._woken):
                     selector.register(each, selectors.EVENT_READ)
-                while self._step({key.fileobj for key, _ in selector.select()}):
+                while self._step({key.fileobj for key, _ in selector.select(self._pause)}):
                     pass
         finally:
             for process in self._workers:
@@ -97,6 +105,9 @@ class _ForkServer:
                     os.killpg(process, signal.SIGKILL)
 
     def _step(self, ready: set[Any]) -> bool:
+        if self._pause is not None and time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self._pause
+            self._end_overdue()
         if self._out in ready:
             self._collect()
         if self._woken in ready:
@@ -109,6 +120,16 @@ class _ForkServer:
                 return False
             self._fork(int.from_bytes(data, "little"), *descriptors)
         return True
+
+    def _end_overdue(self) -> None:
+        """End workers whose task takes longer than its limit."""
+        for process, slot in self._workers.items():
+            number, deadline = SLOT.unpack_from(self._slots, slot * SLOT.size)
+            if deadline and deadline < time.monotonic():
+                self._answer(("overdue", slot, process, number))
+                with contextlib.suppress(OSError):
+                    os.killpg(process, signal.SIGKILL)
+                SLOT.pack_into(self._slots, slot * SLOT.size, number, 0.0)
 
     def _fork(self, slot: int, tasks: int, control: int) -> None:
         process = os.fork()

@@ -11,17 +11,22 @@ from carme_runtime.petri.memory import Range
 from carme_runtime.petri.model import Transition
 
 
-def forwarded(net: Definition, forwarder: Callable[[Transition], Callable[..., Any]]) -> Definition:
+def forwarded(
+    net: Definition, forwarder: Callable[[Transition], Callable[..., Any]], limited: bool = True
+) -> Definition:
     """The net as its workers have it.
 
     Args:
         net: Which.
         forwarder: Makes what is called instead of a transition's function. Functions that use ranges, and
             commands, stay as they are: they run where the ranges are.
+        limited: Whether the net's workers see to limits of what they hand on; otherwise `forwarder` does.
     """
     made = copy.copy(net)
     made.transitions = {
-        name: each if _is_local(each) else replace(each, body=forwarder(each))
+        name: each
+        if _is_local(each)
+        else replace(each, body=forwarder(each), limit=each.limit if limited else None)
         for name, each in net.transitions.items()
     }
     return made

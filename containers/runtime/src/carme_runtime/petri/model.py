@@ -114,7 +114,7 @@ class Place(_Operand):
             return ""
         if self.type is float and type(value) is int:
             return ""
-        return f"Place {self.name} holds {self.type.__name__}, not {type(value).__name__} ({_short(value)})."
+        return f"Place {self.name} holds {self.type.__name__}, not {type(value).__name__} ({short(value)})."
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,8 @@ class Transition:
 
     `body` gets a token for each input (a list where the weight is above 1) and returns a token for each
     output; a generator yields any number. Without a body plain tokens (None) are moved. `instead_of` is what
-    it is another implementation of, which starts rather where it can.
+    it is another implementation of, which starts rather where it can. A task that takes longer than `limit`
+    seconds is ended.
     """
 
     @property
@@ -161,6 +162,7 @@ class Transition:
     needs: dict[str, int] = field(default_factory=dict)
     index: int = 0
     instead_of: "Transition | None" = None
+    limit: float | None = None
     generates: bool = False
     wants_attempt: bool = False
     wants_memory: bool = False
@@ -219,6 +221,7 @@ def group(arcs: Sequence[Arc], values: Sequence[Any]) -> list[Any]:
     return given
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as a message shows it."""
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

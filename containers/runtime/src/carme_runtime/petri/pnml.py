@@ -39,7 +39,7 @@ def to_pnml(net: Definition) -> str:
         _text(element, "name", transition.name)
         needs = ",".join(f"{name}:{count}" for name, count in transition.needs.items())
         own = {"priority": str(transition.priority or ""), "retries": str(transition.retries or "")}
-        _own(element, own | {"needs": needs})
+        _own(element, own | {"needs": needs, "limit": str(transition.limit or "")})
         ends = [(arc, f"p_{arc.place.name}", f"t_{transition.name}") for arc in transition.flow.inputs]
         ends += [(arc, f"t_{transition.name}", f"p_{arc.place.name}") for arc in transition.flow.outputs]
         for arc, source, target in ends:
@@ -117,6 +117,7 @@ def _read_transitions(net: Definition, described: Element, places: dict[str, Pla
             priority=int(own.get("priority") or 0),
             retries=int(own.get("retries") or 0),
             needs=own.get("needs", ""),
+            limit=float(own["limit"]) if own.get("limit") else None,
         )
 
 

@@ -53,6 +53,7 @@ class Connection:
         self.load = 0.0
         self.reported = time.monotonic()
         self.useful = False
+        self.overdue = 0  # the task for which it was ended, as that took longer than its limit
         self.stuck = False  # at a task that takes longer than expected
 
     def accepts(self) -> bool:
@@ -251,7 +252,7 @@ class Pool:
             self._start_remote(slot, *self._remote[slot])
             return
         connection = Connection(slot)
-        SLOT.pack_into(self._slots, slot * SLOT.size, 0)
+        SLOT.pack_into(self._slots, slot * SLOT.size, 0, 0.0)
         with contextlib.suppress(OSError):
             socket.send_fds(
                 self._server,
@@ -320,7 +321,7 @@ class Pool:
         elif kind == "reports":
             if connection := self.connections.get(slots[given[0]]):
                 reports.append((connection, given[1]))
-        elif kind in ("started", "ended"):
+        elif kind in ("started", "overdue", "ended"):
             slot = slots[given[0]]
             if kind == "ended":
                 self._numbers[slot] = given[3]

@@ -4,7 +4,7 @@ The job's agent starts it: `python -m carme_runtime.petri.remote FOLDER`. It rea
 from its input and writes its own to its output:
 
     ("begin", 0, settings), ("tasks", slot, batch), ("recall", slot), ("start", slot)
-    ("reports", slot, results), ("started", slot, process),
+    ("reports", slot, results), ("started", slot, process), ("overdue", slot, process, number of the task),
     ("ended", slot, process, status, number of the task), ("flood",), ("refused", message, remedy)
 
 and of ranges (see `holders` and `serving`):

@@ -16,6 +16,7 @@ from carme_runtime.petri.asking import answer_here
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.dask import forwarded, is_client
 from carme_runtime.petri.errors import PetriError
+from carme_runtime.petri.failures import KILLED_RETRIES, count_failure, gave_up, overdue
 from carme_runtime.petri.firings import Firings
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
 from carme_runtime.petri.memory import Changes, Memory, handed_over
@@ -40,8 +41,6 @@ from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 if TYPE_CHECKING:
     from carme_runtime.petri.net import Net
 
-#: How often a task runs again whose worker was killed, unless its transition has more retries.
-KILLED_RETRIES = 3
 #: Workers that may end one after the other without having had a task.
 USELESS_WORKERS = 20
 #: What a task is taken to last before one has ended.
@@ -464,9 +463,12 @@ class Run(Observed):
     def _take_failure(self, task: Task, status: int, sentence: str, trace: str) -> None:
         transition = task.rule.transition
         self._activation.give_back(task)
-        failures = _count_failure(task)
+        failures = count_failure(task)
         if status == FAILED and failures <= transition.retries:
             return
+        self._give_up(sentence, trace)
+
+    def _give_up(self, sentence: str, trace: str) -> None:
         remedy = f"Its tokens are where they were: mend it and resume the run in {self.folder}."
         self._fail(PetriError(sentence, f"{remedy}\n{trace}" if trace else remedy))
 
@@ -489,6 +491,9 @@ class Run(Observed):
             return
         if answer[0] == "started":
             connection.process = answer[2]
+            return
+        if answer[0] == "overdue":
+            connection.overdue = answer[3] if connection.process == answer[2] else 0
             return
         if connection.process not in (0, answer[2]):  # of one before it in this slot
             return
@@ -517,20 +522,25 @@ class Run(Observed):
             if given != number:
                 continue
             begun = False
+            if connection.overdue:
+                self._take_overdue(task, connection.overdue == number)
+                continue
             transition = task.rule.transition
             self.notices.append(
                 f"The worker of transition {transition.name} was ended by {how}; the task runs again."
             )
-            if _count_failure(task) > max(transition.retries, KILLED_RETRIES):
-                self._fail(
-                    PetriError(
-                        f"Transition {transition.name} ended its worker {KILLED_RETRIES + 1} times or more, "
-                        f"at last by {how}.",
-                        "It may need more memory than there is. Its tokens are where they were: "
-                        "resume the run "
-                        f"in {self.folder}.",
-                    )
-                )
+            if count_failure(task) > max(transition.retries, KILLED_RETRIES):
+                self._fail(gave_up(task, how, self.folder))
+
+    def _take_overdue(self, task: Task, itself: bool) -> None:
+        """A worker was ended at a task: `itself` took longer than its limit, or the one ahead of it."""
+        if not itself:
+            return
+        failures, transition = count_failure(task), task.rule.transition
+        if failures > transition.retries:
+            self._give_up(overdue(task), "")
+        else:
+            self.notices.append(f"{overdue(task)} It was ended; the task runs again.")
 
     def _not_started(self, task: Task) -> None:
         for token in task.taken:
@@ -568,13 +578,6 @@ class Run(Observed):
             self._error = error
         self._rest = False
         self._changed.notify_all()
-
-
-def _count_failure(task: Task) -> int:
-    for token in task.taken:
-        token.failures += 1
-    # Without tokens there is nothing to count by: such a task may fail once.
-    return max((token.failures for token in task.taken), default=KILLED_RETRIES + 1)
 
 
 def _coordinate(reference: "weakref.ref[Run]", pool: Pool, left: list[Run]) -> None:

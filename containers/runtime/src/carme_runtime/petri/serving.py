@@ -11,6 +11,7 @@ import mmap
 import os
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -32,6 +33,9 @@ _PIECE = 16 << 20
 _CONNECTING, _AGAIN = 10.0, 0.1
 #: Seconds without a sign of life of the other node, after which a transfer is given up.
 _SILENCE = 15
+#: Seconds without a byte, after which a copy is tried again: the system of a node that stands still answers.
+_STILL = 30
+_TIME = struct.Struct("@ll")  # as the system has it
 #: Asks the coordinator a question: (kind, name, what takes the answer). From any thread.
 Ask = Callable[[str, str, Callable[[Any], None]], None]
 
@@ -135,6 +139,7 @@ class RangeServer:
             with socket.create_connection(source, _CONNECTING) as peer:
                 peer.settimeout(None)
                 _watch(peer)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIME.pack(_STILL, 0))
                 descriptor = peer.fileno()
                 forks.ours.add(descriptor)
                 try:

@@ -8,11 +8,13 @@ Jobs are submitted through a client of the site; of it this module knows only wh
 """
 
 import contextlib
+import fcntl
+import math
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,9 +27,12 @@ from carme_runtime.petri.model import Transition
 _COUNT = 8
 #: How often a task's job is submitted that was lost, and of a job the states that say so.
 _STARTS, _LOST = 4, ("BOOT_FAIL", "LAUNCH_FAILED", "NODE_FAIL", "PREEMPTED")
-#: Errors of a client, by their names: a job ended without a result; the site does not answer; it refuses.
-_FAILED, _AWAY = "JobFailed", ("Unreachable", "BrokerUnavailable", "BrokerTimeout", "SlurmError")
+#: Errors of a client, by their names: a job ended without a result; the site does not answer; Slurm does not,
+#: or refuses what it gets; the site refuses.
+_FAILED, _SILENT, _SLURM = "JobFailed", ("Unreachable", "BrokerUnavailable", "BrokerTimeout"), "SlurmError"
 _REFUSED = ("Denied", "InvalidRequest")
+#: The code of an error of a site that is not the one it should be: nothing was sent, and nothing will be.
+_DISTRUSTED = "certificate"
 #: Seconds between two tries to reach the site, and how many.
 _PAUSE, _TRIES = 10.0, 360
 #: The folder in that of a run which names its jobs: by their numbers, and before these are known by a mark in
@@ -136,7 +141,9 @@ class SlurmJobs:
                 f"The site cannot be reached for Slurm jobs: {_sentence(error)}",
                 "Sign in with carme login, or give another client.",
             ) from None
-        return forwarding.forwarded(net, lambda transition: _Submitted(transition, self, folder / _FOLDER))
+        return forwarding.forwarded(
+            net, lambda transition: _Submitted(transition, self, folder / _FOLDER), limited=False
+        )
 
     def cancel_left(self, folder: Path) -> list[str]:
         """Cancel jobs of a run whose tasks nobody waits for any more.
@@ -148,23 +155,33 @@ class SlurmJobs:
             What could not be cancelled, in sentences.
         """
         trouble = []
-        for file in sorted((folder / _FOLDER).glob("*")):
+        for note in sorted((folder / _FOLDER).glob("*")):
             try:
-                if self._cancel(file):
-                    file.unlink(missing_ok=True)
-                else:
+                if not self.cancel(note):
                     trouble.append(
-                        f"A job with {file.name} in its name may still begin: it was being submitted."
+                        f"A job with {note.name} in its name may still begin: it was being submitted."
                     )
             except Exception as error:
-                if _is_over(error):
-                    file.unlink(missing_ok=True)
-                else:
-                    trouble.append(f"Job {file.name} of the net may still run: {_sentence(error)}")
+                trouble.append(f"Job {note.name} of the net may still run: {_sentence(error)}")
         return trouble
 
+    def cancel(self, note: Path) -> bool:
+        """Cancel the job of a note, which goes with it; False where it may not have come to the site yet.
+
+        Args:
+            note: Which. What the client raises is raised.
+        """
+        try:
+            came = self._cancel(note)
+        except Exception as error:
+            if not _is_over(error):
+                raise
+            came = True
+        if came:
+            note.unlink(missing_ok=True)
+        return came
+
     def _cancel(self, note: Path) -> bool:
-        """Cancel the job of a note; False where it may not have come to the site yet."""
         if note.name.isdigit():
             self.client.jobs.get(int(note.name)).cancel()
             return True
@@ -183,46 +200,86 @@ class _Submitted:
 
     def __init__(self, transition: Transition, jobs: SlurmJobs, folder: Path) -> None:
         self._body, self._generates, self._name = transition.body, transition.generates, transition.name
-        self._jobs, self._folder = jobs, folder
+        self._jobs, self._folder, self._limit = jobs, folder, transition.limit
 
     def __call__(self, *given: Any, **more: Any) -> Any:
         """Run it, and wait for what it gives."""
+        self._cancel_abandoned()
         for start in range(1, _STARTS + 1):
-            job, note = self._noted(given, more)
-            try:
-                value = _patiently(job.result)
-            except Exception as error:
-                by_function = getattr(error, "by_function", False)
-                if not by_function and type(error).__name__ != _FAILED:
-                    raise  # it may not be over
-                lost = not by_function and _patiently(lambda job=job: str(job.state)) in _LOST
-                note.unlink(missing_ok=True)
-                if by_function:
-                    raise error.__cause__ or error from None
-                if not lost or start == _STARTS:
-                    raise
-                print(f"Job {job.id} of transition {self._name} was lost; the task runs again.")
-            else:
-                note.unlink(missing_ok=True)
+            with self._noted(given, more) as (job, note):
+                loss, value = self._wait_for(job, note)
+            if loss is None:
                 return value
-        raise AssertionError("The last start raises.")
+            if start == _STARTS:
+                raise loss
+            print(f"Job {job.id} of transition {self._name} was lost; the task runs again.")
+        raise AssertionError("The last start returns or raises.")
 
-    def _noted(self, given: tuple[Any, ...], more: dict[str, Any]) -> tuple[Any, Path]:
-        """A job, and its note: there is one before the job, so that none is ever unknown."""
-        mark = f"t{secrets.token_hex(6)}"
-        early = self._folder / mark
-        early.touch(mode=0o600)
+    def _wait_for(self, job: Any, note: Path) -> tuple[Exception | None, Any]:
+        """What a job that was lost raised, or None and what its function gave."""
         try:
-            job = self._submit(given, more, mark)
+            value = _patiently(job.result)
         except Exception as error:
-            if type(error).__name__ in _REFUSED:
-                early.unlink(missing_ok=True)
-            raise
-        return job, early.rename(self._folder / str(job.id))
+            by_function = getattr(error, "by_function", False)
+            if not by_function and type(error).__name__ != _FAILED:
+                raise  # it may not be over
+            lost = not by_function and _patiently(lambda: str(job.state)) in _LOST
+            note.unlink(missing_ok=True)
+            if by_function:
+                raise error.__cause__ or error from None
+            if not lost:
+                raise
+            return error, None
+        note.unlink(missing_ok=True)
+        return None, value
+
+    @contextlib.contextmanager
+    def _noted(self, given: tuple[Any, ...], more: dict[str, Any]) -> Iterator[tuple[Any, Path]]:
+        """A job, and its note: there is one before the job, so that none is ever unknown.
+
+        This process has the note locked as long as it waits for the job.
+        """
+        for _ in range(_TRIES):
+            mark = f"t{secrets.token_hex(6)}"
+            early = self._folder / mark
+            with os.fdopen(os.open(early, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    job = self._submit(given, more, mark)
+                except Exception as error:
+                    kind = type(error).__name__
+                    if kind in _REFUSED or getattr(error, "code", "") == _DISTRUSTED:
+                        early.unlink(missing_ok=True)
+                        raise
+                    if kind not in _SILENT:
+                        raise  # it may be Slurm's: the next task that starts cancels it
+                    print(f"A job of transition {self._name} is submitted again: {_sentence(error)}")
+                    self._withdraw(early)
+                    continue
+                yield job, early.rename(self._folder / str(job.id))
+                return
+        raise TimeoutError("The site takes no jobs")
+
+    def _withdraw(self, note: Path) -> None:
+        """See that the job of a submission that was broken off does not run; waits for the site."""
+        while not _patiently(lambda: self._jobs.cancel(note)):
+            time.sleep(_PAUSE)
+
+    def _cancel_abandoned(self) -> None:
+        """Cancel jobs for which no worker waits any more: it was killed, or could not know how they end."""
+        for note in sorted(self._folder.glob("*")):
+            # What fails here is done later, or when the run is closed.
+            with contextlib.suppress(Exception), note.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if note.exists():
+                    self._jobs.cancel(note)
 
     def _submit(self, given: tuple[Any, ...], more: dict[str, Any], mark: str) -> Any:
         options = {"name": f"net-{self._name}", **self._jobs.options}
         options["name"] = f"{options['name'][: _NAME_LENGTH - len(mark) - 1]}-{mark}"
+        if self._limit:  # which is the job's: the time that it waits does not count
+            limit = math.ceil(self._limit / 60)
+            options["minutes"] = min(options.get("minutes") or limit, limit)
         if self._generates:
             what, arguments, named = forwarding.call_all, (self._body, given, more), {}
             with contextlib.suppress(ImportError):
@@ -240,7 +297,7 @@ def _patiently(call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:
-            if type(error).__name__ not in _AWAY:
+            if type(error).__name__ not in (*_SILENT, _SLURM):
                 raise
             time.sleep(_PAUSE)
     return call()

@@ -31,7 +31,13 @@ IDLE_MILLISECONDS = 20
 #: Steps of a chain that a worker makes before it looks for other tasks.
 MOST_AHEAD = 256
 
-SLOT = struct.Struct("<Q")
+#: In a worker's slot: the number of its task, and by the monotonic clock when that is over its limit, or 0.
+#: In native layout each is written at once, so that who reads it meanwhile gets no half of it.
+SLOT = struct.Struct("@Qd")
+
+
+#: Characters of what a failed body says that the run's error shows: of its message, and of its traceback.
+_LONGEST_MESSAGE, _LONGEST_TRACE = 2000, 20_000
 
 
 class OutputError(Exception):
@@ -103,12 +109,15 @@ class Worker:
     ) -> tuple[int, list[bytes], float]:
         """Run a task: the transition to go on with at once, or -1, with its token, and the time."""
         plan, memory = self._plans[index], self._memory
-        if self._results and plan.seconds > LONG_SECONDS:
+        if self._results and (plan.seconds > LONG_SECONDS or plan.limit):
             self._flush()
-        SLOT.pack_into(self._slots, self._offset, number)
+        deadline = time.monotonic() + plan.limit if plan.limit else 0.0
+        SLOT.pack_into(self._slots, self._offset, number, deadline)
         memory.task = number
         began = time.perf_counter()
         status, outcome = plan.execute(tokens, attempt)
+        if deadline:
+            SLOT.pack_into(self._slots, self._offset, number, 0.0)
         changes = memory.finish(status == DONE) if memory.used else None
         ended = time.perf_counter()
         plan.seconds = 0.7 * plan.seconds + 0.3 * (ended - began) if plan.known else ended - began
@@ -119,6 +128,7 @@ class Worker:
             status == DONE
             and changes is None
             and attempt == 1
+            and not plan.limit
             and len(outcome) == 1
             and not last
             and not self._pending
@@ -196,6 +206,7 @@ class _Plan:
         #: 1 + the micro-batch of a token that the last run gave; 0: none is known.
         self.number = 0
         self.name = transition.name
+        self.limit = transition.limit
         self.body = transition.body
         self.arguments = transition.flow.arguments
         self.flat = all(arc.weight == 1 for arc in self.arguments)
@@ -235,7 +246,10 @@ class _Plan:
         except OutputError as error:
             return WRONG, (str(error), "")
         except BaseException as error:
-            return FAILED, (f"Transition {self.name} failed: {_message_of(error)}.", traceback.format_exc())
+            trace = traceback.format_exc()
+            if len(trace) > _LONGEST_TRACE:
+                trace = f"...\n{trace[-_LONGEST_TRACE:]}"
+            return FAILED, (f"Transition {self.name} failed: {_message_of(error)}.", trace)
 
     def _token(self, place: Place, value: Any) -> tuple[int, bytes]:
         if place.type is not object and (refusal := place.refusal(value)):
@@ -291,4 +305,6 @@ class _Plan:
 
 def _message_of(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]} ... ({len(text)} characters)"
     return text.rstrip(".")
