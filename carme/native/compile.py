@@ -18,8 +18,10 @@ LIBRARY = f"src/carme/staging/copying-{platform.machine()}.so"
 PROGRAM = f"native/carme-{platform.machine()}"
 #: They may be run on other hosts than this one, so they are made for the architecture's oldest processors.
 FLAGS = ("-O2", "-std=gnu17", "-Wall", "-Wextra", "-pthread", "-Wl,--build-id=none", "-s")
+#: What copies, by the files of its parts: both have it.
+COPYING = ("copying.c", "folders.c", "compare.c", "walk.c", "ranges.c")
 #: The program brings the C library along, as that of a host may be older: Python has to be started there too.
-WAYS = {LIBRARY: ("-fPIC", "-shared", "copying.c"), PROGRAM: ("-static", "carme.c", "copying.c")}
+WAYS = {LIBRARY: ("-fPIC", "-shared", *COPYING), PROGRAM: ("-static", "carme.c", *COPYING)}
 
 
 def digest() -> str:

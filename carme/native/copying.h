@@ -1,4 +1,4 @@
-/* What copying.c offers to carme.c; carme.staging.native says the same to Python. */
+/* What copying offers to carme.c, and its parts to each other; carme.staging.native says the same to Python. */
 
 #ifndef CARME_COPYING
 #define CARME_COPYING
@@ -34,6 +34,11 @@ struct counts {
     int64_t files, bytes, left, names;
 };
 
+/* In compare.c. */
+void carme_compare(const struct manner *manner, int source, int target, char *records, int64_t length,
+                   struct counts *counts);
+
+/* In walk.c. */
 struct walk;
 
 struct walk *carme_walk(const struct manner *manner, int source, int target, int64_t batch, int64_t most, int surplus);

@@ -11,7 +11,6 @@ import pytest
 
 from carme.errors import CarmeError
 from carme.validation import NotebookKernel
-from carme.validation.notebook import ChannelClosed
 from demo_site import ROOT, DemoSite
 from patience import HANG
 
@@ -120,15 +119,12 @@ def large_model() -> tuple[str, str]:
 
 def test_a_model_is_too_large_for_one_node(demo: DemoSite) -> None:
     """In a session with as little memory as the notebook says."""
-    try:
-        with session(demo, "torch", gpus_per_node="0", memory_mb_per_node="2048") as kernel:
-            cell = kernel.run(large_model()[0], timeout=2 * HANG)
-            ending = "was killed by signal 9 (SIGKILL). This is often a lack of memory"
-            assert ending in cell.output and not cell.ok, cell.output
-            assert kernel.run("print('here')", timeout=HANG).ok
-    except ChannelClosed as error:
-        # Linux may end the session's server as well, if the rank's memory is not free again at once.
-        assert "Some of the step tasks have been OOM Killed" in "".join(error.__notes__), error.__notes__
+    with session(demo, "torch", gpus_per_node="0", memory_mb_per_node="2048") as kernel:
+        cell = kernel.run(large_model()[0], timeout=2 * HANG)
+        ending = "was killed by signal 9 (SIGKILL). This is often a lack of memory"
+        assert ending in cell.output and not cell.ok, cell.output
+        # Not the kernel nor its server, although Linux may end a second process before the memory is free.
+        assert kernel.run("print('here')", timeout=HANG).ok
 
 
 def test_a_model_that_one_node_cannot_hold_trains_on_two(demo: DemoSite) -> None:

@@ -45,7 +45,7 @@ ENOUGH = 4 << 20
 #: So many threads look for what has changed while the device keeps them waiting. As in native/carme.c.
 LOOKERS = 32
 #: So many blocks of large files are read and written at once, where that goes past this host's memory. A
-#: worker has 2 to 16 of them; native/copying.c has no more.
+#: worker has 2 to 16 of them; native/ranges.c has no more.
 IN_FLIGHT = 32
 
 #: Called with each problem as it is met, with what a dry run would do (`("remove", path)`), and some times a

@@ -1,4 +1,4 @@
-"""The compiled part of copying, `native/copying.c`, where it was built; without it the rest does the same."""
+"""The compiled part of copying, the folder `native`, where it was built; else the rest does the same."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@
 #include "failure.hpp"
 #include "link_model.hpp"
 #include "links.hpp"
+#include "mapping.hpp"
 #include "recorder.hpp"
 #include "waiting.hpp"
 
@@ -29,24 +30,6 @@ constexpr int max_groups = 1024;
 constexpr int queue_count = 16;
 constexpr uint32_t notification_count = 65536;
 constexpr uint64_t passive_limit = Links::largest_passive;
-
-// Memory that other processes of this user can map by the number of an open file.
-class Mapping {
-public:
-    static std::shared_ptr<Mapping> create(const char* name, uint64_t size);
-    static std::shared_ptr<Mapping> open(int pid, int fd, uint64_t offset, uint64_t size);
-    ~Mapping();
-    Mapping(const Mapping&) = delete;
-    char* data() const { return data_; }
-    uint64_t size() const { return size_; }
-    int fd() const { return fd_; }
-
-private:
-    Mapping(char* data, uint64_t size, int fd) : data_(data), size_(size), fd_(fd) {}
-    char* data_;
-    uint64_t size_;
-    int fd_;  // -1 where another process keeps it
-};
 
 // What a segment's file begins with; its data follow at `segment_data`.
 struct SegmentHead {
@@ -113,7 +96,7 @@ public:
     const LinkModel& link_model() const { return link_model_; }
     int cores() const { return cores_; }  // of this node, that its ranks may use
 
-    // Segments.
+    // Segments, in segments.cpp.
     void segment_alloc(int id, uint64_t size);
     void segment_register(int id, int rank, Deadline deadline);
     void segment_delete(int id);
@@ -124,7 +107,7 @@ public:
     // Memory of a segment of a rank on this node; nullptr where there is none.
     char* peer_segment(int rank, int id, uint64_t offset, uint64_t size);
 
-    // One-sided operations.
+    // One-sided operations, in one_sided.cpp.
     struct Part { int local_segment; uint64_t local_offset; int remote_segment; uint64_t remote_offset, size; };
     void write(int rank, const std::vector<Part>& parts, const std::optional<Notice>& notice, int queue);
     // `notice` is of an own segment, and is set when all of it is there.
@@ -139,7 +122,7 @@ public:
     bool passive_send(int rank, const void* data, uint64_t size, Deadline deadline);
     std::optional<std::pair<int, std::vector<char>>> passive_receive(Deadline deadline);
 
-    // Health.
+    // Health, and what follows, in context.cpp.
     bool is_lost(int rank) const { return lost_[size_t(rank)].load(std::memory_order_acquire); }
     void look_for_deaths();  // updates `is_lost` of ranks on this node
     std::vector<int> state_vector();
@@ -187,6 +170,7 @@ private:
 
     void check_rank(int rank) const;
     void check_queue(int queue) const;
+    void check_parts(const char* doing, int rank, const std::vector<Part>& parts);
     char* own(int id, uint64_t offset, uint64_t size);
     std::shared_ptr<Mapping> open_peer(int rank, int fd, uint64_t offset, uint64_t size);
     std::shared_ptr<Mapping> peer_mapping(int rank, int id, uint64_t* size);

@@ -1,6 +1,7 @@
 // What can go wrong, in a form that becomes a Python exception with the same words.
 #pragma once
 
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -21,5 +22,8 @@ struct Failure : std::runtime_error {
 inline Failure invalid(std::string message, std::string remedy) {
     return {Trouble::invalid, std::move(message), std::move(remedy)};
 }
+
+// What the system says of a number that errno had.
+inline std::string error_text(int error) { return std::strerror(error); }
 
 }  // namespace carme

@@ -28,6 +28,7 @@ namespace carme {
 inline std::atomic<uint64_t> piece_bytes{256 << 10};  // of a buffer, on their way between nodes; a test makes it little
 constexpr size_t window = 8, compressed_window = 2;  // pieces that may be expected at once; of fewer bits, by two nodes
 constexpr uint64_t halves_from = 512 << 10;  // bytes, of which two nodes add one half each
+constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
 constexpr uint64_t compressed_from = 16 << 10;  // bytes; less travels as it is, whatever the wire type
 
 // What a collective lost when its floats travelled in fewer bits, added when it is repeated.
@@ -122,12 +123,25 @@ private:
     int locals() const { return int(local_members_.size()); }
     bool one_node() const { return nodes_.size() == 1; }
 
+    // In group.cpp: forming and running.
+    void find_nodes();
+    void open_area();
+    void meet(Deadline deadline);
     void run(const Call& call, bool in_background);
+    uint32_t check_of(const Call& call) const;
+    void describe_call(recorder::Record& record, const Call& call) const;
+    char* scratch(uint64_t size);
+    void work();
+
+    // In group_arrivals.cpp: meeting and waiting.
     void arrive(const Call& call, const void* inlined, uint64_t inlined_size);
     void compare(const Call& call);
     void post_staged() { area(my_local_).staged.post(++staged_); }
     void await(Flag Area::* flag, uint32_t target);
     void await_one(Flag& flag, uint32_t target, int local);
+    void finish(Batch& batch, size_t index);
+
+    // In group_failures.cpp: losses and mistakes.
     void health();
     [[noreturn]] void fail_lost(int rank);
     [[noreturn]] void fail_broken(int culprit, const std::string& reason);
@@ -138,9 +152,9 @@ private:
     void break_up(int culprit, const std::string& reason = {});
     bool note_broken(int culprit, const std::string& reason);  // false: it was before
     void throw_if_broken();
-    void finish(Batch& batch, size_t index);
 
-    void allreduce(const Call& call);
+    // In within_node.cpp: through shared memory.
+    std::vector<Range> even_slices(uint64_t count, uint64_t element) const;
     void allreduce_inline(const Call& call, double scale);
     void allreduce_in_segments(const Call& call, const std::vector<char*>& buffers, double scale);
     void allreduce_staged(const Call& call, double scale);
@@ -148,6 +162,9 @@ private:
     bool peers_in_segments(uint64_t bytes, std::vector<char*>& buffers);
     void reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call);
     void share(char* buffer, const std::vector<std::vector<Range>>& ranges);
+    void alltoall_within_node(const Call& call, const std::vector<uint64_t>& from, const std::vector<uint64_t>& to);
+
+    // In across_nodes.cpp: over the links, for allreduce.
     // Two nodes scale the result on the way; where there are more of them `scale` is not looked at.
     void across_nodes(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
                       double scale);
@@ -163,19 +180,21 @@ private:
               bool compressed);
     void halving(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
                  bool compressed);
+
+    // In collectives.cpp: the collectives.
+    void allreduce(const Call& call);
     void broadcast(const Call& call);
     void reduce_scatter(const Call& call);
+    void add_across_nodes(const Call& call, std::vector<std::vector<char>>& partial);
     void allgather(const Call& call);
     void alltoall(const Call& call);
     void barrier(const Call& call);
-    std::vector<Range> even_slices(uint64_t count, uint64_t element) const;
+    [[noreturn]] void fail_alltoall(int member, uint64_t theirs, uint64_t mine);
     std::vector<int> column(int position) const;
     bool uniform() const;
-    uint32_t check_of(const Call& call) const;
-    void describe_call(recorder::Record& record, const Call& call) const;
+
+    // In letters.cpp: messages between two members.
     void describe_letter(recorder::Record& record, int member, uint64_t size, uint32_t tag, uint32_t number) const;
-    char* scratch(uint64_t size);
-    void work();
 
     std::shared_ptr<Context> context_;
     std::vector<int> ranks_;

@@ -124,38 +124,46 @@ private:
     static constexpr uint64_t kept = 16 * 1024, small = 256 * 1024;
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
+    // In tcp_links.cpp: sockets, and who looks at them.
     void engage(uint64_t key, uint32_t sequence, uint32_t check) override;
     void disengage(uint64_t key) override;
     void run();
     void sleep_until_whole();  // marks payloads whose parts are not worth waking up for
     void set_mark(Link& link, uint64_t mark);
     size_t stream_of(int peer, uint32_t tag) const;
-    void send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request);
     void wake_others(int own);
-    void readable(Link& link);
-    void take(Link& link);
+    void watch(Link& link);
+    int patience_ms() const;  // of the thread in the background
+
+    // In tcp_sending.cpp.
+    void send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request);
+    void enqueue(Link& link, Out out);
     bool writable(Link& link);  // false: the link is gone
     void release(Link& link);   // learns which payloads have gone
     void retire(Link& link);    // those that have
-    void watch(Link& link);
+
+    // In tcp_receiving.cpp.
+    void readable(Link& link);
+    void take(Link& link);
+    bool parse(Link& link);
     bool begin(Link& link);     // a header is complete; false: pause
     bool busy_with(int peer, const Frame& message) const;
-    void finish(Link& link);    // its payload is complete
-    bool parse(Link& link);
     void advance(Link& link, uint64_t count);  // so much of the payload has come
-    void end(Link& link);
-    void forget_out(Link& link);
-    void drop(Link& link, const std::string& why);
-    void lose(int peer);
-    void enqueue(Link& link, Out out);
+    void finish(Link& link);    // its payload is complete
     void resume_paused();
-    int patience_ms() const;  // of the thread in the background
+
+    // In tcp_losses.cpp.
     void send_heartbeats();
     void heartbeat(Link& link);
     void look_for_silence();
     void weigh_silence(Peer& peer, int64_t passed_ns);
     void hear(Peer& peer);
     bool still_speaks(int peer) const;
+    void end(Link& link);
+    void forget_out(Link& link);
+    void drop(Link& link, const std::string& why);
+    void drop(Link& link, int error);
+    void lose(int peer);
 
     Host& host_;
     const bool one_node_;

@@ -34,5 +34,9 @@ inline std::pair<int, int> connected_pair() {
     return {out, in};
 }
 
+// One of each file of tests, for `main`.
+void collectives_tests();
+void context_tests();
+void kernels_tests();
 void links_tests();
 void recorder_tests();

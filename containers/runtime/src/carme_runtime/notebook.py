@@ -201,7 +201,11 @@ def carme_scale(line: str) -> Any:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Make the magics known to a notebook; IPython calls this."""
+    """Make the magics known to a notebook, and let memory that runs out end it before its server.
+
+    IPython calls this.
+    """
+    from carme_runtime import oom_score
     from carme_runtime.notebook_completion import install
 
     shell.register_magic_function(carme, "line", "carme")
@@ -209,6 +213,7 @@ def load_ipython_extension(shell: Any) -> None:
     for magic in (carme_stage, carme_report, carme_scale):
         shell.register_magic_function(magic, "line", magic.__name__)
     install(shell, _stage_parser)
+    oom_score.raise_own(oom_score.KERNEL)
 
 
 def _words(line: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
-from carme_runtime import fusion, logs, profile, strategies
+from carme_runtime import fusion, logs, oom_score, profile, strategies
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
 from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostfile, mpi
@@ -229,6 +229,7 @@ async def _become_mpirun(
     await fabric.close()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+    oom_score.raise_own(oom_score.RANK)  # of what it starts here; other nodes' agents do it for theirs
     os.execve(line[0], line, own)
 
 

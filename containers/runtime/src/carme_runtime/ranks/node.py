@@ -49,6 +49,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import oom_score
 from carme_runtime.addresses import (
     TURN_LOOPBACK_ON,
     interface_of,
@@ -285,7 +286,10 @@ class _Run:
         for rank in request["ranks"]:
             self._cleanup.expect(f"{leftovers.MARK}={base[leftovers.MARK]}")
             try:
-                with _pinned(rank.get("cpus"), bool(rank.get("memory"))):
+                with (
+                    _pinned(rank.get("cpus"), bool(rank.get("memory"))),
+                    oom_score.children_at(oom_score.RANK),
+                ):
                     process = subprocess.Popen(
                         command,
                         cwd=cwd,

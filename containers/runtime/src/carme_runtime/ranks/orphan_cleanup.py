@@ -18,20 +18,35 @@ STARTED, LOOK = 2.0, 0.02
 
 
 class OrphanCleanup:
-    """The agent's side. The process is started for the first group: most sessions never have one."""
+    """The agent's side. The process is started for the first group: most sessions never have one.
+
+    Where memory runs out and one rank's end was not enough, Linux ends this process, and not the session's
+    server: it is the smallest of those that rank with the ranks. The next group gets a new one.
+    """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._groups: set[int] = set()
 
     def begin(self) -> None:
         """See that there is a process: before a group starts, or it may outlive an agent that dies then."""
-        if self._process is None:
+        if self._process is not None and self._process.poll() is None:
+            return
+        if self._process is not None:
+            assert self._process.stdin
+            self._process.stdin.close()
+        # The process itself runs this file alone, without any package.
+        from carme_runtime import oom_score
+
+        with oom_score.children_at(oom_score.RANK):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", __file__],
                 stdin=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
             )
+        for group in self._groups:
+            self._send(f"+{group}\n")
 
     def expect(self, entry: str) -> None:
         """A group is about to start whose leader's environment has the entry `NAME=VALUE`; empty: none is."""
@@ -39,10 +54,12 @@ class OrphanCleanup:
 
     def watch(self, group: int) -> None:
         """Kill `group`, which has just been started, should this process die."""
+        self._groups.add(group)
         self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
         """`group` is over. Must be said before its number can be used again."""
+        self._groups.discard(group)
         self._send(f"-{group}\n")
 
     def close(self) -> None:

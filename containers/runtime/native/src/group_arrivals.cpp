@@ -1,0 +1,114 @@
+// How the members of a group meet in a collective, and wait for each other and for what comes from other nodes.
+#include "group.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "calls.hpp"
+#include "zeros.hpp"
+
+namespace carme {
+namespace {
+
+constexpr uint64_t smallest_in_place = 2048;  // below it a copy is cheaper than a second wait
+
+}  // namespace
+
+// Announces what this member is about to do, waits until all on this node have, and compares.
+void Group::arrive(const Call& call, const void* inlined, uint64_t inlined_size) {
+    ++sequence_;
+    if (locals() == 1) return;
+    Area& mine = area(my_local_);
+    Descriptor& d = mine.descriptors[sequence_ & 1];
+    d.kind = call.kind;
+    d.type = uint32_t(call.type);
+    d.reduction = uint32_t(call.reduction);
+    d.root = call.root;
+    d.count = call.count;
+    d.wire = uint32_t(call.wire);
+    d.segment = -1;
+    std::memset(d.label, 0, sizeof d.label);
+    std::memcpy(d.label, call.label.data(), std::min(call.label.size(), sizeof d.label));
+    const bool scatters = call.kind == Kind::reduce_scatter;
+    if (scatters || (call.kind == Kind::allreduce && (!inlined || inlined_size > smallest_in_place))) {
+        int id;
+        const uint64_t bytes = call.count * size_of(call.type) * uint64_t(scatters ? size() : 1);
+        if (context_->find_segment(scatters ? call.input : call.buffer, bytes, &id, &d.offset)) {
+            d.segment = id;
+            inlined_size = 0;
+        }
+    }
+    d.inlined = inlined && inlined_size;
+    if (inlined_size) std::memcpy(mine.inlined[sequence_ & 1], inlined, inlined_size);
+    mine.arrived.post(sequence_);
+    await(&Area::arrived, sequence_);
+    compare(call);
+}
+
+void Group::compare(const Call&) {
+    const Descriptor& mine = area(my_local_).descriptors[sequence_ & 1];
+    for (int l = 0; l < locals(); ++l) {
+        const Descriptor& theirs = area(l).descriptors[sequence_ & 1];
+        if (mine.kind == theirs.kind && mine.type == theirs.type && mine.reduction == theirs.reduction &&
+            mine.root == theirs.root && mine.count == theirs.count && mine.wire == theirs.wire &&
+            std::memcmp(mine.label, theirs.label, sizeof mine.label) == 0)
+            continue;
+        int other = ranks_[size_t(local_members_[size_t(l)])], self = context_->rank();
+        const std::string reason = "Rank " + std::to_string(self) + " called " + describe(mine) + ", but rank " +
+                                   std::to_string(other) + " called " + describe(theirs) + ".";
+        // On one node all members notice at the same point and may go on; else others wait in vain.
+        if (!one_node()) fail_mismatch(other, reason, same_calls);
+        throw Failure(Trouble::mismatch, reason, same_calls);
+    }
+}
+
+void Group::await(Flag Area::* flag, uint32_t target) {
+    for (int l = 0; l < locals(); ++l)
+        if (l != my_local_) await_one(area(l).*flag, target, l);
+}
+
+void Group::await_one(Flag& flag, uint32_t target, int local) {
+    bool over = wait_on(
+        flag, crowded_, deadline_, [&] { return flag.reached(target); }, [] {}, [&] { health(); });
+    if (over) return;
+    int rank = ranks_[size_t(local_members_[size_t(local)])];
+    break_up(rank);
+    throw Failure(Trouble::timeout, "Rank " + std::to_string(rank) + " did not come to " + doing_ + " in time.",
+                  "See what that rank does; the group can no longer be used.");
+}
+
+void Group::finish(Batch& batch, size_t index) {
+    Request& request = batch[index];
+    auto ready = [&] { return request.state.load(std::memory_order_acquire) != State::pending; };
+    auto look = [&] {
+        health();
+        if (!request.check) return;  // not a message that is to come
+        // Of calls of another kind messages may differ in their tags, and wait for ever, as this one does.
+        const int other = context_->links().who_disagrees(key_, sequence_, request.check);
+        if (other >= 0) fail_other_call(other);
+    };
+    bool over = context_->links().drive(crowded_, deadline_, ready, look, &request, patient_);
+    if (!over) {
+        break_up(request.peer);
+        throw Failure(Trouble::timeout,
+                      "Rank " + std::to_string(request.peer) + " did not come to " + doing_ + " in time.",
+                      "See what that rank does; the group can no longer be used.");
+    }
+    switch (request.state.load()) {
+        case State::done:
+            if (!request.at_most || request.result == request.size) return;
+            request.at_most = false;
+            if (!with_zeros(request.into, request.result, request.size)) fail_other_call(request.peer);
+            return;
+        case State::pending: return;
+        case State::lost: fail_lost(request.peer);
+        case State::aborted: {
+            throw_if_broken();
+            fail_broken(request.peer, {});
+        }
+        case State::mismatch:
+            fail_other_call(request.peer);
+    }
+}
+
+}  // namespace carme

@@ -1,0 +1,115 @@
+// Messages between two members of a group.
+#include "group.hpp"
+
+#include <algorithm>
+#include <ctime>
+
+namespace carme {
+
+std::shared_ptr<Letter> Group::send(int member, const void* data, uint64_t size, uint32_t tag, uint32_t form) {
+    if (member < 0 || member >= this->size() || member == me_)
+        throw invalid("A message cannot go to member " + std::to_string(member) + ".", "Name another member.");
+    int peer = ranks_[size_t(member)];
+    std::lock_guard lock(letters_mutex_);
+    auto letter = std::make_shared<Letter>(context_, peer);
+    recorder::Span span(recorder::Kind::send, recorder::send_name);
+    const uint32_t number = letters_[{true, member, tag}]++;
+    if (span) describe_letter(span.record, member, size, tag, number);
+    context_->letters(peer).send_message(peer, key_ ^ letter_key, number, tag, form | of_letters, data, size,
+                                         &letter->request_);
+    span.end();
+    return letter;
+}
+
+std::shared_ptr<Letter> Group::receive(int member, void* into, uint64_t size, uint32_t tag, uint32_t form) {
+    if (member < 0 || member >= this->size() || member == me_)
+        throw invalid("A message cannot come from member " + std::to_string(member) + ".", "Name another member.");
+    int peer = ranks_[size_t(member)];
+    std::lock_guard lock(letters_mutex_);
+    auto letter = std::make_shared<Letter>(context_, peer);
+    const uint32_t number = letters_[{false, member, tag}]++;
+    if (recorder::on()) {
+        letter->recorded_ = false;
+        letter->received_.kind = recorder::Kind::receive;
+        letter->received_.name = recorder::receive_name;
+        describe_letter(letter->received_, member, size, tag, number);
+    }
+    context_->letters(peer).receive_message(peer, key_ ^ letter_key, number, tag, form | of_letters, into, size,
+                                            &letter->request_);
+    return letter;
+}
+
+int Group::sender(uint32_t tag, Deadline deadline) {
+    constexpr timespec nap{0, 200'000};  // the links' own threads move what comes meanwhile
+    for (;;) {
+        bool alive = false;
+        context_->look_for_deaths();
+        {
+            std::lock_guard lock(letters_mutex_);
+            for (int i = 0; i < size(); ++i) {
+                const int member = (next_sender_ + i) % size(), peer = ranks_[size_t(member)];
+                if (member == me_) continue;
+                const bool lost = context_->is_lost(peer);  // what it said before counts
+                const auto received = letters_.find({false, member, tag});
+                const uint32_t sequence = received == letters_.end() ? 0 : received->second;
+                if (context_->letters(peer).has_come(peer, key_ ^ letter_key, sequence, tag)) {
+                    next_sender_ = (member + 1) % size();
+                    return member;
+                }
+                alive = alive || !lost;
+            }
+        }
+        if (!alive)
+            throw Failure(Trouble::peer_lost, "All other members were lost before one of them sent a message.",
+                          "Form a new group without them, or start the run again.");
+        if (deadline.passed()) return -1;
+        nanosleep(&nap, nullptr);
+    }
+}
+
+void Group::describe_letter(recorder::Record& record, int member, uint64_t size, uint32_t tag, uint32_t number) const {
+    record.object = recorded_as_;
+    record.peer = member;
+    record.size = size;
+    record.extra = uint64_t(tag) << 32 | number;
+}
+
+Letter::~Letter() {
+    // Who only asks whether it is over has it, too.
+    if (!recorded_ && request_.state.load() == State::done) {
+        try {
+            record_received();
+        } catch (...) {  // no memory for a ring: a trace lacks it
+        }
+    }
+    context_->letters(peer_).cancel(&request_, 1);
+}
+
+void Letter::record_received() {
+    recorded_ = true;
+    const int64_t seen = seen_.load(std::memory_order_relaxed);
+    received_.end = std::max(seen ? seen : now_ns(), received_.begin);
+    if (!received_.begin) received_.begin = received_.end;
+    if (recorder::on()) recorder::add(received_);
+}
+
+bool Letter::wait(Deadline deadline) {
+    if (!recorded_ && !received_.begin) received_.begin = now_ns();
+    bool over = context_->letters(peer_).drive(
+        true, deadline, [&] { return done(); },
+        [&] {
+            context_->look_for_deaths();
+            if (!done()) context_->throw_if_lost(peer_, "a message");
+        });
+    if (!over) return false;
+    if (request_.state.load() == State::mismatch)
+        throw Failure(Trouble::mismatch, "Rank " + std::to_string(peer_) + " sent a message of another size or type.",
+                      "Send and receive the same number of elements of the same type.");
+    if (request_.state.load() != State::done)
+        throw Failure(Trouble::peer_lost, "Rank " + std::to_string(peer_) + " was lost during a message.",
+                      "Form a new group without it, or start the run again.");
+    if (!recorded_) record_received();
+    return true;
+}
+
+}  // namespace carme

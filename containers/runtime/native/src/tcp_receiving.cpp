@@ -1,0 +1,252 @@
+// What links over TCP receive: frames, and their payloads straight to where they belong.
+#include "tcp_links.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+namespace carme {
+namespace {
+
+constexpr const char* no_memory = "sent a message for which there is no memory";
+
+}  // namespace
+
+void TcpLinks::receive_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into,
+                               uint64_t size, Request* request) {
+    std::lock_guard lock(mutex_);
+    request->stream = stream_of(peer, tag);
+    // A payload that is still coming in goes straight to its place only if it was expected.
+    if (ledger_.receive(peer, key, sequence, tag, check, into, size, request) && paused_) resume_paused();
+}
+
+void TcpLinks::resume_paused() {
+    for (auto& link : links_) {
+        if (!link->paused_since || link->fd < 0) continue;
+        if (!begin(*link)) continue;
+        link->paused_since = 0;
+        --paused_;
+        watch(*link);
+        if (parse(*link) && !link->paused_since) readable(*link);
+    }
+}
+
+void TcpLinks::readable(Link& link) {
+    take(link);
+    // Less than it says may be left to come, and another may sleep already.
+    if (link.fd >= 0 && link.mark > 1 && (!link.in_payload || link.left < link.mark)) set_mark(link, 1);
+}
+
+void TcpLinks::take(Link& link) {
+    uint64_t budget = most_at_once;  // then others have their turn
+    while (link.fd >= 0 && !link.paused_since && !link.ended_since) {
+        bool straight = link.in_payload && link.head == link.tail && link.destination && link.left >= smallest_straight;
+        if (link.head == link.tail) link.head = link.tail = 0;
+        iovec parts[2];
+        size_t n = 0, payload = 0, room = 0;
+        if (straight) {
+            payload = size_t(link.room);
+            parts[n++] = {link.destination, payload};
+            // The header that follows comes with it, but little of the next payload: that shall go straight, too.
+            if (link.room == link.left) parts[n++] = {link.buffer.get(), taken_with_payload};
+        } else {
+            if (link.tail == buffer_size) {
+                std::memmove(link.buffer.get(), link.buffer.get() + link.head, link.tail - link.head);
+                link.tail -= link.head;
+                link.head = 0;
+            }
+            parts[n++] = {link.buffer.get() + link.tail, buffer_size - link.tail};
+        }
+        for (size_t i = 0; i < n; ++i) room += parts[i].iov_len;
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = n;
+        const ssize_t got = recvmsg(link.fd, &message, MSG_DONTWAIT);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
+        if (got == 0 || (got < 0 && errno == ECONNRESET)) return end(link);
+        if (got < 0) return drop(link, errno);
+        hear(peers_[size_t(link.peer)]);
+        const size_t direct = std::min(size_t(got), payload);
+        if (direct) advance(link, direct);
+        link.tail += size_t(got) - direct;
+        if (link.fd < 0 || (link.head != link.tail && !parse(link))) return;
+        budget -= std::min(budget, uint64_t(got));
+        if (size_t(got) < room || !budget) return;
+    }
+}
+
+// Consumes what lies in the buffer. False: the link is paused or gone.
+bool TcpLinks::parse(Link& link) {
+    while (link.fd >= 0) {
+        size_t have = link.tail - link.head;
+        if (link.in_payload) {
+            if (!have && link.left) return true;
+            auto step = size_t(std::min<uint64_t>(have, link.destination ? link.room : link.left));
+            if (link.destination && step) std::memcpy(link.destination, link.buffer.get() + link.head, step);
+            link.head += step;
+            advance(link, step);
+            continue;
+        }
+        if (have < sizeof(Frame)) return true;
+        std::memcpy(&link.frame, link.buffer.get() + link.head, sizeof(Frame));
+        link.head += sizeof(Frame);
+        if (!begin(link)) {
+            if (link.fd < 0) return false;
+            link.paused_since = now_ns();
+            ++paused_;
+            watch(link);
+            return false;
+        }
+    }
+    return false;
+}
+
+void TcpLinks::advance(Link& link, uint64_t count) {
+    link.left -= count;
+    if (!link.left) return finish(link);
+    if (!link.destination) return;
+    link.destination += count;
+    link.room -= count;
+    if (link.room) return;
+    // What a peer says that it will send is not believed: memory grows with what has come.
+    const size_t have = link.owned.size();
+    try {
+        link.owned.resize(size_t(std::min<uint64_t>(link.frame.size, 2 * have)));
+    } catch (const std::bad_alloc&) {
+        return drop(link, no_memory);
+    }
+    link.destination = link.owned.data() + have;
+    link.room = link.owned.size() - have;
+}
+
+bool TcpLinks::begin(Link& link) try {
+    const Frame& frame = link.frame;
+    if (frame.magic != Frame{}.magic) {
+        drop(link, "sent something that is not a frame");
+        return false;
+    }
+    auto expect = [&](Into into, char* destination, uint64_t size) {
+        link.in_payload = true;
+        link.into = into;
+        link.destination = destination;
+        link.left = size;
+        link.room = into == Into::unexpected ? link.owned.size() : size;
+        if (!size) finish(link);
+        return true;
+    };
+    link.request = nullptr;
+    switch (frame.type) {
+        case FrameType::write: {
+            char* at = host_.locate(frame.segment, frame.offset, frame.size, link.keep);
+            if (!at) break;
+            return expect(Into::segment, at, frame.size);
+        }
+        case FrameType::message: {
+            if (frame.size > largest_message) break;
+            if (const auto posted = ledger_.take(link.peer, frame)) {
+                link.waited_in_vain = false;
+                link.request = *posted;
+                return *posted ? expect(Into::posted, (*posted)->into, frame.size)
+                               : expect(Into::nothing, nullptr, frame.size);
+            }
+            // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that
+            // others starve behind it.
+            const bool soon = frame.size > kept && !link.waited_in_vain && busy_with(link.peer, frame);
+            if ((frame.size > small || soon) &&
+                (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
+                return false;
+            if (link.paused_since) link.waited_in_vain = true;
+            link.owned.resize(size_t(std::min(frame.size, first_piece)));
+            return expect(Into::unexpected, link.owned.data(), frame.size);
+        }
+        case FrameType::passive:
+            if (frame.size > largest_passive) break;
+            link.owned.resize(frame.size);
+            return expect(Into::passive, link.owned.data(), frame.size);
+        case FrameType::read_reply:
+            link.request = ledger_.take_reply(link.peer, frame);
+            if (!link.request) return expect(Into::nothing, nullptr, std::min(frame.size, largest_message));
+            return expect(Into::posted, link.request->into, frame.size);
+        case FrameType::atomic_reply: case FrameType::register_reply:
+            ledger_.replied(link.peer, frame);
+            return true;
+        case FrameType::read_request: case FrameType::atomic_request: case FrameType::register_segment:
+        case FrameType::echo: {
+            auto answer = ledger_.answer(link.peer, frame);
+            if (!answer) break;
+            Out out;
+            out.frame = answer->frame;
+            out.data = answer->data;
+            out.size = answer->frame.size;
+            out.keep = std::move(answer->keep);
+            enqueue(link, std::move(out));
+            return link.fd >= 0;
+        }
+        case FrameType::abort_group:
+            if (frame.value >= peers_.size() || frame.size > largest_reason) break;
+            link.owned.resize(frame.size);
+            return expect(Into::reason, link.owned.data(), frame.size);
+        case FrameType::heartbeat: return true;
+        case FrameType::kill:
+            host_.told_to_end(link.peer);
+            return true;
+    }
+    drop(link, "sent a frame that is malformed or reaches outside a segment");
+    return false;
+} catch (const std::bad_alloc&) {
+    drop(link, no_memory);
+    return false;
+}
+
+// Whether the message's group has something under way with that peer: then it will soon be expected. Letters between two
+// members come in any order.
+bool TcpLinks::busy_with(int peer, const Frame& message) const {
+    if (!message.check || message.check & of_letters) return false;
+    if (ledger_.awaits(peer, message)) return true;
+    const auto& streams = peers_[size_t(peer)].streams;
+    return std::any_of(streams.begin(), streams.end(), [&](const Link* one) {
+        return !one->out.empty() && one->out.front().frame.key == message.key;
+    });
+}
+
+void TcpLinks::finish(Link& link) {
+    link.in_payload = false;
+    const Frame& frame = link.frame;
+    switch (link.into) {
+        case Into::segment:
+            link.keep.reset();
+            if (frame.value) {
+                if (!host_.notify(frame.segment, frame.check, frame.value))
+                    return drop(link, "sent a notification that does not exist");
+                ledger_.completed_any = true;
+            }
+            break;
+        case Into::posted:
+            ledger_.complete(link.request, State::done);
+            link.request = nullptr;
+            break;
+        case Into::unexpected:
+            ledger_.arrived(link.peer, frame, std::move(link.owned));  // it may have been posted meanwhile
+            link.owned = {};
+            break;
+        case Into::passive:
+            if (!host_.passive_arrived(link.peer, std::move(link.owned)))
+                return drop(link, "sent more passive messages than are taken");
+            link.owned = {};
+            break;
+        case Into::reason:
+            host_.group_aborted(frame.key, int(frame.value), {link.owned.begin(), link.owned.end()});
+            ledger_.abort(frame.key);
+            link.owned = {};
+            break;
+        case Into::nothing: break;
+    }
+}
+
+}  // namespace carme

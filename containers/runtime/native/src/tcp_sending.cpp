@@ -1,0 +1,180 @@
+// What links over TCP send: frames in the order of a stream, and large payloads from where they lie.
+#include "tcp_links.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include <linux/errqueue.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+namespace carme {
+
+void TcpLinks::enqueue(Link& link, Out out) {
+    if (link.fd < 0 || link.ended_since) return ledger_.complete(out.request, State::lost);
+    link.out.push_back(std::move(out));
+    if (link.out.size() == 1) writable(link);
+}
+
+// See the kernel's networking/msg_zerocopy documentation: each call that sends without a copy has a number, and the
+// socket's queue of errors says which numbers' payloads have gone.
+bool TcpLinks::writable(Link& link) {
+    bool uncopied = link.uncopied;
+    while (!link.out.empty()) {
+        // Several frames in one call, so that small messages share segments on the wire.
+        iovec parts[16];
+        int n = 0, flags = MSG_NOSIGNAL | MSG_DONTWAIT;
+        for (auto& out : link.out) {
+            if (n + 2 > 16) break;
+            if (out.sent < sizeof(Frame))
+                parts[n++] = {reinterpret_cast<char*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
+            uint64_t payload = out.sent > sizeof(Frame) ? out.sent - sizeof(Frame) : 0;
+            const char* data = out.data ? out.data : out.owned.data();
+            const bool alone = uncopied && out.size - payload >= uncopied_from;
+            if (alone && n) {  // what comes before it goes first, by copy
+                flags |= MSG_MORE;
+                break;
+            }
+            if (payload < out.size) parts[n++] = {const_cast<char*>(data) + payload, out.size - payload};
+            if (alone) {
+                flags |= MSG_ZEROCOPY;
+                break;
+            }
+        }
+        msghdr message{};
+        message.msg_iov = parts;
+        message.msg_iovlen = size_t(n);
+        ssize_t sent = sendmsg(link.fd, &message, flags);
+        if (sent < 0) {
+            if (errno == EINTR) continue;
+            if (errno == ENOBUFS && flags & MSG_ZEROCOPY) {  // too many pages are kept in place: not now
+                uncopied = false;
+                continue;
+            }
+            if (errno == EAGAIN || errno == EWOULDBLOCK) {
+                if (!link.wants_write) {
+                    link.wants_write = true;
+                    ++wanting_;
+                    watch(link);
+                }
+                return true;
+            }
+            if (errno == EPIPE || errno == ECONNRESET) {  // what it sent before can still be read
+                forget_out(link);
+                break;
+            }
+            drop(link, errno);
+            return false;
+        }
+        if (flags & MSG_ZEROCOPY) link.out.front().uncopied = link.calls++;
+        if (!link.awaited && !one_node_) {
+            link.awaited = true;
+            ++awaiting_;
+        }
+        auto left = uint64_t(sent);
+        while (left) {
+            Out& out = link.out.front();
+            uint64_t step = std::min(left, sizeof(Frame) + out.size - out.sent);
+            out.sent += step;
+            left -= step;
+            if (out.sent == sizeof(Frame) + out.size) {
+                if (out.uncopied) link.leaving.push_back(std::move(out));
+                else ledger_.complete(out.request, State::done);
+                link.out.pop_front();
+            }
+        }
+        retire(link);  // of what was begun without a copy and ended with one, nothing more may be told
+    }
+    if (link.wants_write) {
+        link.wants_write = false;
+        --wanting_;
+        watch(link);
+    }
+    return true;
+}
+
+void TcpLinks::release(Link& link) {
+    for (;;) {
+        alignas(cmsghdr) char control[128];
+        msghdr message{};
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        if (recvmsg(link.fd, &message, MSG_ERRQUEUE | MSG_DONTWAIT) < 0) {
+            if (errno == EINTR) continue;
+            break;
+        }
+        if (!(message.msg_flags & MSG_ERRQUEUE)) break;  // not every kind of socket has such a queue
+        for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
+            sock_extended_err told;
+            if (part->cmsg_len < CMSG_LEN(sizeof told)) continue;
+            std::memcpy(&told, CMSG_DATA(part), sizeof told);
+            if (told.ee_origin != SO_EE_ORIGIN_ZEROCOPY) continue;
+            if (told.ee_code & SO_EE_CODE_ZEROCOPY_COPIED && !insist_on_uncopied) link.uncopied = false;
+            link.passed_early[told.ee_info] = told.ee_data + 1;  // mostly, but not always, in order
+        }
+    }
+    for (auto next = link.passed_early.find(link.passed); next != link.passed_early.end();
+         next = link.passed_early.find(link.passed)) {
+        link.passed = next->second;
+        link.passed_early.erase(next);
+    }
+    retire(link);
+}
+
+void TcpLinks::retire(Link& link) {
+    // Numbers begin again at 0 some day.
+    while (!link.leaving.empty() && int32_t(link.passed - *link.leaving.front().uncopied) > 0) {
+        ledger_.complete(link.leaving.front().request, State::done);
+        link.leaving.pop_front();
+    }
+}
+
+void TcpLinks::send(int peer, const Frame& frame, const void* data, Request* request) {
+    send_on(0, peer, frame, data, request);
+}
+
+void TcpLinks::send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request) {
+    std::lock_guard lock(mutex_);
+    auto& streams = peers_[size_t(peer)].streams;
+    Out out;
+    out.frame = frame;
+    out.data = static_cast<const char*>(data);
+    out.size = data ? frame.size : 0;
+    out.request = request;
+    if (request) request->peer = peer;
+    if (streams.empty()) return ledger_.complete(request, State::lost);
+    enqueue(*streams[stream], std::move(out));
+}
+
+void TcpLinks::send_owned(int peer, const Frame& frame, std::vector<char> data) {
+    std::lock_guard lock(mutex_);
+    auto& streams = peers_[size_t(peer)].streams;
+    if (streams.empty()) return;
+    Out out;
+    out.frame = frame;
+    out.size = data.size();
+    out.owned = std::move(data);
+    enqueue(*streams[0], std::move(out));
+}
+
+void TcpLinks::send_message(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, const void* data,
+                            uint64_t size, Request* request) {
+    const size_t stream = stream_of(peer, tag);
+    request->stream = stream;
+    send_on(stream, peer, message_frame(key, sequence, tag, check, size), size ? data : nullptr, request);
+}
+
+void TcpLinks::ask(int peer, Frame frame, Request* request) {
+    std::lock_guard lock(mutex_);
+    request->peer = peer;
+    auto& streams = peers_[size_t(peer)].streams;
+    if (streams.empty() || ledger_.is_lost(peer)) return ledger_.complete(request, State::lost);
+    frame.key = ledger_.ask(request);
+    Out out;
+    out.frame = frame;
+    enqueue(*streams[0], std::move(out));
+}
+
+}  // namespace carme
