@@ -23,10 +23,13 @@ _TITLES = {
     "cpu": "Processors that worked, of those asked for",
     "memory": "Memory in use, of that asked for",
     "io": "Disks: read and written in each second",
+    "network": "Network: received and sent in each second",
     "wait": "Training: share of time for which ranks waited",
+    "steps": "Training: steps in each second",
     "samples": "Training: samples in each second",
     "loss": "Training: loss",
 }
+_FLOWS = ("io", "network")  # in bytes per second
 _COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
 
 
@@ -177,7 +180,7 @@ def _parts(training: TrainingUse | RankUse) -> str:
 def _named(curve: Curve) -> str:
     if curve.top is None:
         return curve.name
-    most = f"{size(curve.top)}/s" if curve.what == "io" else f"{curve.top:.4g}"
+    most = f"{size(curve.top)}/s" if curve.what in _FLOWS else f"{curve.top:.4g}"
     return f"{curve.name}, at most {most}"
 
 
@@ -247,7 +250,7 @@ def as_html(report: Report) -> str:
 def plot(curves: list[Curve]) -> str:
     """Curves over time as SVG, with the times in UTC below and what the height means on the left."""
     shown = curves[: len(_COLOURS)]
-    bytes_moved = bool(shown) and shown[0].what == "io"
+    bytes_moved = bool(shown) and shown[0].what in _FLOWS
     wide, high, left, above = 480, 120, 80 if bytes_moved else 48, 10
     start, end = _window(shown)
     lines, names = [], []
