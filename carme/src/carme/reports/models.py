@@ -167,7 +167,8 @@ class Report(_Model):
     """What `carme report` tells.
 
     Attributes:
-        source: Where `usage` is from: metrics (`live`), the record in the accounting (`record`), or nowhere.
+        source: Where `usage` is from: metrics (`live`), nodes' exporters since somebody looks (`exporters`), the
+            record in the accounting (`record`), or nowhere (`none`).
         trouble: Why the site's metrics could not be asked; empty: they were, or there are none.
         monitored: Whether the site has metrics at all.
         waited_seconds: In the queue.

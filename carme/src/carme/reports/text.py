@@ -50,6 +50,9 @@ def facts(report: Report) -> list[tuple[str, str]]:
         return [*found, ("Used", _why_unknown(report))]
     if report.trouble:
         found.append(("Used", f"as the accounting has it, without curves. {report.trouble}"))
+    if report.source == "exporters":
+        since = f"for {usage.seconds:.0f} s" if usage.seconds < 120 else f"for {usage.seconds / 60:.0f} minutes"
+        found.append(("Measured", f"{since}, as long as somebody looks: this site keeps no metrics"))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
         found += _training(usage.training)
