@@ -437,6 +437,9 @@ async def test_what_a_report_says(site: Any) -> None:
     assert report.efficiency["gpu"] == pytest.approx(0.55, abs=0.01)
     assert report.efficiency["memory"] == pytest.approx(3 / 32, abs=0.001)
     assert {one.topic for one in report.advice} == {"balance", "memory"}
+    # Bars of letters are for terminals.
+    assert "[######....] 55% used" in as_text(report)
+    assert "<td>55% used" in as_html(report) and "[#" not in as_html(report)
 
 
 async def test_a_job_is_compared_with_those_like_it(site: Any) -> None:

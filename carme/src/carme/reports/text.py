@@ -1,5 +1,6 @@
 """A report as people read it: plain text for a terminal, or one page of HTML that needs nothing else."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
@@ -15,6 +16,7 @@ __all__ = ["as_html", "as_text", "facts"]
 
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
+_BAR = re.compile(r"\[#*\.*\] ")
 _WIDTH = 60  # of a curve in a terminal
 _MOST_RANKS = 16  # that are told one by one
 _TITLES = {
@@ -42,8 +44,15 @@ def identity(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
-    """What is told of it in words: titles and values."""
+def facts(report: Report, *, bars: bool = True) -> list[tuple[str, str]]:
+    """What is known of it in words: titles and values.
+
+    Args:
+        report: The report.
+        bars: Whether shares have bars of letters, which only a font of equal widths shows well.
+    """
+    if not bars:
+        return [(title, _BAR.sub("", value)) for title, value in facts(report)]
     usage = report.usage
     found = [*_course(report), *_prediction(report)]
     if usage is None:
@@ -220,7 +229,7 @@ def _details(report: Report) -> str:
         for one in report.advice
     )
     none = "<p>None; that looks well.</p>" if report.usage else "<p>None.</p>"
-    return f"{_table(facts(report))}{plots}<h3>Advice</h3>{f'<ul>{advice}</ul>' if advice else none}"
+    return f"{_table(facts(report, bars=False))}{plots}<h3>Advice</h3>{f'<ul>{advice}</ul>' if advice else none}"
 
 
 def _marked(tag: str, text: str) -> str:
