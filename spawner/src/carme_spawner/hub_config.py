@@ -49,7 +49,8 @@ class PortalAuthenticator(GenericOAuthenticator):
             if isinstance(error, HTTPClientError) and error.code < 500:
                 raise
             raise web.HTTPError(
-                503, "The portal does not answer just now, so you are not signed in. Load the page again in a minute."
+                503,
+                "The portal does not answer just now, so you are not signed in. Load the page again.",
             ) from error
 
 

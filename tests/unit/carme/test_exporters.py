@@ -1,4 +1,4 @@
-"""A running job's usage from its nodes' exporters, without Prometheus: a real exporter's server, asked by mutual TLS."""
+"""A running job's usage without Prometheus, from a real exporter's server by mutual TLS."""
 
 import asyncio
 import grp
@@ -104,9 +104,7 @@ def exporter(tmp_path: Path) -> Iterator[Exporter]:
 
 def of(curves: list[Curve], what: str, name: str = "", part: str = "") -> Curve:
     """The only such curve."""
-    (found,) = (
-        curve for curve in curves if curve.what == what and name in curve.name and part == curve.part
-    )
+    (found,) = (curve for curve in curves if curve.what == what and name in curve.name and part == curve.part)
     return found
 
 

@@ -300,7 +300,7 @@ class PolicySettings(_Table):
 
 
 class MonitoringSettings(_Table):
-    """`[monitoring]`: the site's Prometheus, if it has one, nodes' exporters, and certificates of their readers."""
+    """`[monitoring]`: the site's Prometheus, if it has one, nodes' exporters, and certificates of readers."""
 
     prometheus: Url | None = None
     exporter_port: int = Field(default=9750, ge=1, le=65535)

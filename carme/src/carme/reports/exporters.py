@@ -1,7 +1,7 @@
 """A running job's usage from the exporters of its nodes themselves, where the site has no Prometheus.
 
-Nobody keeps what they serve. So a job is followed from when somebody first looks at it, as long as somebody does,
-and what is known of it is about that time alone.
+Nobody keeps what they serve. So a job is followed from when somebody first looks at it, as long as somebody
+does, and what is known of it is about that time alone.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ class Exporters:
 
     Args:
         port: Where they listen.
-        certificates: The folder with `tls.pem` and `ca.crt` of a reader; where there is none, nothing is known.
+        certificates: The folder with `tls.pem` and `ca.crt` of a reader; without it nothing is known.
         clock: Seconds since 1970.
     """
 

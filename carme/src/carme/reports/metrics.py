@@ -123,9 +123,7 @@ class Metrics:
         return found
 
 
-def usage_of(
-    found: dict[str, Series], seconds: float, step: float, each: list[RankUse]
-) -> Usage | None:
+def usage_of(found: dict[str, Series], seconds: float, step: float, each: list[RankUse]) -> Usage | None:
     """A job's usage; None where nothing was measured.
 
     Args:

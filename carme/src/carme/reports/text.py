@@ -60,7 +60,9 @@ def facts(report: Report, *, bars: bool = True) -> list[tuple[str, str]]:
     if report.trouble:
         found.append(("Used", f"as the accounting has it, without curves. {report.trouble}"))
     if report.source == "exporters":
-        since = f"for {usage.seconds:.0f} s" if usage.seconds < 120 else f"for {usage.seconds / 60:.0f} minutes"
+        since = (
+            f"for {usage.seconds:.0f} s" if usage.seconds < 120 else f"for {usage.seconds / 60:.0f} minutes"
+        )
         found.append(("Measured", f"{since}, as long as somebody looks: this site keeps no metrics"))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
@@ -229,7 +231,9 @@ def _details(report: Report) -> str:
         for one in report.advice
     )
     none = "<p>None; that looks well.</p>" if report.usage else "<p>None.</p>"
-    return f"{_table(facts(report, bars=False))}{plots}<h3>Advice</h3>{f'<ul>{advice}</ul>' if advice else none}"
+    return (
+        f"{_table(facts(report, bars=False))}{plots}<h3>Advice</h3>{f'<ul>{advice}</ul>' if advice else none}"
+    )
 
 
 def _marked(tag: str, text: str) -> str:
