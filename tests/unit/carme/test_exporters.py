@@ -74,8 +74,13 @@ class Exporter:
 
     def __init__(self, folder: Path) -> None:
         group = grp.getgrgid(os.getgid()).gr_name
-        node = {"name": "node", "group": group, "hosts": [NODE]}
-        make(folder, [node, {"name": "reader", "group": group, "client": True}])
+        make(
+            folder,
+            [
+                {"name": "node", "group": group, "hosts": [NODE]},
+                {"name": "reader", "group": group, "client": True},
+            ],
+        )
         self.node, self.certificates = Node(), folder / "reader"
         registry = CollectorRegistry()
         registry.register(self.node)
