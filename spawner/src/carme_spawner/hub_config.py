@@ -3,10 +3,13 @@
 import re
 from ipaddress import ip_address
 from sqlite3 import Connection
+from typing import Any
 from urllib.parse import urlsplit
 
 from jupyterhub.handlers import BaseHandler
 from oauthenticator.generic import GenericOAuthenticator
+from tornado import web
+from tornado.httpclient import HTTPClientError, HTTPRequest
 from traitlets.config import Config
 
 from carme.accounts import is_account_name
@@ -32,6 +35,23 @@ class PortalAuthenticator(GenericOAuthenticator):
     def validate_username(self, username: str) -> bool:
         """Whether an account may have this name (`carme.accounts`)."""
         return is_account_name(username)
+
+    async def fetch(self, req: HTTPRequest, *args: Any, **kwargs: Any) -> Any:
+        """Ask the portal.
+
+        Raises:
+            HTTPError: It does not answer, or is away; the page that the user sees says so.
+            HTTPClientError: It refuses.
+        """
+        try:
+            return await super().fetch(req, *args, **kwargs)
+        except (HTTPClientError, OSError) as error:
+            if isinstance(error, HTTPClientError) and error.code < 500:
+                raise
+            raise web.HTTPError(
+                503,
+                "The portal does not answer just now, so you are not signed in. Load the page again.",
+            ) from error
 
 
 def hub_config(settings: Settings) -> Config:

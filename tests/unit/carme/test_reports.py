@@ -250,6 +250,8 @@ def samples() -> str:
             (f"carme_job_memory_limit_bytes{{{whose}}}", 32 * GIB),
             (f"carme_job_io_read_bytes_total{{{whose}}}", second << 20),
             (f"carme_job_io_written_bytes_total{{{whose}}}", second << 10),
+            (f'carme_job_network_receive_bytes_total{{{whose},source="node"}}', second << 20),
+            (f'carme_job_network_transmit_bytes_total{{{whose},source="node"}}', second << 19),
             # Another job, which must not be counted.
             ('carme_job_cpus{jobid="77",user="bob",node="n1"}', 64),
         ):
@@ -305,10 +307,14 @@ async def test_what_prometheus_knows_about_a_job(prometheus: Prometheus) -> None
     assert curve.values[5] == 0.6 and curve.values[-5] == 0.0
     assert all(len(curve.values) <= 121 for curve in curves)
     wholes = {curve.what: curve.whole for curve in curves}
-    assert wholes == {"gpu": None, "gpu_memory": 40 * GIB, "cpu": 4, "memory": 32 * GIB, "io": None}
+    flows = {"io": None, "network": None}
+    assert wholes == {"gpu": None, "gpu_memory": 40 * GIB, "cpu": 4, "memory": 32 * GIB, **flows}
     read, written = (curve for curve in curves if curve.what == "io")
     assert (read.name, read.top, set(read.values)) == ("n1 read", 1 << 20, {1.0})
     assert (written.name, set(written.values)) == ("n1 written", {0.001})
+    received, sent = (curve for curve in curves if curve.what == "network")
+    assert (received.name, received.top) == ("n1 received", pytest.approx(1 << 20, rel=0.01))
+    assert (sent.name, sent.values[60]) == ("n1 sent", 0.5)
     assert "n1 read, at most 1.0 MiB/s" in as_text(Report(job=job(), usage=used, curves=curves))
     assert ">512.0 KiB/s</text>" in as_html(Report(job=job(), usage=used, curves=curves))
 
@@ -327,6 +333,8 @@ async def test_what_ranks_reported_of_a_run_that_was_a_part_of_the_job(prometheu
     loss = next(curve for curve in curves if curve.what == "loss")
     assert loss.top == pytest.approx(2.05, abs=0.01) and max(filter(None, loss.values)) > 0.99
     assert {curve.name for curve in curves if curve.what == "wait"} == {"for data"}
+    steps = next(curve for curve in curves if curve.what == "steps")
+    assert steps.top == pytest.approx(4, rel=0.01) and steps.name == "mean of the ranks"
     first, second = reported.each
     assert (first.node, first.rank, second.rank) == ("n1", 0, 1)
     assert first.step_seconds == pytest.approx(0.25) and first.samples_per_second == pytest.approx(128)
@@ -429,6 +437,9 @@ async def test_what_a_report_says(site: Any) -> None:
     assert report.efficiency["gpu"] == pytest.approx(0.55, abs=0.01)
     assert report.efficiency["memory"] == pytest.approx(3 / 32, abs=0.001)
     assert {one.topic for one in report.advice} == {"balance", "memory"}
+    # Bars of letters are for terminals.
+    assert re.search(r"\[#{5,6}\.{4,5}\] 55% used", as_text(report))
+    assert "<td>55% used" in as_html(report) and "[#" not in as_html(report)
 
 
 async def test_a_job_is_compared_with_those_like_it(site: Any) -> None:

@@ -1,10 +1,13 @@
 """The hub's configuration from carme.toml, and what the package shows."""
 
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from free_ports import free_port
 from sqlalchemy import create_engine, text
+from tornado import web
 
 import carme_spawner
 from carme.config import Settings
@@ -29,6 +32,17 @@ def test_users_are_named_as_unix_names_them(settings: Settings) -> None:
     for name in ("anna.maria", "x@lab.org", "Anna", "a+b", "7days"):
         assert authenticator.normalize_username(name) == name and authenticator.validate_username(name)
     assert not authenticator.validate_username("a/b")
+
+
+async def test_a_portal_that_is_away_is_named_on_the_page_of_a_sign_in(settings: Settings) -> None:
+    authenticator = PortalAuthenticator(config=hub_config(settings))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        with pytest.raises(web.HTTPError, match="The portal does not answer just now") as caught:
+            await authenticator.httpfetch(address, request_timeout=0.1)
+    assert caught.value.status_code == 503
+    with pytest.raises(web.HTTPError, match="The portal does not answer just now"):
+        await authenticator.httpfetch(f"http://127.0.0.1:{free_port()}/")
 
 
 def test_servers_and_routes_outlive_the_hub(settings: Settings) -> None:

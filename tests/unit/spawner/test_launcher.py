@@ -137,7 +137,10 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     await page.goto(f"{front.url}{BASE}lab?reset")
     tile = page.locator('.jp-LauncherCard[data-category="Session"]')
     await expect(tile.filter(has_text="Examples")).to_be_visible()
-    await expect(tile).to_have_text(["TensorBoard", "Examples", "Portal", "Help"])
+    await expect(tile).to_have_text(["TensorBoard", "Terminal", "Examples", "Portal", "Help"])
+    # They are in sight: only the notebooks come before them.
+    sections = page.locator(".jp-Launcher-sectionTitle")
+    await expect(sections).to_have_text(["Notebook", "Session", "Examples", "Console", "Other"])
     # The kernel is called as the image, and the home has no kernel of it.
     kernel = page.locator('.jp-LauncherCard[data-category="Notebook"]')
     await expect(kernel.first).to_contain_text("Python 3 · Deep <Learning> image")

@@ -79,6 +79,8 @@ def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
             curve("gpu_memory", "n1 GPU 0", whole=80 * 2.0**30),
             curve("io", "n1 read", top=4 * 2.0**20),
             curve("io", "n1 written", top=4 * 2.0**20),
+            curve("network", "n1 received", top=2 * 2.0**30),
+            curve("steps", "mean of the ranks", top=8.0),
             curve("loss", "mean of the ranks", top=2.0),
         ],
     )
@@ -92,6 +94,8 @@ def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
         "Memory": ([8.0, None, 16.0], "GiB", {"name": "Requested", "value": 32.0}),
         "GPU memory": ([20.0, None, 40.0], "GiB", {"name": "Total", "value": 80.0}),
         "Disks: read and written": ([1.0, None, 2.0], "MiB/s", None),
+        "Network: received and sent": ([0.5, None, 1.0], "GiB/s", None),
+        "Training: steps per second": ([2.0, None, 4.0], "", None),
         "Training: loss": ([0.5, None, 1.0], "", None),
     }
     assert len(found["Disks: read and written"]["series"]) == 2

@@ -14,10 +14,12 @@ from django.utils import timezone
 
 from carme.config.settings import HardwareSettings
 from carme.errors import SlurmError
+from carme.images import Image
 from carme.jobs import Access, Association, Forecast, GpuForecast, JobRequest, Node, Partition
 from carme.jobs.limits import Limits
 from carme_webui.accounts.models import User
 from carme_webui.cluster import Supply
+from carme_webui.images.cards import card as card_of
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions import choices, supply_plan
 from carme_webui.sessions.models import Preset, Session
@@ -252,6 +254,10 @@ def test_a_card_says_what_is_in_the_image_and_when_it_was_built(
     assert shown == ["torch 2.13", "keras 3.15", "numpy 2.1"]
     (more,) = card.select("a")
     assert more.text == "3 more Big" and browser.get(str(more["href"])).status_code == 200
+    # The first of an alphabet say nothing where there are some that people look for.
+    few = {"file": tmp_path / "big.sif", "packages": {"aiohttp": "3.9", "jupyterlab": "4.6"}}
+    known = card_of(Image.model_validate(manifest | few))
+    assert (known.inside, known.further) == ((("jupyterlab", "4.6"),), 1)
     # What cannot be read can be seen, and not be started.
     assert not broken.select_one("input[checked]") and "broken" in broken.text
     refused = browser.send("/", "/sessions/start/", **(FORM | {"image": "broken"}))

@@ -12,6 +12,7 @@ from carme.errors import CarmeError
 from carme.jobs import Job
 from carme.reports import Curve, Peers, Report, Usage, advise, read_record, write_record
 from carme.reports.advice import efficiency
+from carme.reports.exporters import Exporters
 from carme.reports.metrics import Metrics
 from carme.slurm import Slurm
 
@@ -23,6 +24,7 @@ BATCH = 50  # jobs that are recorded between two looks
 MOST_WAITING = 20_000  # jobs whose record is still to be written
 PEERS_SINCE = timedelta(days=30)
 PEERS_MOST = 50
+SEEN_ENOUGH = 0.5  # of a job's time: of less, what it did says little about what its owner should change
 
 
 class Reports:
@@ -36,6 +38,7 @@ class Reports:
         self._slurm, self._watch, self._feed = slurm, watch, feed
         place = settings.monitoring
         self._metrics = Metrics(place.prometheus, place.certificates) if place.prometheus else None
+        self._exporters = Exporters(place.exporter_port, place.certificates)
         self._waiting: dict[int, Job] = {}
         self._written: set[int] = set()
         self._troubled = False
@@ -50,19 +53,21 @@ class Reports:
         end = job.ended or datetime.now(UTC)
         gpus = [gpu.energy_joules for gpu in usage.gpus if gpu.energy_joules is not None] if usage else []
         shares = efficiency(usage) if usage else {}
+        ran = _between(job.started, end)
+        seen = source != "exporters" or (usage and ran and usage.seconds >= SEEN_ENOUGH * ran)
         return Report(
             job=job,
             source=source,
             trouble=trouble,
-            monitored=self._metrics is not None,
+            monitored=self._metrics is not None or self._exporters.exist,
             usage=usage,
             curves=curves,
             waited_seconds=_between(job.submitted, job.started or (end if job.is_pending else None)),
-            ran_seconds=_between(job.started, end),
+            ran_seconds=ran,
             energy_joules=sum(gpus) if gpus else None,
             efficiency=shares,
             peers=await self._peers(job),
-            advice=advise(job, usage),
+            advice=advise(job, usage if seen else None),
         )
 
     async def run(self) -> None:
@@ -86,6 +91,13 @@ class Reports:
                 usage, curves = await self._metrics.usage(job.id, job.started, job.ended or datetime.now(UTC))
                 if usage is not None:
                     return usage, curves, "live", trouble
+            except CarmeError as error:
+                _log.warning("The report of job %s is without metrics: %s", job.id, error)
+                trouble = str(error)
+        elif job.is_running and self._exporters.exist:
+            try:
+                usage, curves = await self._exporters.usage(job)
+                return usage, curves, "exporters" if usage else "none", trouble
             except CarmeError as error:
                 _log.warning("The report of job %s is without metrics: %s", job.id, error)
                 trouble = str(error)

@@ -300,9 +300,10 @@ class PolicySettings(_Table):
 
 
 class MonitoringSettings(_Table):
-    """`[monitoring]`: the site's Prometheus, if it has one, and certificates of its readers."""
+    """`[monitoring]`: the site's Prometheus, if it has one, nodes' exporters, and certificates of readers."""
 
     prometheus: Url | None = None
+    exporter_port: int = Field(default=9750, ge=1, le=65535)
     certificates: AbsolutePath = Path("/etc/carme/monitoring/broker")
     portal_certificates: AbsolutePath = Path("/etc/carme/monitoring/portal")
     policy: PolicySettings = PolicySettings()

@@ -12,7 +12,7 @@ from carme.reports.models import Curve, GpuUse, NodeUse, RankUse, TrainingUse, U
 from carme.reports.prometheus import Prometheus
 from carme.reports.record import MOST_RANKS
 
-__all__ = ["Metrics"]
+__all__ = ["SHORTEST_STEP", "Metrics", "Series", "curves_of", "rank_curves", "rank_use", "usage_of"]
 
 POINTS = 240  # of a curve
 CURVE_POINTS = 120  # of a curve that is told
@@ -31,6 +31,8 @@ _QUERIES = {
     "limit": "carme_job_memory_limit_bytes{%s}",
     "read": "carme_job_io_read_bytes_total{%s}",
     "written": "carme_job_io_written_bytes_total{%s}",
+    "received": "sum by (node) (rate(carme_job_network_receive_bytes_total{%s}[%ds]))",
+    "sent": "sum by (node) (rate(carme_job_network_transmit_bytes_total{%s}[%ds]))",
     # Of all ranks: they are one run. Shares of the time in which they trained.
     "ranks": "count(carme_training_seconds_total{%s})",
     "steps": "avg(rate(carme_training_steps_total{%s}[%ds]))",
@@ -41,7 +43,7 @@ _QUERIES = {
     "loss": "avg(carme_training_loss{%s})",
 }
 
-_Series = dict[tuple[str, str], list[float | None]]  # by node and GPU ("" for what is the node's)
+Series = dict[tuple[str, str], list[float | None]]  # by node and GPU ("" for what is the node's)
 
 
 class Metrics:
@@ -66,51 +68,22 @@ class Metrics:
     def _usage(self, job_id: int, begin: float, end: float) -> tuple[Usage | None, list[Curve]]:
         step = max(SHORTEST_STEP, math.ceil((end - begin) / POINTS))
         selector = f'jobid="{job_id:d}"'
-        found: dict[str, _Series] = {}
+        found: dict[str, Series] = {}
         for name, query in _QUERIES.items():
             arguments = (selector, max(60, 4 * step)) if query.count("%") == 2 else (selector,)
             found[name] = self._range(query % arguments, begin, end, step)
-        if not found["memory"] and not found["cpu"] and not found["busy"]:
+        usage = usage_of(found, end - begin, step, self._ranks(selector, begin, end))
+        if usage is None:
             return None, []
-        nodes = sorted({node for series in found.values() for node, _ in series})
-        usage = Usage(
-            seconds=end - begin,
-            nodes=[
-                NodeUse(
-                    node=node,
-                    cpus=_last(found["cpus"].get((node, ""))),
-                    cpus_used=_mean(found["cpu"].get((node, ""))),
-                    memory_bytes=_most(found["peak"].get((node, "")) or found["memory"].get((node, ""))),
-                    memory_limit_bytes=_last(found["limit"].get((node, ""))),
-                    read_bytes=_most(found["read"].get((node, ""))),
-                    written_bytes=_most(found["written"].get((node, ""))),
-                )
-                for node in nodes
-            ],
-            gpus=[
-                GpuUse(
-                    node=key[0],
-                    gpu=key[1],
-                    busy=_mean(values) or 0.0,
-                    active=_mean([None if value is None else float(value > WORKS) for value in values])
-                    or 0.0,
-                    memory_bytes=_most(found["gpu_memory"].get(key)),
-                    memory_total_bytes=_last(found["gpu_total"].get(key)),
-                    energy_joules=_sum(found["power"].get(key), step),
-                )
-                for key, values in sorted(found["busy"].items())
-            ],
-            training=_training(found, self._ranks(selector, begin, end)),
-        )
-        curves = _curves(found, begin, step)
+        curves = curves_of(found, begin, step)
         if usage.training and 1 < usage.training.ranks <= MOST_RANKS:
-            curves += self._rank_curves(selector, begin, end, step)
+            curves += rank_curves(self._rank_shares(selector, begin, end, step), begin, step)
         return usage, curves
 
-    def _rank_curves(self, selector: str, begin: float, end: float, step: float) -> list[Curve]:
+    def _rank_shares(self, selector: str, begin: float, end: float, step: float) -> dict[str, Series]:
         """The share of its time for which each rank waited, by what it waited for."""
         back = max(60, 4 * step)
-        found: dict[str, _Series] = {}
+        found: dict[str, Series] = {}
         for part in ("data", "ranks"):
             waited = f'carme_training_wait_seconds_total{{cause="{part}",{selector}}}'
             shares = " / ".join(
@@ -118,25 +91,7 @@ class Metrics:
                 for series in (waited, f"carme_training_seconds_total{{{selector}}}")
             )
             found[part] = self._range(shares, begin, end, step, "rank")
-        every = _thinning(found)
-        known = {(node, rank) for series in found.values() for node, rank in series}
-        ranks = sorted((int(rank), node) for node, rank in known if rank.isascii() and rank.isdecimal())
-        return [
-            Curve(
-                what="rank_wait",
-                name=f"{node} rank {rank}",
-                part=part,
-                start=begin,
-                step=step * every,
-                values=[
-                    None if value is None else round(min(1.0, value), 3)
-                    for value in _thin(found[part][node, str(rank)], every)
-                ],
-            )
-            for rank, node in ranks
-            for part in found
-            if (node, str(rank)) in found[part]
-        ]
+        return found
 
     def _ranks(self, selector: str, begin: float, end: float) -> list[RankUse]:
         """What each rank told last."""
@@ -150,13 +105,13 @@ class Metrics:
             if rank.isascii() and rank.isdecimal() and math.isfinite(value):
                 name = f"{labels['__name__'].removeprefix('carme_training_')}{labels.get('cause', '')}"
                 reported.setdefault((int(rank), str(labels.get("node", ""))), {})[name] = value
-        return [_rank(rank, node, sums) for (rank, node), sums in sorted(reported.items())]
+        return [rank_use(rank, node, sums) for (rank, node), sums in sorted(reported.items())]
 
-    def _range(self, query: str, begin: float, end: float, step: float, each: str = "gpu") -> _Series:
+    def _range(self, query: str, begin: float, end: float, step: float, each: str = "gpu") -> Series:
         requested = [("query", query), ("start", begin), ("end", end), ("step", step)]
         answer = self._prometheus.ask("/api/v1/query_range", requested)
         count = int((end - begin) // step) + 1
-        found: _Series = {}
+        found: Series = {}
         for series in answer["data"]["result"]:
             labels = series["metric"]
             key = (str(labels.get("node", "")), str(labels.get(each, "")))
@@ -168,13 +123,84 @@ class Metrics:
         return found
 
 
-def _whole(found: dict[str, _Series], name: str) -> list[float | None]:
+def usage_of(found: dict[str, Series], seconds: float, step: float, each: list[RankUse]) -> Usage | None:
+    """A job's usage; None where nothing was measured.
+
+    Args:
+        found: Series of all names in `_QUERIES`, with a value for each step.
+        seconds: The time that they are about.
+        step: Seconds.
+        each: The job's ranks.
+    """
+    if not found["memory"] and not found["cpu"] and not found["busy"]:
+        return None
+    nodes = sorted({node for series in found.values() for node, _ in series if node})
+    return Usage(
+        seconds=seconds,
+        nodes=[
+            NodeUse(
+                node=node,
+                cpus=_last(found["cpus"].get((node, ""))),
+                cpus_used=_mean(found["cpu"].get((node, ""))),
+                memory_bytes=_most(found["peak"].get((node, "")) or found["memory"].get((node, ""))),
+                memory_limit_bytes=_last(found["limit"].get((node, ""))),
+                read_bytes=_most(found["read"].get((node, ""))),
+                written_bytes=_most(found["written"].get((node, ""))),
+            )
+            for node in nodes
+        ],
+        gpus=[
+            GpuUse(
+                node=key[0],
+                gpu=key[1],
+                busy=_mean(values) or 0.0,
+                active=_mean([None if value is None else float(value > WORKS) for value in values]) or 0.0,
+                memory_bytes=_most(found["gpu_memory"].get(key)),
+                memory_total_bytes=_last(found["gpu_total"].get(key)),
+                energy_joules=_sum(found["power"].get(key), step),
+            )
+            for key, values in sorted(found["busy"].items())
+        ],
+        training=_training(found, each),
+    )
+
+
+def rank_curves(found: dict[str, Series], begin: float, step: float) -> list[Curve]:
+    """The share of its time for which each rank waited.
+
+    Args:
+        found: By what it waited for (`data`, `ranks`), series by node and rank.
+        begin: Of their first value, in seconds since 1970.
+        step: Seconds from one value to the next.
+    """
+    every = _thinning(found)
+    known = {(node, rank) for series in found.values() for node, rank in series}
+    ranks = sorted((int(rank), node) for node, rank in known if rank.isascii() and rank.isdecimal())
+    return [
+        Curve(
+            what="rank_wait",
+            name=f"{node} rank {rank}",
+            part=part,
+            start=begin,
+            step=step * every,
+            values=[
+                None if value is None else round(min(1.0, value), 3)
+                for value in _thin(found[part][node, str(rank)], every)
+            ],
+        )
+        for rank, node in ranks
+        for part in found
+        if (node, str(rank)) in found[part]
+    ]
+
+
+def _whole(found: dict[str, Series], name: str) -> list[float | None]:
     """A line that is neither a node's nor a GPU's."""
     return found[name].get(("", ""), [])
 
 
-def _rank(rank: int, node: str, sums: dict[str, float]) -> RankUse:
-    """A rank, from its sums since its first step."""
+def rank_use(rank: int, node: str, sums: dict[str, float]) -> RankUse:
+    """A rank, from its sums since its first step: `steps_total`, `wait_seconds_totaldata` and the like."""
 
     def of(name: str, whole: str, most: float = math.inf) -> float | None:
         return min(most, sums[name] / sums[whole]) if name in sums and sums.get(whole) else None
@@ -190,7 +216,7 @@ def _rank(rank: int, node: str, sums: dict[str, float]) -> RankUse:
     )
 
 
-def _training(found: dict[str, _Series], each: list[RankUse]) -> TrainingUse | None:
+def _training(found: dict[str, Series], each: list[RankUse]) -> TrainingUse | None:
     if not (ranks := _most(_whole(found, "ranks"))):
         return None
     # The run may be shorter than what the rates look back: their ratio is right where each of them is not.
@@ -211,10 +237,11 @@ def _training(found: dict[str, _Series], each: list[RankUse]) -> TrainingUse | N
     )
 
 
-def _training_curves(found: dict[str, _Series], begin: float, step: float, every: int) -> Iterator[Curve]:
+def _training_curves(found: dict[str, Series], begin: float, step: float, every: int) -> Iterator[Curve]:
     for what, name, over in (
         ("wait", "for data", "data_wait"),
         ("wait", "for other ranks", "rank_wait"),
+        ("steps", "mean of the ranks", "steps"),
         ("samples", "all ranks", "samples"),
         ("loss", "mean of the ranks", "loss"),
     ):
@@ -233,7 +260,8 @@ def _training_curves(found: dict[str, _Series], begin: float, step: float, every
         )
 
 
-def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]:
+def curves_of(found: dict[str, Series], begin: float, step: float) -> list[Curve]:
+    """All curves but those of single ranks; arguments as of `rank_curves`, series as of `usage_of`."""
     every = _thinning(found)
     curves = []
     for what, over, part in (
@@ -258,10 +286,11 @@ def _curves(found: dict[str, _Series], begin: float, step: float) -> list[Curve]
                 )
             )
     curves += _io_curves(found, begin, step, every)
+    curves += _network_curves(found, begin, step, every)
     return [*curves, *_training_curves(found, begin, step, every)]
 
 
-def _io_curves(found: dict[str, _Series], begin: float, step: float, every: int) -> Iterator[Curve]:
+def _io_curves(found: dict[str, Series], begin: float, step: float, every: int) -> Iterator[Curve]:
     """What each node read from disks and wrote to them in each second, of the most that any did."""
     rates: dict[str, list[float | None]] = {}
     for what in ("read", "written"):
@@ -272,19 +301,30 @@ def _io_curves(found: dict[str, _Series], begin: float, step: float, every: int)
                 None if last is None or value is None or value < last else (value - last) / (step * every)
                 for last, value in pairwise(thin)
             ]
-    top = max((value for values in rates.values() for value in _known(values)), default=0.0)
+    yield from _flow_curves("io", rates, begin + step * every, step * every)
+
+
+def _network_curves(found: dict[str, Series], begin: float, step: float, every: int) -> Iterator[Curve]:
+    """What each node received from the network and sent in each second, where that is the job's alone."""
+    rates = {
+        f"{node} {what}": _thin(values, every)
+        for what in ("received", "sent")
+        for (node, _gpu), values in sorted(found[what].items())
+    }
+    yield from _flow_curves("network", rates, begin, step * every)
+
+
+def _flow_curves(
+    what: str, rates: dict[str, list[float | None]], start: float, step: float
+) -> Iterator[Curve]:
+    """Bytes per second by name, of the most of them."""
+    top = max((value for values in rates.values() for value in _known(values)), default=0.0) or 1.0
     for name, values in rates.items():
-        yield Curve(
-            what="io",
-            name=name,
-            start=begin + step * every,
-            step=step * every,
-            values=[None if value is None else round(value / (top or 1.0), 3) for value in values],
-            top=top or 1.0,
-        )
+        shares = [None if value is None else round(value / top, 3) for value in values]
+        yield Curve(what=what, name=name, start=start, step=step, values=shares, top=top)
 
 
-def _thinning(found: dict[str, _Series]) -> int:
+def _thinning(found: dict[str, Series]) -> int:
     """How many values become one, so that a curve has at most CURVE_POINTS."""
     longest = max((len(values) for series in found.values() for values in series.values()), default=1)
     return max(1, math.ceil(longest / CURVE_POINTS))

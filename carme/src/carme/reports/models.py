@@ -110,12 +110,13 @@ class Curve(_Model):
     """One line over the job's time: ratios every `step` seconds from `start` (seconds since 1970).
 
     Attributes:
-        top: What 1 stands for, where that is not the whole of something; of `io` in bytes per second.
+        top: What 1 stands for, where that is not the whole of something; of `io` and `network` in bytes per
+            second.
         whole: How much the whole is that 1 stands for: processors, or bytes of memory; None: a share alone.
         part: Of `rank_wait`, what the rank waited for: `data` or `ranks`.
     """
 
-    what: str  # gpu, gpu_memory, cpu, memory, io, wait, samples, loss, rank_wait
+    what: str  # gpu, gpu_memory, cpu, memory, io, network, wait, steps, samples, loss, rank_wait
     name: str
     start: float
     step: float
@@ -167,7 +168,8 @@ class Report(_Model):
     """What `carme report` tells.
 
     Attributes:
-        source: Where `usage` is from: metrics (`live`), the record in the accounting (`record`), or nowhere.
+        source: Where `usage` is from: metrics (`live`), nodes' exporters since somebody looks (`exporters`),
+            the record in the accounting (`record`), or nowhere (`none`).
         trouble: Why the site's metrics could not be asked; empty: they were, or there are none.
         monitored: Whether the site has metrics at all.
         waited_seconds: In the queue.

@@ -6,12 +6,12 @@ import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import SplitResult, urlencode, urlsplit
 
 from carme.errors import CarmeError, InvalidRequest
 from carme.translation import message as _
 
-__all__ = ["Prometheus"]
+__all__ = ["Prometheus", "connection"]
 
 PATIENCE = 10.0  # seconds for one question
 
@@ -35,13 +35,13 @@ class Prometheus:
             CarmeError: It does not answer, or cannot.
         """
         try:
-            connection = self._connection()
+            opened = connection(self._url, self._certificates, PATIENCE)
             try:
-                connection.request("GET", f"{self._url.path}{path}?{urlencode(parameters)}")
-                response = connection.getresponse()
+                opened.request("GET", f"{self._url.path}{path}?{urlencode(parameters)}")
+                response = opened.getresponse()
                 answer = json.loads(response.read())
             finally:
-                connection.close()
+                opened.close()
             if answer["status"] != "success":
                 refused = str(answer.get("error", "it refused the question"))[:500]
                 if response.status in (400, 422):
@@ -63,10 +63,21 @@ class Prometheus:
                 code="metrics",
             ) from None
 
-    def _connection(self) -> http.client.HTTPConnection:
-        host = self._url.hostname or ""
-        if self._url.scheme != "https":
-            return http.client.HTTPConnection(host, self._url.port, timeout=PATIENCE)
-        context = ssl.create_default_context(cafile=self._certificates / "ca.crt")
-        context.load_cert_chain(self._certificates / "tls.pem")
-        return http.client.HTTPSConnection(host, self._url.port, timeout=PATIENCE, context=context)
+
+def connection(address: SplitResult, certificates: Path, patience: float) -> http.client.HTTPConnection:
+    """A connection to what serves metrics, by mutual TLS where the address is one of `https`.
+
+    Args:
+        address: Scheme, host and port.
+        certificates: The folder with `tls.pem` and `ca.crt` of a reader.
+        patience: Seconds for each answer.
+
+    Raises:
+        OSError: The certificates cannot be read.
+    """
+    host = address.hostname or ""
+    if address.scheme != "https":
+        return http.client.HTTPConnection(host, address.port, timeout=patience)
+    context = ssl.create_default_context(cafile=certificates / "ca.crt")
+    context.load_cert_chain(certificates / "tls.pem")
+    return http.client.HTTPSConnection(host, address.port, timeout=patience, context=context)

@@ -1,5 +1,6 @@
 """A report as people read it: plain text for a terminal, or one page of HTML that needs nothing else."""
 
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
@@ -16,6 +17,7 @@ __all__ = ["as_html", "as_text", "facts"]
 
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
+_BAR = re.compile(r"\[#*\.*\] ")
 _WIDTH = 60  # of a curve in a terminal
 _MOST_RANKS = 16  # that are told one by one
 _TITLES = {
@@ -24,10 +26,13 @@ _TITLES = {
     "cpu": noop("Processors that worked, of those asked for"),
     "memory": noop("Memory in use, of that asked for"),
     "io": noop("Disks: read and written in each second"),
+    "network": noop("Network: received and sent in each second"),
     "wait": noop("Training: share of time for which ranks waited"),
+    "steps": noop("Training: steps in each second"),
     "samples": noop("Training: samples in each second"),
     "loss": noop("Training: loss"),
 }
+_FLOWS = ("io", "network")  # in bytes per second
 _COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
 
 
@@ -40,8 +45,15 @@ def identity(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
-    """What is told of it in words: titles and values."""
+def facts(report: Report, *, bars: bool = True) -> list[tuple[str, str]]:
+    """What is known of it in words: titles and values.
+
+    Args:
+        report: The report.
+        bars: Whether shares have bars of letters, which only a font of equal widths shows well.
+    """
+    if not bars:
+        return [(title, _BAR.sub("", translated(value))) for title, value in facts(report)]
     usage = report.usage
     found = [*_course(report), *_prediction(report)]
     if usage is None:
@@ -49,6 +61,11 @@ def facts(report: Report) -> list[tuple[str, str]]:
     if report.trouble:
         text = _("as the accounting has it, without curves. {trouble}", trouble=report.trouble)
         found.append((_("Used"), text))
+    if report.source == "exporters":
+        text = _(
+            "for {time}, as long as somebody looks: this site keeps no metrics", time=span(usage.seconds)
+        )
+        found.append((_("Measured"), text))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
         found += _training(usage.training)
@@ -199,7 +216,7 @@ def _parts(training: TrainingUse | RankUse) -> str:
 def _named(curve: Curve) -> str:
     if curve.top is None:
         return curve.name
-    most = f"{size(curve.top)}/s" if curve.what == "io" else f"{curve.top:.4g}"
+    most = f"{size(curve.top)}/s" if curve.what in _FLOWS else f"{curve.top:.4g}"
     return translated(_("{name}, at most {most}", name=curve.name, most=most))
 
 
@@ -239,7 +256,8 @@ def _details(report: Report) -> str:
     )
     none = _marked("p", _("None; that looks well.") if report.usage else _("None."))
     heading = _marked("h3", _("Advice"))
-    return f"{_table(facts(report))}{plots}{heading}{f'<ul>{advice}</ul>' if advice else none}"
+    shown = f"<ul>{advice}</ul>" if advice else none
+    return f"{_table(facts(report, bars=False))}{plots}{heading}{shown}"
 
 
 def _marked(tag: str, text: str) -> str:
@@ -282,7 +300,7 @@ def as_html(report: Report) -> str:
 def plot(curves: list[Curve]) -> str:
     """Curves over time as SVG, with the times in UTC below and what the height means on the left."""
     shown = curves[: len(_COLOURS)]
-    bytes_moved = bool(shown) and shown[0].what == "io"
+    bytes_moved = bool(shown) and shown[0].what in _FLOWS
     wide, high, left, above = 480, 120, 80 if bytes_moved else 48, 10
     start, end = _window(shown)
     lines, names = [], []

@@ -40,8 +40,7 @@ class Card:
 
 def card(image: Image) -> Card:
     """The card of an image."""
-    telling = [name for name in KNOWN if name in image.packages]
-    telling += [name for name in image.packages if name not in KNOWN]
+    telling = [name for name in KNOWN if name in image.packages] or list(image.packages)
     shown = telling[:MOST]
     return Card(
         title=image.title,

@@ -130,7 +130,12 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
         context["failure"] = explained(error)
     else:
         charts, advice = of_report(report)
-        context |= {"report": report, "facts": facts_of(report), "charts": charts, "advice": advice}
+        context |= {
+            "report": report,
+            "facts": facts_of(report, bars=False),
+            "charts": charts,
+            "advice": advice,
+        }
         context["multiples"] = multiples_of(report)
         ranks = report.usage.training.ranks if report.usage and report.usage.training else 0
         context["most_ranks"] = MOST_RANKS if ranks > MOST_RANKS else 0

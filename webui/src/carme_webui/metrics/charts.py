@@ -237,6 +237,8 @@ class Placed:
     advice: Sequence[Advice]
 
 
+#: Curves of amounts, not of shares: those in bytes per second, and numbers.
+_FLOWS, _NUMBERS = ("io", "network"), ("steps", "samples", "loss")
 #: Which advice belongs to which chart, by its topic.
 _TOPICS = {"gpu": ("gpu",), "cpu": ("cpu",), "memory": ("memory",), "wait": ("loader", "balance")}
 
@@ -249,7 +251,9 @@ def of_report(report: Report) -> tuple[list[Placed], list[Advice]]:
         "cpu": _("Processors"),
         "memory": _("Memory"),
         "io": _("Disks: read and written"),
+        "network": _("Network: received and sent"),
         "wait": _("Training: share of time that ranks waited"),
+        "steps": _("Training: steps per second"),
         "samples": _("Training: samples per second"),
         "loss": _("Training: loss"),
     }
@@ -267,9 +271,9 @@ def _chart(what: str, title: str, curves: list[Curve]) -> Chart:
     """One chart of curves of the same kind, in the unit that users requested in."""
     wholes = {curve.whole for curve in curves}
     whole = wholes.pop() if len(wholes) == 1 else None
-    if what in ("samples", "loss"):
+    if what in _NUMBERS:
         unit, factor, limit = "", None, None
-    elif what == "io":
+    elif what in _FLOWS:
         divisor, name = _bytes(max(curve.top or 0.0 for curve in curves))
         unit, factor, limit = f"{name}/s", 1 / divisor, None
     elif whole and what == "cpu":
@@ -289,7 +293,7 @@ def _chart(what: str, title: str, curves: list[Curve]) -> Chart:
 
 def _scaled(curve: Curve, what: str, factor: float | None) -> list[float | None]:
     """A curve's shares in a chart's unit."""
-    whole = (curve.top or 1.0) if what in ("io", "samples", "loss") else 1.0
+    whole = (curve.top or 1.0) if what in (*_FLOWS, *_NUMBERS) else 1.0
     scale = whole * (1.0 if factor is None else factor)
     return [None if value is None else float(f"{value * scale:.4g}") for value in curve.values]
 

@@ -13,6 +13,7 @@
   const STROKES = [[], [7, 4], [2, 3], [9, 3, 2, 3]];
   const HEIGHT = 170;
   const SPARK_HEIGHT = 34;
+  const ACROSS_HEIGHT = 30; // of the lower axis, with its ticks and one line of letters
   const LABEL_WIDTH = 58; // of a stack, in pixels; narrower ones are named in part
   const DAY = 86400;
   const POLL_MS = 15000;
@@ -167,6 +168,7 @@
 
     // The lower axis: moments, or the stacks' names as far as there is room.
     across(axis) {
+      axis = { ...axis, size: ACROSS_HEIGHT };
       if (!this.spec.labels)
         return { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) };
       const every = (plot) => Math.max(1, Math.ceil((this.times.length * LABEL_WIDTH) / Math.max(1, plot.width - 82)));

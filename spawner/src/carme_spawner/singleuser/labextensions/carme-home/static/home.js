@@ -8,6 +8,9 @@
 
   const CATEGORY = 'Session';
   const EXAMPLES = 'Examples';
+  /** Where they are in the launcher: below the notebooks, which JupyterLab has at 0, and above its consoles at 20. */
+  const RANKS = { [CATEGORY]: 5, [EXAMPLES]: 10 };
+  const TERMINAL = 'terminal:create-new';
   const HELP = '/help/';
   /** How often apps of the user's own are looked for while somebody sees the page. */
   const ASK_MS = 60000;
@@ -164,6 +167,7 @@
 
   async function activate(app, palette, launcher, menu, modules) {
     const { services, ui } = modules;
+    const { commands } = app;
     const style = document.createElement('style');
     style.textContent = STYLE;
     document.head.append(style);
@@ -180,8 +184,15 @@
     addCommands(app, home, refresh, icon, modules);
     addRunAll(app, modules);
 
+    const addTile = item => launcher.add({ ...item, categoryRank: RANKS[item.category] });
     const fixed = ['carme:examples', 'carme:portal', 'carme:help'];
-    fixed.forEach((command, place) => launcher?.add({ command, category: CATEGORY, rank: 100 + place }));
+    fixed.forEach((command, place) => launcher && addTile({ command, category: CATEGORY, rank: 100 + place }));
+    // Beside the apps too: JupyterLab's own tile is further down than a page shows.
+    app.restored.then(() => {
+      if (launcher && commands.hasCommand(TERMINAL)) {
+        addTile({ command: TERMINAL, category: CATEGORY, rank: 50 });
+      }
+    });
     for (const command of fixed) {
       palette?.addItem({ command, category: CATEGORY });
     }
@@ -193,7 +204,7 @@
       home.examples.forEach((args, rank) => {
         if (launcher && !tiles.has(`example ${args.name}`)) {
           const item = { command: 'carme:open-example', args, category: EXAMPLES, rank };
-          tiles.set(`example ${args.name}`, launcher.add(item));
+          tiles.set(`example ${args.name}`, addTile(item));
         }
       });
     }
@@ -216,7 +227,7 @@
       }
       home.apps.forEach((args, rank) => {
         if (launcher && !tiles.has(args.name)) {
-          tiles.set(args.name, launcher.add({ command: 'carme:app', args, category: CATEGORY, rank }));
+          tiles.set(args.name, addTile({ command: 'carme:app', args, category: CATEGORY, rank }));
         }
       });
       addExamples();

@@ -8,6 +8,7 @@
 
   const ASK_MS = 15000;
   const SIGNED_OUT = 'The portal does not know who you are any more. Sign in there again, in another tab.';
+  const LOADING = 'Loading what this session uses.';
   const NO_ANSWER = 'The portal does not answer just now.';
   const STYLE = `
     #carme-use { overflow: auto; padding: 8px 12px; color: var(--jp-ui-font-color1); background: var(--jp-layout-color1); }
@@ -141,6 +142,7 @@
     const style = document.createElement('style');
     style.textContent = STYLE;
     const body = document.createElement('div');
+    body.textContent = LOADING; // until the first answer
     panel.node.append(style, body);
     app.shell.add(panel, 'right', { rank: 900 });
 

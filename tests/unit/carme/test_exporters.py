@@ -1,0 +1,214 @@
+"""A running job's usage without Prometheus, from a real exporter's server by mutual TLS."""
+
+import asyncio
+import grp
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from free_ports import free_port
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from carme.config import Settings
+from carme.errors import CarmeError
+from carme.jobs import Job, JobState
+from carme.reports.exporters import FORGOTTEN_SECONDS, Exporters
+from carme.reports.models import Curve, GpuUse, Usage
+from carme.reports.text import as_text
+from carme_monitoring.certificates import make
+from carme_monitoring.serving import MetricsServer
+
+GIB = 1 << 30
+NODE = "localhost"
+WHOSE = {"jobid": "7", "user": "ada"}
+
+
+class Node(Collector):
+    """What a node's exporter knows of two jobs, `seconds` after their start."""
+
+    seconds = 0.0
+    trains = True
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample of each series."""
+        for name, value, labels in self.samples():
+            counted = name.endswith("_total")
+            family = CounterMetricFamily if counted else GaugeMetricFamily
+            metric = family(name.removesuffix("_total"), "x", labels=list(labels))
+            metric.add_metric(list(labels.values()), value)
+            yield metric
+
+    def samples(self) -> Iterator[tuple[str, float, dict[str, str]]]:
+        gpu = {**WHOSE, "gpu": "0", "uuid": 'GPU-"}0'}
+        yield "carme_job_gpu_utilization_ratio", 0.8, gpu
+        yield "carme_job_gpu_memory_used_bytes", 10 * GIB, gpu
+        yield "carme_job_gpu_memory_total_bytes", 40 * GIB, gpu
+        for mode, share in (("user", 2.5), ("system", 0.5)):
+            yield "carme_job_cpu_seconds_total", share * self.seconds, {**WHOSE, "mode": mode}
+        yield "carme_job_cpus", 4, WHOSE
+        yield "carme_job_memory_used_bytes", 2 * GIB, WHOSE
+        yield "carme_job_memory_limit_bytes", 32 * GIB, WHOSE
+        yield "carme_job_memory_used_bytes", 9 * GIB, {"jobid": "77", "user": "bob"}
+        yield "carme_job_io_read_bytes_total", self.seconds * 2**20, WHOSE
+        yield "carme_job_network_receive_bytes_total", self.seconds * 2**21, {**WHOSE, "source": "node"}
+        for rank in ("0", "1") if self.trains else ():
+            of_rank = {**WHOSE, "rank": rank}
+            yield "carme_training_seconds_total", self.seconds, of_rank
+            yield "carme_training_steps_total", 4 * self.seconds, of_rank
+            yield "carme_training_samples_total", 128 * self.seconds, of_rank
+            waited = (0.8 if rank == "0" else 0.4) * self.seconds
+            yield "carme_training_wait_seconds_total", waited, {**of_rank, "cause": "data"}
+            yield "carme_training_loss", 2.0 + int(rank) / 5, of_rank
+
+
+class Exporter:
+    """A node's exporter, its readers' certificates, and a clock of theirs and the jobs'."""
+
+    def __init__(self, folder: Path) -> None:
+        group = grp.getgrgid(os.getgid()).gr_name
+        make(
+            folder,
+            [
+                {"name": "node", "group": group, "hosts": [NODE]},
+                {"name": "reader", "group": group, "client": True},
+            ],
+        )
+        self.node, self.certificates = Node(), folder / "reader"
+        registry = CollectorRegistry()
+        registry.register(self.node)
+        self.server = MetricsServer("127.0.0.1:0", registry, folder / "node")
+        self.port = self.server.server_port
+        self.began = float(int(time.time()))
+        self.exporters = Exporters(self.port, self.certificates, lambda: self.began + self.node.seconds)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def job(self, **changes: Any) -> Job:
+        values: dict[str, Any] = {
+            "id": 7, "name": "train", "user": "ada", "state": JobState.RUNNING, "kind": "batch", "nodes": 1,
+            "gpus": 1, "cpus": 4, "memory_mb": 32 << 10, "minutes_limit": 120, "node_list": NODE,
+            "started": datetime.fromtimestamp(self.began, UTC),
+        }  # fmt: skip
+        return Job(**values | changes)
+
+
+@pytest.fixture
+def exporter(tmp_path: Path) -> Iterator[Exporter]:
+    exporter = Exporter(tmp_path / "tls")
+    yield exporter
+    exporter.server.shutdown()
+    exporter.server.server_close()
+
+
+def of(curves: list[Curve], what: str, name: str = "", part: str = "") -> Curve:
+    """The only such curve."""
+    (found,) = (curve for curve in curves if curve.what == what and name in curve.name and part == curve.part)
+    return found
+
+
+async def test_a_job_is_followed_while_somebody_looks(exporter: Exporter) -> None:
+    used, curves = await exporter.exporters.usage(exporter.job())
+    assert used is not None and of(curves, "memory").values == [0.062]
+    assert of(curves, "cpu").values == [None]
+    for seconds in (15, 30, 60, 61, 75):  # at 61 nothing is asked: it is too soon
+        exporter.node.seconds = seconds
+        used, curves = await exporter.exporters.usage(exporter.job())
+    assert used is not None and used.seconds == 75
+    (node,) = used.nodes
+    assert (node.node, node.cpus, node.memory_bytes, node.memory_limit_bytes) == (NODE, 4, 2 * GIB, 32 * GIB)
+    assert node.cpus_used == pytest.approx(3.0)
+    (gpu,) = used.gpus
+    assert (gpu.gpu, gpu.busy, gpu.memory_total_bytes) == ("0", pytest.approx(0.8), 40 * GIB)
+    cpu = of(curves, "cpu")
+    assert (cpu.start, cpu.step, cpu.whole) == (exporter.began, 15, 4)
+    assert cpu.values == [None, *[0.75] * 5]
+    assert of(curves, "io", "read").values == [1.0] * 5 and of(curves, "io").top == pytest.approx(2**20)
+    assert of(curves, "network", "received").top == pytest.approx(2**21)
+
+
+async def test_training_is_of_all_ranks_and_of_each(exporter: Exporter) -> None:
+    for seconds in (0, 15, 30):
+        exporter.node.seconds = seconds
+        used, curves = await exporter.exporters.usage(exporter.job())
+    assert used is not None and used.training is not None
+    training = used.training
+    assert (training.ranks, training.step_seconds) == (2, pytest.approx(0.25))
+    assert training.samples_per_second == pytest.approx(256)
+    assert training.data_wait == pytest.approx(0.6) and training.rank_wait is None
+    assert training.loss == pytest.approx(2.1)
+    assert of(curves, "steps").top == pytest.approx(4) and of(curves, "wait").values[1:] == [0.6, 0.6]
+    assert [rank.data_wait for rank in training.each] == [pytest.approx(0.8), pytest.approx(0.4)]
+    assert of(curves, "rank_wait", "rank 0", "data").values == [None, 0.8, 0.8]
+
+
+async def test_nothing_is_drawn_over_a_time_in_which_nobody_looked(exporter: Exporter) -> None:
+    for seconds in (0, 15, 150, 165):
+        exporter.node.seconds = seconds
+        _used, curves = await exporter.exporters.usage(exporter.job())
+    memory, cpu = of(curves, "memory").values, of(curves, "cpu").values
+    assert [place for place, value in enumerate(memory) if value is not None] == [0, 1, 10, 11]
+    assert [place for place, value in enumerate(cpu) if value is not None] == [1, 11]
+    # What nobody has looked at for long begins anew, and so does another job of the number.
+    exporter.node.seconds += FORGOTTEN_SECONDS + 1
+    used, _curves = await exporter.exporters.usage(exporter.job())
+    assert used is not None and used.seconds == 0
+    exporter.node.seconds += 15
+    later = datetime.fromtimestamp(exporter.began + exporter.node.seconds - 5, UTC)
+    used, _curves = await exporter.exporters.usage(exporter.job(started=later))
+    assert used is not None and used.seconds == 0
+
+
+async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_error(exporter: Exporter) -> None:
+    used, _curves = await exporter.exporters.usage(exporter.job(node_list=f"{NODE},nowhere.invalid"))
+    assert used is not None and [node.node for node in used.nodes] == [NODE]
+    unused = Exporters(free_port(), exporter.certificates)
+    with pytest.raises(CarmeError, match="exporters of the job's nodes do not answer"):
+        await unused.usage(exporter.job())
+    # A server that the site's authority does not vouch for at this name is not believed.
+    with pytest.raises(CarmeError, match="certificate"):
+        await exporter.exporters.usage(exporter.job(id=8, node_list="127.0.0.1"))
+    assert exporter.exporters.exist
+    assert not Exporters(exporter.port, exporter.certificates / "nothing").exist
+
+
+@pytest.fixture
+def settings(settings: Settings, exporter: Exporter) -> Settings:
+    """A site with exporters and no Prometheus."""
+    place = settings.monitoring.model_copy(
+        update={"certificates": exporter.certificates, "exporter_port": exporter.port}
+    )
+    return settings.model_copy(update={"monitoring": place})
+
+
+async def test_the_broker_reports_so_and_advises_about_what_it_saw_enough_of(
+    site: Any, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = int(time.time()) - 3600
+    site.slurm.jobs = [
+        {
+            "A": 7, "j": "train", "u": "ada", "a": "research", "P": "gpu", "T": "RUNNING", "D": 1, "C": 4,
+            "m": "32G", "l": "2:00:00", "b": "gres/gpu:a100:1", "N": NODE, "V": started - 90, "S": started,
+            "k": "carme/1 kind=batch image= key=" + "ab" * 16,
+        }
+    ]  # fmt: skip
+    while not (await site.client.events()).jobs:  # noqa: ASYNC110 - until the broker has seen it
+        await asyncio.sleep(0.05)
+    report = await site.client.report(7)
+    assert (report.source, report.monitored) == ("exporters", True)
+    assert report.usage is not None and report.curves and report.advice == []
+    assert re.search(r"for \d+ s, as long as somebody looks", as_text(report))
+    idle = GpuUse(node=NODE, gpu="0", busy=0.0, active=0.0)
+    for seconds, topics in ((600, []), (3000, ["gpu"])):  # of an hour
+
+        async def seen(_self: Exporters, _job: Job, seconds: int = seconds) -> tuple[Usage, list[Curve]]:
+            return Usage(seconds=seconds, gpus=[idle]), []
+
+        monkeypatch.setattr(Exporters, "usage", seen)
+        assert [advice.topic for advice in (await site.client.report(7)).advice] == topics
