@@ -3,15 +3,17 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
+from typing import NamedTuple
 
 from carme.jobs import minutes_text
 from carme.reports.models import Curve, RankUse, Report, TrainingUse, Usage
 from carme.scaling import outcome_text
 from carme.scaling.outcomes import prediction_text
-from carme.translation import language_shown, translated
+from carme.translation import joined, language_shown, translated
+from carme.translation import message as _
 from carme.wording import number, size
 
-__all__ = ["as_html", "as_text", "facts"]
+__all__ = ["Fact", "as_html", "as_text", "facts"]
 
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -20,8 +22,8 @@ _MOST_RANKS = 16  # that are told one by one
 _TITLES = {
     "gpu": "GPU: share of time in which it worked",
     "gpu_memory": "GPU: memory in use",
-    "cpu": "Processors that worked, of those asked for",
-    "memory": "Memory in use, of that asked for",
+    "cpu": "Processors that worked, of those requested",
+    "memory": "Memory in use, of that requested",
     "io": "Disks: read and written in each second",
     "wait": "Training: share of time for which ranks waited",
     "samples": "Training: samples in each second",
@@ -30,148 +32,170 @@ _TITLES = {
 _COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
 
 
-def identity(report: Report) -> list[tuple[str, str]]:
-    """Which job it is, and how it stands: titles and values."""
+class Fact(NamedTuple):
+    """Something that is known of a job, in words that `translated` renders.
+
+    Attributes:
+        title: What it is about; of a part of the job with two spaces before it.
+        words: What is known.
+        share: The share of it that the job used, 0 to 1, where the words are about one.
+    """
+
+    title: str
+    words: str
+    share: float | None = None
+
+
+def identity(report: Report) -> list[Fact]:
+    """Which job it is, and how it stands."""
     job = report.job
     return [
-        ("Job", f"{job.id}  {job.name}"),
-        ("State", job.state.lower() + (f". {translated(job.explanation)}" if job.explanation else "")),
+        Fact("Job", f"{job.id}  {job.name}"),
+        Fact("State", job.state.lower() + (f". {translated(job.explanation)}" if job.explanation else "")),
     ]
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
-    """What is told of it in words: titles and values."""
+def facts(report: Report) -> list[Fact]:
+    """What is known of it."""
     usage = report.usage
     found = [*_course(report), *_prediction(report)]
     if usage is None:
-        return [*found, ("Used", _why_unknown(report))]
+        return [*found, Fact(_("Used"), _why_unknown(report))]
     if report.trouble:
-        found.append(("Used", f"as the accounting has it, without curves. {report.trouble}"))
+        words = _("as the accounting has it, without curves. {trouble}", trouble=report.trouble)
+        found.append(Fact(_("Used"), words))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
         found += _training(usage.training)
     if usage.nodes_left_out:
-        found.append(("", f"and {usage.nodes_left_out} more nodes"))
+        found.append(Fact("", _("and {count} more nodes", count=usage.nodes_left_out)))
     if report.energy_joules is not None:
-        found.append(("Energy of GPUs", f"{report.energy_joules / 3.6e6:.3f} kWh"))
+        found.append(Fact(_("Energy of GPUs"), f"{report.energy_joules / 3.6e6:.3f} kWh"))
     return found
 
 
-def _course(report: Report) -> Iterator[tuple[str, str]]:
+def _course(report: Report) -> Iterator[Fact]:
     """What the job was to have, and how long it waited and ran."""
     job = report.job
-    yield (
-        "Asked for",
-        f"{number(job.nodes, 'node')}, {number(job.gpus, 'GPU')}"
-        f"{f' ({job.gpu_type})' if job.gpu_type else ''}, {number(job.cpus, 'processor')}, "
-        f"{job.memory_mb / 1024:.1f} GiB, "
-        f"{minutes_text(job.minutes_limit) if job.minutes_limit else 'no time limit'}",
-    )
+    gpus: str = number(job.gpus, "GPU")
+    parts = [
+        number(job.nodes, "node"),
+        _("{gpus} ({kind})", gpus=gpus, kind=job.gpu_type) if job.gpu_type else gpus,
+        number(job.cpus, "processor"),
+        f"{job.memory_mb / 1024:.1f} GiB",
+        minutes_text(job.minutes_limit) if job.minutes_limit else _("no time limit"),
+    ]
+    yield Fact(_("Requested"), joined(parts, ", "))
     if report.waited_seconds is not None:
-        yield "Waited", span(report.waited_seconds)
+        yield Fact(_("Waited"), span(report.waited_seconds))
     if report.ran_seconds is not None:
-        yield "Ran", span(report.ran_seconds)
+        yield Fact(_("Ran"), span(report.ran_seconds))
 
 
-def _prediction(report: Report) -> Iterator[tuple[str, str]]:
+def _prediction(report: Report) -> Iterator[Fact]:
     """What was predicted of a step of training, and what came of it."""
     prediction = report.job.prediction
     if not prediction:
         return
     training = report.usage.training if report.usage else None
-    yield "Predicted", prediction_text(prediction)
+    yield Fact(_("Predicted"), prediction_text(prediction))
     if prediction.reason:
-        yield "Reason", prediction.reason
+        yield Fact(_("Reason"), prediction.reason)
     if report.job.started is not None:
-        yield "Measured", outcome_text(prediction, training.step_seconds if training else None)
+        outcome = outcome_text(prediction, training.step_seconds if training else None)
+        yield Fact(_("Measured"), outcome)
 
 
-def _efficiency(report: Report) -> Iterator[tuple[str, str]]:
+def _efficiency(report: Report) -> Iterator[Fact]:
     """Shares of what the job had that it used, compared with the user's other jobs like it."""
     peers = report.peers
     for name, title, other in (
-        ("gpu", "GPUs", peers.gpu_busy),
-        ("cpu", "Processors", peers.cpu),
-        ("memory", "Memory", peers.memory),
+        ("gpu", _("GPUs"), peers.gpu_busy),
+        ("cpu", _("Processors"), peers.cpu),
+        ("memory", _("Memory"), peers.memory),
     ):
         if name in report.efficiency:
-            compared = f"   (your {peers.jobs} like it: {other:.0%})" if other is not None else ""
-            yield title, f"{bar(report.efficiency[name])} {report.efficiency[name]:.0%} used{compared}"
+            share = report.efficiency[name]
+            words = _("{share} used", share=f"{share:.0%}")
+            if other is not None:
+                words = _(
+                    "{used} (your {count} similar jobs: {other})",
+                    used=words,
+                    count=peers.jobs,
+                    other=f"{other:.0%}",
+                )
+            yield Fact(title, words, share)
 
 
-def _gpus(usage: Usage) -> Iterator[tuple[str, str]]:
+def _gpus(usage: Usage) -> Iterator[Fact]:
     """Each GPU's load and memory."""
     for gpu in usage.gpus:
-        memory = (
-            f", {gpu.memory_bytes / GIB:.1f} of {gpu.memory_total_bytes / GIB:.1f} GiB"
-            if gpu.memory_bytes is not None and gpu.memory_total_bytes
-            else ""
-        )
-        yield f"  {gpu.node} GPU {gpu.gpu}", f"{bar(gpu.busy)} {gpu.busy:.0%}{memory}"
+        parts: list[str] = [f"{gpu.busy:.0%}"]
+        if gpu.memory_bytes is not None and gpu.memory_total_bytes:
+            used, total = f"{gpu.memory_bytes / GIB:.1f}", f"{gpu.memory_total_bytes / GIB:.1f}"
+            parts.append(_("{used} of {total} GiB", used=used, total=total))
+        yield Fact(f"  {gpu.node} GPU {gpu.gpu}", joined(parts, ", "), gpu.busy)
 
 
-def _nodes(usage: Usage) -> Iterator[tuple[str, str]]:
+def _nodes(usage: Usage) -> Iterator[Fact]:
     """Each node's processors, memory and disks, as far as they are known."""
     for node in usage.nodes:
-        cpu = (
-            f"{node.cpus_used:.1f} of {node.cpus:g} processors"
-            if node.cpus_used is not None and node.cpus
-            else ""
-        )
-        memory = (
-            f"{node.memory_bytes / GIB:.1f} of {node.memory_limit_bytes / GIB:.1f} GiB at most"
-            if node.memory_bytes is not None and node.memory_limit_bytes
-            else ""
-        )
-        moved = (
-            f"{size(node.read_bytes)} read from disks, {size(node.written_bytes)} written"
-            if node.read_bytes is not None and node.written_bytes is not None
-            else ""
-        )
-        if cpu or memory or moved:
-            yield f"  {node.node}", ", ".join(filter(None, (cpu, memory, moved)))
+        parts: list[str] = []
+        if node.cpus_used is not None and node.cpus:
+            used = f"{node.cpus_used:.1f}"
+            parts.append(_("{used} of {total} processors", used=used, total=f"{node.cpus:g}"))
+        if node.memory_bytes is not None and node.memory_limit_bytes:
+            used, total = f"{node.memory_bytes / GIB:.1f}", f"{node.memory_limit_bytes / GIB:.1f}"
+            parts.append(_("{used} of {total} GiB at most", used=used, total=total))
+        if node.read_bytes is not None and node.written_bytes is not None:
+            read, written = size(node.read_bytes), size(node.written_bytes)
+            parts.append(_("{read} read from disks, {written} written", read=read, written=written))
+        if parts:
+            yield Fact(f"  {node.node}", joined(parts, ", "))
 
 
-def _training(training: TrainingUse) -> Iterator[tuple[str, str]]:
+def _training(training: TrainingUse) -> Iterator[Fact]:
     """How training went, over all ranks and on the first of them."""
-    yield "Training", training_text(training)
+    yield Fact(_("Training"), training_text(training))
     for rank in training.each[:_MOST_RANKS]:
-        yield f"  {rank.node} rank {rank.rank}", _parts(rank)
+        title = _("  {node} rank {rank}", node=rank.node, rank=rank.rank)
+        yield Fact(title, joined(_parts(rank), ", "))
     if len(training.each) > _MOST_RANKS:
-        yield "", f"and {number(training.ranks - _MOST_RANKS, 'more rank')}; --json has them"
+        more = number(training.ranks - _MOST_RANKS, "more rank")
+        yield Fact("", _("and {more}; carme report --json has them", more=more))
 
 
 def _why_unknown(report: Report) -> str:
     """Why it is not known what the job used."""
     if report.trouble:
-        return f"not known. {report.trouble}"
+        return _("not known. {trouble}", trouble=report.trouble)
     if not report.monitored:
-        return "not measured: this site has no monitoring"
+        return _("not measured: this site has no monitoring")
     if report.job.is_pending:
-        return "nothing yet: it has not started"
+        return _("nothing yet: it has not started")
     if not report.job.is_over:
-        return "not known yet: the first measurements come about a minute after the start"
-    return "not known: nothing was measured, or the record is gone"
+        return _("not known yet: the first measurements come about a minute after the start")
+    return _("not known: nothing was measured, or the record is gone")
 
 
 def training_text(training: TrainingUse) -> str:
     """How training went, in one line."""
-    return ", ".join(filter(None, (number(training.ranks, "rank"), _parts(training))))
+    return joined([number(training.ranks, "rank"), *_parts(training)], ", ")
 
 
-def _parts(training: TrainingUse | RankUse) -> str:
-    parts = []
+def _parts(training: TrainingUse | RankUse) -> list[str]:
+    parts: list[str] = []
     if training.step_seconds is not None:
-        parts.append(f"{training.step_seconds:.3g} s for a step")
+        parts.append(_("{seconds} s for a step", seconds=f"{training.step_seconds:.3g}"))
     if training.samples_per_second is not None:
-        parts.append(f"{training.samples_per_second:.3g} samples in a second")
+        parts.append(_("{samples} samples in a second", samples=f"{training.samples_per_second:.3g}"))
     if training.data_wait is not None:
-        parts.append(f"{training.data_wait:.0%} of the time waiting for data")
+        parts.append(_("{share} of the time waiting for data", share=f"{training.data_wait:.0%}"))
     if training.rank_wait is not None:
-        parts.append(f"{training.rank_wait:.0%} for other ranks")
+        parts.append(_("{share} for other ranks", share=f"{training.rank_wait:.0%}"))
     if training.loss is not None:
-        parts.append(f"last loss {training.loss:.4g}")
-    return ", ".join(parts)
+        parts.append(_("last loss {loss}", loss=f"{training.loss:.4g}"))
+    return parts
 
 
 def _named(curve: Curve) -> str:
@@ -183,8 +207,8 @@ def _named(curve: Curve) -> str:
 
 def as_text(report: Report) -> str:
     """For a terminal."""
-    rows = identity(report) + facts(report)
-    width = max(len(title) for title, _ in rows)
+    rows = [(translated(fact.title), _in_text(fact)) for fact in identity(report) + facts(report)]
+    width = max(len(title) for title, _value in rows)
     lines = [f"{title:<{width}}  {value}".rstrip() for title, value in rows]
     for what, title in _TITLES.items():
         curves = [curve for curve in report.curves if curve.what == what]
@@ -200,6 +224,11 @@ def as_text(report: Report) -> str:
         if advice.change:
             lines.append(f"    {translated(advice.change)}")
     return "\n".join(lines)
+
+
+def _in_text(fact: Fact) -> str:
+    words = translated(fact.words)
+    return words if fact.share is None else f"{bar(fact.share)} {words}"
 
 
 def _details(report: Report) -> str:
@@ -224,9 +253,17 @@ def _marked(tag: str, text: str) -> str:
     return f"<{tag}{named}>{escape(translated(text))}</{tag}>"
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    lines = (f"<tr><th>{escape(title)}</th><td>{escape(value)}</td></tr>" for title, value in rows)
+def _table(rows: list[Fact]) -> str:
+    lines = (
+        f"<tr><th>{escape(row.title)}</th><td>{_meter(row)}{escape(row.words)}</td></tr>" for row in rows
+    )
     return f"<table>{''.join(lines)}</table>"
+
+
+def _meter(fact: Fact) -> str:
+    return (
+        "" if fact.share is None else f'<meter max="1" value="{fact.share:.3f}" aria-hidden="true"></meter> '
+    )
 
 
 def as_html(report: Report) -> str:
