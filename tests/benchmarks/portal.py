@@ -41,6 +41,7 @@ from real_postgresql import postgresql
 
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
+FORECAST_SECONDS = 60.0
 YEAR = False  # whether the bookings are those of a year
 #: Answers of which the processor time is taken.
 ALONE = 20
@@ -114,10 +115,17 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
     from carme.jobs import Cluster, Node, Partition
 
     class Broker(FakeBroker):
+        forecast: Any = None
+
         def answer(self, request: protocol.Request) -> Any:
             if isinstance(request, protocol.GetEvents) and request.wait and request.cursor:
                 time.sleep(request.wait)  # nothing happens
-            return super().answer(request)
+            if not isinstance(request, protocol.GetForecast):
+                return super().answer(request)
+            # As the real one, which makes it once a minute while no job begins or ends.
+            if self.forecast is None or time.monotonic() > self.forecast[0]:
+                self.forecast = time.monotonic() + FORECAST_SECONDS, super().answer(request)
+            return self.forecast[1]
 
     names = [f"n{number:03}" for number in range(NODES)]
     with Broker(socket) as broker:
@@ -206,7 +214,7 @@ def store_bookings(users: list[Any], now: datetime) -> None:
                     owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
                     node_names=[f"n{number % NODES:03}"], start=start, end=start + timedelta(hours=6),
                     state="ended" if start + timedelta(hours=6) < now else "approved",
-                    cause="finished" if start + timedelta(hours=6) < now else "", kept=now,
+                    cause="finished" if start + timedelta(hours=6) < now else "", reserved=now,
                     title=f"run {number}",
                 )
                 for number, start in enumerate(starts)
@@ -218,7 +226,7 @@ def store_bookings(users: list[Any], now: datetime) -> None:
         Booking(
             owner=users[number % USERS], partition="gpu", gpu_type="a100", gpus_per_node=4,
             node_names=[f"n{number % NODES:03}"], start=now + timedelta(hours=3 * (number % 50)),
-            end=now + timedelta(hours=3 * (number % 50) + 3), state="approved", kept=now,
+            end=now + timedelta(hours=3 * (number % 50) + 3), state="approved", reserved=now,
             title=f"run {number}",
         )
         for number in range(BOOKINGS)
