@@ -41,6 +41,7 @@ from real_postgresql import postgresql
 
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
+FORECAST_SECONDS = 60.0
 YEAR = False  # whether the bookings are those of a year
 #: Answers of which the processor time is taken.
 ALONE = 20
@@ -114,10 +115,17 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
     from carme.jobs import Cluster, Node, Partition
 
     class Broker(FakeBroker):
+        forecast: Any = None
+
         def answer(self, request: protocol.Request) -> Any:
             if isinstance(request, protocol.GetEvents) and request.wait and request.cursor:
                 time.sleep(request.wait)  # nothing happens
-            return super().answer(request)
+            if not isinstance(request, protocol.GetForecast):
+                return super().answer(request)
+            # As the real one, which makes it once a minute while no job begins or ends.
+            if self.forecast is None or time.monotonic() > self.forecast[0]:
+                self.forecast = time.monotonic() + FORECAST_SECONDS, super().answer(request)
+            return self.forecast[1]
 
     names = [f"n{number:03}" for number in range(NODES)]
     with Broker(socket) as broker:

@@ -16,8 +16,8 @@ PATIENCE = 2 * HANG * 1000
 CURVES = (
     "GPU: share of time in which it worked",
     "GPU: memory in use",
-    "Processors that worked, of those asked for",
-    "Memory in use, of that asked for",
+    "Processors that worked, of those requested",
+    "Memory in use, of that requested",
 )
 
 

@@ -532,7 +532,7 @@ def test_a_report_is_in_one_language_and_a_page_names_what_is_not() -> None:
     plain = Advice(topic="cpu", text="Of an earlier version.", change="--cpus 2")
     found = found.model_copy(update={"advice": [*found.advice, plain]})
     assert as_html(found).count("lang=") == 1  # the page's own
-    english = {title for title, _value in identity(found) + facts(found) if isinstance(title, Message)}
+    english = {one.title for one in identity(found) + facts(found) if isinstance(one.title, Message)}
     try:
         follow(lambda: "de_DE.UTF-8")
         text, page = as_text(found), as_html(found)

@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from carme.errors import NotFound
 from carme.jobs import SessionOptions
 from carme_webui.accounts.models import User
 from carme_webui.administration.models import AuditEntry
+from carme_webui.administration.services import changed_kinds
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.models import Notice
 from carme_webui.projects import services
@@ -66,6 +67,41 @@ def test_a_change_is_on_record_with_who_when_before_and_after(
     assert "No entries match" in text(root.get("/admin/record/?until=2001-01-01"))
     for odd in ("?since=x&until=2026-99-99", "?page=x", "?q=%00", "?q=%25_'\"", "?who=" + "x" * 500):
         assert root.get(f"/admin/record/{odd}").status_code == 200
+
+
+def test_the_record_is_filtered_by_kind(root: Browser, admin: User, alice: User) -> None:
+    services.create(admin, "vision", "Computer vision", alice, site_broker())
+    page = BeautifulSoup(text(root.get("/admin/record/?kind=project")), "html.parser")
+    assert {name.text for name in page.select("tbody strong")} == {"vision"}
+    chosen = page.select_one("select[name=kind] option[selected]")
+    assert chosen and (chosen["value"], chosen.text) == ("project", "project")
+    assert [link["href"] for link in page.select("form a.button")] == [
+        "/admin/record/",
+        "/admin/record/export/?q=&who=&kind=project&since=&until=",
+    ]
+    lines = b"".join(iter(root.get("/admin/record/export/?kind=project"))).decode().splitlines()
+    assert {line["kind"] for line in csv.DictReader(lines)} == {"project"}
+    assert "No entries match" in text(root.get("/admin/record/?kind=nothing"))
+    found = set(LogEntry.objects.values_list("content_type__model", flat=True))
+    assert found <= changed_kinds().keys()
+
+
+def test_days_of_the_record_are_those_of_who_reads(root: Browser, admin: User, alice: User) -> None:
+    """At half past eleven in the evening in UTC it is the next day in New Zealand."""
+    alice.email = "new@carme.example"
+    alice.save()
+    entry = LogEntry.objects.filter(object_repr="alice", changes__has_key="email").latest("id")
+    LogEntry.objects.exclude(pk=entry.pk).delete()
+    LogEntry.objects.update(timestamp=datetime(2026, 11, 20, 23, 30, tzinfo=UTC))
+    User.objects.filter(pk=admin.pk).update(time_zone="Pacific/Auckland")
+
+    def seen(query: str) -> bool:
+        return "No entries match" not in text(root.get(f"/admin/record/?{query}"))
+
+    assert seen("since=2026-11-21&until=2026-11-21")
+    assert not seen("until=2026-11-20") and not seen("since=2026-11-22")
+    User.objects.filter(pk=admin.pk).update(time_zone="UTC")
+    assert seen("since=2026-11-20&until=2026-11-20") and not seen("since=2026-11-21")
 
 
 def test_no_secret_is_on_record(alice: User) -> None:

@@ -363,6 +363,9 @@ def test_the_record_is_searched(root: Program, admin: User, vision: Project) -> 
     tomorrow = (timezone.now() + timedelta(days=1)).date()
     assert root.ask("get", "admin/record", since=tomorrow).json()["items"] == []
     assert root.ask("get", "admin/record", who="nobody").json()["items"] == []
+    of_projects = root.ask("get", "admin/record", kind="project").json()["items"]
+    assert change in of_projects and {one["kind"] for one in of_projects} == {"project"}
+    assert root.ask("get", "admin/record", kind="own image").json()["items"] == []
     part = root.ask("get", "admin/record", limit=1).json()
     assert len(part["items"]) == 1 and part["next"]
     problem(root.ask("get", "admin/record", since="someday"), 422)

@@ -189,6 +189,8 @@ def test_commands_of_files_projects_and_administration(
     assert seen("projects", "limit", "vision", "--gpus", "none")["gpus"] is None
     assert main(["projects", "show", "vision"]) == 0 and "carme-vision" in capsys.readouterr().out
     assert seen("admin", "record", "gpus", "--since", "2026-01-01")[0]["who"] == "alice"
+    assert seen("admin", "record", "gpus", "--kind", "project")[0]["kind"] == "project"
+    assert seen("admin", "record", "gpus", "--kind", "booking") == []
     for words in (["nodes"], ["jobs"], ["approvals"], ["record"], ["policies"], ["maintenance"], ["news"]):
         assert main(["admin", *words]) == 0 and capsys.readouterr().out
     assert main(["admin", "record", "--since", "someday"]) == 1 and "is no day" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """What is made once for many pages: it is renewed when something is new, and nobody gets another's."""
 
+import gc
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,25 +12,28 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
+from carme.api import Overview
 from carme.bookings import Cause
+from carme.jobs import Access, Association, Partition
 from carme_webui import cluster
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
+from carme_webui.api import schemas
 from carme_webui.bookings import table
 from carme_webui.bookings.models import Booking
-from carme_webui.caches import ObjectCache, cache_key, shared
-from carme_webui.cluster import Picture
+from carme_webui.caches import DerivedValues, ObjectCache, cache_key, shared
+from carme_webui.cluster import Picture, shown_seconds
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.mirror import mirror
 from carme_webui.jobs.models import OLD_AFTER, Mirror
 from carme_webui.notifier import notifier
-from carme_webui.projects.models import Membership, Project
+from carme_webui.projects.models import Membership, Project, usable_by
 from carme_webui.sessions.forms import StartForm
 from carme_webui.sessions.models import Preset, Session
 from patience import HANG
 
-from .conftest import Browser
-from .fake_broker import FakeBroker, make_job
+from .conftest import Browser, Program, program_of
+from .fake_broker import CLUSTER, FakeBroker, make_job
 
 
 def page(browser: Browser, path: str = "/") -> str:
@@ -120,6 +125,69 @@ def test_a_broker_that_hangs_holds_up_one_page(broker: FakeBroker) -> None:
         finally:
             answer.set()
         assert first.result(HANG) == "new" and not requested.acquire(blocking=False)
+
+
+def test_what_takes_the_broker_long_is_requested_less_often() -> None:
+    assert shown_seconds(1.25, 0.01) == 1.25, "an ordinary site sees each look at Slurm"
+    assert shown_seconds(1.25, 0.2) == pytest.approx(4.0)
+    assert shown_seconds(1.25, 9.0) == cluster.REST_SECONDS
+    assert shown_seconds(10.0, 9.0) == 10.0
+
+
+def test_what_is_derived_of_a_snapshot_is_made_once_and_forgotten_with_it() -> None:
+    values, made = DerivedValues(), list[str]()
+
+    def make(word: str) -> str:
+        made.append(word)
+        return word
+
+    first, second = CLUSTER.model_copy(), CLUSTER.model_copy()
+    assert first == second, "that they are equal does not make them the same"
+    for source, key in ((first, "a"), (first, "a"), (first, "b"), (second, "a"), (first, "a")):
+        assert values.get(source, key, lambda key=key: make(key)) == key
+    assert made == ["a", "b", "a"] and len(values) == 2
+    del first, source
+    gc.collect()
+    assert len(values) == 1
+    assert values.get(second, "a", lambda: make("new")) == "a"
+
+
+def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_anothers_partition(
+    program: Program, bob: User, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = Partition(name="mine", hidden=True, accounts=["physics"], node_names=["n1"])
+    partitions = [*broker.cluster.partitions, hidden]
+    broker.cluster = broker.cluster.model_copy(update={"partitions": partitions})
+    paid = [Association(account="physics", qos=["normal"])]
+    broker.accesses["alice"] = Access(user="alice", enforced=["associations"], associations=paid)
+    written: list[int] = []
+    dump = schemas.dump_nodes
+    monkeypatch.setattr(schemas, "dump_nodes", lambda nodes: written.append(len(nodes)) or dump(nodes))
+    others, answers = program_of(bob), list[Any]()
+    for _ in range(2):
+        answers = [who.ask("get", "cluster") for who in (program, others)]
+        hers, his = (Overview.model_validate_json(answer.content) for answer in answers)
+        assert {one.name for one in hers.partitions} - {one.name for one in his.partitions} == {"mine"}
+        assert hers.nodes == his.nodes == broker.cluster.nodes and hers.gpus == his.gpus
+        assert hers.taken == his.taken
+    assert written == [3]
+    assert json.loads(answers[0].content).keys() == Overview.model_fields.keys()
+    assert answers[0]["Content-Type"].startswith("application/json")
+    assert answers[0]["Cache-Control"] == "no-store"
+
+
+def test_the_same_nodes_are_shared_by_all_who_may_use_the_same_partitions(
+    alice: User, bob: User, broker: FakeBroker
+) -> None:
+    limited = [Partition(name="vision", accounts=["vision"], node_names=["n3"]), *CLUSTER.partitions]
+    whole = CLUSTER.model_copy(update={"partitions": limited})
+    for name, accounts in (("alice", ["physics"]), ("bob", ["physics"]), ("carol", ["vision"])):
+        paid = [Association(account=account, qos=["normal"]) for account in accounts]
+        broker.accesses[name] = Access(user=name, enforced=["associations"], associations=paid)
+    carol = User.objects.create_user("carol")
+    hers, his = usable_by(alice, whole), usable_by(bob, whole)
+    assert hers is his and hers is not None and [one.name for one in hers.partitions] == ["gpu", "cpu"]
+    assert usable_by(carol, whole) is whole
 
 
 def test_a_mirror_that_nobody_reads_is_reported(

@@ -5,17 +5,20 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.utils import timezone
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.errors import InvalidRequest
+from carme.reports import GpuUse, Report, Usage
 from carme_webui.accounts.models import User
+from carme_webui.jobs.models import Job
 from carme_webui.metrics.scope import Scope
 from carme_webui.projects.models import Membership, Project
 
 from .conftest import Browser
-from .fake_broker import FakeBroker
+from .fake_broker import NOW, FakeBroker, make_job
 
 MINE = Scope.of_user("alice")
 JOBS = {"alice": (1, "research"), "bob": (2, "research"), "carol": (3, "physics"), "dan": (4, "carme-vision")}
@@ -222,3 +225,27 @@ def test_mistakes_and_an_absent_prometheus_are_reported(browser: Browser, settin
 
 def test_a_site_without_prometheus_has_no_such_pages(browser: Browser) -> None:
     assert ask(browser, "up").status_code == 404
+
+
+def test_what_a_job_used_is_shown_as_bars_in_the_readers_language(
+    browser: Browser, alice: User, broker: FakeBroker
+) -> None:
+    broker.put(make_job(1, started=NOW))
+    Job.store(broker.queue.values())
+    broker.reports[1] = Report(
+        job=make_job(1, started=NOW),
+        usage=Usage(seconds=60, gpus=[GpuUse(node="n1", gpu="0", busy=0.5, active=1.0)]),
+        efficiency={"gpu": 0.5, "cpu": 0.25},
+        waited_seconds=7200,
+    )
+    User.objects.filter(pk=alice.pk).update(language="de")
+    part = BeautifulSoup(browser.get("/jobs/1/use/").content, "html.parser")
+    rows = {
+        row.th.get_text(strip=True): row.td for row in part.select(".facts-table tr") if row.th and row.td
+    }
+    shown = {title: " ".join(cell.get_text().split()) for title, cell in rows.items()}
+    assert shown["Angefordert"].startswith("1 Knoten, 1 GPU (a100), 4 Prozessoren, 8.0 GiB, ")
+    assert (shown["Gewartet"], shown["Prozessoren"]) == ("2 Stunden", "25% genutzt")
+    meters = {title: cell.meter["value"] for title, cell in rows.items() if cell.meter}
+    assert meters == {"GPUs": "0.500", "Prozessoren": "0.250", "n1 GPU 0": "0.500"}
+    assert "[##" not in part.get_text()

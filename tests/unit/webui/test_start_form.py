@@ -429,7 +429,7 @@ def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBro
     # The running job has all of n1 for two hours; n2 takes no jobs.
     assert (blocks[0].text, blocks[0]["class"]) == ("0", ["level-0"])
     assert (blocks[-1].text, blocks[-1]["class"]) == ("4", ["level-2"])
-    assert str(blocks[-1]["title"]).endswith(": 4 of 8 free")
+    assert str(blocks[-1]["data-tip"]).endswith(": 4 of 8 free")
     assert (
         len(blocks) in (24, 25) and 3 <= len(page.select(".free-days tbody tr")) <= 4
     )  # three days, whenever they begin

@@ -1,6 +1,7 @@
 """What many pages have in common, in Django's cache."""
 
 import hashlib
+import weakref
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar, cast
 
@@ -11,7 +12,7 @@ from django.utils.translation import get_language
 
 from carme_webui.notifier import notifier
 
-__all__ = ["SHARED_SECONDS", "ObjectCache", "cache_key", "cached", "shared"]
+__all__ = ["SHARED_SECONDS", "DerivedValues", "ObjectCache", "cache_key", "cached", "derived", "shared"]
 
 T = TypeVar("T")
 
@@ -68,6 +69,42 @@ class ObjectCache(LocMemCache):
             self._cache[key] += delta
             self._cache.move_to_end(key, last=False)
             return int(self._cache[key])
+
+
+class DerivedValues:
+    """What is worked out of objects that nobody changes, such as a snapshot of the cluster.
+
+    It is made once for each object and key, and forgotten with the object: no value may refer to that.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, dict[Hashable, Any]] = {}
+
+    def __len__(self) -> int:
+        """How many objects have derived values."""
+        return len(self._values)
+
+    def get(self, source: object, key: Hashable, make: Callable[[], T]) -> T:
+        """What was made of an object; what is missing is made, by two threads at a time at worst.
+
+        Args:
+            source: The object, which must take weak references.
+            key: Names what is made. Whatever `make` reads besides the object belongs into it.
+            make: Makes it.
+        """
+        number = id(source)
+        values = self._values.get(number)
+        if values is None:
+            # Forgotten before another object can have this number.
+            weakref.finalize(source, self._values.pop, number, None).atexit = False
+            values = self._values.setdefault(number, {})
+        if key not in values:
+            values[key] = make()
+        return cast(T, values[key])
+
+
+derived = DerivedValues()
+"""The derived values of this process."""
 
 
 def shared(name: str, query: Callable[[], T]) -> T:

@@ -1,6 +1,7 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from carme.images import Image, ImageCatalogue
 from carme.jobs import Access, Cluster, Forecast, JobRequest, Reservation, partition_of, usable
 from carme.jobs.access import partition_refusal
 from carme.jobs.nodes import expand
+from carme_webui.caches import derived
 
 __all__ = [
     "Picture",
@@ -26,6 +28,7 @@ __all__ = [
     "fitted",
     "images",
     "picture",
+    "shown_seconds",
     "supplies",
 ]
 
@@ -55,12 +58,19 @@ def broker() -> BrokerClient:
 #: Seconds for which the calendar shows the same running jobs.
 JOBS_SECONDS = 10.0
 
+#: What a large site's broker takes long to answer, and the portal long to read, is requested less often: so
+#: many times as long after an answer as that took, but no later than after so many seconds. The broker looks
+#: at the nodes no more often than that.
+REST_TIMES = 20.0
+REST_SECONDS = 5.0
+
 
 class Picture:
     """What the broker said a moment ago, for pages that only show it; not for who decides something.
 
-    Each process asks once in the time between two looks at Slurm, as the broker itself knows nothing newer;
-    while it asks, other pages show what was said before. A refusal is cached as well.
+    Each process asks once in the time between two looks at Slurm, as the broker itself knows nothing newer,
+    and less often on large sites; while it asks, other pages show what was said before. A refusal is cached
+    as well.
 
     Attributes:
         seconds: How long an answer is shown; None: until the broker's next look at Slurm.
@@ -98,7 +108,10 @@ class Picture:
                 try:
                     known = pages.get(key)
                     if known is None or not pages.get(f"{key}-new"):
+                        begun = time.monotonic()
                         known = _answer(ask)
+                        if self.seconds is None:
+                            seconds = shown_seconds(seconds, time.monotonic() - begun)
                         pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
                         pages.set(f"{key}-new", True, seconds)
                 finally:
@@ -108,6 +121,11 @@ class Picture:
         if failure is not None:
             raise failure.error()
         return cast(T, value)
+
+
+def shown_seconds(least: float, took: float) -> float:
+    """For how many seconds an answer of the broker is shown that took so many to come."""
+    return max(least, min(REST_SECONDS, REST_TIMES * took))
 
 
 def _running_jobs() -> list[tuple[RunningJob, list[str]]]:
@@ -158,10 +176,14 @@ def images() -> ImageCatalogue:
 
 def supplies(cluster: Cluster) -> list[Supply]:
     """The GPUs of the cluster by type. Those of nodes that take no jobs are not free."""
+    return derived.get(cluster, "supplies", lambda: _supplies(cluster))
+
+
+def _supplies(cluster: Cluster) -> list[Supply]:
     free: Counter[str] = Counter()
     total: Counter[str] = Counter()
     per_node: Counter[str] = Counter()
-    # Once through the nodes: there may be hundreds.
+    # Once through the nodes: there may be thousands.
     for node in cluster.nodes:
         available, used = node.available, node.gpus_used
         for kind, count in node.gpus.items():

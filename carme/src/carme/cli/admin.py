@@ -78,6 +78,7 @@ def _add_record(command: Command) -> None:
     record = command("record", "search the record of changes: who, when, what, before, after", _record)
     record.add_argument("search", metavar="WORDS", nargs="?", default="")
     record.add_argument("--who", default="", metavar="USER")
+    record.add_argument("--kind", default="", help="of what: user, booking, project, ...")
     record.add_argument("--since", metavar="DAY", help="like 2026-11-22 (UTC)")
     record.add_argument("--until", metavar="DAY")
     record.add_argument("--limit", type=int, default=50, metavar="N")
@@ -228,6 +229,7 @@ def _record(options: argparse.Namespace) -> int:
         found = portal.admin.record(
             options.search,
             who=options.who,
+            kind=options.kind,
             since=_day(options.since),
             until=_day(options.until),
             limit=options.limit,

@@ -103,6 +103,7 @@ class Admin:
         search: str = "",
         *,
         who: str = "",
+        kind: str = "",
         since: date | None = None,
         until: date | None = None,
         limit: int | None = 50,
@@ -112,11 +113,13 @@ class Admin:
         Args:
             search: Part of what was changed, or of its values.
             who: A user's name.
+            kind: Of what, as the answers call it, like `booking`.
             since: The first day (UTC).
             until: The last day.
         """
-        query = {"q": search or None, "who": who or None, "since": since, "until": until}
-        return [api.ChangeOut.model_validate(one) for one in self._items("record", limit, **query)]
+        words = {"q": search or None, "who": who or None, "kind": kind or None}
+        found = self._items("record", limit, since=since, until=until, **words)
+        return [api.ChangeOut.model_validate(one) for one in found]
 
     def policies(self) -> list[api.PolicyOut]:
         """The site's limits and policies as they hold."""

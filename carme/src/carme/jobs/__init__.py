@@ -1,7 +1,7 @@
 """Jobs: what a user may ask for, what Slurm knows, and the words for it."""
 
 from carme.jobs import arrays
-from carme.jobs.access import Access, Association, usable
+from carme.jobs.access import Access, Association, usable, usable_partitions
 from carme.jobs.checks import Share, check, check_access, partition_of, share
 from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
 from carme.jobs.endings import (
@@ -60,6 +60,7 @@ __all__ = [
     "stage_text",
     "stage_words",
     "usable",
+    "usable_partitions",
     "waiting_for",
     "without_log",
 ]

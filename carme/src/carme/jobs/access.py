@@ -17,7 +17,7 @@ from carme.translation import message as _
 from carme.translation import noop
 from carme.wording import listing, number
 
-__all__ = ["Access", "Association", "check_limits", "partition_refusal", "usable"]
+__all__ = ["Access", "Association", "check_limits", "partition_refusal", "usable", "usable_partitions"]
 
 #: What jobs have where nothing else is named, unless the association has one quality alone.
 ORDINARY_QOS = "normal"
@@ -102,12 +102,12 @@ def usable(cluster: Cluster, access: Access, accounts: Collection[str] = ()) -> 
     Args:
         accounts: Others that may pay besides those of the associations, as of projects just joined.
     """
-    partitions = [one for one in cluster.partitions if _is_usable(one, access, accounts)]
-    if len(partitions) == len(cluster.partitions):
-        return cluster
-    names = {name for one in partitions for name in one.node_names}
-    nodes = [node for node in cluster.nodes if node.name in names]
-    return cluster.model_copy(update={"partitions": partitions, "nodes": nodes})
+    return cluster.limited_to(usable_partitions(cluster, access, accounts))
+
+
+def usable_partitions(cluster: Cluster, access: Access, accounts: Collection[str] = ()) -> list[Partition]:
+    """The partitions of the cluster that take a user's jobs; the arguments are those of `usable`."""
+    return [one for one in cluster.partitions if _is_usable(one, access, accounts)]
 
 
 def _is_usable(partition: Partition, access: Access, accounts: Collection[str]) -> bool:

@@ -74,6 +74,14 @@ class Cluster(_Seen):
         names = {name for one in self.partitions if one.name in requested for name in one.node_names}
         return [node for node in self.nodes if node.name in names]
 
+    def limited_to(self, partitions: list[Partition]) -> "Cluster":
+        """The cluster with these of its partitions and their nodes alone; itself where these are all."""
+        if len(partitions) == len(self.partitions):
+            return self
+        names = {name for one in partitions for name in one.node_names}
+        nodes = [node for node in self.nodes if node.name in names]
+        return self.model_copy(update={"partitions": partitions, "nodes": nodes})
+
 
 class Licence(_Seen):
     """So many places of a licence that Slurm hands out."""

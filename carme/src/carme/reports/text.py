@@ -1,9 +1,9 @@
 """A report as people read it: plain text for a terminal, or one page of HTML that needs nothing else."""
 
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from html import escape
+from typing import NamedTuple
 
 from carme.jobs import minutes_text
 from carme.reports.models import Curve, RankUse, Report, TrainingUse, Usage
@@ -13,18 +13,17 @@ from carme.translation import Message, joined, language_shown, noop, translated
 from carme.translation import message as _
 from carme.wording import number, size
 
-__all__ = ["as_html", "as_text", "facts"]
+__all__ = ["Fact", "as_html", "as_text", "facts"]
 
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
-_BAR = re.compile(r"\[#*\.*\] ")
 _WIDTH = 60  # of a curve in a terminal
 _MOST_RANKS = 16  # that are told one by one
 _TITLES = {
     "gpu": noop("GPU: share of time in which it worked"),
     "gpu_memory": noop("GPU: memory in use"),
-    "cpu": noop("Processors that worked, of those asked for"),
-    "memory": noop("Memory in use, of that asked for"),
+    "cpu": noop("Processors that worked, of those requested"),
+    "memory": noop("Memory in use, of that requested"),
     "io": noop("Disks: read and written in each second"),
     "network": noop("Network: received and sent in each second"),
     "wait": noop("Training: share of time for which ranks waited"),
@@ -36,47 +35,54 @@ _FLOWS = ("io", "network")  # in bytes per second
 _COLOURS = ("#1f6fb2", "#c2571a", "#2e8540", "#7a3e9d", "#a81c3a", "#00727a", "#8a6d00", "#555")
 
 
-def identity(report: Report) -> list[tuple[str, str]]:
-    """Which job it is, and how it stands: titles and values."""
+class Fact(NamedTuple):
+    """Something that is known of a job, in words that `translated` renders.
+
+    Attributes:
+        title: What it is about; of a part of the job with two spaces before it.
+        words: What is known.
+        share: The share of it that the job used, 0 to 1, where the words are about one.
+    """
+
+    title: str
+    words: str
+    share: float | None = None
+
+
+def identity(report: Report) -> list[Fact]:
+    """Which job it is, and how it stands."""
     job = report.job
     return [
-        (_("Job"), f"{job.id}  {job.name}"),
-        (_("State"), joined([f"{job.state.lower()}{'.' if job.explanation else ''}", job.explanation])),
+        Fact(_("Job"), f"{job.id}  {job.name}"),
+        Fact(_("State"), joined([f"{job.state.lower()}{'.' if job.explanation else ''}", job.explanation])),
     ]
 
 
-def facts(report: Report, *, bars: bool = True) -> list[tuple[str, str]]:
-    """What is known of it in words: titles and values.
-
-    Args:
-        report: The report.
-        bars: Whether shares have bars of letters, which only a font of equal widths shows well.
-    """
-    if not bars:
-        return [(title, _BAR.sub("", translated(value))) for title, value in facts(report)]
+def facts(report: Report) -> list[Fact]:
+    """What is known of it."""
     usage = report.usage
     found = [*_course(report), *_prediction(report)]
     if usage is None:
-        return [*found, (_("Used"), _why_unknown(report))]
+        return [*found, Fact(_("Used"), _why_unknown(report))]
     if report.trouble:
-        text = _("as the accounting has it, without curves. {trouble}", trouble=report.trouble)
-        found.append((_("Used"), text))
+        words = _("as the accounting has it, without curves. {trouble}", trouble=report.trouble)
+        found.append(Fact(_("Used"), words))
     if report.source == "exporters":
-        text = _(
+        words = _(
             "for {time}, as long as somebody looks: this site keeps no metrics", time=span(usage.seconds)
         )
-        found.append((_("Measured"), text))
+        found.append(Fact(_("Measured"), words))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
         found += _training(usage.training)
     if usage.nodes_left_out:
-        found.append(("", _("and {nodes}", nodes=number(usage.nodes_left_out, "more node"))))
+        found.append(Fact("", _("and {nodes}", nodes=number(usage.nodes_left_out, "more node"))))
     if report.energy_joules is not None:
-        found.append((_("Energy of GPUs"), f"{report.energy_joules / 3.6e6:.3f} kWh"))
+        found.append(Fact(_("Energy of GPUs"), f"{report.energy_joules / 3.6e6:.3f} kWh"))
     return found
 
 
-def _course(report: Report) -> Iterator[tuple[str, str]]:
+def _course(report: Report) -> Iterator[Fact]:
     """What the job was to have, and how long it waited and ran."""
     job = report.job
     gpus = number(job.gpus, "GPU")
@@ -87,27 +93,28 @@ def _course(report: Report) -> Iterator[tuple[str, str]]:
         f"{job.memory_mb / 1024:.1f} GiB",
         minutes_text(job.minutes_limit) if job.minutes_limit else _("no time limit"),
     ]
-    yield _("Asked for"), joined(parts, ", ")
+    yield Fact(_("Requested"), joined(parts, ", "))
     if report.waited_seconds is not None:
-        yield _("Waited"), span(report.waited_seconds)
+        yield Fact(_("Waited"), span(report.waited_seconds))
     if report.ran_seconds is not None:
-        yield _("Ran"), span(report.ran_seconds)
+        yield Fact(_("Ran"), span(report.ran_seconds))
 
 
-def _prediction(report: Report) -> Iterator[tuple[str, str]]:
+def _prediction(report: Report) -> Iterator[Fact]:
     """What was predicted of a step of training, and what came of it."""
     prediction = report.job.prediction
     if not prediction:
         return
     training = report.usage.training if report.usage else None
-    yield _("Predicted"), prediction_text(prediction)
+    yield Fact(_("Predicted"), prediction_text(prediction))
     if prediction.reason:
-        yield _("Reason"), prediction.reason
+        yield Fact(_("Reason"), prediction.reason)
     if report.job.started is not None:
-        yield _("Measured"), outcome_text(prediction, training.step_seconds if training else None)
+        outcome = outcome_text(prediction, training.step_seconds if training else None)
+        yield Fact(_("Measured"), outcome)
 
 
-def _efficiency(report: Report) -> Iterator[tuple[str, str]]:
+def _efficiency(report: Report) -> Iterator[Fact]:
     """Shares of what the job had that it used, compared with the user's other jobs like it."""
     peers = report.peers
     for name, title, other in (
@@ -117,15 +124,18 @@ def _efficiency(report: Report) -> Iterator[tuple[str, str]]:
     ):
         if name in report.efficiency:
             share = report.efficiency[name]
-            used = _("{bar} {share:.0%} used", bar=bar(share), share=share)
+            words = _("{share:.0%} used", share=share)
             if other is not None:
-                used = _(
-                    "{used}   (your {jobs} like it: {other:.0%})", used=used, jobs=peers.jobs, other=other
+                words = _(
+                    "{used} (your {count} similar jobs: {other:.0%})",
+                    used=words,
+                    count=peers.jobs,
+                    other=other,
                 )
-            yield title, used
+            yield Fact(title, words, share)
 
 
-def _gpus(usage: Usage) -> Iterator[tuple[str, str]]:
+def _gpus(usage: Usage) -> Iterator[Fact]:
     """Each GPU's load and memory."""
     for gpu in usage.gpus:
         memory = (
@@ -137,10 +147,10 @@ def _gpus(usage: Usage) -> Iterator[tuple[str, str]]:
             if gpu.memory_bytes is not None and gpu.memory_total_bytes
             else ""
         )
-        yield f"  {gpu.node} GPU {gpu.gpu}", joined([f"{bar(gpu.busy)} {gpu.busy:.0%}", memory], ", ")
+        yield Fact(f"  {gpu.node} GPU {gpu.gpu}", joined([f"{gpu.busy:.0%}", memory], ", "), gpu.busy)
 
 
-def _nodes(usage: Usage) -> Iterator[tuple[str, str]]:
+def _nodes(usage: Usage) -> Iterator[Fact]:
     """Each node's processors, memory and disks, as far as they are known."""
     for node in usage.nodes:
         cpu = (
@@ -167,17 +177,17 @@ def _nodes(usage: Usage) -> Iterator[tuple[str, str]]:
             else ""
         )
         if cpu or memory or moved:
-            yield f"  {node.node}", joined([cpu, memory, moved], ", ")
+            yield Fact(f"  {node.node}", joined([cpu, memory, moved], ", "))
 
 
-def _training(training: TrainingUse) -> Iterator[tuple[str, str]]:
+def _training(training: TrainingUse) -> Iterator[Fact]:
     """How training went, over all ranks and on the first of them."""
-    yield _("Training"), training_text(training)
+    yield Fact(_("Training"), training_text(training))
     for rank in training.each[:_MOST_RANKS]:
-        yield _("  {node} rank {rank}", node=rank.node, rank=rank.rank), _parts(rank)
+        yield Fact(_("  {node} rank {rank}", node=rank.node, rank=rank.rank), _parts(rank))
     if len(training.each) > _MOST_RANKS:
         more = number(training.ranks - _MOST_RANKS, "more rank")
-        yield "", _("and {ranks}; --json has them", ranks=more)
+        yield Fact("", _("and {ranks}; carme report --json has them", ranks=more))
 
 
 def _why_unknown(report: Report) -> str:
@@ -222,8 +232,8 @@ def _named(curve: Curve) -> str:
 
 def as_text(report: Report) -> str:
     """For a terminal."""
-    rows = [(translated(title), translated(value)) for title, value in identity(report) + facts(report)]
-    width = max(len(title) for title, _ in rows)
+    rows = [(translated(fact.title), _in_text(fact)) for fact in identity(report) + facts(report)]
+    width = max(len(title) for title, _value in rows)
     lines = [f"{title:<{width}}  {value}".rstrip() for title, value in rows]
     for what, title in _TITLES.items():
         curves = [curve for curve in report.curves if curve.what == what]
@@ -243,6 +253,11 @@ def as_text(report: Report) -> str:
     return "\n".join(lines)
 
 
+def _in_text(fact: Fact) -> str:
+    words = translated(fact.words)
+    return words if fact.share is None else f"{bar(fact.share)} {words}"
+
+
 def _details(report: Report) -> str:
     """The facts, the plots and the advice."""
     plots = "".join(
@@ -257,7 +272,7 @@ def _details(report: Report) -> str:
     none = _marked("p", _("None; that looks well.") if report.usage else _("None."))
     heading = _marked("h3", _("Advice"))
     shown = f"<ul>{advice}</ul>" if advice else none
-    return f"{_table(facts(report, bars=False))}{plots}{heading}{shown}"
+    return f"{_table(facts(report))}{plots}{heading}{shown}"
 
 
 def _marked(tag: str, text: str) -> str:
@@ -272,14 +287,22 @@ def _language() -> str:
     return language_shown(_("Advice"))
 
 
-def _cell(tag: str, text: str) -> str:
-    """A title or value; of figures and names alone no language is marked."""
-    return _marked(tag, text) if isinstance(text, Message) else f"<{tag}>{escape(text)}</{tag}>"
+def _cell(tag: str, text: str, meter: str = "") -> str:
+    """A title or value, after a meter; of figures and names alone no language is marked."""
+    if not isinstance(text, Message):
+        return f"<{tag}>{meter}{escape(text)}</{tag}>"
+    return f"<{tag}>{meter}{_marked('span', text)}</{tag}>" if meter else _marked(tag, text)
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    lines = (f"<tr>{_cell('th', title)}{_cell('td', value)}</tr>" for title, value in rows)
+def _table(rows: list[Fact]) -> str:
+    lines = (f"<tr>{_cell('th', row.title)}{_cell('td', row.words, _meter(row))}</tr>" for row in rows)
     return f"<table>{''.join(lines)}</table>"
+
+
+def _meter(fact: Fact) -> str:
+    return (
+        "" if fact.share is None else f'<meter max="1" value="{fact.share:.3f}" aria-hidden="true"></meter> '
+    )
 
 
 def as_html(report: Report) -> str:

@@ -5,9 +5,12 @@ from carme.translation import message as _
 
 __all__ = ["outcome_text", "prediction_text"]
 
+#: What differs less from a prediction is as predicted.
+SAME = 0.005
+
 
 def prediction_text(prediction: Prediction) -> str:
-    """A prediction in one line."""
+    """A prediction in one line, for `translated`."""
     return _(
         "{step:.3g} ms for a step ({low:.3g} to {high:.3g}), {speedup:.1f} times as fast as one rank, "
         "efficiency {efficiency:.0%}",
@@ -20,7 +23,7 @@ def prediction_text(prediction: Prediction) -> str:
 
 
 def outcome_text(prediction: Prediction, step_seconds: float | None) -> str:
-    """What was measured, against what was predicted.
+    """What was measured, against what was predicted, for `translated`.
 
     Args:
         step_seconds: The mean time of a step of the job, in seconds; None: nobody measured it.
@@ -29,7 +32,7 @@ def outcome_text(prediction: Prediction, step_seconds: float | None) -> str:
         return _("not measured: no rank reported its steps")
     measured = step_seconds * 1000
     apart = measured / prediction.step_ms - 1
-    if abs(apart) < 0.005:
+    if abs(apart) < SAME:
         words = _("as predicted")
     elif apart > 0:
         words = _("{share:.0%} more", share=apart)

@@ -1,4 +1,5 @@
-"""Every page of the portal by WCAG 2.2 AA: as user, manager and administrator, light, dark, on a phone.
+"""Every page of the portal by WCAG 2.2 AA: as user, manager and administrator, light, dark, on a phone,
+in English and, on a phone, in German.
 
 The pages are those of the URL configuration, so that a new one cannot be forgotten.
 """
@@ -22,7 +23,7 @@ from patience import HANG
 
 from ..conftest import PASSWORD
 from ..fake_broker import FakeBroker
-from .conftest import fits, keep, log_in
+from .conftest import DESKTOP, PHONE, keep, log_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,6 +31,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 EVERY: dict[str, object] = {
     "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
 }
+#: Parts of a page that it loads at once, as long as they are not there.
+LOADING = 'main [hx-trigger="load"]'
 COLOURS: dict[str, object] = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
 
 AXE = Axe().axe_script
@@ -114,16 +117,22 @@ def violations(page: Page, rules: dict[str, object]) -> list[str]:
 
 
 class Eyes:
-    """Look at pages, at what is the same only once; `found`: what was wrong, by whom and where."""
+    """Look at pages, at what is the same only once; `found`: what was wrong, by whom and where.
 
-    def __init__(self, page: Page) -> None:
+    Args:
+        phone_alone: Judge them as a phone shows them, and not on a wide screen as well.
+    """
+
+    def __init__(self, page: Page, *, phone_alone: bool = False) -> None:
         self.page = page
+        self.phone_alone = phone_alone
         self.found: dict[str, list[str]] = {}
         self.seen: set[str] = set()
 
     def look(self, who: str, path: str) -> None:
-        """Load a page and judge it."""
+        """Load a page and judge it, with the parts that it loads itself."""
         self.page.goto(f"/{path}", wait_until="domcontentloaded")
+        expect(self.page.locator(LOADING)).to_have_count(0)
         self.judge(who, path)
 
     def judge(self, who: str, path: str) -> None:
@@ -134,16 +143,30 @@ class Eyes:
         if main in self.seen and not first:  # the bar at the top is each role's own
             return
         self.seen |= {main, f"{who} {path}"}
-        wrong = violations(self.page, EVERY)
-        self.page.emulate_media(color_scheme="dark")
-        wrong += [f"in the dark: {one}" for one in violations(self.page, COLOURS)]
-        self.page.emulate_media(color_scheme="light")
-        if not fits(self.page):
+        wrong = [] if self.phone_alone else self._on_a_wide_screen()
+        self.page.set_viewport_size(PHONE)
+        wrong += [f"on a phone: {one}" for one in violations(self.page, EVERY)]
+        if self.page.evaluate("document.documentElement.scrollWidth") > PHONE["width"]:
             wrong.append("something sticks out on a phone")
         if wrong:
             self.found[f"{who} {path}"] = wrong
         if "CARME_SCREENSHOTS" in os.environ:
-            keep(self.page, f"{who}-{re.sub('[^a-zA-Z0-9]+', '-', path).strip('-') or 'dashboard'}")
+            name = f"{who}-{re.sub('[^a-zA-Z0-9]+', '-', path).strip('-') or 'dashboard'}"
+            keep(self.page, f"{name}-phone")
+            self.page.set_viewport_size(DESKTOP)
+            keep(self.page, name)
+        self.page.set_viewport_size(DESKTOP)
+
+    def report(self) -> str:
+        """What was wrong, a line each."""
+        return "\n".join(f"{where}: {one}" for where, wrong in self.found.items() for one in wrong)
+
+    def _on_a_wide_screen(self) -> list[str]:
+        wrong = violations(self.page, EVERY)
+        self.page.emulate_media(color_scheme="dark")
+        wrong += [f"in the dark: {one}" for one in violations(self.page, COLOURS)]
+        self.page.emulate_media(color_scheme="light")
+        return wrong
 
 
 def is_page(http: httpx.Client, context: BrowserContext, path: str) -> bool | None:
@@ -248,7 +271,25 @@ def test_no_page_keeps_anybody_out(
     expect(page.get_by_role("heading", name="Second factor")).to_be_visible()
     eyes.judge("anonymous", "second factor")
     missing.discard("profile/security/authenticate/")
-    assert not eyes.found, "\n".join(
-        f"{where}: {one}" for where, wrong in eyes.found.items() for one in wrong
-    )
+    assert not eyes.found, eyes.report()
     assert not missing, f"no example leads to {sorted(missing)}"
+
+
+@pytest.mark.timeout(10 * HANG)
+def test_no_page_keeps_anybody_out_in_german(
+    context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker
+) -> None:
+    """German words are longer: on a phone that is where pages break."""
+    eyes, http = Eyes(page, phone_alone=True), httpx.Client(base_url=address, verify=False, timeout=HANG)
+    for who, name in (("manager", "alice"), ("admin", "root1")):
+        log_in(page, name)
+        expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+        User.objects.filter(username=name).update(language="de")
+        paths = [concrete(route) for route in routes() if route not in NOT_SEEN]
+        for path in [*paths, *(path.format(home=broker.home) for path in FURTHER)]:
+            if is_page(http, context, path):
+                eyes.look(f"German {who}", path)
+                assert page.locator("html").get_attribute("lang") == "de", path
+        page.context.clear_cookies()
+    assert not eyes.found, eyes.report()
+    assert len(eyes.seen) > len(paths) / 2, "most pages were seen"

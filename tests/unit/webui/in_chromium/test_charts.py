@@ -348,7 +348,7 @@ def test_moments_are_by_the_browsers_clock_with_the_sites_on_hover(
     expect(page.get_by_role("heading", name="Profile")).to_be_visible()
     page.goto("/jobs/7/")
     moment = page.locator("#live dl time").first
-    expect(moment).to_have_text("Nov 21, 2026, 07:30:00")
+    expect(moment).to_have_text("21 Nov 2026, 07:30:00")
     expect(moment).to_have_attribute("title", "20 Nov 2026, 22:30:00 UTC")
     page.goto("/jobs/?q=job")
     row = page.get_by_role("row").filter(has_text="job 8")

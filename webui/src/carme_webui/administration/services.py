@@ -3,13 +3,16 @@
 import re
 from datetime import date
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from auditlog.models import LogEntry
+from auditlog.registry import auditlog
 from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
+from carme.bookings.clock import day_bounds
 from carme.broker import BrokerClient
 from carme.errors import Denied, InvalidRequest
 from carme.jobs import Job
@@ -21,6 +24,7 @@ from carme_webui.profile.notices import notify
 
 __all__ = [
     *(
+        "changed_kinds",
         "changed_values",
         "changes",
         "find_jobs",
@@ -35,6 +39,8 @@ __all__ = [
 ]
 
 
+#: By which the days are where nobody says otherwise.
+UTC = ZoneInfo("UTC")
 _RELATION = re.compile(r"\w+\.\w+\.None")
 
 
@@ -57,25 +63,55 @@ def _flat(values: dict[str, Any], before: str = "") -> list[tuple[str, Any]]:
     return found
 
 
+def changed_kinds() -> dict[str, str]:
+    """What the record has changes of: the keys by which `changes` takes them, and what they are called."""
+    titles = {
+        "auditentry": _("action"),
+        "authenticator": _("second factor"),
+        "booking": _("booking"),
+        "invitation": _("invitation"),
+        "maintenance": _("maintenance"),
+        "membership": _("membership"),
+        "news": _("announcement"),
+        "ownimage": _("own image"),
+        "project": _("project"),
+        "user": _("user"),
+    }
+    keys = [str(model._meta.model_name) for model in auditlog.get_models()]
+    kinds = {key: titles.get(key, key) for key in keys}
+    return dict(sorted(kinds.items(), key=lambda kind: kind[1].casefold()))
+
+
 def changes(
-    words: str = "", who: str = "", since: date | None = None, until: date | None = None
+    words: str = "",
+    who: str = "",
+    since: date | None = None,
+    until: date | None = None,
+    *,
+    kind: str = "",
+    zone: ZoneInfo = UTC,
 ) -> "QuerySet[LogEntry]":
     """The record of changes, the latest first: who, when, what, before and after.
 
     Args:
         words: Part of what was changed, or of its values.
         who: A user's name or address.
-        since: The first day (UTC).
+        since: The first day.
         until: The last day.
+        kind: A key of `changed_kinds`, or what answers of the API call it.
+        zone: By whose clocks the days are.
     """
     rows = LogEntry.objects.select_related("actor", "content_type").order_by("-timestamp", "-id")
     if words:
         rows = rows.filter(Q(object_repr__icontains=words) | Q(changes__icontains=words))
     if who:
         rows = rows.filter(Q(actor__username=who) | Q(actor_email=who))
-    for day, lookup in ((since, "timestamp__date__gte"), (until, "timestamp__date__lte")):
-        if day:
-            rows = rows.filter(**{lookup: day})
+    if kind:
+        rows = rows.filter(content_type__model=kind.replace(" ", ""))
+    if since:
+        rows = rows.filter(timestamp__gte=day_bounds(since, zone)[0])
+    if until:
+        rows = rows.filter(timestamp__lt=day_bounds(until, zone)[1])
     return rows
 
 

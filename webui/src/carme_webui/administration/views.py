@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable, Iterable
+from datetime import date
 from functools import wraps
 from itertools import chain
 from typing import Any
@@ -21,7 +22,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
-from carme.bookings import BookingState
+from carme.bookings import YEARS, BookingState
 from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import Job as SlurmJob
 from carme_webui.accounts.login import signed_in
@@ -32,6 +33,7 @@ from carme_webui.administration.node_rows import NodeRow, jobs_by_node
 from carme_webui.administration.overview import measure_titles, overview
 from carme_webui.administration.people import onboard
 from carme_webui.bookings.models import Booking
+from carme_webui.clocks import reader_zone
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 from carme_webui.jobs.models import Job
@@ -100,10 +102,16 @@ def record(request: HttpRequest) -> HttpResponse:
     """Every change: who, when, what, before and after; to be searched."""
     requested, rows = _searched(request)
     page = Paginator(rows, PER_PAGE).get_page(request.GET.get("page"))
+    kinds = services.changed_kinds()
     context = {
         "page": page,
-        "lines": [(one, services.changed_values(one)) for one in page],
+        "lines": [
+            (row, kinds.get(row.content_type.model, row.content_type.name), services.changed_values(row))
+            for row in page
+        ],
         "requested": requested,
+        "kinds": kinds,
+        "filtered": any(requested.values()),
         "query": urlencode(requested),
     }
     return render(request, "administration/record.html", context)
@@ -145,16 +153,20 @@ def _exported(entry: LogEntry) -> list[str]:
 
 
 def _searched(request: HttpRequest) -> tuple[dict[str, str], "QuerySet[LogEntry]"]:
-    """What is looked for in the audit log, and what is found."""
-    sent = {key: wanted_words(request, key, 100) for key in ("q", "who", "since", "until")}
-    return sent, services.changes(sent["q"], sent["who"], _date(sent["since"]), _date(sent["until"]))
+    """What is looked for in the audit log, and what is found; days are those of the reader's clocks."""
+    sent = {key: wanted_words(request, key, 100) for key in ("q", "who", "kind", "since", "until")}
+    since, until = _date(sent["since"]), _date(sent["until"])
+    rows = services.changes(sent["q"], sent["who"], since, until, kind=sent["kind"], zone=reader_zone())
+    return sent, rows
 
 
-def _date(text: str) -> Any:
+def _date(text: str) -> date | None:
+    """A day of a form; None for what is no day, or one of which nothing can be on record."""
     try:
-        return parse_date(text)
+        day = parse_date(text)
     except ValueError:
         return None
+    return day if day and day.year in YEARS else None
 
 
 @require_safe

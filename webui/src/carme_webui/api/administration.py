@@ -212,6 +212,7 @@ class ChangeSearch(Found):
     """Which changes; `q`: part of what was changed, or of its values."""
 
     who: Words = ""
+    kind: Words = Field(default="", description="of what, as the answers call it, like `booking`")
     since: date | None = Field(default=None, description="the first day (UTC)")
     until: date | None = Field(default=None, description="the last day")
 
@@ -237,7 +238,9 @@ def list_approvals(request: HttpRequest, search: Query[Paging]) -> Any:
 def list_changes(request: HttpRequest, search: Query[ChangeSearch]) -> Any:
     """The record of changes, the latest first: who, when, what, before and after."""
     require_admin(request)
-    rows = services.changes(search.q.strip(), search.who.strip(), search.since, search.until)
+    rows = services.changes(
+        search.q.strip(), search.who.strip(), search.since, search.until, kind=search.kind.strip()
+    )
     return page_of(rows, search, _change)
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.db.models import Model, QuerySet
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, TypeAdapter
 
 from carme.api import (
     App,
@@ -19,13 +19,14 @@ from carme.api import (
     SupplyOut,
 )
 from carme.bookings import YEARS, BookingRequest, BookingState
-from carme.jobs import Cluster, JobState, SessionOptions, arrays
+from carme.jobs import Cluster, JobState, Node, Partition, SessionOptions, arrays
 from carme.sessions import SessionState
 from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.bookings.data import stages_of
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import Supply
+from carme_webui.caches import derived
+from carme_webui.cluster import supplies
 from carme_webui.images.models import OwnImage
 from carme_webui.jobs.arrays import FAILURES, progress_of, states_of
 from carme_webui.jobs.models import Job
@@ -311,7 +312,21 @@ def image_out(row: OwnImage) -> ImageBuild:
     )
 
 
-def overview_of(cluster: Cluster, supplies: list[Supply]) -> Overview:
-    """What is sent of a look at the cluster."""
-    found = [SupplyOut.model_validate(supply) for supply in supplies]
-    return Overview(taken=cluster.taken, partitions=cluster.partitions, nodes=cluster.nodes, gpus=found)
+dump_nodes = TypeAdapter(list[Node]).dump_json
+#: In the place of the nodes; within strings, JSON has a backslash before each quotation mark.
+_PLACE = b'"nodes":[]'
+
+
+def overview_of(cluster: Cluster, partitions: list[Partition]) -> bytes:
+    """What is sent of a look at the cluster, as JSON.
+
+    The nodes are the same for all readers: their text, of a large site more than a megabyte, is made once.
+
+    Args:
+        partitions: Those of the cluster that the reader may see.
+    """
+    nodes = derived.get(cluster, "nodes", lambda: dump_nodes(cluster.nodes))
+    gpus = [SupplyOut.model_validate(supply) for supply in supplies(cluster)]
+    rest = Overview.model_construct(taken=cluster.taken, partitions=partitions, nodes=[], gpus=gpus)
+    before, _place, after = rest.model_dump_json().encode().partition(_PLACE)
+    return b'%s"nodes":%s%s' % (before, nodes, after)

@@ -32,7 +32,7 @@ from carme_webui.api.answers import ERRORS, GONE, REFUSED, answers
 from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
 from carme_webui.api.schemas import page_of
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, picture, supplies
+from carme_webui.cluster import broker, entry_points, picture
 from carme_webui.files.room import check_room
 from carme_webui.files.services import numbers_of
 from carme_webui.images.catalogue import images_of
@@ -109,13 +109,13 @@ def profile(request: HttpRequest) -> wire.Account:
 
 
 @general.get("/cluster", response=answers(wire.Overview))
-def cluster(request: HttpRequest) -> wire.Overview:
+def cluster(request: HttpRequest) -> HttpResponse:
     """Partitions, nodes, and the GPUs that are free now; of hidden partitions those limited to me."""
     found = picture.cluster()
     own = usable_by(asker(request), found) or found
     names = {one.name for one in own.partitions}
     shown = [one for one in found.partitions if not one.hidden or one.name in names]
-    return schemas.overview_of(found.model_copy(update={"partitions": shown}), supplies(found))
+    return HttpResponse(schemas.overview_of(found, shown), content_type="application/json; charset=utf-8")
 
 
 _OF_IMAGE = {"name", "title", "description", "digest"}

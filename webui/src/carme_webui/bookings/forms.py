@@ -1,5 +1,6 @@
 """The form of a booking."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_names
 from carme_webui.bookings.models import Booking
+from carme_webui.caches import derived
 from carme_webui.clocks import reader_zone
 from carme_webui.help_links import explained
 from carme_webui.projects.models import Project, usable_by
@@ -51,17 +53,23 @@ def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
     """What can be booked at this site; first that of the default partition, with which forms begin."""
     if cluster is None:
         return []
-    counts: dict[tuple[str, str, int], int] = {}
+    counts = derived.get(cluster, "kinds", lambda: _counts(cluster))
+    found = [
+        Kind(*key, number) for key, number in sorted(counts.items()) if site.booking_policy(key[0]).enabled
+    ]
+    return sorted(found, key=lambda kind: kind.partition != site.slurm.default_partition)
+
+
+def _counts(cluster: Cluster) -> dict[tuple[str, str, int], int]:
+    """How many nodes each partition has with so many GPUs of a type."""
+    counts: Counter[tuple[str, str, int]] = Counter()
     nodes = {node.name: node for node in cluster.nodes}
     for partition in cluster.partitions:
-        if not site.booking_policy(partition.name).enabled:
-            continue
         for name in partition.node_names:
             for kind, count in (nodes[name].gpus if name in nodes else {}).items():
-                key = (partition.name, kind, count)
-                counts[key] = counts.get(key, 0) + (1 if count else 0)
-    found = [Kind(*key, number) for key, number in sorted(counts.items()) if number]
-    return sorted(found, key=lambda kind: kind.partition != site.slurm.default_partition)
+                if count:
+                    counts[partition.name, kind, count] += 1
+    return counts
 
 
 def kinds_for(user: User, cluster: Cluster | None) -> list[Kind]:

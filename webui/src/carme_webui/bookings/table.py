@@ -150,9 +150,11 @@ def _own_rows(
     for row in near:
         if row.may_be_used_by(user) and row.start < end and row.end > start:
             own |= _of_booking(row, user)
-    for job, names in running:
-        if job.user == user.username:
-            own |= _of_job(job, names, user)
+    # A request's user is a lazy object: its name is read once, not for each of thousands of jobs.
+    name = user.username
+    for job, nodes_of_job in running:
+        if job.user == name:
+            own |= _of_job(job, nodes_of_job, name)
     if not own:
         return {}
     items: dict[str, dict[Hashable, Item]] = {}
@@ -251,8 +253,8 @@ def _taken_cell(cell: Cell) -> str:
 def _entry(item: Item) -> str:
     words = format_html('{}<span class="unseen">, {}</span>', item.label, item.words)
     if item.url:
-        return format_html('<a class="item" href="{}" title="{}">{}</a>', item.url, item.words, words)
-    return format_html('<span class="item" title="{}">{}</span>', item.words, words)
+        return format_html('<a class="item" href="{}">{}</a>', item.url, words)
+    return format_html('<span class="item">{}</span>', words)
 
 
 def _items(
@@ -283,9 +285,10 @@ def _items(
                 (one.name, node): Item(node, one.start, one.end, "blocked", label, words)
                 for node in one.node_names
             }
+    name = reader.username if reader is not None else ""
     for job, nodes in running:
         if not names.isdisjoint(nodes):
-            found |= _of_job(job, nodes, reader)
+            found |= _of_job(job, nodes, name)
     by_node: dict[str, dict[Hashable, Item]] = {}
     for key, item in found.items():
         if item.node in names:
@@ -304,19 +307,26 @@ def _of_booking(row: Booking, reader: User | None) -> dict[Hashable, Item]:
     url = row.get_absolute_url() if usable or managed else ""
     if managed and not usable:
         label = f"{label} ({row.owner.username})"
-    words = row.span
+    words = f"{row.span}, {_right(row, own)}" if usable else row.span
     return {
         (Booking, row.pk, node): Item(node, row.start, row.end, kind, label, words, url)
         for node in row.node_names
     }
 
 
-def _of_job(job: RunningJob, nodes: list[str], reader: User | None) -> dict[Hashable, Item]:
-    """A running job on each of its nodes, unless it runs in a booking."""
+def _right(row: Booking, own: bool) -> str:
+    """Why a reader may use a booking."""
+    if row.project is not None:
+        return _("project %s") % row.project.title
+    return _("your booking") if own else _("shared by %s") % row.owner.username
+
+
+def _of_job(job: RunningJob, nodes: list[str], reader: str) -> dict[Hashable, Item]:
+    """A running job on each of its nodes, unless it runs in a booking, as a user of that name sees it."""
     if job.started is None or is_ours(job.reservation):
         return {}
     until = job.ends
-    own = reader is not None and job.user == reader.username
+    own = job.user == reader
     label = _("My job %s") % job.id if own else _("In use")
     url = reverse("job", args=[job.id]) if own else ""
     words = span_words(job.started, until, reader_zone()) if until else ""

@@ -29,6 +29,7 @@ from carme_webui.bookings.ics import calendar_text, owner_of, renew, secret_of
 from carme_webui.bookings.models import Booking
 from carme_webui.bookings.share import share_of
 from carme_webui.bookings.table import VIEWS, Shown, table_of
+from carme_webui.caches import derived
 from carme_webui.clocks import reader_zone, span_words
 from carme_webui.cluster import broker, images, picture
 from carme_webui.datasets import datasets_of
@@ -412,6 +413,11 @@ def _look() -> tuple[Cluster | None, list[tuple[RunningJob, list[str]]], list[Re
 def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]:
     if cluster is None or kind is None:
         return []
+    key = "nodes", kind.partition, kind.gpu_type, kind.gpus
+    return derived.get(cluster, key, lambda: _nodes_of(cluster, kind))
+
+
+def _nodes_of(cluster: Cluster, kind: Kind) -> list[tuple[str, bool]]:
     members = {name for one in cluster.partitions if one.name == kind.partition for name in one.node_names}
     return [
         (node.name, node.available)

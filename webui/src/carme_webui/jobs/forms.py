@@ -102,8 +102,8 @@ class SubmitForm(ScalingFields):
             del self.fields["qos"]
         self.fields["script_path"].help_text = _("A path from your home, like train.sh, or a whole path.")
         self.fields["script"].help_text = _(
-            "Its first line may name what runs it, like #!/usr/bin/env python3. Its #SBATCH lines fill this "
-            "form in, where you change nothing yourself."
+            "The first line may name the interpreter, like #!/usr/bin/env python3. #SBATCH lines fill in the "
+            "fields that you leave unchanged."
         )
         if self["script_encoding"].value() == contents.PAGE_ENCODING:
             self.fields["script"].help_text = _(

@@ -10,9 +10,10 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from carme.bookings import BookingState
-from carme.jobs import Access, Cluster, minutes_text, usable
+from carme.jobs import Access, Cluster, minutes_text, usable_partitions
 from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
+from carme_webui.caches import derived
 from carme_webui.cluster import access_of
 from carme_webui.sentences import SentenceField
 
@@ -170,7 +171,14 @@ def access_for(user: User) -> Access:
 
 def usable_by(user: User, cluster: Cluster | None) -> Cluster | None:
     """The cluster as far as Slurm lets a user use it."""
-    return cluster and usable(cluster, access_for(user), accounts_of(user))
+    if cluster is None:
+        return None
+    partitions = usable_partitions(cluster, access_for(user), accounts_of(user))
+    if len(partitions) == len(cluster.partitions):
+        return cluster
+    # The same for all who may use the same partitions.
+    key = "limited", tuple(one.name for one in partitions)
+    return derived.get(cluster, key, lambda: cluster.limited_to(partitions))
 
 
 def payers(user: User) -> list[tuple[str, str]]:

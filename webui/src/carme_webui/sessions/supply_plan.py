@@ -32,11 +32,13 @@ class Block:
         free: How many are free throughout what is still to come of it; None: it is over, or too far away.
         level: The same as a shade, 0 to LEVELS.
         words: The same in words.
+        stop: 0 for the block that the tab key stops at, -1 for those that arrow keys lead to.
     """
 
     free: int | None = None
     level: int = 0
     words: str = ""
+    stop: int = -1
 
 
 @dataclass(frozen=True)
@@ -106,16 +108,20 @@ def _days(kind: GpuForecast, plan: Forecast) -> list[Day]:
         day = local.replace(hour=0, minute=0, second=0, microsecond=0)
         free.setdefault((day, local.hour // BLOCK_HOURS), []).append(count)
     days = sorted({day for day, _block in free}, key=lambda day: day.date())
+    first = min(free)
     return [
         Day(
             date_format(day, _("D j")),
-            [_block(day, number, free.get((day, number)), kind.total) for number in range(24 // BLOCK_HOURS)],
+            [
+                _block(day, number, free.get((day, number)), kind.total, 0 if (day, number) == first else -1)
+                for number in range(24 // BLOCK_HOURS)
+            ],
         )
         for day in days
     ]
 
 
-def _block(day: datetime, number: int, counts: list[int] | None, total: int) -> Block:
+def _block(day: datetime, number: int, counts: list[int] | None, total: int, stop: int) -> Block:
     if not counts:
         return Block()
     least = min(counts)
@@ -126,7 +132,7 @@ def _block(day: datetime, number: int, counts: list[int] | None, total: int) -> 
         "total": total,
     }
     level = -(-least * LEVELS // max(1, total))
-    return Block(least, level, _("%(span)s: %(free)d of %(total)d free") % words)
+    return Block(least, level, _("%(span)s: %(free)d of %(total)d free") % words, stop)
 
 
 def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:

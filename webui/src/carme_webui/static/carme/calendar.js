@@ -3,8 +3,11 @@
 
 const calendar = document.getElementById("calendar");
 
+// What arrow keys stop at: free times, and what nodes are kept for, also where that has no page.
+const STOPS = "a, .item";
+
 function links() {
-  return [...calendar.querySelectorAll("tbody a")];
+  return [...calendar.querySelectorAll("tbody :is(a, .item)")];
 }
 
 // One stop for the tab key; arrow keys move within the calendar.
@@ -21,12 +24,12 @@ function middle(link) {
 function neighbour(link, key) {
   const row = link.closest("tr");
   if (key === "ArrowLeft" || key === "ArrowRight") {
-    const inRow = [...row.querySelectorAll("a")];
+    const inRow = [...row.querySelectorAll(STOPS)];
     return inRow[inRow.indexOf(link) + (key === "ArrowRight" ? 1 : -1)];
   }
   let next = key === "ArrowDown" ? row.nextElementSibling : row.previousElementSibling;
-  while (next && !next.querySelector("a")) next = key === "ArrowDown" ? next.nextElementSibling : next.previousElementSibling;
-  const near = next ? [...next.querySelectorAll("a")] : [];
+  while (next && !next.querySelector(STOPS)) next = key === "ArrowDown" ? next.nextElementSibling : next.previousElementSibling;
+  const near = next ? [...next.querySelectorAll(STOPS)] : [];
   return near.sort((a, b) => Math.abs(middle(a) - middle(link)) - Math.abs(middle(b) - middle(link)))[0];
 }
 
@@ -66,11 +69,11 @@ if (calendar) {
   const box = calendar.closest(".table-scroll");
   if (now) box.scrollLeft = now.offsetLeft - box.clientWidth / 2;
   calendar.addEventListener("focusin", (event) => {
-    const link = event.target.closest("tbody a");
+    const link = event.target.closest("tbody :is(a, .item)");
     if (link) rove(link);
   });
   calendar.addEventListener("keydown", (event) => {
-    const link = event.target.closest("tbody a");
+    const link = event.target.closest("tbody :is(a, .item)");
     if (!link) return;
     if (event.key === "Enter" && chosen().length > 1) {
       event.preventDefault();

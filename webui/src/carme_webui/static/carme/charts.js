@@ -17,7 +17,8 @@
   const LABEL_WIDTH = 58; // of a stack, in pixels; narrower ones are named in part
   const DAY = 86400;
   const POLL_MS = 15000;
-  const language = document.documentElement.lang || undefined;
+  // English as the portal writes it: the day before the month, the hours from 0 to 23.
+  const language = document.documentElement.lang.replace(/^en$/, "en-GB") || undefined;
   const drawn = new Set();
   let printing = false;
 
@@ -171,7 +172,7 @@
       axis = { ...axis, size: ACROSS_HEIGHT };
       if (!this.spec.labels)
         return { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) };
-      const every = (plot) => Math.max(1, Math.ceil((this.times.length * LABEL_WIDTH) / Math.max(1, plot.width - 82)));
+      const every = (plot) => Math.max(1, Math.ceil((this.times.length * LABEL_WIDTH) / Math.max(1, plot.width - 92)));
       return {
         ...axis,
         grid: { show: false },
@@ -200,7 +201,7 @@
       return {
         width: Math.max(60, this.place.clientWidth),
         height: spec.height ?? (spec.spark ? SPARK_HEIGHT : HEIGHT),
-        padding: spec.spark ? [3, 1, 3, 1] : [10, 10, 0, 0],
+        padding: spec.spark ? [3, 1, 3, 1] : [10, 20, 0, 0],
         legend: { show: false },
         cursor: { show: !spec.spark, y: false, drag: { x: false, y: false }, points: { size: 7 } },
         scales: { x: spec.labels ? { time: false, range: () => [-0.5, this.times.length - 0.5] } : {}, y: { range: (_plot, low, high) => [Math.min(0, low ?? 0), this.spec.most ?? Math.max(high, 1e-9) * 1.05] } },

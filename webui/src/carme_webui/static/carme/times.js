@@ -3,7 +3,8 @@
 "use strict";
 
 (() => {
-  const language = document.documentElement.lang || undefined;
+  // English as the portal writes it: the day before the month, the hours from 0 to 23.
+  const language = document.documentElement.lang.replace(/^en$/, "en-GB") || undefined;
   const date = { day: "numeric", month: "short" };
   const clock = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
   const STYLES = {

@@ -1,0 +1,86 @@
+"""What marks mean, by pointer, keyboard and touch: the calendar of free GPUs, and that of bookings."""
+
+import re
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+from playwright.sync_api import Page, expect
+
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking
+from carme_webui.projects.models import Membership, Project
+
+from ..fake_broker import FakeBroker, make_job
+from .conftest import log_in
+from .test_accessibility import EVERY, violations
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_free_gpus_are_read_by_pointer_and_arrow_keys(page: Page, a_life: None) -> None:
+    log_in(page)
+    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+    page.goto("/")
+    table, tip = page.locator("table.free-days"), page.locator(".tip")
+    cells = table.locator("td[tabindex]")
+    expect(table.locator("td[tabindex='0']")).to_have_count(1)
+    cells.first.focus()
+    words = cells.first.get_attribute("aria-label") or ""
+    assert re.search(r"\d of \d+ free$", words)
+    expect(tip).to_have_text(words)
+    page.keyboard.press("ArrowDown")
+    expect(tip).not_to_have_text(words)
+    here = page.evaluate("document.activeElement.ariaLabel")
+    expect(tip).to_have_text(here)
+    expect(table.locator("td[tabindex='0']")).to_have_attribute("aria-label", here)
+    assert violations(page, EVERY) == []
+    page.keyboard.press("Escape")
+    expect(tip).to_have_count(0)
+    last = cells.last
+    last.hover()
+    expect(tip).to_have_text(last.get_attribute("aria-label") or "")
+
+
+def test_the_calendar_says_who_has_a_node_and_by_what_right(
+    page: Page, a_life: None, broker: FakeBroker, bob: User, alice: User
+) -> None:
+    now = timezone.now().replace(second=0, microsecond=0)
+    broker.put(make_job(9, user="carol", node_list="n1", started=now - timedelta(hours=1)))
+    project = Project.objects.get(name="vision")
+    assert Membership.objects.filter(project=project, user=alice).exists()
+    Booking.objects.all().delete()
+    for hours, owner, values in (
+        (30, alice, {"title": "Mine"}),
+        (36, bob, {"title": "Ours", "project": project}),
+        (42, bob, {"title": "Lent", "users": ["alice"]}),
+        (48, bob, {"title": "Secret"}),
+    ):
+        Booking.objects.create(
+            owner=owner, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"], reserved=now,
+            start=now + timedelta(hours=hours), end=now + timedelta(hours=hours + 1), state="approved",
+            **values,
+        )  # fmt: skip
+    log_in(page)
+    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+    page.goto("/bookings/")
+    entries, tip = page.locator("#calendar .item"), page.locator(".tip")
+    for name, right in (
+        ("Mine", "your booking"),
+        ("Ours", "project Computer vision"),
+        ("Lent", "shared by bob"),
+    ):
+        entries.filter(has_text=name).hover()
+        expect(tip).to_have_text(re.compile(rf"^{name}, .+, {right}$"))
+    assert "Secret" not in page.content()
+    # By arrow keys also where there is no page to go to.
+    entries.filter(has_text="Lent").focus()
+    for _ in range(8):
+        page.keyboard.press("ArrowRight")
+        if page.evaluate("document.activeElement.matches('span.item')"):
+            break
+    expect(tip).to_have_text(re.compile("^Booked, "))
+    expect(page.locator("#calendar [tabindex='0']")).to_have_count(1)
+    page.keyboard.press("Escape")
+    expect(tip).to_have_count(0)
+    assert violations(page, EVERY) == []

@@ -1,0 +1,84 @@
+// What a mark means, for pointer, keyboard and touch alike: elements with data-tip, and the calendar's entries, show it
+// while one points at them or the focus is on them; Escape hides it. In a table with data-grid, arrow keys move.
+"use strict";
+
+(() => {
+  const MARKED = "[data-tip], .calendar .item, .calendar a.free";
+  const GAP = 6; // pixels between a mark and what it means
+  const tip = document.createElement("div");
+  tip.className = "tip";
+  // Screen readers find the same in the page itself.
+  tip.setAttribute("aria-hidden", "true");
+  tip.setAttribute("popover", "manual");
+  let marked = null;
+
+  function hide() {
+    marked = null;
+    if (tip.isConnected) tip.remove();
+  }
+
+  function show(mark) {
+    const text = mark.dataset.tip ?? mark.textContent.trim();
+    if (mark === marked && tip.textContent === text) return;
+    if (!text) return hide();
+    marked = mark;
+    tip.textContent = text;
+    document.body.append(tip);
+    tip.showPopover?.();
+    place();
+  }
+
+  // Beside its mark, which may have moved; nowhere when that is out of sight.
+  function place() {
+    if (!marked) return;
+    const at = marked.getBoundingClientRect();
+    if (!marked.isConnected || at.bottom < 0 || at.top > innerHeight) return hide();
+    const size = tip.getBoundingClientRect();
+    const below = at.bottom + GAP + size.height <= innerHeight;
+    tip.style.top = `${Math.max(0, below ? at.bottom + GAP : at.top - GAP - size.height)}px`;
+    tip.style.left = `${Math.max(GAP, Math.min(at.left, innerWidth - size.width - GAP))}px`;
+  }
+
+  const markOf = (event) => (event.target instanceof Element ? event.target.closest(MARKED) : null);
+  const focused = () => document.activeElement?.closest(MARKED) ?? null;
+
+  document.addEventListener("pointerover", (event) => {
+    const mark = markOf(event) ?? focused();
+    if (mark) show(mark);
+    else if (!tip.contains(event.target)) hide();
+  });
+  document.addEventListener("focusin", (event) => {
+    const mark = markOf(event);
+    if (mark) show(mark);
+    else hide();
+  });
+  document.addEventListener("focusout", hide);
+  addEventListener("scroll", place, { capture: true, passive: true });
+  document.addEventListener("htmx:after:swap", place);
+
+  function neighbour(cell, key) {
+    const row = cell.closest("tr");
+    const place = [...row.cells].indexOf(cell);
+    const ways = {
+      ArrowLeft: [row, place - 1],
+      ArrowRight: [row, place + 1],
+      ArrowUp: [row.previousElementSibling, place],
+      ArrowDown: [row.nextElementSibling, place],
+      Home: [row, [...row.cells].findIndex((one) => one.hasAttribute("tabindex"))],
+      End: [row, [...row.cells].findLastIndex((one) => one.hasAttribute("tabindex"))],
+    };
+    const found = ways[key]?.[0]?.cells[ways[key][1]];
+    return found?.hasAttribute("tabindex") ? found : null;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && marked) return hide();
+    const cell = event.target instanceof Element ? event.target.closest("[data-grid] td[tabindex]") : null;
+    const to = cell && neighbour(cell, event.key);
+    if (!to) return;
+    event.preventDefault();
+    for (const other of cell.closest("table").querySelectorAll("td[tabindex]")) other.tabIndex = -1;
+    to.tabIndex = 0;
+    to.focus();
+  });
+})();
