@@ -57,11 +57,21 @@ def test_pytorch_before_2_5_loads_a_state_after_what_travels(monkeypatch):
 
 @pytest.mark.timeout(4 * HANG)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
-@pytest.mark.parametrize("what", ["equal", "mistakes"])
+@pytest.mark.parametrize("what", ["equal", "overlap", "once", "mistakes"])
 def test_a_keras_model_trains_while_its_weights_travel(launcher, monkeypatch, backend, what):
     monkeypatch.setenv("KERAS_BACKEND", backend)
     ranks = launcher.start("keras_streamed", [0, 1], what)
     assert ranks.finish(3 * HANG) == [0, 0], ranks.output()
+
+
+@pytest.mark.timeout(7 * HANG)
+@pytest.mark.parametrize("backend", ["torch", "tensorflow"])
+def test_keras_goes_on_from_a_checkpoint_that_rank_0_reads(launcher, monkeypatch, tmp_path, backend):
+    """Also on a rank that had no part in it."""
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    for what, nodes in (("save", [0, 1]), ("resume", [0, 1, 1])):
+        ranks = launcher.start("keras_streamed", nodes, what, str(tmp_path / "run"))
+        assert ranks.finish(3 * HANG) == [0] * len(nodes), ranks.output()
 
 
 @pytest.mark.timeout(4 * HANG)
