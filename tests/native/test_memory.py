@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import carme_runtime
-import carme_runtime.out_of_core.budget  # large: `limit` must count it in whichever test comes first
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.blocks import Block
 from carme_runtime.out_of_core.gpu_ahead import Growth
@@ -32,8 +31,9 @@ from carme_runtime.out_of_core.watch import Storage
 from memory_cgroups import MemoryCgroup, memory_cgroup
 from patience import HANG
 
+from .memory_limits import MIB, limit
+
 PROGRAM = Path(__file__).parent / "programs" / "out_of_core.py"
-MIB = 1 << 20
 LIBRARIES = 340  # MiB, about
 SECONDS = 3 * HANG
 
@@ -46,13 +46,6 @@ def cgroup() -> Iterator[MemoryCgroup]:
         except OSError as error:
             pytest.skip(f"no memory cgroup can be made here: {error}")
         yield made
-
-
-def limit(room: int = 40) -> int:
-    """Bytes that leave about so many MiB for blocks in this process."""
-    assert pages.map_large_blocks(1 << 17)
-    pages.free(pages.fill_heap(1 << 17))  # what earlier tests left free goes back to the kernel
-    return pages.resident() + pages.page_tables() + (room + 20) * MIB
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):

@@ -292,17 +292,19 @@ class Checkpoints:
 
     def _commit(self, work: _Writing) -> None:
         """Give a checkpoint its name when all ranks have written, or see that rank 0 has done so."""
-        with work.failing():
-            if work.error:
-                return
-            if self._rank == 0:
-                size, step = work.layout.size, work.saving.step
-                ends = [share(size, rank, self._size)[1] for rank in range(self._size)]
-                newest = files.commit(work.partial, step, work.packed, work.layout, ends, work.patience)
-                files.prune(self._folder, self._keep, newest, self._overtaken)
-            else:
-                _await_commit(work.partial, work.patience)
+        if not work.error:
+            with work.failing():
+                self._conclude(work)
         work.saving.conclude(work.error)
+
+    def _conclude(self, work: _Writing) -> None:
+        if self._rank != 0:
+            _await_commit(work.partial, work.patience)
+            return
+        size, step = work.layout.size, work.saving.step
+        ends = [share(size, rank, self._size)[1] for rank in range(self._size)]
+        newest = files.commit(work.partial, step, work.packed, work.layout, ends, work.patience)
+        files.prune(self._folder, self._keep, newest, self._overtaken)
 
     def _from_rank_0(self, action: Callable[[], Result]) -> Result:
         """What `action` gives there. If it fails, it does so for all ranks."""
