@@ -198,6 +198,7 @@ def once() -> None:
     send: Any = Group.broadcast
     for start in ("", "streamed"):
         model = made(5, start)
+        model.optimizer.build(model.trainable_variables)
         sent: list[int] = []
 
         def counting(group: Group, array: Any, *more: Any, sent: list[int] = sent, **options: Any) -> Any:
