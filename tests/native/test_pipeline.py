@@ -40,10 +40,6 @@ def test_a_parameter_for_which_no_rank_has_a_gradient_gets_none(launcher, nodes)
     run(launcher, nodes, "untrained", "2", "1f1b:4:clip", "zb1p:4:accumulate")
 
 
-def test_a_network_of_121_layers_with_skips_between_all_trains_as_one_process_does(launcher):
-    run(launcher, [0, 0], "densenet", "2", "1f1b:4:clip")
-
-
 def test_one_process_alone_is_a_pipeline_of_one_stage(launcher):
     run(launcher, [0], "inputs", "1", "zbv:4", "1f1b:3")
 

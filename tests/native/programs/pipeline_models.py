@@ -47,45 +47,6 @@ class UNet(nn.Module):
         return self.out(e)
 
 
-class DenseNet(nn.Module):
-    """As deep as DenseNet-121, and narrow: each layer of a block takes what all layers before it gave."""
-
-    def __init__(self, layers: tuple[int, ...] = (6, 12, 24, 16), growth: int = 2) -> None:
-        super().__init__()
-        width = 4
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.blocks = nn.ModuleList()
-        self.transitions = nn.ModuleList()
-        for count in layers:
-            self.blocks.append(
-                nn.ModuleList(
-                    nn.Sequential(
-                        *(nn.GroupNorm(1, width + n * growth), nn.ReLU()),
-                        *(
-                            nn.Conv2d(width + n * growth, 4 * growth, 1, bias=False),
-                            nn.GroupNorm(1, 4 * growth),
-                        ),
-                        *(nn.ReLU(), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)),
-                    )
-                    for n in range(count)
-                )
-            )
-            width += count * growth
-            self.transitions.append(nn.Conv2d(width, width // 2, 1))
-            width //= 2
-        self.head = nn.Linear(width, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.stem(x)
-        for number, (block, transition) in enumerate(zip(self.blocks, self.transitions, strict=True)):
-            for layer in block:  # pyright: ignore[reportGeneralTypeIssues]
-                x = torch.cat([x, layer(x)], 1)
-            x = transition(x)
-            if number < len(self.blocks) - 1:
-                x = functional.avg_pool2d(x, 2)
-        return self.head(x.mean((2, 3)))
-
-
 class Transformer(nn.Module):
     """Tied embeddings: the first and the last stage have the same weights."""
 
@@ -171,7 +132,6 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "mlp": lambda: (mlp(), (torch.randn(24, 8),), classes),
         "resnet": lambda: (Residual(), (images,), classes),
         "batchnorm": lambda: (Residual(nn.BatchNorm2d), (images,), classes),
-        "densenet": lambda: (DenseNet(), (images,), classes),
         "unet": lambda: (UNet(), (images,), torch.randint(0, 2, (24, 8, 8))),
         "transformer": lambda: (Transformer(), (words,), words.roll(1, 1)),
         "dropout": lambda: (Transformer(0.2), (words,), words.roll(1, 1)),
