@@ -32,8 +32,8 @@ class Ranks:
     processes: list[subprocess.Popen[str]]
     outputs: dict[int, str] = field(default_factory=dict)
 
-    def finish(self, seconds: float = HANG) -> list[int]:
-        """Wait for all, return their exit codes."""
+    def finish(self, seconds: float = 3 * HANG) -> list[int]:
+        """Wait for all, return their exit codes. On a busy machine they import PyTorch for minutes."""
         end = time.monotonic() + seconds
         for rank, process in enumerate(self.processes):
             if rank not in self.outputs:

@@ -136,6 +136,7 @@ def test_training_goes_on_without_a_lost_rank(tmp_path):
     assert began[:3] == [("0", "0", "3", "inf")] * 3
     again = began[3:]
     # Rank 1 was lost in epoch 5: the commit before that one may not have been complete.
+    assert set(re.findall(r"READ by (\d)", run.stdout)) == {"0"}, run.stdout
     assert len(again) == 2 and again[0] == again[1] and again[0][:3] in (("1", "4", "2"), ("1", "5", "2"))
     ended = re.findall(r"ENDED with 2 ranks, callbacks \['reset'\], loss ([\d.]+)", run.stdout)
     assert len(ended) == 2 and float(ended[0]) < float(again[0][3])

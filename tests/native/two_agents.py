@@ -29,8 +29,14 @@ class Job:
         self.start([*first, "--socket", str(self.socket("n1")), "--", "sleep", "600"], SLURMD_NODENAME="n1")
         wait_until(announce.exists)
         join = ["--join", f"127.0.0.1:{json.loads(announce.read_text())['port']}"]
-        self.start([*AGENT, *common, *join, "--socket", str(self.socket("n2"))], SLURMD_NODENAME="n2")
+        self._second = [*AGENT, *common, *join, "--socket", str(self.socket("n2"))]
+        self.second = self.join()
         wait_until(self.socket("n2").exists)
+
+    def join(self) -> subprocess.Popen[str]:
+        """Start the agent of n2, which joins; again, where it was lost."""
+        self.second = self.start(self._second, SLURMD_NODENAME="n2")
+        return self.second
 
     def socket(self, host: str) -> Path:
         return self.folder / host / "agent.sock"

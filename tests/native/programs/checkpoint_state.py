@@ -44,7 +44,7 @@ elif how.startswith("full disk"):
 elif how == "no memory":
     if dist.get_rank() == 1:
 
-        def read(_):
+        def read(*_):
             raise MemoryError
 
         files.read = read

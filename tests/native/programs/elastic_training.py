@@ -9,7 +9,18 @@ from typing import Any
 import torch
 
 import carme_runtime.horovod as hvd
+from carme_runtime.checkpoint import files
 
+read: Any = files.read
+
+
+def counted(*arguments: Any) -> Any:
+    """Says which rank reads a checkpoint."""
+    print(f"READ by {hvd.rank()}", flush=True)
+    return read(*arguments)
+
+
+files.read = counted
 EPOCHS, LOST_AT = 8, 5
 torch.set_num_threads(1)
 hvd.init()

@@ -1,6 +1,7 @@
 """The first training step of a Keras model runs while rank 0's weights still travel.
 
-    keras_streamed.py equal|mistakes
+    keras_streamed.py equal|overlap|once|mistakes
+    keras_streamed.py save|resume FOLDER
 
 KERAS_BACKEND is torch or tensorflow.
 """
@@ -8,7 +9,11 @@ KERAS_BACKEND is torch or tensorflow.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import logging
+import shutil
 import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -16,10 +21,18 @@ import numpy as np
 import pytest
 
 import carme_runtime.keras as ck
+from carme_runtime.checkpoint import files
+from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.keras.world import world
+from patience import HANG
 
-(action,) = sys.argv[1:]
+action, *folders = sys.argv[1:]
 on_tensorflow = keras.backend.backend() == "tensorflow"
+if on_tensorflow:
+    import tensorflow
+
+    tensorflow.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits for weights
 WIDTH = 48  # whose kernels are no small variables
 numbers = np.random.default_rng(3)
 x = numbers.normal(size=(24, WIDTH)).astype("float32")
@@ -95,6 +108,147 @@ def equal() -> None:
         return
     for ours, theirs in zip(callback.weights, own.get_weights(), strict=True):
         assert np.array_equal(ours, theirs)
+
+
+class Later:
+    """A broadcast that a thread begins when it may, after the one before it."""
+
+    def __init__(
+        self, before: threading.Event, after: threading.Event, may: threading.Event, begin: Callable[[], Any]
+    ) -> None:
+        def run() -> None:
+            for event in (before, may):
+                event.wait()
+            self._pending = begin()
+            after.set()
+
+        self._pending: Any = None
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until it has been sent."""
+        self._thread.join()
+        if self._pending:
+            self._pending.wait()
+
+
+def overlap() -> None:
+    """The master rank does not send the last kernels before another rank has run the first layer."""
+    send: Any = Group.broadcast
+    lane, limit = world().lane()
+    count = [0]
+    turns = [threading.Event()]
+    turns[0].set()
+    trains, first_layer_ran, may_go_on = threading.Event(), threading.Event(), threading.Event()
+    in_time = np.zeros(1, np.uint8)
+
+    def hold(group: Group, *arguments: Any, **options: Any) -> Any:
+        if not options.get("asynchronous"):
+            return send(group, *arguments, **options)
+        count[0] += 1
+        if not ck.is_master_rank() or count[0] < 3:
+            return send(group, *arguments, **options)
+        turns.append(threading.Event())
+        return Later(*turns[-2:], may_go_on, lambda: send(group, *arguments, **options))
+
+    def signal() -> None:
+        """Let the master rank know, beside what the ranks do meanwhile."""
+        if not ck.is_master_rank():
+            in_time[0] = first_layer_ran.wait(HANG)
+        send(lane, in_time, 1, timeout=limit)
+        may_go_on.set()
+
+    def note(value: Any) -> Any:
+        if trains.is_set():
+            first_layer_ran.set()
+        return value
+
+    def seen(value: Any) -> Any:
+        if not on_tensorflow:
+            return note(value)
+        # Not stateful: in a graph it would have its place in the order of the waits.
+        noted = tensorflow.numpy_function(note, [value], value.dtype, stateful=False)
+        noted.set_shape(value.shape)
+        return value + tensorflow.stop_gradient(noted - value)
+
+    keras.utils.set_random_seed(5 + 100 * ck.get_rank())
+    first, *others = layers()
+    look = keras.layers.Lambda(seen, output_shape=(WIDTH,))
+    model = keras.Sequential([keras.Input((WIDTH,)), first, look, *others])
+    model(x[:1])
+    model = ck.Model(model, start="streamed")
+    model.compile(optimizer=keras.optimizers.Adam(0.01), loss="mse")
+    trains.set()
+    thread = threading.Thread(target=signal)
+    thread.start()
+    Group.broadcast = hold
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    Group.broadcast = send
+    thread.join()
+    assert in_time[0], "the first layer waits for the last one"
+    assert count[0] == 4, "the kernels of four layers travel one after the other"
+    weights = model.get_weights()
+    for ours, theirs in zip(weights, world().exchange(weights)[0], strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def once() -> None:
+    """Neither start sends a kernel, or what the optimizer has of it, twice."""
+    send: Any = Group.broadcast
+    for start in ("", "streamed"):
+        model = made(5, start)
+        model.optimizer.build(model.trainable_variables)
+        sent: list[int] = []
+
+        def counting(group: Group, array: Any, *more: Any, sent: list[int] = sent, **options: Any) -> Any:
+            sent.append(array.nbytes)
+            return send(group, array, *more, **options)
+
+        Group.broadcast = counting
+        model.train_on_batch(x[:8], y[:8])
+        Group.broadcast = send
+        kernel = WIDTH * WIDTH * 4
+        kernels = 4 if start else 3 * 4  # Adam's states are zero in the streamed start
+        assert sorted(size for size in sent if size >= kernel) == [kernel] * kernels, (start, sent)
+
+
+def save() -> None:
+    """Two epochs, of which the folder has the end."""
+    model = made(7, "")
+    model.fit(x, y, 8, 2, 0, [ck.callbacks.Checkpoints(folders[0])], shuffle=False)
+
+
+def resume() -> None:
+    """What rank 0 alone reads is what every rank would have read, whoever saved it."""
+    read: Any = files.read
+    reads: list[Path] = []
+
+    def counted(checkpoint: Path, *more: Any) -> Any:
+        reads.append(checkpoint)
+        return read(checkpoint, *more)
+
+    files.read = counted
+    saved = Path(folders[0])
+    found = []
+    for number, (of_model, of_callback) in enumerate(
+        [("", ""), ("streamed", "streamed"), ("", "streamed"), ("streamed", "")]
+    ):
+        folder = saved.with_name(f"copy-{number}")
+        if ck.is_master_rank():
+            shutil.copytree(saved, folder)
+        world().barrier()
+        reads.clear()
+        model = made(20, of_model)  # Dropout may draw from the seed of the process
+        callback = ck.callbacks.Checkpoints(folder, start=of_callback)
+        history = model.fit(x, y, 8, 4, 0, [callback], shuffle=False)
+        assert history.epoch == [2, 3], (of_model, of_callback, history.epoch)
+        assert len(reads) == (ck.is_master_rank() or not of_callback), (of_model, of_callback, reads)
+        found.append((history.history["loss"], model.get_weights()))
+    for losses, weights in found[1:]:
+        assert losses == found[0][0], (losses, found[0][0])
+        for ours, theirs in zip(weights, found[0][1], strict=True):
+            assert np.array_equal(ours, theirs)
 
 
 def mistakes() -> None:

@@ -27,9 +27,9 @@ streamed._PIECE = 1  # each tensor is a message of its own
 read: Any = files.read
 
 
-def read_on_rank_0(checkpoint: Any) -> Any:
+def read_on_rank_0(checkpoint: Any, receiver: Any) -> Any:
     assert rank == 0, "another rank than 0 reads the checkpoint"
-    return read(checkpoint)
+    return read(checkpoint, receiver)
 
 
 def build() -> tuple[nn.Module, torch.optim.Optimizer]:

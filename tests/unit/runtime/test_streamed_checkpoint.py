@@ -3,10 +3,9 @@
 import threading
 from typing import Any
 
-import numpy as np
 import pytest
 
-from carme_runtime.checkpoint.stream import Layout, pack
+from carme_runtime.checkpoint.stream import Layout, Stream, pack
 from carme_runtime.checkpoint.streamed import Arriving
 from patience import HANG
 
@@ -31,7 +30,7 @@ class Broken:
 
 
 def test_rank_0_says_what_went_wrong_on_the_way(caplog: pytest.LogCaptureFixture) -> None:
-    held = pack([]), Layout([([4], "uint8", 0)], 4), np.zeros(4, np.uint8)
+    held = Stream(pack([]), Layout([([4], "uint8", 0)], 4))
     carrier: Any = (Broken(), 1)
     ranks: Any = Alone()
     with caplog.at_level("WARNING", "carme_runtime"):

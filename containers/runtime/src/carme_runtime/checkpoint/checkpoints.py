@@ -6,21 +6,32 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from carme_runtime.checkpoint import files, ranks, states, streamed
-from carme_runtime.checkpoint.stream import Layout, copy_range, put_together, share, take_apart
+from carme_runtime.checkpoint.stream import (
+    Filling,
+    Layout,
+    Stream,
+    copy_range,
+    pieces,
+    share,
+    take_apart,
+)
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Timeout
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.logs import log
+from carme_runtime.out_of_core import limits_host
 from carme_runtime.starts import check_start
 
 _SLOWER = 10  # times that another rank may take longer to write than this one
 _AT_LEAST = 60.0  # seconds that it may take in any case
+_PIECE = 16 << 20  # bytes that are written and hashed at once
 
 Result = TypeVar("Result")
 
@@ -52,6 +63,30 @@ class Saving:
         """It is over."""
         self._error = error
         self._over.set()
+
+
+@dataclass
+class _Writing:
+    """A checkpoint on its way to the disk."""
+
+    saving: Saving
+    partial: Path  # the folder that the ranks write into
+    left: str  # what names of earlier ones look like that are cleared
+    packed: bytes
+    layout: Layout
+    patience: float = _AT_LEAST  # seconds to wait for the other ranks
+    error: BaseException | None = None
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Note what goes wrong, for the other ranks too."""
+        try:
+            yield
+        except BaseException as reason:
+            self.error = reason
+            with contextlib.suppress(OSError):
+                (self.partial / files.FAILED).touch()
+            log.error("The checkpoint of step %d was not written: %s", self.saving.step, reason)
 
 
 class Checkpoints:
@@ -99,6 +134,9 @@ class Checkpoints:
     def save(self, step: int, /, **state: Any) -> Saving:
         """Begin to write a checkpoint; the state may change again when this returns.
 
+        Where `carme_runtime.memory` limits the host's memory, this rank's share is on the disk when this
+        returns: a copy of it would count.
+
         Args:
             step: Its number; the highest is the newest.
             state: Models, optimizers, or whatever has `state_dict` and `load_state_dict`; and values:
@@ -114,16 +152,29 @@ class Checkpoints:
         full = {name: states.take(name, part, state.values()) for name, part in state.items()}
         packed, layout, tensors = take_apart(full)
         begin, end = share(layout.size, self._rank, self._size)
-        if len(self._room) != end - begin:
-            self._room = np.empty(end - begin, np.uint8)
-        copy_range(layout, tensors, begin, end, self._room)
         partial = self._folder / f".partial-{self._token}-{self._saves}"
+        # At first what an earlier run left, and then what this one gave up; not before it saves, as whoever
+        # only loads may do so beside a run that saves.
+        left = f".partial-{self._token}-*" if self._saves else ".partial-*"
+        work = _Writing(Saving(step), partial, left, packed, layout)
+        if limits_host():
+            # What can leave memory is for the thread alone that the limit holds in.
+            self._write_share(work, of_rank := pieces(layout, tensors, begin, end))
+            for _ in of_rank:  # where it failed: the other ranks wait for this one's parts of divided tensors
+                pass
+            if work.error and not isinstance(work.error, Exception):
+                raise work.error  # an interrupt
+            act = functools.partial(self._commit, work)
+        else:
+            if len(self._room) != end - begin:
+                self._room = np.empty(end - begin, np.uint8)
+            copy_range(layout, tensors, begin, end, self._room)
+            act = functools.partial(self._write, work, self._room)
         self._saves += 1
-        self._last = Saving(step)
-        arguments = (self._last, partial, packed, layout)
+        self._last = work.saving
         # Not a daemon: a script that ends has its last checkpoint.
-        threading.Thread(target=self._write, args=arguments).start()
-        return self._last
+        threading.Thread(target=act).start()
+        return work.saving
 
     def wait(self) -> None:
         """Wait until the last checkpoint is written. Raises what went wrong."""
@@ -143,11 +194,12 @@ class Checkpoints:
         Raises:
             Damaged: There are some, and none is undamaged.
         """
-        newest = self._newest(step, reads=self._carrier is None or self._rank == 0)
+        if self._carrier is None:
+            newest = self._newest(step, Filling)
+            return newest and (newest[0], newest[1].state)
+        newest = self._newest(step, Stream if self._rank == 0 else None)
         if newest is None:
             return None
-        if self._carrier is None:
-            return newest[0], put_together(*newest[1])
         arriving = streamed.Arriving(self._ranks, self._carrier, newest[1], lambda _: [])
         return newest[0], arriving.part(arriving.structure)
 
@@ -156,11 +208,11 @@ class Checkpoints:
 
         All ranks call it together. Raises what `load` raises.
         """
-        newest = self._newest(step, reads=self._rank == 0)
-        return newest and (newest[0], newest[1] and put_together(*newest[1]))
+        newest = self._newest(step, Filling if self._rank == 0 else None)
+        return newest and (newest[0], newest[1] and newest[1].state)
 
-    def _newest(self, step: int | None, reads: bool) -> tuple[int, Any] | None:
-        """Step, and what `files.read` gives; None in its place where this rank does not read."""
+    def _newest(self, step: int | None, receiver: type[Filling | Stream] | None) -> tuple[int, Any] | None:
+        """Step, and what has received the checkpoint; None in its place where this rank does not read."""
         if self._last:
             self._last.settle()
         found: list[str] = self._from_rank_0(lambda: [c.name for c in files.found(self._folder)])
@@ -172,7 +224,7 @@ class Checkpoints:
             state: Any = None
             mine: Exception | None = None
             try:
-                state = files.read(self._folder / name) if reads else None
+                state = files.read(self._folder / name, receiver) if receiver else None
             except Exception as reason:
                 mine = reason
             damage = mine.message if isinstance(mine, files.Damaged) else None
@@ -213,7 +265,7 @@ class Checkpoints:
         return {"step": number} | parts
 
     def _resume_streamed(self, step: int | None, state: dict[str, Any]) -> dict[str, Any] | None:
-        newest = self._newest(step, reads=self._rank == 0)
+        newest = self._newest(step, Stream if self._rank == 0 else None)
         if newest is None:
             return None
         assert self._carrier is not None
@@ -225,29 +277,34 @@ class Checkpoints:
             streamed.give(name, target, parts.pop(name), arriving, state.values())
         return {"step": newest[0]} | arriving.part(parts)
 
-    def _write(self, saving: Saving, partial: Path, packed: bytes, layout: Layout) -> None:
-        error = None
-        try:
-            begun = time.monotonic()
+    def _write(self, work: _Writing, room: np.ndarray) -> None:
+        self._write_share(work, [room[cut : cut + _PIECE] for cut in range(0, len(room), _PIECE)])
+        self._commit(work)
+
+    def _write_share(self, work: _Writing, of_rank: Iterable[np.ndarray]) -> None:
+        """Write what this rank has of a checkpoint."""
+        begun = time.monotonic()
+        with work.failing():
             if self._rank == 0:
-                # At first what an earlier run left, and then what this one gave up; not before it saves, as
-                # whoever only loads may do so beside a run that saves.
-                left = f".partial-{self._token}-*" if self._saves > 1 else ".partial-*"
-                files.clear(self._folder, left, partial)
-            files.write_share(partial, self._rank, self._room.data, layout)
-            patience = _AT_LEAST + _SLOWER * (time.monotonic() - begun)
-            if self._rank == 0:
-                ends = [share(layout.size, rank, self._size)[1] for rank in range(self._size)]
-                newest = files.commit(partial, saving.step, packed, layout, ends, patience)
-                files.prune(self._folder, self._keep, newest, self._overtaken)
-            else:
-                _await_commit(partial, patience)
-        except BaseException as reason:
-            error = reason
-            with contextlib.suppress(OSError):
-                (partial / files.FAILED).touch()
-            log.error("The checkpoint of step %d was not written: %s", saving.step, reason)
-        saving.conclude(error)
+                files.clear(self._folder, work.left, work.partial)
+            files.write_share(work.partial, self._rank, of_rank, work.layout)
+            work.patience = _AT_LEAST + _SLOWER * (time.monotonic() - begun)
+
+    def _commit(self, work: _Writing) -> None:
+        """Give a checkpoint its name when all ranks have written, or see that rank 0 has done so."""
+        if not work.error:
+            with work.failing():
+                self._conclude(work)
+        work.saving.conclude(work.error)
+
+    def _conclude(self, work: _Writing) -> None:
+        if self._rank != 0:
+            _await_commit(work.partial, work.patience)
+            return
+        size, step = work.layout.size, work.saving.step
+        ends = [share(size, rank, self._size)[1] for rank in range(self._size)]
+        newest = files.commit(work.partial, step, work.packed, work.layout, ends, work.patience)
+        files.prune(self._folder, self._keep, newest, self._overtaken)
 
     def _from_rank_0(self, action: Callable[[], Result]) -> Result:
         """What `action` gives there. If it fails, it does so for all ranks."""

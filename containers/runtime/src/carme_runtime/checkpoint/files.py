@@ -9,9 +9,11 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from carme_runtime.collectives.errors import GaspiError, Mismatch, Timeout
 _NAME = re.compile(r"step-(\d+)\.(\d+)")
 _FORMAT = 1
 _DIGEST = hashlib.sha256
-_PIECE = 16 << 20  # bytes written and hashed at once
+_PIECE = 4 << 20  # bytes read and hashed at once
 _POLL_SECONDS = 0.02
 _READERS = 4
 INDEX = "index"
@@ -49,16 +51,15 @@ def _order(match: re.Match[str]) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def write_share(partial: Path, rank: int, data: memoryview, layout: Layout) -> None:
+def write_share(partial: Path, rank: int, pieces: Iterable[np.ndarray], layout: Layout) -> None:
     """Write a rank's bytes, and then, in a second file, their digest and that of the layout."""
     partial.mkdir(exist_ok=True)
     digest = _DIGEST()
 
     def write(descriptor: int) -> None:
-        for begin in range(0, len(data), _PIECE):
-            piece = data[begin : begin + _PIECE]
-            digest.update(piece)
-            _write_all(descriptor, piece)
+        for piece in pieces:
+            digest.update(piece.data)
+            _write_all(descriptor, piece.data)
 
     _write(partial / f"share-{rank}", write)
     message = f"{digest.hexdigest()} {layout.digest()}".encode()
@@ -107,35 +108,80 @@ def commit(partial: Path, step: int, packed: bytes, layout: Layout, ends: list[i
     return final
 
 
-def read(checkpoint: Path) -> tuple[bytes, Layout, np.ndarray]:
-    """What is in a checkpoint: for `put_together`. Raises Damaged for another digest, or a missing file."""
+class Receiver(Protocol):
+    """What takes the bytes of a checkpoint."""
+
+    def put(self, begin: int, piece: np.ndarray) -> None:
+        """These bytes begin there."""
+        ...
+
+
+Received = TypeVar("Received", bound=Receiver)
+
+
+def read(checkpoint: Path, receiver: Callable[[bytes, Layout], Received]) -> Received:
+    """Read a checkpoint.
+
+    Args:
+        checkpoint: Its folder.
+        receiver: Makes, of the packed structure and its layout, what takes the bytes, in this thread.
+
+    Returns:
+        What `receiver` has made.
+
+    Raises:
+        Damaged: Another digest, or a missing file.
+    """
     try:
         raw = (checkpoint / INDEX).read_bytes()
         size = _DIGEST().digest_size
         if _DIGEST(raw[size:]).digest() != raw[:size]:
             raise _damaged(checkpoint / INDEX)
         index = unpack(raw[size:])
-        stream = np.empty(index["size"], np.uint8)
-        memory = stream.data
-        ends = index["ends"]
-
-        def load(rank: int) -> None:
-            begin = ends[rank - 1] if rank else 0
-            part = memory[begin : ends[rank]]
-            with (checkpoint / f"share-{rank}").open("rb", buffering=0) as file:
-                filled = 0
-                while filled < len(part) and (count := file.readinto(part[filled:])):
-                    filled += count
-            if filled < len(part) or _DIGEST(part).hexdigest() != index["digests"][rank]:
-                raise _damaged(checkpoint / f"share-{rank}")
-
-        with ThreadPoolExecutor(_READERS) as readers:
-            list(readers.map(load, range(len(ends))))
+        received = receiver(index["structure"], Layout(index["tensors"], index["size"]))
+        for begin, piece in _pieces(checkpoint, index):
+            received.put(begin, piece)
     except OSError as error:
         raise Damaged(
             f"The checkpoint {checkpoint} cannot be read: {error.strerror}.", "Use an older one."
         ) from None
-    return index["structure"], Layout(index["tensors"], index["size"]), stream
+    return received
+
+
+def _pieces(checkpoint: Path, index: dict[str, Any]) -> Iterator[tuple[int, np.ndarray]]:
+    """The bytes of a checkpoint: several shares are read at a time, and at most a piece of each is ahead."""
+    begins = [0, *index["ends"]]
+    shares = iter(
+        _share(checkpoint / f"share-{rank}", begins[rank], end, index["digests"][rank])
+        for rank, end in enumerate(index["ends"])
+    )
+    with ThreadPoolExecutor(_READERS) as readers:
+        first = [share for _, share in zip(range(_READERS), shares, strict=False)]
+        reading = deque((share, readers.submit(next, share, None)) for share in first)
+        while reading:
+            share, ahead = reading.popleft()
+            found = ahead.result()
+            following = share if found else next(shares, None)
+            if following:
+                reading.append((following, readers.submit(next, following, None)))
+            if found:
+                yield found
+
+
+def _share(file: Path, begin: int, end: int, expected: str) -> Iterator[tuple[int, np.ndarray]]:
+    """The bytes of a rank's share in pieces. Raises Damaged where they are not those that were written."""
+    digest = _DIGEST()
+    with file.open("rb", buffering=0) as source:
+        while begin < end:
+            piece = np.empty(min(_PIECE, end - begin), np.uint8)
+            count = source.readinto(piece.data)
+            if not count:
+                break
+            digest.update(piece[:count].data)
+            yield begin, piece[:count]
+            begin += count
+    if begin < end or digest.hexdigest() != expected:
+        raise _damaged(file)
 
 
 def prune(folder: Path, keep: int, newest: Path, overtaken: set[str]) -> None:

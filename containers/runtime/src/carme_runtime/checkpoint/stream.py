@@ -6,11 +6,13 @@ Tensors are those of PyTorch, and NumPy arrays, for which PyTorch need not be in
 # As in torch/backend.py.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
+import bisect
 import hashlib
 import io
 import math
 import pickle
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +25,7 @@ _ALIGNMENT = 64  # bytes; where tensors begin
 _TENSOR, _ARRAY = "\0tensor", "\0array"  # the keys of what stands for a tensor, and for a NumPy array
 _OF_TORCH = b"PK"  # how what torch.save has packed begins
 _PICKLE = 4  # of its protocols
+_PIECE = 4 << 20  # bytes that are copied at a time where memory is limited
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,49 @@ def take_apart(state: Any) -> tuple[bytes, Layout, list[Any]]:
     return packed, Layout(places, end), tensors
 
 
-def put_together(packed: bytes, layout: Layout, stream: np.ndarray) -> Any:
-    """The state whose tensors are in `stream`, as copies."""
-    return with_tensors(unpack(packed), layout, stream)
+class Stream:
+    """The bytes of a state in one array, which pieces of them fill."""
+
+    def __init__(self, packed: bytes, layout: Layout) -> None:
+        self.packed, self.layout = packed, layout
+        self.content = np.empty(layout.size, np.uint8)
+
+    def put(self, begin: int, piece: np.ndarray) -> None:
+        """These bytes of the stream begin there."""
+        self.content[begin : begin + len(piece)] = piece
+
+
+class Filling:
+    """A state with tensors of its own, which pieces of the stream fill: nothing else has all the bytes."""
+
+    def __init__(self, packed: bytes, layout: Layout) -> None:
+        self._layout = layout
+        self._begins = [begin for _, _, begin in layout.tensors]
+        self._flat: list[Any] = [None] * len(layout.tensors)  # the bytes of each
+        self.state = _with(unpack(packed), self._empty)
+
+    def put(self, begin: int, piece: np.ndarray) -> None:
+        """These bytes of the stream begin there."""
+        end = begin + len(piece)
+        for number in range(max(bisect.bisect_right(self._begins, begin) - 1, 0), len(self._begins)):
+            first = self._begins[number]
+            if first >= end:
+                return
+            low, high = max(begin, first), min(end, first + len(self._flat[number]))
+            if low < high:
+                _copy(self._flat[number][low - first : high - first], piece[low - begin : high - begin])
+
+    def _empty(self, kind: str, number: int) -> Any:
+        shape, name, _ = self._layout.tensors[number]
+        if kind == _ARRAY:
+            array = np.empty(shape, np.dtype(name))
+            self._flat[number] = array.reshape(-1).view(np.uint8)
+            return array
+        import torch
+
+        tensor = torch.empty(shape, dtype=getattr(torch, name), device="cpu")
+        self._flat[number] = tensor.view(-1).view(torch.uint8)
+        return tensor
 
 
 def numbers_in(structure: Any) -> list[int]:
@@ -86,6 +129,27 @@ def share(size: int, rank: int, ranks: int) -> tuple[int, int]:
 def copy_range(layout: Layout, tensors: list[Any], begin: int, end: int, room: np.ndarray) -> None:
     """Copy bytes `begin` to `end` of the stream into `room`. All ranks call it together."""
     room[:] = 0
+    for low, high, flat in _parts(layout, tensors, begin, end):
+        _copy(room[low - begin : high - begin], flat)
+
+
+def pieces(layout: Layout, tensors: list[Any], begin: int, end: int) -> Iterator[np.ndarray]:
+    """Bytes `begin` to `end` of the stream, one piece after the other. All ranks go through them together."""
+    at = begin
+    for low, high, flat in _parts(layout, tensors, begin, end):
+        if low > at:
+            yield np.zeros(low - at, np.uint8)
+        for cut in range(low, high, _PIECE):
+            piece = np.empty(min(_PIECE, high - cut), np.uint8)
+            _copy(piece, flat[cut - low : cut - low + len(piece)])
+            yield piece
+        at = high
+    if at < end:
+        yield np.zeros(end - at, np.uint8)
+
+
+def _parts(layout: Layout, tensors: list[Any], begin: int, end: int) -> Iterator[tuple[int, int, Any]]:
+    """What tensors have of bytes `begin` to `end`: from where to where in the stream, and the bytes."""
     for (_, _, first), tensor in zip(layout.tensors, tensors, strict=True):
         # Also where none of its bytes are this rank's: the ranks put it together together.
         whole = tensor.detach().full_tensor() if is_divided(tensor) else tensor
@@ -94,13 +158,25 @@ def copy_range(layout: Layout, tensors: list[Any], begin: int, end: int, room: n
         if low >= high:
             continue
         if isinstance(whole, np.ndarray):
-            flat = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
-            room[low - begin : high - begin] = flat[low - first : high - first]
+            flat: Any = np.ascontiguousarray(whole).reshape(-1).view(np.uint8)
         else:
             import torch
 
             flat = whole.detach().contiguous().view(-1).view(torch.uint8)
-            torch.from_numpy(room)[low - begin : high - begin].copy_(flat[low - first : high - first])
+        yield low, high, flat[low - first : high - first]
+
+
+def _copy(into: Any, source: Any) -> None:
+    """Copy bytes, of which one side or both may be a tensor's."""
+    if isinstance(into, np.ndarray) and isinstance(source, np.ndarray):
+        into[:] = source
+        return
+    import torch
+
+    def tensor(side: Any) -> Any:
+        return torch.from_numpy(side) if isinstance(side, np.ndarray) else side
+
+    tensor(into).copy_(tensor(source))
 
 
 def pack(content: Any) -> bytes:
@@ -165,14 +241,22 @@ def _without_tensors(state: Any, tensors: list[Any]) -> Any:
 
 def with_tensors(structure: Any, layout: Layout, stream: np.ndarray, copies: bool = True) -> Any:
     """A structure, or a part of it, with its tensors: copies, or views of the stream."""
+
+    def made(kind: str, number: int) -> Any:
+        return (_tensor if kind == _TENSOR else _array)(layout, number, stream, copies)
+
+    return _with(structure, made)
+
+
+def _with(structure: Any, made: Callable[[str, int], Any]) -> Any:
+    """A structure with what `made` gives for the kind and the number of each tensor in it."""
     if isinstance(structure, dict):
-        if _TENSOR in structure:
-            return _tensor(layout, structure[_TENSOR], stream, copies)
-        if _ARRAY in structure:
-            return _array(layout, structure[_ARRAY], stream, copies)
-        return {key: with_tensors(value, layout, stream, copies) for key, value in structure.items()}
+        for kind in (_TENSOR, _ARRAY):
+            if kind in structure:
+                return made(kind, structure[kind])
+        return {key: _with(value, made) for key, value in structure.items()}
     if isinstance(structure, list | tuple):
-        return type(structure)(with_tensors(value, layout, stream, copies) for value in structure)
+        return type(structure)(_with(value, made) for value in structure)
     return structure
 
 

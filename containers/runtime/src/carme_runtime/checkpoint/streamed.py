@@ -18,7 +18,7 @@ import numpy as np
 
 from carme_runtime.checkpoint import states
 from carme_runtime.checkpoint.ranks import Ranks
-from carme_runtime.checkpoint.stream import Layout, numbers_in, unpack, with_tensors
+from carme_runtime.checkpoint.stream import Layout, Stream, numbers_in, unpack, with_tensors
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.logs import log
@@ -45,7 +45,7 @@ class Arriving:
     Args:
         ranks: They are several.
         carrier: Of `carrier_of`.
-        held: On rank 0 what was read: the packed structure, its layout and the bytes. None on the others.
+        held: On rank 0 what was read. None on the others.
         first: Gives, on rank 0, the numbers of the tensors that travel before all others.
     """
 
@@ -53,17 +53,17 @@ class Arriving:
         self,
         ranks: Ranks,
         carrier: tuple[Group, int],
-        held: tuple[bytes, Layout, np.ndarray] | None,
+        held: Stream | None,
         first: Callable[[Any], list[int]],
     ) -> None:
         known = None
         if held:
-            packed, layout, _ = held
-            known = packed, layout.tensors, layout.size, first(unpack(packed))
+            layout = held.layout
+            known = held.packed, layout.tensors, layout.size, first(unpack(held.packed))
         packed, tensors, size, early = ranks.exchange(known)[0]
         self.layout = Layout(tensors, size)
         self.structure = unpack(packed)
-        self._bytes = held[2] if held else np.empty(size, np.uint8)
+        self._bytes = held.content if held else np.empty(size, np.uint8)
         self.here = ranks.rank == 0  # this rank has them already
         self._piece_of: dict[int, int] = {}
         self._there = 0  # pieces

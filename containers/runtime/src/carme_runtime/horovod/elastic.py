@@ -27,6 +27,8 @@ from carme_runtime.horovod.objects import (
     broadcast_parameters,
 )
 from carme_runtime.horovod.world import init, rank, size
+from carme_runtime.starts import STREAMED
+from carme_runtime.torch.core_group import core_group
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]
 
@@ -85,7 +87,9 @@ class State:
         """Load the last commit, or take rank 0's state where there is none."""
         folder = os.environ.get("CARME_ELASTIC_FOLDER")
         if folder and self._checkpoints is None:
-            self._checkpoints = Checkpoints(Path(folder), keep=2)
+            # Rank 0 alone reads what was committed, where the core carries it to the others.
+            start = STREAMED if core_group() else ""
+            self._checkpoints = Checkpoints(Path(folder), keep=2, start=start)
         loaded = self._checkpoints.load() if self._checkpoints else None
         if loaded:
             self._step, packed = loaded

@@ -17,15 +17,24 @@ class Gradients:
     def __init__(self) -> None:
         self._parallel: Parallel | None = None
 
-    def attach(self, model: Any, arrivals: Arrivals | None = None) -> None:
-        """Take over the parameters that the built model trains now; `arrivals`: how they travel."""
+    def attach(self, model: Any, arrivals: Arrivals | None = None) -> set[int]:
+        """Take over the parameters that the built model trains now.
+
+        Args:
+            model: Of Keras, on torch.
+            arrivals: How its parameters travel already.
+
+        Returns:
+            The ids of the parameters and buffers that all ranks have got from rank 0 by this call.
+        """
         if self._parallel:
             if self._parallel.covers(model):
-                return
+                return set()
             self._parallel.detach()
         if arrivals:
             note_given(model, arrivals)
         self._parallel = Parallel(model, None, Options(start=STREAMED if arrivals else ""))
+        return set() if arrivals else {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def expect(self, share: Share) -> None:
         """The next pass is over this share."""

@@ -14,7 +14,7 @@ from carme_runtime.keras.losses import WEIGHTS, GlobalLoss
 from carme_runtime.keras.optimizer import as_they_are, reducing, take_over
 from carme_runtime.keras.streaming import Streamed
 from carme_runtime.keras.sums import eagerly
-from carme_runtime.keras.variables import compare, give_out, make_equal
+from carme_runtime.keras.variables import SEEDS, compare, give_out, make_equal
 from carme_runtime.keras.world import World
 
 VALIDATION = "val_"  # before the names of logs
@@ -78,9 +78,10 @@ class Steps:
             self._gradients = self._gradients or Gradients()
             if self._streams:
                 self._stream()
-            self._gradients.attach(self._model, self._arrivals)
+            sent = self._gradients.attach(self._model, self._arrivals)
             if not self._arrivals:
-                give_out(self._world, variables)
+                # Seeds do not stay as they were sent.
+                give_out(self._world, [v for v in variables if v.name == SEEDS or id(v.value) not in sent])
             for optimizer in optimizers(self._model):
                 take_over(optimizer)
 

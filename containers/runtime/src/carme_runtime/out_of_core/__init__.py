@@ -3,6 +3,14 @@
 What needs PyTorch is imported when it is asked for.
 """
 
+import sys
+
 from carme_runtime.out_of_core.plan import Plan
 
-__all__ = ["Plan"]
+__all__ = ["Plan", "limits_host"]
+
+
+def limits_host() -> bool:
+    """Whether a limit of the host's memory is in force in this process."""
+    budget = sys.modules.get("carme_runtime.out_of_core.budget")
+    return budget is not None and budget.limits_host()

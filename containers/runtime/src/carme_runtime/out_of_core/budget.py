@@ -259,6 +259,12 @@ class Budget:
             )
 
 
+def limits_host() -> bool:
+    """See `carme_runtime.out_of_core`."""
+    operations = _active and _active._operations
+    return operations is not None and operations.device_type == "cpu"
+
+
 def _before_fork() -> None:
     """A child gets no copies of the blocks: they would stay in memory for it when they leave."""
     if _active is not None and _active._operations is not None:

@@ -1,0 +1,13 @@
+"""Limits of memory for the process of the tests."""
+
+import carme_runtime.out_of_core.budget  # noqa: F401 - large: `limit` must count it in whichever test comes first
+from carme_runtime.out_of_core import pages
+
+MIB = 1 << 20
+
+
+def limit(room: int = 40) -> int:
+    """Bytes that leave about so many MiB for blocks in this process."""
+    assert pages.map_large_blocks(1 << 17)
+    pages.free(pages.fill_heap(1 << 17))  # what earlier tests left free goes back to the kernel
+    return pages.resident() + pages.page_tables() + (room + 20) * MIB
