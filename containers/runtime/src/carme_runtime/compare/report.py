@@ -211,8 +211,8 @@ def _how(result: Result) -> list[str]:
         "fewer than three others are left.",
         "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
         "compared round by round; “level” is who cannot be told from the fastest.",
-        "The time to half the loss is that of the steps after which the mean loss over all batches was at most "
-        "half of the first loss. It is empty where the comparison made too few steps for that.",
+        "The time to half the loss is that of the steps after which the mean loss over all batches was "
+        "at most half of the first loss. It is empty where the comparison made too few steps for that.",
         "Lines are those that a user writes to train like this, without the network and its data. Start is "
         "the time from the command to ranks that are ready for their first step. Memory is the most that a "
         "rank had at once. J a step is the energy that the first node's processors (RAPL) and GPUs (NVML) "
