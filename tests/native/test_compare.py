@@ -42,6 +42,8 @@ def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
         assert one.start_s > 0 and one.peak_bytes > 50 << 20 and "torch" in one.versions
         assert one.losses == pytest.approx(result.rows[0].losses, abs=1e-4)
         assert sum(one.parts_ms.values()) > 0 and "forward" in one.parts_ms
+        assert one.half_loss_steps == result.rows[0].half_loss_steps
+        assert one.half_loss_s is not None and one.half_loss_s.median > 0
     assert "PyTorch DDP, Gloo" in (tmp_path / "out/compare.html").read_text()
     assert "Over all networks on 2 ranks," in out
     # What it needed while it ran is gone.
@@ -120,6 +122,38 @@ def test_the_work_of_a_contestant_that_is_unequal_is_void(
     assert rows["keras-torch"].void.startswith("unequal work: the loss of its step 3 is ")
     assert not rows["torch-gloo"].void and not rows["horovod-face"].void
     assert rows["keras-torch"].void in (tmp_path / "out/compare.html").read_text()
+
+
+def test_a_contestant_with_other_weights_is_void_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its first loss, which is not that of the weights that all were given."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('KERAS_BACKEND') == 'torch':\n"
+        "    from carme_runtime.compare import tasks\n"
+        "    read = tasks.read\n"
+        "    def changed(file):\n"
+        "        task = read(file)\n"
+        "        for name in task.weights:\n"
+        "            task.weights[name] = 1.5 * task.weights[name]\n"
+        "        return task\n"
+        "    tasks.read = changed\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("keras-torch", "torch-gloo")
+    out = compare(tmp_path / "out", *names, "--networks", "tiny", "--rounds", "1")
+    rows = load(tmp_path / "out/compare.json").rows
+    void = {one.ranks: one.void for one in rows if one.contestant == "keras-torch"}
+    first = tasks.make(NETWORKS["tiny"], NETWORKS["tiny"].batch, 1)
+    for ranks in (1, 2):
+        expected = f"and with these weights it is {first.first_loss(ranks):.6f}"
+        assert (
+            void[ranks].startswith("unequal work: the loss of its first step is ") and expected in void[ranks]
+        )
+        assert void[ranks] in (tmp_path / "out/compare.html").read_text() and void[ranks] in out
+    assert all(not one.void for one in rows if one.contestant == "torch-gloo")
+    assert all(not one.turns and one.status == "void" for one in rows if one.contestant == "keras-torch")
 
 
 def test_a_comparison_in_which_all_are_void_fails_and_says_why(

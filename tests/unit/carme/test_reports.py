@@ -439,7 +439,8 @@ async def test_what_a_report_says(site: Any) -> None:
     assert {one.topic for one in report.advice} == {"balance", "memory"}
     # Bars of letters are for terminals.
     assert re.search(r"\[#{5,6}\.{4,5}\] 55% used", as_text(report))
-    assert "<td>55% used" in as_html(report) and "[#" not in as_html(report)
+    assert re.search(r'<meter max="1" value="0\.5\d+"[^>]*></meter> <span>55% used', as_html(report))
+    assert "[#" not in as_html(report)
 
 
 async def test_a_job_is_compared_with_those_like_it(site: Any) -> None:
@@ -542,7 +543,7 @@ def test_a_report_is_in_one_language_and_a_page_names_what_is_not() -> None:
     assert "<pre>--gpus 1, oder: carme-run -n 2 PROGRAMM</pre>" in page
     assert '<li><span lang="en">Of an earlier version.</span><pre lang="en">--cpus 2</pre></li>' in page
     assert "<h3>Empfehlungen</h3>" in page and "<th>Angefordert</th><td>1 Knoten, 2 GPUs" in page
-    assert {"State", "Asked for", "Ran", "Processors", "Energy of GPUs"} < english
+    assert {"State", "Requested", "Ran", "Processors", "Energy of GPUs"} < english
     for title in english - {"Job", "GPUs", "Training"}:
         assert f"\n{title} " not in text and f"<th>{title}</th>" not in page, title
     assert "Empfehlungen\n- 1 der 2 GPUs" in text and "GPU: Anteil der Zeit, in der sie arbeitete" in text

@@ -241,15 +241,18 @@ def test_dasks_scheduler_goes_on_without_pages(tmp_path: Path, capsys: pytest.Ca
     made.close()
 
 
-def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> None:
-    ports = list(range(7000, 7009))
+def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carme_runtime.launcher.ray.importlib.util.find_spec", lambda name: None)
+    ports = list(range(7000, 7010))
     setup = Setup(spread(2, 1).places, ports, secrets={"RAY_AUTH_TOKEN": "secret"})
-    assert [member.host for member in BACKENDS["ray"].ports(setup.places)] == ["n1"] * 5 + ["n2"] * 4
+    assert [member.host for member in BACKENDS["ray"].ports(setup.places)] == ["n1"] * 6 + ["n2"] * 4
     assert BACKENDS["ray"].variables(setup)[0]["RAY_ADDRESS"] == "10.0.0.1:7000"
     head, worker = BACKENDS["ray"].programs(setup)
     assert (head.hosts, worker.hosts) == (["n1"], ["n2"])
     assert head.command[-8::2] == worker.command[-8::2] and head.command[-8].endswith("agent-grpc-port")
-    assert head.command[-7::2] + worker.command[-7::2] == [str(port) for port in ports[1:]]
+    assert head.command[-7::2] + worker.command[-7::2] == [str(port) for port in ports[2:]]
     assert head.command[3:-8] == [
         "--head", "--port", "7000", "--include-dashboard", "false", "--node-ip-address", "10.0.0.1",
         "--num-cpus", "8", "--num-gpus", "2",
@@ -264,6 +267,20 @@ def test_ray_has_one_node_for_each_of_the_job_with_its_processors_and_gpus() -> 
         assert process.environment["RAY_AUTH_MODE"] == "token"
         folders.add(process.environment["CARME_RAY_FOLDER"])
     assert len(folders) == 1 and "secret" not in folders.pop()
+
+
+def test_the_server_of_rays_clients_has_a_free_port_where_ray_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray starts it where gRPC is installed, on a port that two jobs of a node cannot share."""
+    found = {"grpc": object()}
+    monkeypatch.setattr("carme_runtime.launcher.ray.importlib.util.find_spec", found.get)
+    setup = Setup(spread(2, 1).places, list(range(7000, 7010)))
+    head, worker = BACKENDS["ray"].programs(setup)
+    assert head.command[head.command.index("--ray-client-server-port") + 1] == "7001"
+    assert "--ray-client-server-port" not in worker.command
+    found.clear()
+    assert "--ray-client-server-port" not in BACKENDS["ray"].programs(setup)[0].command
 
 
 def test_rays_raylet_finds_the_port_of_an_agent_that_is_slow() -> None:

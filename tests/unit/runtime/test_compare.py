@@ -34,6 +34,7 @@ from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
 from carme_runtime.compare.machine import busy_seconds, probe
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, MEASURED, VOID, Result, Row, Turn
+from carme_runtime.compare.tasks import BATCHES
 from carme_runtime.compare.work_folder import work_folder
 from carme_runtime.errors import CarmeRuntimeError
 from patience import HANG
@@ -152,6 +153,38 @@ def test_the_precision_reaches_the_ranks_and_the_report(result: Result) -> None:
     assert "in bf16." in page and "agree to 0.02" in page
     with pytest.raises(SystemExit):
         command.parser().parse_args(["--precision", "int8"])
+
+
+def test_the_time_to_half_the_loss_is_that_of_its_steps(result: Result, tmp_path: Path) -> None:
+    def descent(steps: int) -> list[float]:
+        return [4 * 0.95**number for number in range(steps)]
+
+    reached = checks.steps_to_half(descent(100))
+    assert reached is not None
+    assert sum(descent(reached)[-BATCHES:]) / BATCHES <= 2 < sum(descent(reached - 1)[-BATCHES:]) / BATCHES
+    assert checks.steps_to_half(descent(reached)) == reached
+    assert checks.steps_to_half(descent(reached - 1)) is None
+    # One batch that is easy does not do, nor does a training that has lost its way.
+    assert checks.steps_to_half([4.0, 0.1, *[4.0] * 20]) is None
+    assert checks.steps_to_half([4.0, *[float("nan")] * 20]) is None
+    assert checks.steps_to_half([]) is None
+
+    result.rows[0].half_loss_steps = 250
+    seconds = 250 * result.rows[0].step.median / 1000
+    assert (
+        result.rows[0].half_loss_s == result.rows[0].step.times(0.25) and result.rows[1].half_loss_s is None
+    )
+    assert f"<td>{seconds:.3g}</td>" in report.page(result) and "s to half the loss" in report.text(result)
+    found = results.as_dict(result)["rows"]
+    assert found[0]["half_loss_s"]["median"] == pytest.approx(seconds) and found[1]["half_loss_s"] is None
+    results.save(result, tmp_path / "compare.json")
+    assert results.load(tmp_path / "compare.json").rows[0].half_loss_steps == 250
+
+
+def test_json_has_what_deep500_has_a_metric_for_under_its_name(result: Result) -> None:
+    first, *_, void = results.as_dict(result)["rows"]
+    assert first["deep500"] == {"WallclockTime": pytest.approx(result.rows[0].step.median / 1000)}
+    assert "deep500" not in void
 
 
 # Energy

@@ -508,6 +508,42 @@ def test_an_administrator_makes_a_project_and_its_manager_invites(
     expect(page.get_by_label("Invite a user")).to_be_visible()
 
 
+def test_a_change_while_the_form_waits_for_an_answer_is_not_lost(
+    page: Page, a_life: None, broker: FakeBroker
+) -> None:
+    """Of several changes the last one is shown, though the first answer is still on its way."""
+    write_result(broker.home / "scale.json")
+    nodes = [Node(name=f"n{n}", cpus=16, memory_mb=64_000, gpus={"a100": 4}) for n in range(1, 5)]
+    partition = Partition(name="gpu", default=True, node_names=[node.name for node in nodes])
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes, "partitions": [partition]})
+    held: list[Route] = []
+    is_slow = True
+
+    def answer(route: Route) -> None:
+        if is_slow:
+            held.append(route)
+        else:
+            route.continue_()
+
+    log_in(page)
+    page.route("**/sessions/prospect/", answer)
+    with page.expect_request("**/sessions/prospect/"):
+        page.goto("/?scaling=scale.json")
+    page.evaluate(
+        "document.getElementById('prospect').addEventListener("
+        "'htmx:config:request', () => window.changes = (window.changes ?? 0) + 1)"
+    )
+    hardware = page.get_by_role("group", name="Hardware")
+    for number, choice in enumerate(("No GPU", "2 nodes, 4 GPUs each"), 1):
+        hardware.get_by_label(choice).check()
+        page.wait_for_function("number => window.changes === number", arg=number)
+    is_slow = False
+    for route in held:
+        route.continue_()  # of those that the page has given up, nothing comes
+    chosen = page.locator("#prospect").get_by_role("row").filter(has_text="chosen")
+    expect(chosen).to_contain_text("8 GPUs (2 nodes)")
+
+
 def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, a_life: None, broker: FakeBroker) -> None:
     """With the keyboard alone, by eye in light and dark, and on a phone."""
     write_result(broker.home / "scale.json")

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Sequence
 
 from carme_runtime.compare.results import Row, Turn
+from carme_runtime.compare.tasks import BATCHES
 
 #: By which losses may differ; numbers of bf16 have 8 bits, so that rounding alone makes 0.4 %.
 TOLERANCES = {"float32": 1e-4, "bf16": 2e-2}
@@ -42,6 +43,20 @@ def _of_most(values: list[float], tolerance: float) -> float:
 
 def _close(value: float, expected: float, tolerance: float) -> bool:
     return abs(value - expected) <= tolerance * max(1.0, abs(expected))
+
+
+def steps_to_half(losses: Sequence[float]) -> int | None:
+    """After how many steps the loss is half of the first one, in the mean over all batches.
+
+    Args:
+        losses: Of all steps, which take the batches one after the other.
+
+    Returns:
+        None: these steps do not reach it.
+    """
+    ends = range(BATCHES, len(losses) + 1)
+    reached = (end for end in ends if statistics.mean(losses[end - BATCHES : end]) <= losses[0] / 2)
+    return next(reached, None)
 
 
 def usual_probe(probes: Sequence[float]) -> float:

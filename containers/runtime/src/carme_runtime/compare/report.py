@@ -24,8 +24,8 @@ svg { max-width: 100%; height: auto; }
 .scroll { overflow-x: auto; }
 """
 _HEAD = (
-    "contestant", "ms a step", "95 % interval", "samples/s", "against the fastest", "speed-up", "start s",
-    "memory", "J a step", "lines", "",
+    "contestant", "ms a step", "95 % interval", "samples/s", "against the fastest", "speed-up",
+    "s to half the loss", "start s", "memory", "J a step", "lines", "",
 )  # fmt: skip
 
 
@@ -131,6 +131,7 @@ def _cells(standing: Standing) -> tuple[str, ...]:
         f"{row.rate.median:.0f}",
         against,
         f"{faster.median:.2f}" if faster and row.ranks > 1 else "",
+        f"{row.half_loss_s.median:.3g}" if row.half_loss_s else "",
         f"{row.start_s:.1f}",
         show_size(row.peak_bytes) if row.peak_bytes else "",
         f"{row.joules:.3g}" if row.joules is not None else "",
@@ -210,6 +211,8 @@ def _how(result: Result) -> list[str]:
         "fewer than three others are left.",
         "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
         "compared round by round; “level” is who cannot be told from the fastest.",
+        "The time to half the loss is that of the steps after which the mean loss over all batches was "
+        "at most half of the first loss. It is empty where the comparison made too few steps for that.",
         "Lines are those that a user writes to train like this, without the network and its data. Start is "
         "the time from the command to ranks that are ready for their first step. Memory is the most that a "
         "rank had at once. J a step is the energy that the first node's processors (RAPL) and GPUs (NVML) "

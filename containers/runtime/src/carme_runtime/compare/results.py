@@ -51,6 +51,9 @@ class Row:
     user_lines: int = 0
     versions: dict[str, str] = field(default_factory=dict)
     step_joules: dict[str, float] = field(default_factory=dict)  # of the first node, by what drew them
+    half_loss_steps: int | None = (
+        None  # after which the loss was half of the first one; None: it was not reached
+    )
 
     @property
     def joules(self) -> float | None:
@@ -74,6 +77,11 @@ class Row:
     def step(self) -> Estimate:
         """Milliseconds of a step."""
         return estimate([turn.ms for turn in self.used])
+
+    @property
+    def half_loss_s(self) -> Estimate | None:
+        """Seconds of training to half of the first loss; None: the steps made do not reach it."""
+        return self.step.times(self.half_loss_steps / 1000) if self.half_loss_steps else None
 
     @property
     def rounds(self) -> dict[int, float]:
@@ -131,6 +139,9 @@ def as_dict(result: Result) -> dict[str, Any]:
             shown |= {
                 "step_ms": dataclasses.asdict(row.step),
                 "samples_per_s": dataclasses.asdict(row.rate),
+                "half_loss_s": dataclasses.asdict(row.half_loss_s) if row.half_loss_s else None,
+                # What Deep500 has a metric for, under its name and in its unit.
+                "deep500": {"WallclockTime": row.step.median / 1000},
             }
         rows.append(shown)
     return {"version": VERSION} | dataclasses.asdict(result) | {"rows": rows}

@@ -164,6 +164,7 @@ class _Contest:
         self.entries: list[Entry] = []
         self.files: dict[int, Path] = {}  # of tasks, by batch
         self.turns: dict[int, list[_Raw]] = {}  # by the entry's place
+        self.losses: dict[int, list[float]] = {}  # by the entry's place, of all its steps
         self.probes: list[float] = []
 
     @property
@@ -220,11 +221,8 @@ class _Contest:
     def _check_work(self) -> None:
         """The first steps, whose losses must be equal; they are not timed."""
         for place in self.able:
-            entry = self.entries[place]
-            answers = entry.make(CHECKED_STEPS)
-            if answers:
-                each = zip(*(one["losses"] for one in answers), strict=True)
-                entry.row.losses = [statistics.mean(losses) for losses in each]
+            self._make(place, CHECKED_STEPS)
+            self.entries[place].row.losses = list(self.losses[place])
         for ranks in self.plan.ranks:
             rows = [entry.row for entry in self.entries if entry.row.ranks == ranks]
             checks.void_unequal(rows, self.first_loss[ranks], checks.TOLERANCES[self.plan.precision])
@@ -232,6 +230,13 @@ class _Contest:
             if entry.row.losses and entry.row.void:
                 entry.end()
                 self.progress(f"{self.network}: {entry.name}: void: {entry.row.void}")
+
+    def _make(self, place: int, steps: int) -> list[dict[str, Any]]:
+        """So many steps of an entry, whose losses go on those of its earlier ones."""
+        answers = self.entries[place].make(steps)
+        each = zip(*(answer["losses"] for answer in answers), strict=True)
+        self.losses.setdefault(place, []).extend(statistics.mean(losses) for losses in each)
+        return answers
 
     def _take_turns(self) -> None:
         own = {core for place in self.able for core in self.entries[place].cores}
@@ -254,7 +259,7 @@ class _Contest:
 
     def _steps_of_a_turn(self, place: int) -> int:
         """By a first turn, which also warms up what compiles or measures at first."""
-        answers = self.entries[place].make(_LEAST_STEPS)
+        answers = self._make(place, _LEAST_STEPS)
         if not answers:
             return 0
         ms = max(sample(answers)[0], 1e-3)
@@ -265,7 +270,7 @@ class _Contest:
         self.random.shuffle(order)
         for place in order:
             before, drew = self.probes[-1], energy()
-            answers = self.entries[place].make(steps[place])
+            answers = self._make(place, steps[place])
             joules = drawn(drew, energy(), max(steps[place], 1))
             self.probes.append(machine.probe(cores))
             if answers:
@@ -284,6 +289,7 @@ class _Contest:
 
     def _conclude(self, place: int) -> None:
         row, turns = self.entries[place].row, self.turns.get(place, [])
+        row.half_loss_steps = checks.steps_to_half(self.losses[place])
         row.turns = [Turn(raw.round, raw.ms, self._reasons(raw)) for raw in turns]
         names = dict.fromkeys(name for raw in turns for name in raw.parts)
         row.parts_ms = {name: statistics.median(raw.parts.get(name, 0.0) for raw in turns) for name in names}

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import secrets
 import sys
 from typing import TYPE_CHECKING
@@ -50,9 +51,9 @@ def variables(setup: "Setup", host: str) -> dict[str, str]:
 
 
 def members(places: "list[Place]") -> "list[Member]":
-    """The nodes of which ports are needed: the first for the head, and each for its agents."""
+    """The nodes of which ports are needed: the first two for the head, and each for its agents."""
     nodes = _nodes(places)
-    return [nodes[0].member, *(node.member for node in nodes for _ in _AGENT_PORTS)]
+    return [nodes[0].member, nodes[0].member, *(node.member for node in nodes for _ in _AGENT_PORTS)]
 
 
 def token() -> list[str]:
@@ -72,14 +73,15 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
     name = hashlib.sha256(setup.secrets.get(TOKEN, "").encode()).hexdigest()[:12]
     shared[FOLDER] = f"/tmp/ray-{name}"
     made = []
-    ports = iter(map(str, setup.ports[1:]))
+    port, client_port, *agent_ports = map(str, setup.ports)
+    ports = iter(agent_ports)
     for place in _nodes(setup.places):
         host = hosts[place.member.number].strip("[]")
         size = ["--num-cpus", str(max(place.member.cpus, place.local_size))]
         size += ["--num-gpus", str(place.member.devices)]
         agents = [word for option in _AGENT_PORTS for word in (option, next(ports, "0"))]
         is_head = place.member.number == first.number
-        where = ["--head", "--port", str(setup.ports[0]), "--include-dashboard", "false"]
+        where = ["--head", "--port", port, "--include-dashboard", "false", *_client_server(client_port)]
         where = where if is_head else ["--address", shared["RAY_ADDRESS"]]
         made.append(
             Program(
@@ -99,6 +101,14 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
             )
         )
     return made
+
+
+def _client_server(port: str) -> list[str]:
+    """The option for the server of Ray's clients, which the head starts where gRPC is installed.
+
+    Else it takes port 10001, which another job on the node may have. Without gRPC Ray refuses the option.
+    """
+    return ["--ray-client-server-port", port] if importlib.util.find_spec("grpc") else []
 
 
 def refuse(setup: "Setup") -> None:
