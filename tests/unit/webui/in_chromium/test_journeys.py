@@ -526,11 +526,11 @@ def test_a_change_while_the_form_waits_for_an_answer_is_not_lost(
             route.continue_()
 
     log_in(page)
-    page.route("**/sessions/prospect/", answer)
-    with page.expect_request("**/sessions/prospect/"):
+    page.route("**/sessions/estimate/", answer)
+    with page.expect_request("**/sessions/estimate/"):
         page.goto("/?scaling=scale.json")
     page.evaluate(
-        "document.getElementById('prospect').addEventListener("
+        "document.getElementById('estimate').addEventListener("
         "'htmx:config:request', () => window.changes = (window.changes ?? 0) + 1)"
     )
     hardware = page.get_by_role("group", name="Hardware")
@@ -540,7 +540,7 @@ def test_a_change_while_the_form_waits_for_an_answer_is_not_lost(
     is_slow = False
     for route in held:
         route.continue_()  # of those that the page has given up, nothing comes
-    chosen = page.locator("#prospect").get_by_role("row").filter(has_text="chosen")
+    chosen = page.locator("#estimate").get_by_role("row").filter(has_text="chosen")
     expect(chosen).to_contain_text("8 GPUs (2 nodes)")
 
 
