@@ -1,12 +1,13 @@
 """New ranges: what they begin with, and the room that they take."""
 
+import pickle
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from carme_runtime.petri import Net, PetriError, Range
+from carme_runtime.petri import Net, PetriError, Range, placing, store
 from patience import HANG
 
 pytestmark = pytest.mark.usefixtures("shared")
@@ -49,3 +50,54 @@ def test_room_of_deleted_ranges_is_there_again_and_is_counted_whoever_was_killed
         second = memory.allocate("second", 700_000)
         assert (memory.cost("first")[1], memory.cost("second")[1]) in ((0, 700_000), (700_000, 0))
         second.close()
+
+
+def test_types_that_buffers_do_not_know_are_content_too(folder: Path):
+    given = np.array(["2026-11-27", "2026-11-28"], "datetime64[D]")
+    net = Net("times")
+    net.place("x", int)
+    with net.start(1, folder=folder) as run:
+        made = run.memory.allocate("times", given.shape, given.dtype, content=given)
+        assert (made.array() == given).all()
+        made.close()
+
+
+def test_a_range_that_was_given_up_while_it_was_filled_is_not_there(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    net = Net("interrupted")
+    net.place("x", int)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with net.start(1, folder=folder) as run:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(store, "write_all", interrupt)
+            run.memory.allocate("given", 4, content=b"abcd")
+        made = run.memory.allocate("given", 4, content=b"abcd")
+        assert bytes(made.buffer) == b"abcd"
+        run.memory.delete(made)
+        assert list(run.memory) == []
+
+
+def test_a_range_of_another_run_is_not_deleted(folder: Path):
+    net, other = Net("own"), Net("other")
+    net.place("x", int)
+    other.place("x", int)
+    with net.start(1, folder=folder) as run, other.start(1, folder=folder.parent / "other") as second:
+        made = run.memory.allocate("shared", 4)
+        with pytest.raises(PetriError, match="Range shared is one of another run"):
+            second.memory.delete(made)
+        made.buffer[:] = b"abcd"
+        made.close()
+
+
+def test_the_ranges_of_a_token_of_an_earlier_version_are_found(folder: Path):
+    net = Net("earlier")
+    net.place("x", Range)
+    with net.start(1, folder=folder) as run:
+        token = pickle.dumps([run.memory.allocate("a", 4)], 4)
+    assert b"carme_runtime.petri.range_files" in token
+    named = b"\x8c\x1fcarme_runtime.petri.range_files", b"\x8c\x19carme_runtime.petri.store"
+    assert placing._names_in(token) == placing._names_in(token.replace(*named)) == ["a"]

@@ -163,8 +163,7 @@ def stored(memory: Any, name: str, array: Any) -> Any:
     numpy = library("numpy")
     if not isinstance(array, numpy.ndarray) or array.nbytes <= INLINE_BYTES or array.dtype.hasobject:
         return array
-    content = numpy.ascontiguousarray(array).reshape(-1).view("u1")  # types that buffers do not know, too
-    return memory.allocate(name, array.shape, array.dtype, content=content)
+    return memory.allocate(name, array.shape, array.dtype, content=numpy.ascontiguousarray(array))
 
 
 class Collect:

@@ -12,6 +12,8 @@ from carme_runtime.petri.range_files import Description
 
 def bytes_for(description: Description, content: Any) -> memoryview:
     """The bytes of what a range is to hold. Raises PetriError where they are not as many."""
+    if hasattr(content, "dtype") and content.flags.c_contiguous:
+        content = content.reshape(-1).view("u1")  # buffers do not know all of NumPy's types
     try:
         data = memoryview(content).cast("B")
     except (TypeError, ValueError):

@@ -374,11 +374,13 @@ class Memory:
             PetriError: There is none, or another task has it mapped.
         """
         name = which if isinstance(which, str) else which.name
+        if isinstance(which, Range) and which._memory.identity != self.identity:
+            raise PetriError(f"Range {name} is one of another run.", "Delete it with that run's memory.")
         own = [each for each in self.opened if each.name == name]
         if isinstance(which, Range) and all(each is not which for each in own):
             own.append(which)
         held = [each for each in own if each._file >= 0]
-        if name in self._deleted or not (held or self._exists(name)):
+        if name in self._deleted or not ((held and not self._store.several) or self._exists(name)):
             self.locate(name)  # which says why not
         self._begin()
         for each in held:

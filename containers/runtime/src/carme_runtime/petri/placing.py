@@ -12,6 +12,9 @@ from carme_runtime.petri.range_files import Description
 from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.store import node_name
 
+#: Tokens of a journal name the module that described ranges when they were written.
+_DESCRIBED_BY = (Description.__module__, "carme_runtime.petri.store")
+
 
 class Placing:
     """The nodes of a run, as tasks take them.
@@ -123,7 +126,7 @@ class _Names(pickle.Unpickler):
         """The functions that note ranges; all else stands for itself."""
         if module == memory.__name__ and name.lstrip("_") == memory.restore.__name__:
             return self._note
-        is_description = (module, name) == (Description.__module__, Description.__qualname__)
+        is_description = module in _DESCRIBED_BY and name == Description.__qualname__
         return Description if is_description else _Anything
 
     def persistent_load(self, pid: Any) -> Any:

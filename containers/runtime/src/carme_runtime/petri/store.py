@@ -180,10 +180,14 @@ class Store:
                 os.posix_fallocate(file, 0, description.size)
             else:
                 write_all(file, content)
-        except OSError as error:
+            if spilled:
+                os.fdatasync(file)  # a file server may say only now that a quota is used up
+        except BaseException as error:  # also somebody's Ctrl-C
             unlock(file)
             self.remove(description.name)
-            raise self._too_large(description, folder, error) from None
+            if isinstance(error, OSError):
+                raise self._too_large(description, folder, error) from None
+            raise
         return file
 
     def receive(self, description: Description, fill: Callable[[mmap.mmap], None]) -> None:
