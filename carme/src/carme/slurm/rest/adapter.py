@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from carme.errors import CarmeError, SlurmError
+from carme.errors import SlurmError
 from carme.jobs import Cluster, Job, Licence, Reservation
 from carme.slurm.account import UnixAccount
 from carme.slurm.commands import SlurmCommands, job_script, order_of
 from carme.slurm.folder import job_folder, start_in_folder
 from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order
 from carme.slurm.programs import run
+from carme.slurm.refusals import refusal
 from carme.slurm.rest import orders, records
-from carme.slurm.rest.server import RestServer
+from carme.slurm.rest.server import PROGRAM, RestServer
 
 _T = TypeVar("_T")
 
@@ -98,10 +99,12 @@ class SlurmRest(SlurmCommands):
             SlurmError: Slurm does not answer, or the answer lacks what is needed.
         """
         document = await self._server.get(path, user=user)
+        # Others are answered meanwhile.
+        return await asyncio.to_thread(self._made, document.get(key), made)
+
+    def _made(self, value: Any, made: Callable[[Any], _T]) -> _T:
         try:
-            return await asyncio.to_thread(made, document[key])  # others are answered meanwhile
-        except CarmeError:
-            raise
+            return made(value)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise self._server.unreadable(error) from None
 
@@ -128,15 +131,15 @@ class SlurmRest(SlurmCommands):
         folder = job_folder(owner, order.key)
         body = orders.description(order, owner, folder, job_script(submission))
         answer = await self._server.send("POST", "job/submit", body, user=owner.name)
-        try:
-            return int(answer["job_id"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._server.unreadable(error) from None
+        return self._made(answer, lambda answer: int(answer["job_id"]))
 
     async def cancel(self, job: str, owner: UnixAccount) -> None:
         if not self._server.acts_for_users:
             return await super().cancel(job, owner)
-        await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
+        answer = await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
+        # Whether it was refused stands in the answer to what succeeded.
+        if words := self._made(answer.get("status", []), records.refused):
+            raise refusal(PROGRAM, words)
 
     async def set_limit(self, job: str, minutes: int) -> None:
         if not self._server.acts_for_users:

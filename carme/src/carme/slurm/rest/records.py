@@ -160,12 +160,11 @@ def _partition(row: Record, members: Mapping[str, list[str]], default: str) -> P
 
 
 def _node(row: Record) -> Node:
-    words = list(row["state"])
+    base, *flags = row["state"]
     # As scontrol tells of a node of which jobs have no processor, but memory: such as a suspended one.
-    holds = row["alloc_memory"] and not row["alloc_cpus"]
-    if words[0] == "IDLE" and (holds or row["alloc_cpus"]):
-        words[0] = "MIXED"
-    state = "+".join(words)
+    if base == "IDLE" and (row["alloc_cpus"] or row["alloc_memory"]):
+        base = "MIXED"
+    state = "+".join([base, *sorted(flags)])  # scontrol's order
     return Node(
         name=row["name"],
         state=state,
@@ -226,3 +225,8 @@ def pulse(jobs: Iterable[Record]) -> str:
     """A text that differs whenever one of these jobs does."""
     rows = [{key: value for key, value in job.items() if key not in _PASSING} for job in jobs]
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
+
+
+def refused(rows: Iterable[Record]) -> str:
+    """What Slurm says about the jobs that it would not end; empty: it ended all."""
+    return "\n".join(row["error"]["message"] for row in rows if row["error"]["code"])
