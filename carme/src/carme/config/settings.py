@@ -51,7 +51,9 @@ class SlurmSettings(_Table):
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         if self.adapter == "rest" and self.rest_address is None:
-            raise ValueError("has adapter = 'rest' but no rest_address, such as '/run/slurmrestd/slurmrestd.socket'")
+            raise ValueError(
+                "has adapter = 'rest' but no rest_address, such as '/run/slurmrestd/slurmrestd.socket'"
+            )
         if self.rest_address and not self.rest_address.startswith("/") and self.rest_token_file is None:
             raise ValueError("needs rest_token_file: only a socket says who asks")
         return self

@@ -70,12 +70,20 @@ class RestServer:
         """
         return await self._request("GET", path, user=user, query=query)
 
-    async def send(self, method: str, path: str, body: Body | None = None, *, user: str = "") -> dict[str, Any]:
+    async def send(
+        self, method: str, path: str, body: Body | None = None, *, user: str = ""
+    ) -> dict[str, Any]:
         """Change something; arguments and errors as for `get`."""
         return await self._request(method, path, body, user=user)
 
     async def _request(
-        self, method: str, path: str, body: Body | None = None, *, user: str = "", query: Mapping[str, str] = {}
+        self,
+        method: str,
+        path: str,
+        body: Body | None = None,
+        *,
+        user: str = "",
+        query: Mapping[str, str] = {},
     ) -> dict[str, Any]:
         version = await self.version()
         target = f"/slurm/{version}/{path}"
@@ -94,7 +102,11 @@ class RestServer:
                 return version
         known = ", ".join(sorted(VERSIONS))
         raise SlurmError(
-            _("slurmrestd at {address} knows none of the versions {known}.", address=self.address, known=known),
+            _(
+                "slurmrestd at {address} knows none of the versions {known}.",
+                address=self.address,
+                known=known,
+            ),
             _("Install slurmrestd of Slurm 24.05 or later, or set slurm.adapter to 'commands'."),
         )
 
