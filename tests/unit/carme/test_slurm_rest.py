@@ -6,6 +6,7 @@ Both tell what a Slurm 24.11 and its slurmrestd told at the same moment of jobs 
 
 import json
 import os
+import socket as sockets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,11 +242,18 @@ async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRes
 async def test_a_token_file_that_is_not_used(
     slurm: SlurmRest, token_file: Path, content: str, mode: int, reason: str
 ) -> None:
-    token_file.write_text(content)
-    token_file.chmod(mode)
+    write(token_file, content, mode)
     with pytest.raises(SlurmError, match=rf"is not used: {reason}\."):
         await slurm.queue()
-    token_file.unlink()
+
+
+def write(file: Path, content: str, mode: int) -> None:
+    file.write_text(content)
+    file.chmod(mode)
+
+
+async def test_no_token_file(slurm: SlurmRest, token_file: Path) -> None:
+    os.unlink(token_file)  # noqa: PTH108  a moment
     with pytest.raises(SlurmError, match=r"cannot be read from .*: No such file"):
         await slurm.queue()
 
@@ -289,8 +297,6 @@ async def test_half_an_answer(rest: RecordedRest, slurm: SlurmRest) -> None:
 
 
 async def test_one_that_never_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket as sockets
-
     monkeypatch.setattr(server, "TIMEOUT", 0.2)
     with sockets.socket(sockets.AF_UNIX) as silent:
         silent.bind(str(folder / "silent"))

@@ -33,7 +33,7 @@ def _server_address(text: str) -> str:
         has_port = False
     if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or parts.path:
         raise ValueError(
-            f"must be the path of a socket, or like 'http://host:6820' without a slash at its end, not {text!r}"
+            f"must be the path of a socket, or like 'http://host:6820' without a trailing slash, not {text!r}"
         )
     return text
 

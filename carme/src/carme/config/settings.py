@@ -35,9 +35,9 @@ class SiteSettings(_Table):
 class SlurmSettings(_Table):
     """`[slurm]`: the cluster; `poll_seconds` is the time between two looks at the queue.
 
-    `adapter`: how Slurm is read, by its `commands`, by `pyslurm` or by slurmrestd (`rest`); `auto` takes pyslurm
-    where it matches, else the commands. `rest_address` is slurmrestd's socket or URL, `rest_token_file` holds a
-    token of Slurm's user for it.
+    `adapter`: how Slurm is read, by its `commands`, by `pyslurm` or by slurmrestd (`rest`); `auto` takes
+    pyslurm where it matches, else the commands. `rest_address` is slurmrestd's socket or URL, and
+    `rest_token_file` holds a token of Slurm's user for it.
     """
 
     cluster: Word
