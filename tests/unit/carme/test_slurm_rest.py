@@ -224,10 +224,10 @@ async def test_slurm_away_behind_it(rest: RecordedRest, slurm: SlurmRest) -> Non
 
 async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRest, socket: Path) -> None:
     rest.token = "another"
-    with pytest.raises(SlurmError, match=r"^slurmrestd does not take the token in .*/token\. Put") as caught:
+    with pytest.raises(SlurmError, match=r"^slurmrestd does not accept the token in .*/token\. Put") as caught:
         await slurm.queue()
     assert TOKEN not in str(caught.value)
-    with pytest.raises(SlurmError, match=r"does not take us without a token"):
+    with pytest.raises(SlurmError, match=r"accepts no request without a token"):
         await SlurmRest(RestServer(str(socket))).queue()
 
 
@@ -260,7 +260,7 @@ async def test_no_token_file(slurm: SlurmRest, token_file: Path) -> None:
 
 async def test_other_versions(rest: RecordedRest, slurm: SlurmRest) -> None:
     rest.version = "v0.0.38"
-    with pytest.raises(SlurmError, match=r"knows none of the versions v0\.0\.41, v0\.0\.42, "):
+    with pytest.raises(SlurmError, match=r"supports none of the versions v0\.0\.41, v0\.0\.42, "):
         await slurm.queue()
 
 
@@ -332,7 +332,7 @@ async def test_choice(
     choice = await choose(wanted)
     assert (choice.adapter, choice.unwanted) == ("rest", True)
     assert choice.sentence.startswith(
-        "Slurm is to be read through slurmrestd, but: slurmrestd does not take the"
+        "Slurm is to be read through slurmrestd, but: slurmrestd does not accept"
     )
 
 

@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 class SlurmRest(SlurmCommands):
     """The adapter to slurmrestd.
 
-    It reads jobs, nodes, partitions, reservations and licences. With a token of Slurm's user it also submits
-    and cancels as the jobs' owners, and changes jobs and nodes. What slurmrestd 24.11 cannot do stays with the
+    It reads jobs, nodes, partitions, reservations and licences. With a token of Slurm's user it submits and
+    cancels as the jobs' owners, and changes jobs and nodes. What slurmrestd 24.11 cannot do stays with the
     commands: making reservations, the estimate of a start, the use of limits. So does the accounting.
 
     Where slurmrestd fails no command is tried instead: hosts that have them do not need it.

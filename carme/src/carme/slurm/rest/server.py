@@ -103,7 +103,7 @@ class RestServer:
         known = ", ".join(sorted(VERSIONS))
         raise SlurmError(
             _(
-                "slurmrestd at {address} knows none of the versions {known}.",
+                "slurmrestd at {address} supports none of the versions {known}.",
                 address=self.address,
                 known=known,
             ),
@@ -168,13 +168,13 @@ class RestServer:
     def _unauthorized(self) -> SlurmError:
         if self.token_file is None:
             return SlurmError(
-                _("slurmrestd at {address} does not take us without a token.", address=self.address),
+                _("slurmrestd at {address} accepts no request without a token.", address=self.address),
                 _("Name a file with a token of Slurm's user in slurm.rest_token_file."),
                 code="slurm-token",
             )
         return SlurmError(
-            _("slurmrestd does not take the token in {file}.", file=self.token_file),
-            _("Put a token of Slurm's user there that has not ended ('scontrol token' makes one)."),
+            _("slurmrestd does not accept the token in {file}.", file=self.token_file),
+            _("Put a token of Slurm's user there that has not expired ('scontrol token' makes one)."),
             code="slurm-token",
         )
 
