@@ -1,6 +1,7 @@
 """Stands in for slurmrestd with what 24.11's answered (slurm_rest_24_11.json); it notes what it is asked."""
 
 import json
+import re
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -33,7 +34,8 @@ class RecordedRest:
     Attributes:
         version: The version that it knows.
         token: What it takes; empty: anything.
-        answers: By path after the version: status and body, instead of the recorded ones.
+        answers: By path after the version, after `db` for the accounting's: status and body, instead of the
+            recorded ones.
         cut: It breaks off in the middle of each answer.
         requests: What it was asked, but for the version.
     """
@@ -47,10 +49,9 @@ class RecordedRest:
     def answer(self, request: Request) -> tuple[int, bytes]:
         if self.token and request.token != self.token:
             return 401, b"Authentication failure"
-        prefix = f"/slurm/{self.version}/"
-        if not request.path.startswith(prefix):
+        path = re.sub(rf"^/slurm(db)?/{self.version}/", lambda match: match[1] or "", request.path)
+        if path == request.path:
             return 404, NO_SUCH_URL
-        path = request.path.removeprefix(prefix)
         if path == "ping/":
             return 200, b'{"pings": [], "errors": []}'
         self.requests.append(request._replace(path=path))

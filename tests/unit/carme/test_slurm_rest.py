@@ -120,6 +120,27 @@ async def test_what_users_see_is_requested_as_them(
     assert {(request.user, request.token) for request in rest.requests} == {("ada", TOKEN)}
 
 
+def association(user: str, account: str, partition: str, most: int | None, default: bool) -> dict[str, Any]:
+    """What slurmrestd tells of one, as far as it is read."""
+    total = {"set": most is not None, "infinite": most is None, "number": most or 0}
+    return {
+        **{"account": account, "partition": partition, "user": user, "is_default": default},
+        **{"qos": ["normal"], "default": {"qos": ""}, "max": {"jobs": {"total": total}}},
+    }
+
+
+async def test_accounts_of_a_user(rest: RecordedRest, slurm: SlurmRest) -> None:
+    rows = [association("ada", "carme", "", None, True), association("ada", "poor", "long", 0, False)]
+    answer = json.dumps({"associations": rows, "errors": []}).encode()
+    rest.answers["dbassociations/?user=ada&cluster=try"] = (200, answer)
+    output = "ada|carme|carme||normal||\nada|carme|poor|long|normal||0\n"  # by sacctmgr, of the same
+    assert await slurm.associations("ada") == parsing.associations(output, "ada")
+    assert await slurm.has_association("ada")
+    nobody = json.dumps({"associations": [], "errors": []}).encode()
+    rest.answers["dbassociations/?user=bob&cluster=try"] = (200, nobody)
+    assert not await slurm.has_association("bob")
+
+
 def test_a_node_under_maintenance_takes_no_jobs() -> None:
     assert not parsing.usable("IDLE+MAINTENANCE+RESERVED") and not parsing.usable("IDLE+MAINT")
 

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from carme.errors import SlurmError
 from carme.jobs import Cluster, Job, Licence, Reservation
+from carme.jobs.access import Association
 from carme.slurm.account import UnixAccount
 from carme.slurm.commands import SlurmCommands, job_script, order_of
 from carme.slurm.folder import job_folder, start_in_folder
@@ -91,6 +92,16 @@ class SlurmRest(SlurmCommands):
 
     async def licences(self) -> list[Licence]:
         return await self._read("licenses/", "licenses", records.licences)
+
+    async def has_association(self, user: str) -> bool:
+        return bool(await self.associations(user))
+
+    async def associations(self, user: str) -> list[Association]:
+        if not self._server.acts_for_users:
+            return await super().associations(user)
+        which = {"user": user, "cluster": self._cluster}
+        answer = await self._server.get("associations/", database=True, query=which)
+        return self._made(answer.get("associations"), lambda rows: records.associations(rows, user))
 
     async def _read(self, path: str, key: str, made: Callable[[Any], _T], *, user: str = "") -> _T:
         """What `made` makes of a list in an answer.

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from carme.jobs import Cluster, Job, Licence, Node, Partition, Reservation
+from carme.jobs.access import Association
 from carme.jobs.nodes import expand
 from carme.slurm import parsing
 from carme.slurm.gateway import ExitStatus
@@ -207,6 +208,23 @@ def reservations(rows: Iterable[Record]) -> list[Reservation]:
             )
         )
     return found
+
+
+def associations(rows: Iterable[Record], user: str) -> list[Association]:
+    """The answer to `associations/` of the accounting: those of a user."""
+    own = [row for row in rows if row["user"] == user]
+    defaults = {row["account"] for row in own if row["is_default"]}
+    return [
+        Association(
+            account=row["account"],
+            partition=row["partition"],
+            qos=list(row["qos"]),
+            default_qos=row["default"]["qos"],
+            default=row["account"] in defaults,
+            stopped=number(row["max"]["jobs"]["total"]) == 0,
+        )
+        for row in own
+    ]
 
 
 def licences(rows: Iterable[Record]) -> list[Licence]:

@@ -21,6 +21,8 @@ PROGRAM = "slurmrestd"
 VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45", "v0.0.41")
 
 Body = Mapping[str, Any]
+Query = Mapping[str, str]
+_NO_QUERY: Query = {}
 
 
 class _Answer(NamedTuple):
@@ -56,11 +58,14 @@ class RestServer:
             self._version = await self._negotiate()
         return self._version
 
-    async def get(self, path: str, *, user: str = "", **query: str) -> dict[str, Any]:
+    async def get(
+        self, path: str, *, user: str = "", database: bool = False, query: Query = _NO_QUERY
+    ) -> dict[str, Any]:
         """What it answers to a question, such as `jobs/`.
 
         Args:
             path: What follows the version.
+            database: The accounting is asked, not the controller.
             user: As whom it is asked; empty: as the owner of the token.
             query: Parameters.
 
@@ -68,7 +73,8 @@ class RestServer:
             SlurmError: Slurm refuses or does not answer, or the answer cannot be read.
             NotFound: Slurm does not know this job.
         """
-        return await self._request("GET", path, user=user, query=query)
+        part = "slurmdb" if database else "slurm"
+        return await self._request("GET", path, user=user, query=query, part=part)
 
     async def send(
         self, method: str, path: str, body: Body | None = None, *, user: str = ""
@@ -83,10 +89,11 @@ class RestServer:
         body: Body | None = None,
         *,
         user: str = "",
-        query: Mapping[str, str] = {},
+        query: Query = _NO_QUERY,
+        part: str = "slurm",
     ) -> dict[str, Any]:
         version = await self.version()
-        target = f"/slurm/{version}/{path}"
+        target = f"/{part}/{version}/{path}"
         if query:
             target += f"?{urllib.parse.urlencode(query)}"
         answer = await self._exchange(method, target, body, user)
