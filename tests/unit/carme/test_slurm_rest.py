@@ -4,6 +4,7 @@ Both tell what a Slurm 24.11 and its slurmrestd told at the same moment of jobs 
 (slurm_rest_24_11.json): slurmrestd in the versions v0.0.42 and v0.0.41 of its answers.
 """
 
+import asyncio
 import json
 import os
 import socket as sockets
@@ -326,6 +327,14 @@ async def test_one_that_never_answers(folder: Path, monkeypatch: pytest.MonkeyPa
         silent.listen()
         with pytest.raises(SlurmError, match=r"^Slurm does not answer: slurmrestd says 'timed out") as caught:
             await SlurmRest(RestServer(str(folder / "silent"))).queue()
+    assert caught.value.code == "slurm-away"
+
+
+async def test_one_that_is_stopped_meanwhile(folder: Path) -> None:
+    stopped = await asyncio.start_unix_server(lambda _reader, writer: writer.close(), folder / "stopped")
+    async with stopped:
+        with pytest.raises(SlurmError, match=r"^Slurm does not answer: slurmrestd says '") as caught:
+            await SlurmRest(RestServer(str(folder / "stopped"))).queue()
     assert caught.value.code == "slurm-away"
 
 

@@ -125,7 +125,9 @@ class SlurmRest(SlurmCommands):
         if not self._server.acts_for_users:
             return await super().submit(order, owner)
         folder = job_folder(owner, order.key)
-        await start_in_folder(order, owner, self._python, ["true"], "")
+        made = await start_in_folder(order, owner, self._python, ["true"], "")
+        if made.code:
+            raise refusal("true", made.errors)
         try:
             return await self._submit(order, owner, 1)
         except SlurmError as error:

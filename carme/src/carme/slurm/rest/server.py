@@ -125,10 +125,10 @@ class RestServer:
                 return await asyncio.to_thread(self._send, method, target, data, headers)
         except TimeoutError:  # of the socket as well
             raise away(PROGRAM, f"timed out after {TIMEOUT:.0f} seconds") from None
+        except OSError as error:  # also where the connection ends without an answer
+            raise away(PROGRAM, f"{self.address}: {error.strerror or error}") from None
         except http.client.HTTPException as error:
             raise self._unreadable(f"{type(error).__name__}: {error}") from None
-        except OSError as error:
-            raise away(PROGRAM, f"{self.address}: {error.strerror or error}") from None
 
     def _send(self, method: str, target: str, data: bytes | None, headers: Mapping[str, str]) -> _Answer:
         connection = self._connection()
