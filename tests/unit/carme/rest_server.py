@@ -69,8 +69,8 @@ def serving(rest: RecordedRest, socket: Path) -> Iterator[None]:
         def _any(self) -> None:
             size = int(self.headers.get("Content-Length") or 0)
             body = json.loads(self.rfile.read(size)) if size else None
-            about = (self.headers.get(f"X-SLURM-USER-{name}", "") for name in ("NAME", "TOKEN"))
-            status, answer = rest.answer(Request(self.command, self.path, *about, body))
+            user, token = (self.headers.get(f"X-SLURM-USER-{name}", "") for name in ("NAME", "TOKEN"))
+            status, answer = rest.answer(Request(self.command, self.path, user, token, body))
             self.send_response(status)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
