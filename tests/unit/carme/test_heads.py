@@ -19,7 +19,7 @@ import pytest
 
 from carme.config import load
 from carme.errors import CarmeError
-from carme.heads import Holder, Lease, address, holding, promotion
+from carme.heads import Holder, Lease, address, holding, main, promotion
 from carme.heads.names import own_name, require_two_heads
 from patience import HANG
 from real_postgresql import postgresql
@@ -346,6 +346,20 @@ def test_a_service_that_does_not_start_is_named(lease: Callable[..., Lease], sys
     (systemctl / "broken").touch()
     with pytest.raises(CarmeError, match=r"do not run: carme-hub\.service \(inactive\)"):
         promotion.promote(lease("a"), "a", False, print)
+
+
+def test_a_head_without_systemd_names_all_services(
+    lease: Callable[..., Lease], systemctl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(promotion, "states", lambda *_units: {})
+    with pytest.raises(CarmeError, match=r"do not run: all\."):
+        promotion.promote(lease("a"), "a", False, print)
+
+
+def test_what_runs_on_a_head() -> None:
+    names = list(promotion.SERVICES)[:2]
+    assert main._about_units(dict.fromkeys(names, "active")) == " and ".join(names)
+    assert main._about_units(dict.fromkeys(names, "inactive")) == "nothing"
 
 
 def test_files_of_sqlite_cannot_be_shared(tmp_path: Path) -> None:

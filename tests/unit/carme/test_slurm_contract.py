@@ -18,6 +18,7 @@ from carme.launch.spec import JobSpec
 from carme.sandbox import SandboxSlurm, accounts_in
 from carme.slurm import Order, Slurm, SlurmCommands, UnixAccount
 from carme.slurm.account import pretend_accounts
+from carme.slurm.rest import SlurmRest
 
 from .conftest import PYTHON, FakeSlurm
 
@@ -25,7 +26,7 @@ METHODS = [name for name, value in vars(Slurm).items() if inspect.iscoroutinefun
 KEY = "0123456789abcdef" * 2
 
 
-@pytest.mark.parametrize("adapter", [SlurmCommands, SandboxSlurm])
+@pytest.mark.parametrize("adapter", [SlurmCommands, SlurmRest, SandboxSlurm])
 @pytest.mark.parametrize("method", METHODS)
 def test_an_adapter_has_each_method_of_the_interface(adapter: type, method: str) -> None:
     found, wanted = getattr(adapter, method), getattr(Slurm, method)

@@ -30,8 +30,9 @@ from carme.config import Settings
 from carme.errors import SlurmError
 from carme.jobs import Job, JobState
 from carme.slurm import SlurmCommands
-from carme.slurm.library import SlurmLibrary, choose, opened, records, worker
+from carme.slurm.library import SlurmLibrary, records, worker
 from carme.slurm.library import child as child_module
+from carme.slurm.selection import choose, opened
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "slurm_24_11.json"
@@ -224,7 +225,7 @@ if WHEEL:
         commands, library = SlurmCommands(cluster="try"), SlurmLibrary(cluster="try", interpreter=python)
         settings = Host(tmp_path, python).settings("pyslurm")
         choice = await choose(settings, python)
-        assert choice.library, choice.sentence
+        assert choice.adapter == "pyslurm", choice.sentence
         until = time.monotonic() + 120
         while True:  # a busy Slurm changes between two looks
             first, answer, second = await look(commands), await look(library), await look(commands)
@@ -398,7 +399,7 @@ async def test_choice(
 ) -> None:
     host.mode(mode)
     choice = await choose(host.settings(wanted), host.python)
-    assert (choice.library, choice.sentence) == (library, sentence)
+    assert (choice.adapter == "pyslurm", choice.sentence) == (library, sentence)
     with caplog.at_level("INFO"):
         async with opened(host.settings(wanted), host.python) as slurm:
             assert isinstance(slurm, SlurmLibrary) == library
@@ -415,7 +416,7 @@ def without_pyslurm(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_pyslurm_that_is_not_there(host: Host, without_pyslurm: None) -> None:
     choice = await choose(host.settings("auto"))
-    assert choice == (False, "Slurm is read through its commands: pyslurm is not installed.", False)
+    assert choice == ("commands", "Slurm is read through its commands: pyslurm is not installed.", False)
     assert (await choose(host.settings("pyslurm"))).unwanted
 
 

@@ -97,7 +97,7 @@ def test_the_ranges_of_a_token_of_an_earlier_version_are_found(folder: Path):
     net = Net("earlier")
     net.place("x", Range)
     with net.start(1, folder=folder) as run:
-        token = pickle.dumps([run.memory.allocate("a", 4)], 4)
-    assert b"carme_runtime.petri.range_files" in token
-    named = b"\x8c\x1fcarme_runtime.petri.range_files", b"\x8c\x19carme_runtime.petri.store"
+        token = pickle.dumps([run.memory.allocate("a", 4)], 3)
+    named = b"carme_runtime.petri.range_files\n", b"carme_runtime.petri.store\n"
+    assert named[0] in token
     assert placing._names_in(token) == placing._names_in(token.replace(*named)) == ["a"]

@@ -16,7 +16,7 @@ from carme.broker.service import Broker
 from carme.config import Settings, load
 from carme.errors import CarmeError
 from carme.slurm import Slurm
-from carme.slurm.library import opened
+from carme.slurm.selection import opened
 
 _log = logging.getLogger("carme.broker")
 

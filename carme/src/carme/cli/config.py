@@ -29,7 +29,7 @@ def _check(options: argparse.Namespace) -> int:
         print_json({"file": file, "ok": False, "problems": str(error).splitlines()})
         return 1
     # Only now: few commands need it. On the broker's host this is what the broker does.
-    from carme.slurm.library import choose
+    from carme.slurm.selection import choose
 
     slurm = asyncio.run(choose(settings)).sentence
     if options.json:

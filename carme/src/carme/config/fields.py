@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, Field
 
-__all__ = ["AbsolutePath", "BasePath", "Listen", "TimeZone", "Url", "Word"]
+__all__ = ["AbsolutePath", "BasePath", "Listen", "ServerAddress", "TimeZone", "Url", "Word"]
 
 
 def _absolute(path: Path) -> Path:
@@ -20,6 +20,21 @@ def _url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or text.endswith("/"):
         raise ValueError(f"must be like 'https://host:port' without a trailing slash, not {text!r}")
+    return text
+
+
+def _server_address(text: str) -> str:
+    if text.startswith("/") and len(text) > 1:
+        return text
+    parts = urlsplit(text)
+    try:
+        has_port = parts.port is not None or parts.scheme == "https"
+    except ValueError:
+        has_port = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port or parts.path:
+        raise ValueError(
+            f"must be the path of a socket, or like 'http://host:6820' without a trailing slash, not {text!r}"
+        )
     return text
 
 
@@ -46,6 +61,7 @@ def _zone(name: str) -> str:
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
 Url = Annotated[str, AfterValidator(_url)]
+ServerAddress = Annotated[str, AfterValidator(_server_address)]
 BasePath = Annotated[str, AfterValidator(_base_path)]
 Listen = Annotated[str, AfterValidator(_listen)]
 TimeZone = Annotated[str, AfterValidator(_zone)]

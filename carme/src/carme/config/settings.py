@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from carme.config.fields import AbsolutePath, BasePath, Listen, TimeZone, Url, Word
+from carme.config.fields import AbsolutePath, BasePath, Listen, ServerAddress, TimeZone, Url, Word
 from carme.errors import ConfigError
 from carme.wording import nearest, problem
 
@@ -35,14 +35,28 @@ class SiteSettings(_Table):
 class SlurmSettings(_Table):
     """`[slurm]`: the cluster; `poll_seconds` is the time between two looks at the queue.
 
-    `adapter`: how Slurm is read, by its `commands` or by `pyslurm`; `auto` takes pyslurm where it matches.
+    `adapter`: how Slurm is read, by its `commands`, by `pyslurm` or by slurmrestd (`rest`); `auto` takes
+    pyslurm where it matches, else the commands. `rest_address` is slurmrestd's socket or URL, and
+    `rest_token_file` holds a token of Slurm's user for it.
     """
 
     cluster: Word
     default_partition: Word | None = None
     default_account: Word | None = None
     poll_seconds: float = Field(default=1.25, ge=0.1, le=60)
-    adapter: Literal["auto", "commands", "pyslurm"] = "auto"
+    adapter: Literal["auto", "commands", "pyslurm", "rest"] = "auto"
+    rest_address: ServerAddress | None = None
+    rest_token_file: AbsolutePath | None = None
+
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.adapter == "rest" and self.rest_address is None:
+            raise ValueError(
+                "has adapter = 'rest' but no rest_address, such as '/run/slurmrestd/slurmrestd.socket'"
+            )
+        if self.rest_address and not self.rest_address.startswith("/") and self.rest_token_file is None:
+            raise ValueError("needs rest_token_file: only a socket says who asks")
+        return self
 
 
 class BrokerSettings(_Table):

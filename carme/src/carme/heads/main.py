@@ -8,7 +8,7 @@ import fcntl
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from carme import __version__
@@ -130,11 +130,15 @@ def _status(options: argparse.Namespace) -> int:
         print(f"{holder.name} is the active head (epoch {holder.epoch}, seen {holder.age:.0f} s ago).")
     else:
         print(f"{holder.name} was the active head (epoch {holder.epoch}); its lease has run out.")
-    running = [unit for unit, condition in units.items() if condition == "active"]
-    print(f"This is {me}. Running here: {listing(running) or 'nothing'}.")
+    print(f"This is {me}. Running here: {_about_units(units)}.")
     if holder is None or holder.name != me:
         print(_about_copy(copied))
     return 0
+
+
+def _about_units(units: Mapping[str, str]) -> str:
+    running = [unit for unit, condition in units.items() if condition == "active"]
+    return listing(running) if running else "nothing"
 
 
 def _about_copy(copied: state.Copied | None) -> str:

@@ -91,8 +91,9 @@ def _start(report: Callable[[str], None]) -> None:
     failed = [f"{unit} ({state})" for unit, state in found.items() if state != "active"]
     if failed or not found:
         reason = f" systemctl: {done.stderr.strip()[:500]}" if done.stderr.strip() else ""
+        which = listing(failed) if failed else "all"
         raise CarmeError(
-            f"This head has the lease, but these services do not run: {listing(failed) or 'all'}.{reason}",
+            f"This head has the lease, but these services do not run: {which}.{reason}",
             "See journalctl --unit NAME, and run carme-head promote again.",
         )
     # It stands before them on both heads, and its certificate may have been renewed on the other one.

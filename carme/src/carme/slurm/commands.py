@@ -331,7 +331,7 @@ class SlurmCommands:
     async def submit(self, order: Order, owner: UnixAccount) -> int:
         places = _places(job_folder(owner, order.key), order.request.array)
         done = await start_in_folder(
-            order, owner, self._python, ["sbatch", "--parsable", *_arguments(order), *places], _script()
+            order, owner, self._python, ["sbatch", "--parsable", *_arguments(order), *places], job_script()
         )
         return _submitted(done)
 
@@ -339,7 +339,7 @@ class SlurmCommands:
         order = order_of(job)
         arguments = [*_arguments(order), *_places(job_folder(owner, order.key))]
         return _submitted(
-            await run("sbatch", "--parsable", *arguments, owner=owner, stdin=_script(submission).encode())
+            await run("sbatch", "--parsable", *arguments, owner=owner, stdin=job_script(submission).encode())
         )
 
     async def close_lost(self) -> None:
@@ -349,7 +349,7 @@ class SlurmCommands:
         done = await run(
             *["sbatch", "--test-only", *_arguments(order)],
             owner=owner,
-            stdin=_script().encode(),
+            stdin=job_script().encode(),
             environment=_TIMES,
         )
         _succeeded("sbatch", done)
@@ -450,8 +450,12 @@ def _submitted(done: Finished) -> int:
     return int(job_id)
 
 
-def _script(submission: int = 1) -> str:
-    """The same for every job: the job's folder is its working directory."""
+def job_script(submission: int = 1) -> str:
+    """The same for every job: the job's folder is its working directory.
+
+    Args:
+        submission: Which one it is; more than one where the controller has lost a job.
+    """
     program = Path(sysconfig.get_path("scripts")) / "carme-job"
     which = f" --submission {submission}" if submission > 1 else ""
     # Isolated: nothing that a user or a site sets for Python reaches the launcher.

@@ -47,7 +47,8 @@ FAILED_NODE_FIELDS = ("JobIDRaw", "FailedNode")
 _NO_FIELDS: set[str] = set()  # of all jobs of the queue
 
 _UNUSABLE = {
-    *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "NOT_RESPONDING", "UNKNOWN"),
+    *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "MAINT", "MAINTENANCE"),
+    *("NOT_RESPONDING", "UNKNOWN"),
     *("POWERING_DOWN", "POWERED_DOWN", "REBOOT_ISSUED", "REBOOT", "INVAL", "INVALID_REG", "PLANNED_DOWN"),
 }
 

@@ -115,6 +115,15 @@ _MEMBER_HAS_JOBS = re.compile(r"Job\(s\) active, cancel job\(s\) before remove")
 _GONE = re.compile(r"[Ii]nvalid job id|[Jj]ob has already finished|already completing or completed")
 
 
+def away(program: str, text: str) -> SlurmError:
+    """The error for a Slurm that does not answer, with what a program says about that."""
+    return SlurmError(
+        _("Slurm does not answer: {program} says {text!r}.", program=program, text=text),
+        _("Running jobs go on; try again in a moment, or tell an administrator."),
+        code="slurm-away",
+    )
+
+
 def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest:
     """The error that stands for what a program of Slurm wrote before it failed."""
     text = " ".join(
@@ -132,11 +141,7 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
             code="no-accounting",
         )
     if _AWAY.search(output):
-        return SlurmError(
-            _("Slurm does not answer: {program} says {text!r}.", program=program, text=text),
-            _("Running jobs go on; try again in a moment, or tell an administrator."),
-            code="slurm-away",
-        )
+        return away(program, text)
     if _RESERVATION_IN_USE.search(output):
         return SlurmError(
             _("Jobs wait or run in this booking."),

@@ -132,7 +132,7 @@ def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
         charts, advice = of_report(report)
         context |= {
             "report": report,
-            "facts": facts_of(report, bars=False),
+            "facts": facts_of(report),
             "charts": charts,
             "advice": advice,
         }

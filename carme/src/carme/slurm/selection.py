@@ -7,22 +7,23 @@ import logging
 import re
 import sys
 from collections.abc import AsyncIterator
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from carme.config import Settings
+from carme.config.settings import SlurmSettings
 from carme.errors import CarmeError
 from carme.slurm.commands import SlurmCommands
-from carme.slurm.library import worker
-from carme.slurm.library.adapter import SlurmLibrary
+from carme.slurm.library import SlurmLibrary, worker
 from carme.slurm.programs import Finished, run
+from carme.slurm.rest import RestServer, SlurmRest
 
 _log = logging.getLogger("carme.slurm")
 
 
 class Choice(NamedTuple):
-    """Whether pyslurm is used, one sentence about it, and whether that is other than the site wants."""
+    """The adapter that is used, one sentence about it, and whether that is other than the site wants."""
 
-    library: bool
+    adapter: Literal["commands", "pyslurm", "rest"]
     sentence: str
     unwanted: bool = False
 
@@ -31,18 +32,21 @@ async def choose(settings: Settings, interpreter: str = sys.executable) -> Choic
     """The adapter for `slurm.adapter`; pyslurm only where it is made for the Slurm of this host.
 
     Args:
+        settings: The site's.
         interpreter: The Python that is to have pyslurm.
     """
     wanted = settings.slurm.adapter
+    if wanted == "rest":
+        return await _of_rest(_server(settings.slurm))
     if wanted == "commands":
-        return Choice(False, "Slurm is read through its commands, as slurm.adapter says.")
+        return Choice("commands", "Slurm is read through its commands, as slurm.adapter says.")
     if interpreter == sys.executable and importlib.util.find_spec("pyslurm") is None:
         reason = "pyslurm is not installed"
     else:
         reason = await _objection(interpreter)
     if not reason:
-        return Choice(True, "Slurm is read through pyslurm, which matches this host's Slurm.")
-    return Choice(False, f"Slurm is read through its commands: {reason}.", wanted == "pyslurm")
+        return Choice("pyslurm", "Slurm is read through pyslurm, which matches this host's Slurm.")
+    return Choice("commands", f"Slurm is read through its commands: {reason}.", wanted == "pyslurm")
 
 
 @contextlib.asynccontextmanager
@@ -50,14 +54,34 @@ async def opened(settings: Settings, interpreter: str = sys.executable) -> Async
     """The site's Slurm through the adapter that fits, which the log names; arguments as for `choose`."""
     choice = await choose(settings, interpreter)
     _log.log(logging.WARNING if choice.unwanted else logging.INFO, "%s", choice.sentence)
-    if not choice.library:
-        yield SlurmCommands(cluster=settings.slurm.cluster)
-        return
-    slurm = SlurmLibrary(cluster=settings.slurm.cluster, interpreter=interpreter)
+    cluster = settings.slurm.cluster
+    if choice.adapter == "rest":
+        default = settings.slurm.default_partition or ""
+        yield SlurmRest(_server(settings.slurm), cluster=cluster, default_partition=default)
+    elif choice.adapter == "commands":
+        yield SlurmCommands(cluster=cluster)
+    else:
+        slurm = SlurmLibrary(cluster=cluster, interpreter=interpreter)
+        try:
+            yield slurm
+        finally:
+            await slurm.close()
+
+
+def _server(slurm: SlurmSettings) -> RestServer:
+    assert slurm.rest_address  # which the settings see to
+    return RestServer(slurm.rest_address, slurm.rest_token_file)
+
+
+async def _of_rest(server: RestServer) -> Choice:
+    """slurmrestd in any case: the site may have nothing else, and it may be back in a moment."""
     try:
-        yield slurm
-    finally:
-        await slurm.close()
+        version = await server.version()
+    except CarmeError as error:
+        sentence = f"Slurm is to be read through slurmrestd, but: {error.message}"
+        return Choice("rest", sentence, unwanted=True)
+    how = "and changed as users with a token" if server.acts_for_users else "and changed through its commands"
+    return Choice("rest", f"Slurm is read through slurmrestd at {server.address} ({version}), {how}.")
 
 
 async def _objection(interpreter: str) -> str:

@@ -1,0 +1,190 @@
+"""Slurm through slurmrestd for what that can do, and through Slurm's own programs for the rest."""
+
+import asyncio
+import secrets
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from carme.errors import SlurmError
+from carme.jobs import Cluster, Job, Licence, Reservation
+from carme.jobs.access import Association
+from carme.slurm.account import UnixAccount
+from carme.slurm.commands import SlurmCommands, job_script, order_of
+from carme.slurm.folder import job_folder, start_in_folder
+from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order
+from carme.slurm.programs import run
+from carme.slurm.refusals import refusal
+from carme.slurm.rest import orders, records
+from carme.slurm.rest.server import PROGRAM, RestServer
+
+_T = TypeVar("_T")
+
+
+class SlurmRest(SlurmCommands):
+    """The adapter to slurmrestd.
+
+    It reads jobs, nodes, partitions, reservations and licences. With a token of Slurm's user it submits and
+    cancels as the jobs' owners, and changes jobs and nodes. What slurmrestd 24.11 cannot do stays with the
+    commands: making reservations, the estimate of a start, the use of limits. So does the accounting.
+
+    Where slurmrestd fails no command is tried instead: hosts that have them do not need it.
+
+    Args:
+        server: Where it is.
+        python, cluster: As for `SlurmCommands`.
+        default_partition: Of jobs that name none; slurmrestd does not tell it.
+    """
+
+    def __init__(
+        self, server: RestServer, python: str = sys.executable, cluster: str = "", default_partition: str = ""
+    ) -> None:
+        super().__init__(python, cluster)
+        self._server = server
+        self._default_partition = default_partition
+        self._count = 0  # jobs at the last look
+
+    @property
+    def has_many_jobs(self) -> bool:
+        return self._count > MANY_JOBS
+
+    # -- reading ---------------------------------------------------------------------------------------------
+
+    async def pulse(self) -> str:
+        if self.has_many_jobs:  # asking for it costs as much as reading the queue
+            return secrets.token_hex(8)
+        return await self._read("jobs/", "jobs", records.pulse)
+
+    async def queue(self) -> list[Job]:
+        jobs = await self._read("jobs/", "jobs", records.queue)
+        self._count = len(jobs)
+        return jobs
+
+    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+        return await self._read("jobs/", "jobs", lambda jobs: records.endings(jobs, ids))
+
+    async def visible_jobs(self, ids: Iterable[int], account: UnixAccount) -> set[int]:
+        if not self._server.acts_for_users:
+            return await super().visible_jobs(ids, account)
+        wanted = set(ids)
+        return await self._read(
+            "jobs/", "jobs", lambda jobs: {job["job_id"] for job in jobs} & wanted, user=account.name
+        )
+
+    async def visible_partitions(self, account: UnixAccount) -> set[str]:
+        if not self._server.acts_for_users:
+            return await super().visible_partitions(account)
+        return await self._read(
+            "partitions/", "partitions", lambda rows: {row["name"] for row in rows}, user=account.name
+        )
+
+    async def cluster(self) -> Cluster:
+        nodes = await self._read("nodes/", "nodes", list)
+        return await self._read(
+            "partitions/",
+            "partitions",
+            lambda rows: records.cluster(nodes, rows, self._default_partition),
+        )
+
+    async def reservations(self) -> list[Reservation]:
+        return await self._read("reservations/", "reservations", records.reservations)
+
+    async def licences(self) -> list[Licence]:
+        return await self._read("licenses/", "licenses", records.licences)
+
+    async def has_association(self, user: str) -> bool:
+        return bool(await self.associations(user))
+
+    async def associations(self, user: str) -> list[Association]:
+        if not self._server.acts_for_users:
+            return await super().associations(user)
+        which = {"user": user, "cluster": self._cluster}
+        answer = await self._server.get("associations/", database=True, query=which)
+        return self._made(answer.get("associations"), lambda rows: records.associations(rows, user))
+
+    async def _read(self, path: str, key: str, made: Callable[[Any], _T], *, user: str = "") -> _T:
+        """What `made` makes of a list in an answer.
+
+        Raises:
+            SlurmError: Slurm does not answer, or the answer lacks what is needed.
+        """
+        document = await self._server.get(path, user=user)
+        # Others are answered meanwhile.
+        return await asyncio.to_thread(self._made, document.get(key), made)
+
+    def _made(self, value: Any, made: Callable[[Any], _T]) -> _T:
+        try:
+            return made(value)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise self._server.unreadable(error) from None
+
+    # -- changing --------------------------------------------------------------------------------------------
+
+    async def submit(self, order: Order, owner: UnixAccount) -> int:
+        if not self._server.acts_for_users:
+            return await super().submit(order, owner)
+        folder = job_folder(owner, order.key)
+        made = await start_in_folder(order, owner, self._python, ["true"], "")
+        if made.code:
+            raise refusal("true", made.errors)
+        try:
+            return await self._submit(order, owner, 1)
+        except SlurmError as error:
+            if error.code != "slurm-away":  # then it may have been submitted all the same
+                await run("rm", "-rf", "--", str(folder), owner=owner)
+            raise
+
+    async def submit_again(self, job: Job, owner: UnixAccount, submission: int) -> int:
+        if not self._server.acts_for_users:
+            return await super().submit_again(job, owner, submission)
+        return await self._submit(order_of(job), owner, submission)
+
+    async def _submit(self, order: Order, owner: UnixAccount, submission: int) -> int:
+        folder = job_folder(owner, order.key)
+        body = orders.description(order, owner, folder, job_script(submission))
+        answer = await self._server.send("POST", "job/submit", body, user=owner.name)
+        return self._made(answer, lambda answer: int(answer["job_id"]))
+
+    async def cancel(self, job: str, owner: UnixAccount) -> None:
+        if not self._server.acts_for_users:
+            return await super().cancel(job, owner)
+        answer = await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
+        # Whether it was refused stands in the answer to what succeeded.
+        if words := self._made(answer.get("status", []), records.refused):
+            raise refusal(PROGRAM, words)
+
+    async def set_limit(self, job: str, minutes: int) -> None:
+        if not self._server.acts_for_users:
+            return await super().set_limit(job, minutes)
+        limit = {"set": True, "infinite": False, "number": minutes}
+        await self._change(f"job/{quote(job)}", {"time_limit": limit})
+
+    async def set_preference(self, job_id: int, features: str) -> None:
+        if not self._server.acts_for_users:
+            return await super().set_preference(job_id, features)
+        await self._change(f"job/{job_id}", {"prefer": features})
+
+    async def drain_node(self, name: str, reason: str) -> None:
+        if not self._server.acts_for_users:
+            return await super().drain_node(name, reason)
+        await self._change(f"node/{quote(name)}", {"state": ["DRAIN"], "reason": reason})
+
+    async def resume_node(self, name: str) -> None:
+        if not self._server.acts_for_users:
+            return await super().resume_node(name)
+        await self._change(f"node/{quote(name)}", {"state": ["RESUME"]})
+
+    async def add_features(self, node: str, features: Iterable[str]) -> None:
+        if not self._server.acts_for_users:
+            return await super().add_features(node, features)
+        present = await self._read(
+            f"node/{quote(node)}", "nodes", lambda rows: [name for row in rows for name in row["features"]]
+        )
+        if new := [feature for feature in features if feature not in present]:
+            both = [*present, *new]
+            await self._change(f"node/{quote(node)}", {"features": both, "features_act": both})
+
+    async def _change(self, path: str, values: Mapping[str, Any]) -> None:
+        """As the owner of the token, who must be one of Slurm's operators."""
+        await self._server.send("POST", path, values)

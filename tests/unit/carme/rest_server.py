@@ -1,0 +1,97 @@
+"""Stands in for slurmrestd with what 24.11's answered (slurm_rest_24_11.json); it notes what it is asked."""
+
+import json
+import re
+import socketserver
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+RECORDED = json.loads((HERE / "slurm_rest_24_11.json").read_text())
+TOKEN = "eyJhbGciOi.eyJzdW4i.c2ln"
+NO_SUCH_URL = b"Unable find requested URL. Please view /openapi/v3 for API reference."
+
+
+class Request(NamedTuple):
+    """What was asked."""
+
+    method: str
+    path: str
+    user: str
+    token: str
+    body: Any
+
+
+@dataclass
+class RecordedRest:
+    """What it answers.
+
+    Attributes:
+        version: The version that it knows.
+        token: What it takes; empty: anything.
+        answers: By path after the version, after `db` for the accounting's: status and body, instead of the
+            recorded ones.
+        cut: It breaks off in the middle of each answer.
+        requests: What it was asked, but for the version.
+    """
+
+    version: str = "v0.0.42"
+    token: str = TOKEN
+    answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    cut: bool = False
+    requests: list[Request] = field(default_factory=list)
+
+    def answer(self, request: Request) -> tuple[int, bytes]:
+        if self.token and request.token != self.token:
+            return 401, b"Authentication failure"
+        path = re.sub(rf"^/slurm(db)?/{self.version}/", lambda match: match[1] or "", request.path)
+        if path == request.path:
+            return 404, NO_SUCH_URL
+        if path == "ping/":
+            return 200, b'{"pings": [], "errors": []}'
+        self.requests.append(request._replace(path=path))
+        if path in self.answers:
+            return self.answers[path]
+        known = RECORDED["rest"][self.version].get(path.strip("/"))
+        return (200, json.dumps(known).encode()) if known else (404, NO_SUCH_URL)
+
+
+@contextmanager
+def serving(rest: RecordedRest, socket: Path) -> Iterator[None]:
+    """Serve at a socket until the block ends."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _any(self) -> None:
+            size = int(self.headers.get("Content-Length") or 0)
+            body = json.loads(self.rfile.read(size)) if size else None
+            user, token = (self.headers.get(f"X-SLURM-USER-{name}", "") for name in ("NAME", "TOKEN"))
+            status, answer = rest.answer(Request(self.command, self.path, user, token, body))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer[: len(answer) // 2] if rest.cut else answer)
+
+        do_GET = do_POST = do_DELETE = _any
+
+        def address_string(self) -> str:
+            return "socket"
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Nothing: the tests read `requests`."""
+
+    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+        daemon_threads = True
+
+    with Server(str(socket), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
