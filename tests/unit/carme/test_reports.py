@@ -1,11 +1,9 @@
 """Reports of jobs: what Prometheus itself tells about them, the record that is left, and the advice."""
 
 import asyncio
-import base64
 import json
 import re
 import statistics
-import zlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,23 +20,18 @@ from carme.reports import (
     Advice,
     Curve,
     GpuUse,
-    NodeUse,
-    RankUse,
     Report,
-    TrainingUse,
     Usage,
     advise,
     read_record,
     write_record,
 )
 from carme.reports.metrics import Metrics
-from carme.reports.record import MOST_RANKS, PREFIX
 from carme.reports.text import as_html, as_text, facts, identity
 from carme.translation import Message, follow, translated
 
-GIB = 1 << 30
-END = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=10)
-BEGIN = END - timedelta(hours=1)
+from .report_samples import BEGIN, END, GIB, job, trained, usage
+
 JOB: dict[str, Any] = {
     "A": 7, "j": "train", "u": "ada", "a": "research", "P": "gpu", "T": "COMPLETED", "D": 1, "C": 4,
     "m": "32G", "l": "2:00:00", "b": "gres/gpu:a100:2", "V": str(int(BEGIN.timestamp()) - 90),
@@ -51,34 +44,6 @@ ACCOUNTED: dict[str, Any] = {
     "TimelimitRaw": "120", "Submit": JOB["V"], "Start": JOB["S"], "End": JOB["e"], "UID": "1",
     "JobName": "train", "AdminComment": "",
 }  # fmt: skip
-
-
-def job(**changes: Any) -> Job:
-    values: dict[str, Any] = {
-        "id": 7, "name": "train", "user": "ada", "state": JobState.COMPLETED, "kind": "batch", "nodes": 1,
-        "gpus": 2, "cpus": 4, "memory_mb": 32 << 10, "minutes_limit": 120, "submitted": BEGIN,
-        "started": BEGIN, "ended": END,
-    }  # fmt: skip
-    return Job(**values | changes)
-
-
-def usage(busy: tuple[float, ...] = (0.9, 0.9), **changes: Any) -> Usage:
-    node: dict[str, Any] = {
-        "cpus": 4, "cpus_used": 2.0, "memory_bytes": 20 * GIB, "memory_limit_bytes": 32 * GIB
-    }  # fmt: skip
-    return Usage(
-        seconds=3600,
-        nodes=[NodeUse(node="n1", **node | changes)],
-        gpus=[
-            GpuUse(node="n1", gpu=str(place), busy=share, active=float(share > 0.05), energy_joules=3.6e6)
-            for place, share in enumerate(busy)
-        ],
-    )
-
-
-def trained(data_wait: float, rank_wait: float | None = None, **changes: Any) -> Usage:
-    reported = TrainingUse(ranks=2, step_seconds=0.25, data_wait=data_wait, rank_wait=rank_wait, loss=0.5)
-    return usage(**changes).model_copy(update={"training": reported})
 
 
 # Advice
@@ -142,86 +107,6 @@ def test_gpus_are_counted_per_node() -> None:
     (one,) = advise(job(nodes=2, gpus=8), Usage(seconds=3600, gpus=gpus))
     assert "4 of the job's 8 GPUs did nothing" in one.text
     assert one.change.startswith("--gpus 2,")
-
-
-# The record
-
-
-def test_a_record_says_what_was_used_and_is_short() -> None:
-    used = usage((0.91234, 0.5), cpus_used=1.23456, read_bytes=1_234_567, written_bytes=0)
-    text = write_record(used)
-    assert len(text) < 250 and text.isascii() and "\n" not in text
-    again = read_record(text)
-    assert again is not None
-    assert again.gpus[0].busy == 0.912
-    assert again.nodes[0].cpus_used == 1.23
-    assert (again.nodes[0].read_bytes, again.nodes[0].written_bytes) == (1_230_000, 0)
-    assert again.model_copy(update={"nodes": [], "gpus": []}) == used.model_copy(
-        update={"nodes": [], "gpus": []}
-    )
-
-
-def test_a_record_says_how_training_went() -> None:
-    used = trained(0.625)
-    again = read_record(write_record(used))
-    assert again is not None and again.training == used.training
-    assert used.training is not None
-    ranks = [RankUse(node="n1", rank=number, step_seconds=0.25, loss=1.5) for number in range(MOST_RANKS + 3)]
-    many = used.model_copy(update={"training": used.training.model_copy(update={"each": ranks})})
-    again = read_record(write_record(many))
-    assert again is not None and again.training is not None
-    assert again.training.each == ranks[:MOST_RANKS] and again.training.ranks == used.training.ranks
-    # One that was written before ranks were told one by one.
-    old = write_record(used)
-    body = json.loads(zlib.decompress(base64.b64decode(old.removeprefix(PREFIX))))
-    del body["e"]
-    again = read_record(PREFIX + base64.b64encode(zlib.compress(json.dumps(body).encode())).decode())
-    assert again is not None and again.training == used.training
-
-
-def test_a_large_job_s_record_stays_small() -> None:
-    many = Usage(
-        seconds=1,
-        nodes=[
-            NodeUse(node=f"gpu{n:04}", cpus=128, cpus_used=n / 7, memory_bytes=n * 1.1e9) for n in range(1000)
-        ],
-        gpus=[
-            GpuUse(node=f"gpu{n:04}", gpu=str(g), busy=n / 1000, active=g / 8, energy_joules=n * 1.3e5)
-            for n in range(1000)
-            for g in range(8)
-        ],
-    )
-    text = write_record(many)
-    assert len(text) < 16_000
-    again = read_record(text)
-    assert again is not None
-    assert (len(again.nodes), len(again.gpus), again.nodes_left_out) == (64, 512, 936)
-
-
-def packed(body: object) -> str:
-    return PREFIX + base64.b64encode(zlib.compress(json.dumps(body).encode())).decode()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "looked at by the operators",
-        "JS1:H4sIAAAA",
-        PREFIX,
-        PREFIX + "%%%",
-        write_record(usage())[:-7],
-        packed([]),
-        packed({"t": "long", "x": 0, "n": [], "g": []}),
-        packed({"t": 1, "x": 0, "n": [["n1"]], "g": []}),
-        packed({"t": 1, "x": 0, "n": [["n1", [], [], [], []]], "g": []}),
-        packed({"t": 1, "x": 0, "n": [["n1", 1, 1, 1, 1]], "g": [], "m": [[1, 1], [2, 2]]}),
-        PREFIX + base64.b64encode(zlib.compress(b"[" * 100_000)).decode(),
-        PREFIX + base64.b64encode(zlib.compress(bytes(50 << 20))).decode(),
-    ],
-)
-def test_what_is_no_record_of_ours_is_none(text: str) -> None:
-    assert read_record(text) is None
 
 
 # Prometheus itself

@@ -5,13 +5,14 @@ import re
 import tomllib
 from ipaddress import ip_interface
 from pathlib import Path
-from typing import Literal, Self, get_args, get_origin
+from typing import Literal, Self
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from carme.config.fields import AbsolutePath, BasePath, Listen, ServerAddress, TimeZone, Url, Word
+from carme.config.places import table_of
 from carme.errors import ConfigError
 from carme.wording import nearest, problem
 
@@ -576,7 +577,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Settings:
 
 def _sentence(detail: ErrorDetails) -> str:
     """One wrong place of the file."""
-    table, model, rest = _table(detail["loc"])
+    table, model, rest = table_of(Settings, detail["loc"])
     if detail["type"] == "extra_forbidden":
         if not table:
             return f"there is no table [{rest[0]}]. {nearest(rest[0], model.model_fields)}"
@@ -589,20 +590,3 @@ def _sentence(detail: ErrorDetails) -> str:
         return problem(detail, f"the name of a table in [{table.rpartition('.')[0]}]")
     subject = f"{rest[0]!r} in [{table}]"
     return problem(detail, f"entry {int(rest[1]) + 1} of {subject}" if len(rest) > 1 else subject)
-
-
-def _table(place: tuple[int | str, ...]) -> tuple[str, type[BaseModel], list[str]]:
-    """The name of the innermost table that a place lies in, its model, and the rest of the place."""
-    names: list[str] = []
-    model: type[BaseModel] = Settings
-    rest = [str(part) for part in place]
-    while rest and rest[0] in model.model_fields:
-        kind = model.model_fields[rest[0]].annotation
-        depth = 1
-        if get_origin(kind) is dict and len(rest) > 1:
-            kind, depth = get_args(kind)[1], 2  # [partitions.NAME]
-        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
-            break
-        names += rest[:depth]
-        model, rest = kind, rest[depth:]
-    return ".".join(names), model, rest
