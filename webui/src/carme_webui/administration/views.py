@@ -283,7 +283,7 @@ def users(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @for_admins
 def new_user(request: HttpRequest) -> HttpResponse:
-    """Take in a user: account, association in Slurm, home, project."""
+    """Onboard a user: account, association in Slurm, home, project."""
     form = NewUserForm(request.POST if request.method == "POST" else None)
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
@@ -295,7 +295,7 @@ def new_user(request: HttpRequest) -> HttpResponse:
             form.add_error(field if field in form.fields else None, explained(error))
         else:
             context = {"made": made, "password": password, "done": done}
-            return render(request, "administration/taken_in.html", context)
+            return render(request, "administration/onboarded.html", context)
     return render(request, "administration/new_user.html", {"form": form}, status=422 if form.errors else 200)
 
 

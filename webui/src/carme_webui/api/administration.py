@@ -54,7 +54,7 @@ class Found(Paging):
 
 
 class NewUser(Body):
-    """Who is taken in: the name of a Unix account that is there."""
+    """Who is onboarded: the name of a Unix account that is there."""
 
     name: Words
     email: Words = Field(default="", max_length=254)
@@ -99,7 +99,7 @@ def list_users(request: HttpRequest, search: Query[Found]) -> Any:
 
 @router.post("/users", response=answers(wire.Onboarded, *REFUSED, status=HTTPStatus.CREATED))
 def onboard_user(request: HttpRequest, requested: NewUser) -> Any:
-    """Take in a user: portal account, association in Slurm, home, quotas, project. It may be repeated."""
+    """Onboard a user: portal account, association in Slurm, home, quotas, project. It may be repeated."""
     by = require_admin(request)
     project = Project.objects.filter(name=requested.project, closed=None).first()
     if requested.project and project is None:
