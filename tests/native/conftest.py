@@ -40,7 +40,7 @@ class Ranks:
                 self.outputs[rank] = process.communicate(timeout=max(end - time.monotonic(), 0.1))[0]
         return [process.returncode for process in self.processes]
 
-    def finish_after(self, text: str, action: Callable[[], object], seconds: float = HANG) -> list[int]:
+    def finish_after(self, text: str, action: Callable[[], object], seconds: float = 3 * HANG) -> list[int]:
         """Do something as soon as a rank prints a text, then wait for all and return their exit codes."""
         printed = threading.Event()
 

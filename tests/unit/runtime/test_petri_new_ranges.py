@@ -2,6 +2,7 @@
 
 import pickle
 import struct
+import types
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,9 @@ def test_a_range_begins_with_the_content_that_it_is_given(folder: Path):
         given[:] = 0  # it is a copy
         with pytest.raises(PetriError, match="The content of range less has 24 bytes, and it is to hold 48"):
             run.memory.allocate("less", 12, "int32", content=given)
-        with pytest.raises(PetriError, match="does not lie in one piece"):
-            run.memory.allocate("columns", (3, 2), "int32", content=given.T)
+        for other in (given.T, types.SimpleNamespace(dtype="int32", nbytes=24)):
+            with pytest.raises(PetriError, match="does not lie in one piece"):
+                run.memory.allocate("columns", (3, 2), "int32", content=other)
         assert list(run.memory) == ["given"]
         run.put(arrays, made)
         marking = run.wait(HANG)

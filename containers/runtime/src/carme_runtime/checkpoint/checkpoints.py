@@ -156,6 +156,7 @@ class Checkpoints:
         # At first what an earlier run left, and then what this one gave up; not before it saves, as whoever
         # only loads may do so beside a run that saves.
         left = f".partial-{self._token}-*" if self._saves else ".partial-*"
+        self._saves += 1  # before anything is written: what is interrupted leaves its name to nobody
         work = _Writing(Saving(step), partial, left, packed, layout)
         if limits_host():
             # What can leave memory is for the thread alone that the limit holds in.
@@ -170,7 +171,6 @@ class Checkpoints:
                 self._room = np.empty(end - begin, np.uint8)
             copy_range(layout, tensors, begin, end, self._room)
             act = functools.partial(self._write, work, self._room)
-        self._saves += 1
         self._last = work.saving
         # Not a daemon: a script that ends has its last checkpoint.
         threading.Thread(target=act).start()

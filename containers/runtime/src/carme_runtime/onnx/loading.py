@@ -161,7 +161,7 @@ def _check_weights(onnx: Any, proto: Any, name: str, folder: Path | None) -> Non
                 raise OnnxError(
                     f"The weights {tensor.name} of {name} are in {location}, which is outside of the folder "
                     f"of the model, {folder}.",
-                    "Load the model and its weights where it was made, and save it with them in one folder.",
+                    "Copy the model and its weights into one folder; of links what they lead to: cp -L.",
                 )
             try:
                 helper.load_external_data_for_tensor(tensor, str(folder))

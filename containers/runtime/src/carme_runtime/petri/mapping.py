@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import mmap
 import os
+import sys
 from typing import Any
 
 from carme_runtime.petri.errors import PetriError
@@ -12,9 +13,10 @@ from carme_runtime.petri.range_files import Description
 
 def bytes_for(description: Description, content: Any) -> memoryview:
     """The bytes of what a range is to hold. Raises PetriError where they are not as many."""
-    if hasattr(content, "dtype") and content.flags.c_contiguous:
-        content = content.reshape(-1).view("u1")  # buffers do not know all of NumPy's types
+    numpy = sys.modules.get("numpy")  # else it is no array of its
     try:
+        if numpy and isinstance(content, numpy.ndarray) and content.flags.c_contiguous:
+            content = content.reshape(-1).view("u1")  # buffers do not know all of NumPy's types
         data = memoryview(content).cast("B")
     except (TypeError, ValueError):
         raise PetriError(

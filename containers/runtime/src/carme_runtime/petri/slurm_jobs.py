@@ -243,12 +243,19 @@ class _Submitted:
             mark = f"t{secrets.token_hex(6)}"
             early = self._folder / mark
             with os.fdopen(os.open(early, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "wb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                except OSError as error:
+                    early.unlink(missing_ok=True)
+                    raise PetriError(
+                        f"The folder {self._folder} cannot be locked: {error.strerror}.",
+                        "Start the net with a folder on a file system that has locks, such as your home.",
+                    ) from None
                 try:
                     job = self._submit(given, more, mark)
                 except Exception as error:
                     kind = type(error).__name__
-                    if kind in _REFUSED or getattr(error, "code", "") == _DISTRUSTED:
+                    if kind in _REFUSED or _is_distrusted(error):
                         early.unlink(missing_ok=True)
                         raise
                     if kind not in _SILENT:
@@ -269,7 +276,7 @@ class _Submitted:
         """Cancel jobs for which no worker waits any more: it was killed, or could not know how they end."""
         for note in sorted(self._folder.glob("*")):
             # What fails here is done later, or when the run is closed.
-            with contextlib.suppress(Exception), note.open("rb") as file:
+            with contextlib.suppress(Exception), note.open("r+b") as file:  # NFS locks for writers alone
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if note.exists():
                     self._jobs.cancel(note)
@@ -297,10 +304,14 @@ def _patiently(call: Callable[[], Any]) -> Any:
         try:
             return call()
         except Exception as error:
-            if type(error).__name__ not in (*_SILENT, _SLURM):
+            if type(error).__name__ not in (*_SILENT, _SLURM) or _is_distrusted(error):
                 raise
             time.sleep(_PAUSE)
     return call()
+
+
+def _is_distrusted(error: Exception) -> bool:
+    return getattr(error, "code", "") == _DISTRUSTED
 
 
 def _is_over(error: Exception) -> bool:

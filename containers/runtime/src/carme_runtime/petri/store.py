@@ -399,10 +399,10 @@ class Store:
         return known
 
     def _count(self, size: int) -> None:
-        if self._locked >= 0:
-            os.pwrite(self._locked, _COUNT.pack(size), 0)
-            return
         with contextlib.suppress(OSError):
+            if self._locked >= 0:
+                os.pwrite(self._locked, _COUNT.pack(size), 0)
+                return
             file = os.open(self.shared / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.pwrite(file, _COUNT.pack(size), 0)
             os.close(file)
