@@ -126,9 +126,9 @@ def followers(net: Definition) -> dict[int, list[Transition]]:
     """Transitions that a worker may start itself, by the place whose tokens nobody else can want.
 
     Such a transition has that one input and the highest priority, and waits for nothing else but a guard.
-    It has no limit (the coordinator has to know which task was ended), does not request its attempt (which the
-    coordinator counts), and uses no ranges (for which the coordinator chooses the node). Where a place has
-    several, each has a guard: the worker goes on if one alone passes.
+    It has no limit (the coordinator has to know which task was ended), does not request its attempt (which
+    the coordinator counts), and uses no ranges (for which the coordinator chooses the node). Where a place
+    has several, each has a guard: the worker goes on if one alone passes.
     """
     activation = Activation(net, {})
     highest = max((rule.rank for rule in activation.rules), default=(0, 0))
