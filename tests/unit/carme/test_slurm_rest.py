@@ -9,13 +9,17 @@ import json
 import os
 import socket as sockets
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from carme.broker.submission import Submissions
 from carme.config import Settings
 from carme.errors import NotFound, SlurmError
 from carme.jobs import JobRequest, JobState, Share
@@ -24,12 +28,16 @@ from carme.slurm import Order, SlurmCommands, UnixAccount, parsing
 from carme.slurm.folder import job_folder
 from carme.slurm.rest import RestServer, SlurmRest, server
 from carme.slurm.selection import choose, opened
+from carme.translation import translated
+from patience import HANG
 
 from .conftest import PYTHON
 from .rest_server import NO_SUCH_URL, RECORDED, TOKEN, RecordedRest, serving
 
 HERE = Path(__file__).parent
 KEY = "0123456789abcdef" * 2
+#: An answer that breaks off in the middle.
+CUT = b'{"job_id": 77, "step_id": "batch", "errors": [], "warnings": []}'
 
 
 @pytest.fixture
@@ -187,6 +195,104 @@ async def test_the_folder_of_a_job_that_slurm_refuses_goes(
     assert not job_folder(ada, KEY).exists()
 
 
+class Direct:
+    """Submits without a broker's records."""
+
+    def __init__(self, slurm: SlurmRest) -> None:
+        self._slurm = slurm
+
+    async def start(self, order: Order, owner: UnixAccount) -> int:
+        return await self._slurm.submit(order, owner)
+
+
+async def submitted(slurm: SlurmRest, wanted: Order, owner: UnixAccount) -> int:
+    """As the broker submits, which tries again without a preference that Slurm refuses."""
+    nothing: Any = None
+    submitter: Any = Direct(slurm)
+    return await Submissions(nothing, nothing, nothing, submitter, nothing)._start(wanted, owner)
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (200, CUT),
+        (200, b'{"job_id": 77'),
+        (200, b'{"errors": []}'),
+        (200, b'{"job_id": 0, "errors": []}'),
+        (502, b"<html>Bad gateway"),
+        (504, b'{"errors": []}'),
+        (500, b'{"message": "upstream timed out"}'),
+    ],
+)
+async def test_a_job_that_slurm_may_hold_is_submitted_once_and_its_folder_stays(
+    rest: RecordedRest, slurm: SlurmRest, accounts: None, status: int, body: bytes
+) -> None:
+    await slurm.queue()  # the version is known, and read whole
+    rest.requests.clear()
+    rest.cut = body == CUT
+    rest.answers["job/submit"] = (status, body)
+    ada = UnixAccount.named("ada")
+    with pytest.raises(SlurmError, match=r"^Slurm does not answer: slurmrestd says") as caught:
+        await submitted(slurm, order(prefer="copies"), ada)
+    assert caught.value.code == "slurm-away"
+    assert (job_folder(ada, KEY) / "spec.json").exists()
+    assert [request[:2] for request in rest.requests] == [("POST", "job/submit")]
+
+
+async def test_a_job_with_a_number_is_submitted_whatever_errors_stand_beside_it(
+    rest: RecordedRest, slurm: SlurmRest, accounts: None
+) -> None:
+    why = {"error": "Requested partition configuration not available now", "error_number": 2015}
+    rest.answers["job/submit"] = (500, json.dumps({"job_id": 77, "errors": [why]}).encode())
+    ada = UnixAccount.named("ada")
+    assert await submitted(slurm, order(prefer="copies"), ada) == 77
+    assert (job_folder(ada, KEY) / "spec.json").exists()
+    assert len(rest.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, NO_SUCH_URL),
+        (413, b"<html>Request entity too large"),
+        (500, b'{"errors": [{"error": "Invalid node name specified"}]}'),
+    ],
+)
+async def test_a_refused_job_is_submitted_again_without_its_preference(
+    rest: RecordedRest, slurm: SlurmRest, accounts: None, status: int, body: bytes
+) -> None:
+    rest.answers["job/submit"] = (status, body)
+    ada = UnixAccount.named("ada")
+    with pytest.raises(SlurmError) as caught:
+        await submitted(slurm, order(prefer="copies"), ada)
+    assert caught.value.code == "slurm"
+    assert not job_folder(ada, KEY).exists()
+    assert [request.body["job"].get("prefer") for request in rest.requests] == ["copies", None]
+
+
+async def test_the_folder_of_a_job_that_depends_on_an_unknown_one_goes(
+    rest: RecordedRest, slurm: SlurmRest, accounts: None
+) -> None:
+    complaint = {"error": "Invalid job id specified", "error_number": 2017}
+    rest.answers["job/submit"] = (500, json.dumps({"errors": [complaint]}).encode())
+    ada = UnixAccount.named("ada")
+    with pytest.raises(NotFound):
+        await slurm.submit(order(after=6), ada)
+    assert not job_folder(ada, KEY).exists()
+
+
+async def test_a_change_that_may_have_been_made(rest: RecordedRest, slurm: SlurmRest, accounts: None) -> None:
+    rest.answers |= {
+        "job/5": (502, b"<html>Bad gateway"),
+        "job/6": (200, b'{"status": [{}]}'),
+    }
+    changes = (slurm.set_limit("5", 25), slurm.cancel("6", UnixAccount.named("ada")))
+    for change in changes:
+        with pytest.raises(SlurmError) as caught:
+            await change
+        assert caught.value.code == "slurm-away"
+
+
 def status(code: int, message: str) -> tuple[int, bytes]:
     """slurmrestd's answer to the end of a job: a success, whatever became of it."""
     error = {"string": message, "code": code, "message": message}
@@ -267,8 +373,10 @@ async def test_a_token_file_that_is_not_used(
     slurm: SlurmRest, token_file: Path, content: str, mode: int, reason: str
 ) -> None:
     write(token_file, content, mode)
-    with pytest.raises(SlurmError, match=rf"is not used: {reason}\."):
+    with pytest.raises(SlurmError, match=rf"is not used: {reason}\.") as caught:
         await slurm.queue()
+    german = translated(caught.value.message, "de")
+    assert "wird nicht verwendet: " in german and reason not in german
 
 
 def write(file: Path, content: str, mode: int) -> None:
@@ -336,6 +444,49 @@ async def test_one_that_is_stopped_meanwhile(folder: Path) -> None:
         with pytest.raises(SlurmError, match=r"^Slurm does not answer: slurmrestd says '") as caught:
             await SlurmRest(RestServer(str(folder / "stopped"))).queue()
     assert caught.value.code == "slurm-away"
+
+
+# Its threads
+
+
+async def test_answers_are_parsed_in_the_threads_of_its_requests(
+    slurm: SlurmRest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, read = [], json.loads
+
+    def loads(text: str) -> Any:
+        # The server of the tests parses with the same module, but in threads of its own.
+        parsed.append(threading.current_thread())
+        return read(text)
+
+    monkeypatch.setattr(server, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
+    await slurm.pulse()
+    await slurm.queue()
+    assert len(parsed) == 3
+    assert all(thread.name.startswith("slurmrestd") for thread in parsed)
+
+
+async def test_its_requests_take_none_of_the_threads_that_connections_need(
+    slurm: SlurmRest, accounts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none = ThreadPoolExecutor(1)
+    none.shutdown()
+    monkeypatch.setattr(asyncio.get_running_loop(), "_default_executor", none)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await asyncio.to_thread(int)
+    assert await slurm.queue() and (await slurm.cluster()).nodes
+    assert await slurm.visible_jobs([1], UnixAccount.named("ada")) == {1}
+
+
+async def test_its_threads_end_with_it(rest: RecordedRest, socket: Path, token_file: Path) -> None:
+    wanted = settings(adapter="rest", rest_address=str(socket), rest_token_file=str(token_file))
+    before = set(threading.enumerate())
+    async with opened(wanted) as slurm:
+        await slurm.queue()
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.startswith("slurmrestd"):
+            await asyncio.to_thread(thread.join, HANG)
+            assert not thread.is_alive()
 
 
 # Which one it is

@@ -57,7 +57,11 @@ async def opened(settings: Settings, interpreter: str = sys.executable) -> Async
     cluster = settings.slurm.cluster
     if choice.adapter == "rest":
         default = settings.slurm.default_partition or ""
-        yield SlurmRest(_server(settings.slurm), cluster=cluster, default_partition=default)
+        rest = SlurmRest(_server(settings.slurm), cluster=cluster, default_partition=default)
+        try:
+            yield rest
+        finally:
+            rest.close()
     elif choice.adapter == "commands":
         yield SlurmCommands(cluster=cluster)
     else:
@@ -74,12 +78,17 @@ def _server(slurm: SlurmSettings) -> RestServer:
 
 
 async def _of_rest(server: RestServer) -> Choice:
-    """slurmrestd in any case: the site may have nothing else, and it may be back in a moment."""
+    """slurmrestd in any case: the site may have nothing else, and it may be back in a moment.
+
+    It closes `server`.
+    """
     try:
         version = await server.version()
     except CarmeError as error:
         sentence = f"Slurm is to be read through slurmrestd, but: {error.message}"
         return Choice("rest", sentence, unwanted=True)
+    finally:
+        server.close()
     how = "and changed as users with a token" if server.acts_for_users else "and changed through its commands"
     return Choice("rest", f"Slurm is read through slurmrestd at {server.address} ({version}), {how}.")
 

@@ -1,13 +1,12 @@
 """Slurm through slurmrestd for what that can do, and through Slurm's own programs for the rest."""
 
-import asyncio
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from carme.errors import SlurmError
+from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Licence, Reservation
 from carme.jobs.access import Association
 from carme.slurm.account import UnixAccount
@@ -48,6 +47,10 @@ class SlurmRest(SlurmCommands):
     @property
     def has_many_jobs(self) -> bool:
         return self._count > MANY_JOBS
+
+    def close(self) -> None:
+        """Let go of the threads of its requests."""
+        self._server.close()
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -110,14 +113,13 @@ class SlurmRest(SlurmCommands):
             SlurmError: Slurm does not answer, or the answer lacks what is needed.
         """
         document = await self._server.get(path, user=user)
-        # Others are answered meanwhile.
-        return await asyncio.to_thread(self._made, document.get(key), made)
+        return await self._server.in_thread(lambda: self._made(document.get(key), made))
 
-    def _made(self, value: Any, made: Callable[[Any], _T]) -> _T:
+    def _made(self, value: Any, made: Callable[[Any], _T], method: str = "GET") -> _T:
         try:
             return made(value)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise self._server.unreadable(error) from None
+            raise self._server.unreadable(error, method) from None
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class SlurmRest(SlurmCommands):
             raise refusal("true", made.errors)
         try:
             return await self._submit(order, owner, 1)
-        except SlurmError as error:
+        except CarmeError as error:
             if error.code != "slurm-away":  # then it may have been submitted all the same
                 await run("rm", "-rf", "--", str(folder), owner=owner)
             raise
@@ -143,15 +145,15 @@ class SlurmRest(SlurmCommands):
     async def _submit(self, order: Order, owner: UnixAccount, submission: int) -> int:
         folder = job_folder(owner, order.key)
         body = orders.description(order, owner, folder, job_script(submission))
-        answer = await self._server.send("POST", "job/submit", body, user=owner.name)
-        return self._made(answer, lambda answer: int(answer["job_id"]))
+        answer = await self._server.send("POST", "job/submit", body, user=owner.name, proof="job_id")
+        return self._made(answer, records.submitted, "POST")
 
     async def cancel(self, job: str, owner: UnixAccount) -> None:
         if not self._server.acts_for_users:
             return await super().cancel(job, owner)
         answer = await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
         # Whether it was refused stands in the answer to what succeeded.
-        if words := self._made(answer.get("status", []), records.refused):
+        if words := self._made(answer.get("status", []), records.refused, "DELETE"):
             raise refusal(PROGRAM, words)
 
     async def set_limit(self, job: str, minutes: int) -> None:

@@ -245,6 +245,14 @@ def pulse(jobs: Iterable[Record]) -> str:
     return hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()
 
 
+def submitted(answer: Record) -> int:
+    """The number of a job that was submitted. Raises KeyError, TypeError or ValueError without one."""
+    number = int(answer["job_id"])
+    if number <= 0:
+        raise ValueError(f"job_id is {number}")
+    return number
+
+
 def refused(rows: Iterable[Record]) -> str:
     """What Slurm says about the jobs that it would not end; empty: it ended all."""
     return "\n".join(row["error"]["message"] for row in rows if row["error"]["code"])

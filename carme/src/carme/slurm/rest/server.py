@@ -7,9 +7,10 @@ import socket
 import ssl
 import stat
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from carme.errors import SlurmError
 from carme.slurm.programs import TIMEOUT
@@ -23,11 +24,16 @@ VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45", "v0.0.41")
 Body = Mapping[str, Any]
 Query = Mapping[str, str]
 _NO_QUERY: Query = {}
+_THREADS = 6  # requests at a time
+_T = TypeVar("_T")
 
 
 class _Answer(NamedTuple):
+    """`document` is None where the answer is no JSON object; `start` of the body then tells what it is."""
+
     status: int
-    body: bytes
+    document: dict[str, Any] | None
+    start: str
 
 
 class RestServer:
@@ -42,6 +48,17 @@ class RestServer:
         self.address = address
         self.token_file = token_file
         self._version = ""
+        # Not asyncio's own threads: each connection to the broker needs one of them, and a slurmrestd that
+        # does not answer would hold them all.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=PROGRAM)
+
+    def close(self) -> None:
+        """Let go of its threads; call it when nobody asks any more."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def in_thread(self, work: Callable[[], _T]) -> _T:
+        """What `work` returns, done in one of its threads: others are answered meanwhile."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @property
     def acts_for_users(self) -> bool:
@@ -77,10 +94,22 @@ class RestServer:
         return await self._request("GET", path, user=user, query=query, part=part)
 
     async def send(
-        self, method: str, path: str, body: Body | None = None, *, user: str = ""
+        self, method: str, path: str, body: Body | None = None, *, user: str = "", proof: str = ""
     ) -> dict[str, Any]:
-        """Change something; arguments and errors as for `get`."""
-        return await self._request(method, path, body, user=user)
+        """Change something.
+
+        Args:
+            method, path, user: As for `get`.
+            body: What is sent as JSON.
+            proof: A field of the answer, such as `job_id`, whose number says that it was done, even with
+                errors beside it: of a job that has to wait Slurm may report why as an error.
+
+        Raises:
+            SlurmError: As for `get`. Its code is `slurm-away` where it may have been done all the same: after
+                an answer that cannot be read, or a failure that Slurm did not word.
+            NotFound: Slurm does not know this job.
+        """
+        return await self._request(method, path, body, user=user, proof=proof)
 
     async def _request(
         self,
@@ -91,21 +120,22 @@ class RestServer:
         user: str = "",
         query: Query = _NO_QUERY,
         part: str = "slurm",
+        proof: str = "",
     ) -> dict[str, Any]:
         version = await self.version()
         target = f"/{part}/{version}/{path}"
         if query:
             target += f"?{urllib.parse.urlencode(query)}"
         answer = await self._exchange(method, target, body, user)
-        if answer.status == http.HTTPStatus.NOT_FOUND and not _document(answer.body):
+        if answer.status == http.HTTPStatus.NOT_FOUND and not answer.document:
             self._version = ""  # it may have been replaced by another release
-        return self._read(answer)
+        return self._read(answer, method, proof)
 
     async def _negotiate(self) -> str:
         for version in VERSIONS:
             answer = await self._exchange("GET", f"/slurm/{version}/ping/")
             if answer.status != http.HTTPStatus.NOT_FOUND:
-                self._read(answer)
+                self._read(answer, "GET")
                 return version
         known = ", ".join(sorted(VERSIONS))
         raise SlurmError(
@@ -122,20 +152,24 @@ class RestServer:
         data = None if body is None else json.dumps(body).encode()
         try:
             async with asyncio.timeout(TIMEOUT + 5):
-                return await asyncio.to_thread(self._send, method, target, data, headers)
+                return await self.in_thread(lambda: self._send(method, target, data, headers))
         except TimeoutError:  # of the socket as well
             raise away(PROGRAM, f"timed out after {TIMEOUT:.0f} seconds") from None
         except OSError as error:  # also where the connection ends without an answer
             raise away(PROGRAM, f"{self.address}: {error.strerror or error}") from None
         except http.client.HTTPException as error:
-            raise self._unreadable(f"{type(error).__name__}: {error}") from None
+            raise self.unreadable(error, method) from None
 
     def _send(self, method: str, target: str, data: bytes | None, headers: Mapping[str, str]) -> _Answer:
         connection = self._connection()
         try:
             connection.request(method, target, data, dict(headers))
             answer = connection.getresponse()
-            return _Answer(answer.status, answer.read())
+            body = answer.read()
+            # Parsed here, in the thread: with thousands of jobs that takes long.
+            document = _document(body)
+            start = "" if document is not None else body[:100].decode(errors="replace").strip()
+            return _Answer(answer.status, document, start)
         finally:
             connection.close()
 
@@ -158,18 +192,22 @@ class RestServer:
             headers["X-SLURM-USER-NAME"] = user
         return headers
 
-    def _read(self, answer: _Answer) -> dict[str, Any]:
+    def _read(self, answer: _Answer, method: str, proof: str = "") -> dict[str, Any]:
         if answer.status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
             raise self._unauthorized()
-        document = _document(answer.body)
+        status, document = answer.status, answer.document
+        # With 4xx a request was refused, whoever says so; other answers without Slurm's words leave it open.
+        is_refusal = http.HTTPStatus.BAD_REQUEST <= status < http.HTTPStatus.INTERNAL_SERVER_ERROR
         if document is None:
-            start = answer.body[:100].decode(errors="replace").strip()
-            raise self._unreadable(f"HTTP {answer.status}, {start!r}")
-        errors = document.get("errors")
-        if errors:
-            raise refusal(PROGRAM, _complaint(errors))
-        if answer.status >= http.HTTPStatus.BAD_REQUEST:
-            raise refusal(PROGRAM, f"HTTP {answer.status}")
+            raise self._unreadable(f"HTTP {status}, {answer.start!r}", "GET" if is_refusal else method)
+        number = document.get(proof)
+        if isinstance(number, int) and number > 0:
+            return document
+        if words := _complaint(document.get("errors")):
+            raise refusal(PROGRAM, words)
+        if status >= http.HTTPStatus.BAD_REQUEST:
+            text = f"HTTP {status}"
+            raise refusal(PROGRAM, text) if is_refusal or method == "GET" else away(PROGRAM, text)
         return document
 
     def _unauthorized(self) -> SlurmError:
@@ -185,11 +223,18 @@ class RestServer:
             code="slurm-token",
         )
 
-    def unreadable(self, error: Exception) -> SlurmError:
-        """The error for an answer that lacks what is needed."""
-        return self._unreadable(f"{type(error).__name__}: {error}")
+    def unreadable(self, error: Exception, method: str = "GET") -> SlurmError:
+        """The error for an answer that lacks what is needed.
 
-    def _unreadable(self, reason: str) -> SlurmError:
+        Args:
+            error: What went wrong with it.
+            method: Of the request. What changes something may have been done: Slurm counts as away then.
+        """
+        return self._unreadable(f"{type(error).__name__}: {error}", method)
+
+    def _unreadable(self, reason: str, method: str) -> SlurmError:
+        if method != "GET":
+            return away(PROGRAM, reason[:200])
         return SlurmError(
             _("The answer of slurmrestd cannot be read ({reason}).", reason=reason[:200]),
             _("Look into the log of slurmrestd, or set slurm.adapter to 'commands'."),
@@ -219,7 +264,9 @@ def _document(body: bytes) -> dict[str, Any] | None:
 
 
 def _complaint(errors: Any) -> str:
-    """Slurm's words for what was wrong."""
+    """Slurm's words for what was wrong; empty where nothing was."""
+    if not errors:
+        return ""
     rows = [row for row in errors if isinstance(row, dict)] if isinstance(errors, list) else []
     words = [str(row.get("error") or row.get("description") or "") for row in rows]
     return "\n".join(dict.fromkeys(filter(None, words))) or str(errors)[:200]
@@ -231,14 +278,14 @@ def _token(file: Path) -> str:
         open_to_all = file.stat().st_mode & stat.S_IRWXO
         token = file.read_text().strip().removeprefix("SLURM_JWT=")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else _("it is no text")
         raise SlurmError(
             _("The token for slurmrestd cannot be read from {file}: {reason}.", file=file, reason=reason),
             _("Write there what 'scontrol token username=slurm' prints, for root alone."),
             code="slurm-token",
         ) from None
     if open_to_all or not token or not token.isascii() or len(token.split()) != 1:
-        reason = "other users may read it" if open_to_all else "it holds no token"
+        reason = _("other users may read it") if open_to_all else _("it holds no token")
         raise SlurmError(
             _("The token for slurmrestd in {file} is not used: {reason}.", file=file, reason=reason),
             _("Write there what 'scontrol token username=slurm' prints, for root alone."),
