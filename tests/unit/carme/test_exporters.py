@@ -4,9 +4,11 @@ import asyncio
 import grp
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,13 @@ from prometheus_client.registry import Collector
 from carme.config import Settings
 from carme.errors import CarmeError
 from carme.jobs import Job, JobState
-from carme.reports.exporters import FORGOTTEN_SECONDS, Exporters
+from carme.reports import exporters as module
+from carme.reports.exporters import FORGOTTEN_SECONDS, LEAST_SECONDS, Exporters
 from carme.reports.models import Curve, GpuUse, Usage
 from carme.reports.text import as_text
 from carme_monitoring.certificates import make
 from carme_monitoring.serving import MetricsServer
+from patience import HANG
 
 GIB = 1 << 30
 NODE = "localhost"
@@ -176,6 +180,83 @@ async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_erro
         await exporter.exporters.usage(exporter.job(id=8, node_list="127.0.0.1"))
     assert exporter.exporters.exist
     assert not Exporters(exporter.port, exporter.certificates / "nothing").exist
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that lets everybody connect and says nothing."""
+    with socket.create_server(("0.0.0.0", 0), backlog=64) as server:
+        yield server
+
+
+async def test_nodes_that_are_away_hold_up_nobody_else(
+    exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", HANG)
+    monkeypatch.setattr(module, "LOOK_SECONDS", HANG)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    away = Exporters(silent.getsockname()[1], exporter.certificates)
+    nodes = ",".join(f"127.0.0.{last}" for last in range(1, 33))
+    looking = asyncio.ensure_future(away.usage(exporter.job(node_list=nodes)))
+    await asyncio.to_thread(silent.accept)  # it has begun
+    assert not looking.done()
+    looking.cancel()
+
+
+async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
+    exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", HANG)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    away = Exporters(silent.getsockname()[1], exporter.certificates, lambda: exporter.node.seconds)
+    job = exporter.job(started=None)
+    with pytest.raises(CarmeError, match=r"do not answer: no answer within 0\.2 s"):
+        await away.usage(job)
+    requested: list[str] = []
+
+    def answer(_self: Exporters, node: str, _job_id: int) -> dict[Any, float]:
+        requested.append(node)
+        return {}
+
+    monkeypatch.setattr(Exporters, "_ask", answer)
+    exporter.node.seconds = LEAST_SECONDS - 1
+    with pytest.raises(CarmeError, match=r"no answer within 0\.2 s"):
+        await away.usage(job)
+    assert requested == []
+    exporter.node.seconds = LEAST_SECONDS
+    assert await away.usage(job) == (None, [])
+    assert requested == [NODE]
+
+
+async def test_the_oldest_looks_at_all_jobs_go_when_they_are_too_many(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await exporter.exporters.usage(exporter.job())
+    other = exporter.job(id=77)
+    for seconds in (15, 30):
+        exporter.node.seconds = seconds
+        used, _curves = await exporter.exporters.usage(other)
+        assert used is not None and [node.memory_bytes for node in used.nodes] == [9 * GIB]
+    assert used is not None and used.seconds == 15
+    # Room for the last look at the other job alone: one series, which is known by its key.
+    monkeypatch.setattr(module, "MOST_VALUES", module.KEY_VALUES + 1)
+    exporter.node.seconds = 45
+    used, _curves = await exporter.exporters.usage(other)
+    assert used is not None and used.seconds == 0
+    exporter.node.seconds = 60
+    used, _curves = await exporter.exporters.usage(exporter.job())
+    assert used is not None and used.seconds == 0
+
+
+async def test_a_long_time_has_curves_of_no_more_values(exporter: Exporter) -> None:
+    for seconds in range(0, 9001, 150):
+        exporter.node.seconds = seconds
+        used, curves = await exporter.exporters.usage(exporter.job())
+    assert used is not None and used.seconds == 9000
+    cpu = of(curves, "cpu")
+    assert len(cpu.values) <= 121 and cpu.step * (len(cpu.values) - 1) == pytest.approx(9000, rel=0.02)
+    assert used.nodes[0].cpus_used == pytest.approx(3.0, rel=0.02)
+    assert used.training is not None and used.training.step_seconds == pytest.approx(0.25)
 
 
 @pytest.fixture

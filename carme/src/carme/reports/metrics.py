@@ -12,7 +12,7 @@ from carme.reports.models import Curve, GpuUse, NodeUse, RankUse, TrainingUse, U
 from carme.reports.prometheus import Prometheus
 from carme.reports.record import MOST_RANKS
 
-__all__ = ["SHORTEST_STEP", "Metrics", "Series", "curves_of", "rank_curves", "rank_use", "usage_of"]
+__all__ = ["POINTS", "SHORTEST_STEP", "Metrics", "Series", "curves_of", "rank_curves", "rank_use", "usage_of"]
 
 POINTS = 240  # of a curve
 CURVE_POINTS = 120  # of a curve that is told
