@@ -213,15 +213,33 @@ def silent() -> Iterator[socket.socket]:
 async def test_nodes_that_are_away_hold_up_nobody_else(
     exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE", HANG)
-    monkeypatch.setattr(module, "LOOK_SECONDS", HANG)
+    monkeypatch.setattr(module, "PATIENCE", 3 * HANG)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 3 * HANG)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     away = Exporters(silent.getsockname()[1], exporter.certificates)
     nodes = ",".join(f"127.0.0.{last}" for last in range(1, 33))
     looking = asyncio.ensure_future(away.usage(exporter.job(node_list=nodes)))
-    await asyncio.to_thread(silent.accept)  # it has begun
+    silent.settimeout(HANG)
+    async with asyncio.timeout(HANG):
+        await asyncio.to_thread(silent.accept)  # it has begun, and what serves everybody else is free
     assert not looking.done()
     looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+
+
+async def test_the_sums_of_a_job_are_made_beside_the_event_loop(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def made(_keys: object, _looks: object) -> tuple[None, list[Curve]]:
+        threads.append(threading.current_thread().name)
+        return None, []
+
+    monkeypatch.setattr(module, "_summary", made)
+    await exporter.exporters.usage(exporter.job())
+    assert len(threads) == 1 and threads[0].startswith("carme-exporters-sum")
 
 
 async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(

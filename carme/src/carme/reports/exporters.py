@@ -36,7 +36,7 @@ CONNECTIONS, CONNECTIONS_PER_LOOK = 8, 4  # at the same time
 LEAST_SECONDS = 10.0  # between two looks at a job, also after a failed one
 FORGOTTEN_SECONDS = 900.0  # after the last look at it
 MOST_JOBS, MOST_NODES, MOST_LOOKS = 256, 32, 480
-MOST_VALUES = 4_000_000  # of all jobs, of 8 bytes each
+MOST_VALUES = 8_000_000  # of all jobs, of 8 bytes each
 MOST_SERIES = 2048  # of a job on a node
 MOST_KEYS = 50 * MOST_SERIES  # of a job: it begins anew over them
 KEY_VALUES = 32  # values that take as much memory as a key
@@ -103,7 +103,7 @@ class _Followed:
 
     def add(self, moment: float, found: dict[_Key, float]) -> None:
         """Keep a look."""
-        if len(self.keys) + len(found) > MOST_KEYS:
+        if len(self.keys.keys() | found.keys()) > MOST_KEYS:
             self.clear()
         for key in found:
             self.keys.setdefault(key, len(self.keys))
