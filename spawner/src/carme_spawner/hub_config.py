@@ -1,6 +1,7 @@
 """JupyterHub's configuration, made from `carme.toml`."""
 
 import re
+from html import escape
 from ipaddress import ip_address
 from sqlite3 import Connection
 from typing import Any
@@ -48,10 +49,13 @@ class PortalAuthenticator(GenericOAuthenticator):
         except (HTTPClientError, OSError) as error:
             if isinstance(error, HTTPClientError) and error.code < 500:
                 raise
-            raise web.HTTPError(
-                503,
-                "The portal does not answer just now, so you are not signed in. Load the page again.",
-            ) from error
+            # Not by loading the page again: the hub forgot the attempt that its address belongs to.
+            address = self.oauth_callback_url.removesuffix("oauth_callback") + "login"
+            why = "The portal does not answer just now, so you are not signed in."
+            failure = web.HTTPError(503, f"{why} Sign in again: {address}")
+            link = f'<a href="{escape(address)}">Sign in again</a>'
+            failure.jupyterhub_html_message = f"{why} {link}."  # pyright: ignore  JupyterHub's error page has it
+            raise failure from error
 
 
 def hub_config(settings: Settings) -> Config:

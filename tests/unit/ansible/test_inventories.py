@@ -179,6 +179,28 @@ def test_every_compute_node_has_a_certificate_of_its_own(
     assert set(made) == {"authority", *(entry["name"] for entry in table)}
 
 
+def test_the_broker_finds_exporters_by_the_names_that_slurm_has_and_at_their_port(
+    playbook: Playbook, example: Rendered, tmp_path: Path
+) -> None:
+    values = {"carme_node_name": "{{ inventory_hostname_short }}", "carme_node_exporter_port": 9777}
+    short = render(playbook, tmp_path, ["-i", "inventories/example", "-e", json.dumps(values)])
+
+    def table(rendered: Rendered) -> list[Entry]:
+        entries: list[Entry] = json.loads((rendered.folder / "authority.json").read_text())
+        nodes = [entry for entry in entries if entry["name"].startswith("node-")]
+        return [{**entry, "group": grp.getgrgid(os.getgid()).gr_name} for entry in nodes]
+
+    assert short.lines("slurm.conf")[-3].startswith("NodeName=gpu10 ")
+    assert table(short)[-1].get("hosts") == ["gpu10.example.org", "gpu10", "10.1.0.11"]
+    # A site that gives its nodes other names gets new certificates by its next run.
+    make(tmp_path / "monitoring", table(example))
+    assert set(make(tmp_path / "monitoring", table(short))) == {entry["name"] for entry in table(short)}
+    assert make(tmp_path / "monitoring", table(short)) == []
+    assert carme.config.load(short.folder / "carme.toml").monitoring.exporter_port == 9777
+    assert carme.config.load(example.folder / "carme.toml").monitoring.exporter_port == 9750
+    assert "exporter_port" not in (example.folder / "carme.toml").read_text()
+
+
 @pytest.mark.parametrize("site", ["example", "demo"])
 def test_prometheus_accepts_its_configuration(
     site: str, request: pytest.FixtureRequest, tmp_path: Path

@@ -4,9 +4,11 @@ import asyncio
 import grp
 import os
 import re
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,11 +22,14 @@ from prometheus_client.registry import Collector
 from carme.config import Settings
 from carme.errors import CarmeError
 from carme.jobs import Job, JobState
-from carme.reports.exporters import FORGOTTEN_SECONDS, Exporters
-from carme.reports.models import Curve, GpuUse, Usage
-from carme.reports.text import as_text
+from carme.reports import exporters as module
+from carme.reports.exporters import FORGOTTEN_SECONDS, LEAST_SECONDS, Exporters
+from carme.reports.models import Curve, GpuUse, Report, Usage
+from carme.reports.text import as_html, as_text, facts
+from carme.scaling import Prediction
 from carme_monitoring.certificates import make
 from carme_monitoring.serving import MetricsServer
+from patience import HANG
 
 GIB = 1 << 30
 NODE = "localhost"
@@ -107,6 +112,16 @@ def exporter(tmp_path: Path) -> Iterator[Exporter]:
     exporter.server.server_close()
 
 
+async def followed(exporter: Exporter, job: Job, moments: Iterable[int]) -> tuple[Usage, list[Curve]]:
+    """What is known of a job after looks at these moments."""
+    used, curves = None, list[Curve]()
+    for seconds in moments:
+        exporter.node.seconds = seconds
+        used, curves = await exporter.exporters.usage(job)
+    assert used is not None
+    return used, curves
+
+
 def of(curves: list[Curve], what: str, name: str = "", part: str = "") -> Curve:
     """The only such curve."""
     (found,) = (curve for curve in curves if curve.what == what and name in curve.name and part == curve.part)
@@ -117,10 +132,9 @@ async def test_a_job_is_followed_while_somebody_looks(exporter: Exporter) -> Non
     used, curves = await exporter.exporters.usage(exporter.job())
     assert used is not None and of(curves, "memory").values == [0.062]
     assert of(curves, "cpu").values == [None]
-    for seconds in (15, 30, 60, 61, 75):  # at 61 nothing is asked: it is too soon
-        exporter.node.seconds = seconds
-        used, curves = await exporter.exporters.usage(exporter.job())
-    assert used is not None and used.seconds == 75
+    # At 61 nothing is asked: it is too soon.
+    used, curves = await followed(exporter, exporter.job(), (15, 30, 60, 61, 75))
+    assert used.seconds == 75
     (node,) = used.nodes
     assert (node.node, node.cpus, node.memory_bytes, node.memory_limit_bytes) == (NODE, 4, 2 * GIB, 32 * GIB)
     assert node.cpus_used == pytest.approx(3.0)
@@ -134,10 +148,8 @@ async def test_a_job_is_followed_while_somebody_looks(exporter: Exporter) -> Non
 
 
 async def test_training_is_of_all_ranks_and_of_each(exporter: Exporter) -> None:
-    for seconds in (0, 15, 30):
-        exporter.node.seconds = seconds
-        used, curves = await exporter.exporters.usage(exporter.job())
-    assert used is not None and used.training is not None
+    used, curves = await followed(exporter, exporter.job(), (0, 15, 30))
+    assert used.training is not None
     training = used.training
     assert (training.ranks, training.step_seconds) == (2, pytest.approx(0.25))
     assert training.samples_per_second == pytest.approx(256)
@@ -148,10 +160,23 @@ async def test_training_is_of_all_ranks_and_of_each(exporter: Exporter) -> None:
     assert of(curves, "rank_wait", "rank 0", "data").values == [None, 0.8, 0.8]
 
 
+async def test_a_prediction_is_compared_from_the_first_look(exporter: Exporter) -> None:
+    prediction = Prediction(
+        file="probe.json", ranks=2, step_ms=250.0, low_ms=240.0, high_ms=260.0, speedup=1.9, efficiency=0.95
+    )
+    job = exporter.job(prediction=prediction)
+    used, _curves = await followed(exporter, job, (60,))
+    assert used.training is not None
+    assert used.training.step_seconds == pytest.approx(0.25)
+    known = facts(Report(job=job, source="exporters", usage=used))
+    assert [fact.words for fact in known if fact.title == "Measured"] == [
+        "250 ms for a step, as predicted, inside the 80 % interval"
+    ]
+    assert [fact.title for fact in known if fact.title == "Seen for"]
+
+
 async def test_nothing_is_drawn_over_a_time_in_which_nobody_looked(exporter: Exporter) -> None:
-    for seconds in (0, 15, 150, 165):
-        exporter.node.seconds = seconds
-        _used, curves = await exporter.exporters.usage(exporter.job())
+    _used, curves = await followed(exporter, exporter.job(), (0, 15, 150, 165))
     memory, cpu = of(curves, "memory").values, of(curves, "cpu").values
     assert [place for place, value in enumerate(memory) if value is not None] == [0, 1, 10, 11]
     assert [place for place, value in enumerate(cpu) if value is not None] == [1, 11]
@@ -179,6 +204,94 @@ async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_erro
 
 
 @pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A server that lets everybody connect and says nothing."""
+    with socket.create_server(("0.0.0.0", 0), backlog=64) as server:
+        yield server
+
+
+async def test_nodes_that_are_away_hold_up_nobody_else(
+    exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", 3 * HANG)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 3 * HANG)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    away = Exporters(silent.getsockname()[1], exporter.certificates)
+    nodes = ",".join(f"127.0.0.{last}" for last in range(1, 33))
+    looking = asyncio.ensure_future(away.usage(exporter.job(node_list=nodes)))
+    silent.settimeout(HANG)
+    async with asyncio.timeout(HANG):
+        await asyncio.to_thread(silent.accept)  # it has begun, and what serves everybody else is free
+    assert not looking.done()
+    looking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looking
+
+
+async def test_the_sums_of_a_job_are_made_beside_the_event_loop(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def made(_keys: object, _looks: object) -> tuple[None, list[Curve]]:
+        threads.append(threading.current_thread().name)
+        return None, []
+
+    monkeypatch.setattr(module, "_summary", made)
+    await exporter.exporters.usage(exporter.job())
+    assert len(threads) == 1 and threads[0].startswith("carme-exporters-sum")
+
+
+async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
+    exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE", HANG)
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.2)
+    away = Exporters(silent.getsockname()[1], exporter.certificates, lambda: exporter.node.seconds)
+    job = exporter.job(started=None)
+    with pytest.raises(CarmeError, match=r"do not answer: no answer within 0\.2 s"):
+        await away.usage(job)
+    requested: list[str] = []
+
+    def answer(_self: Exporters, node: str, _job_id: int) -> dict[Any, float]:
+        requested.append(node)
+        return {}
+
+    monkeypatch.setattr(Exporters, "_ask", answer)
+    exporter.node.seconds = LEAST_SECONDS - 1
+    with pytest.raises(CarmeError, match=r"no answer within 0\.2 s"):
+        await away.usage(job)
+    assert requested == []
+    exporter.node.seconds = LEAST_SECONDS
+    assert await away.usage(job) == (None, [])
+    assert requested == [NODE]
+
+
+async def test_the_oldest_looks_at_all_jobs_go_when_they_are_too_many(
+    exporter: Exporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await exporter.exporters.usage(exporter.job())
+    other = exporter.job(id=77)
+    used, _curves = await followed(exporter, other, (15, 30))
+    assert [node.memory_bytes for node in used.nodes] == [9 * GIB] and used.seconds == 15
+    # Room for the last look at the other job alone: one series, which is known by its key.
+    monkeypatch.setattr(module, "MOST_VALUES", module.KEY_VALUES + 1)
+    used, _curves = await followed(exporter, other, (45,))
+    assert used.seconds == 0
+    used, _curves = await followed(exporter, exporter.job(), (60,))
+    assert used.seconds == 0
+
+
+async def test_a_long_time_has_curves_of_no_more_values(exporter: Exporter) -> None:
+    used, curves = await followed(exporter, exporter.job(), range(0, 9001, 150))
+    assert used.seconds == 9000
+    cpu = of(curves, "cpu")
+    assert len(cpu.values) <= 121 and cpu.step * (len(cpu.values) - 1) == pytest.approx(9000, rel=0.02)
+    assert used.nodes[0].cpus_used == pytest.approx(3.0, rel=0.02)
+    assert used.training is not None and used.training.step_seconds == pytest.approx(0.25)
+
+
+@pytest.fixture
 def settings(settings: Settings, exporter: Exporter) -> Settings:
     """A site with exporters and no Prometheus."""
     place = settings.monitoring.model_copy(
@@ -203,7 +316,10 @@ async def test_the_broker_reports_so_and_advises_about_what_it_saw_enough_of(
     report = await site.client.report(7)
     assert (report.source, report.monitored) == ("exporters", True)
     assert report.usage is not None and report.curves and report.advice == []
-    assert re.search(r"for \d+ s, as long as somebody looks", as_text(report))
+    shown = as_text(report)
+    assert re.search(r"^Seen for +\d+ s, as long as somebody looks", shown, re.MULTILINE)
+    assert shown.endswith("Advice: not yet, too little of the run was seen.")
+    assert "Not yet: too little of the run was seen." in as_html(report)
     idle = GpuUse(node=NODE, gpu="0", busy=0.0, active=0.0)
     for seconds, topics in ((600, []), (3000, ["gpu"])):  # of an hour
 
@@ -211,4 +327,5 @@ async def test_the_broker_reports_so_and_advises_about_what_it_saw_enough_of(
             return Usage(seconds=seconds, gpus=[idle]), []
 
         monkeypatch.setattr(Exporters, "usage", seen)
-        assert [advice.topic for advice in (await site.client.report(7)).advice] == topics
+        report = await site.client.report(7)
+        assert [advice.topic for advice in report.advice] == topics and report.seen_enough == bool(topics)

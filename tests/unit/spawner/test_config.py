@@ -41,8 +41,12 @@ async def test_a_portal_that_is_away_is_named_on_the_page_of_a_sign_in(settings:
         with pytest.raises(web.HTTPError, match="The portal does not answer just now") as caught:
             await authenticator.httpfetch(address, request_timeout=0.1)
     assert caught.value.status_code == 503
-    with pytest.raises(web.HTTPError, match="The portal does not answer just now"):
+    with pytest.raises(web.HTTPError, match="The portal does not answer just now") as caught:
         await authenticator.httpfetch(f"http://127.0.0.1:{free_port()}/")
+    # The page's own address is worth nothing a second time.
+    address = "https://carme.example.org/jupyter/hub/login"
+    assert str(caught.value).endswith(f"Sign in again: {address})")
+    assert f'<a href="{address}">Sign in again</a>' in caught.value.jupyterhub_html_message  # pyright: ignore
 
 
 def test_servers_and_routes_outlive_the_hub(settings: Settings) -> None:

@@ -248,4 +248,7 @@ def test_what_a_job_used_is_shown_as_bars_in_the_readers_language(
     assert (shown["Gewartet"], shown["Prozessoren"]) == ("2 Stunden", "25% genutzt")
     meters = {title: cell.meter["value"] for title, cell in rows.items() if cell.meter}
     assert meters == {"GPUs": "0.500", "Prozessoren": "0.250", "n1 GPU 0": "0.500"}
-    assert "[##" not in part.get_text()
+    assert "[##" not in part.get_text() and "Keine. Das sieht gut aus." in part.get_text()
+    broker.reports[1] = broker.reports[1].model_copy(update={"seen_enough": False})
+    page = browser.get("/jobs/1/use/").content.decode()
+    assert "Noch keine: Vom Lauf wurde zu wenig beobachtet." in page and "Keine. Das" not in page

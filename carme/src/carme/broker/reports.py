@@ -60,6 +60,7 @@ class Reports:
             source=source,
             trouble=trouble,
             monitored=self._metrics is not None or self._exporters.exist,
+            seen_enough=bool(seen),
             usage=usage,
             curves=curves,
             waited_seconds=_between(job.submitted, job.started or (end if job.is_pending else None)),

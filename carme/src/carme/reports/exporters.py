@@ -10,8 +10,10 @@ import math
 import re
 import statistics
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from urllib.parse import urlsplit
 from carme.errors import CarmeError
 from carme.jobs import Job
 from carme.jobs.nodes import expand
-from carme.reports.metrics import SHORTEST_STEP, Series, curves_of, rank_curves, rank_use, usage_of
+from carme.reports.metrics import POINTS, SHORTEST_STEP, Series, curves_of, rank_curves, rank_use, usage_of
 from carme.reports.models import Curve, RankUse, Usage
 from carme.reports.prometheus import connection
 from carme.reports.record import MOST_RANKS
@@ -29,9 +31,15 @@ from carme.translation import message as _
 __all__ = ["Exporters"]
 
 PATIENCE = 3.0  # seconds for one node
-LEAST_SECONDS = 10.0  # between two looks at a job
+LOOK_SECONDS = 6.0  # for all nodes of a job
+CONNECTIONS, CONNECTIONS_PER_LOOK = 8, 4  # at the same time
+LEAST_SECONDS = 10.0  # between two looks at a job, also after a failed one
 FORGOTTEN_SECONDS = 900.0  # after the last look at it
 MOST_JOBS, MOST_NODES, MOST_LOOKS = 256, 32, 480
+MOST_VALUES = 8_000_000  # of all jobs, of 8 bytes each
+MOST_SERIES = 2048  # of a job on a node
+MOST_KEYS = 50 * MOST_SERIES  # of a job: it begins anew over them
+KEY_VALUES = 32  # values that take as much memory as a key
 MOST_BYTES = 16 << 20  # of a node's answer
 GAP = 5  # steps: over more of them nothing is drawn
 
@@ -70,19 +78,56 @@ class _Key(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """What the exporters served at a moment, in seconds since 1970."""
+    """What the exporters served at a moment, in seconds since 1970: a value for each key, or NaN."""
 
     moment: float
-    values: dict[_Key, float]
+    values: "array[float]"
 
 
 class _Followed:
-    """A job that somebody looks at."""
+    """A job that somebody looks at.
+
+    Attributes:
+        keys: Its series with their places in the values of looks, which share them.
+        size: What all that takes, in values.
+        failure: When the last look failed, and why; None: it did not.
+    """
 
     def __init__(self) -> None:
-        self.looks: deque[_Look] = deque(maxlen=MOST_LOOKS)
+        self.looks: deque[_Look] = deque()
+        self.keys: dict[_Key, int] = {}
+        self.size = 0
         self.wanted = 0.0
+        self.failure: tuple[float, str] | None = None
         self.lock = asyncio.Lock()
+
+    def add(self, moment: float, found: dict[_Key, float]) -> None:
+        """Keep a look."""
+        if len(self.keys.keys() | found.keys()) > MOST_KEYS:
+            self.clear()
+        for key in found:
+            self.keys.setdefault(key, len(self.keys))
+        values = array("d", (found.get(key, math.nan) for key in self.keys))
+        self.looks.append(_Look(moment, values))
+        self._measure()
+        if len(self.looks) > MOST_LOOKS:
+            self.drop()
+
+    def drop(self) -> None:
+        """Forget the oldest look."""
+        self.looks.popleft()
+        if not self.looks:
+            self.keys.clear()
+        self._measure()
+
+    def clear(self) -> None:
+        """Forget all looks."""
+        self.looks.clear()
+        self.keys.clear()
+        self._measure()
+
+    def _measure(self) -> None:
+        self.size = KEY_VALUES * len(self.keys) + sum(len(look.values) for look in self.looks)
 
 
 class Exporters:
@@ -97,6 +142,9 @@ class Exporters:
     def __init__(self, port: int, certificates: Path, clock: Callable[[], float] = time.time) -> None:
         self._port, self._certificates, self._clock = port, certificates, clock
         self._followed: dict[int, _Followed] = {}
+        # Threads of its own: a node that is away takes seconds, and asyncio's few serve every connection.
+        self._askers = ThreadPoolExecutor(CONNECTIONS, "carme-exporters")
+        self._summing = ThreadPoolExecutor(1, "carme-exporters-sum")
 
     @property
     def exist(self) -> bool:
@@ -119,50 +167,88 @@ class Exporters:
             del self._followed[min(self._followed, key=lambda number: self._followed[number].wanted)]
         async with followed.lock:
             if job.started and followed.looks and followed.looks[0].moment < job.started.timestamp():
-                followed.looks.clear()  # of an earlier job of the number
+                followed.clear()  # of an earlier job of the number
+            if followed.failure and now - followed.failure[0] < LEAST_SECONDS:
+                raise _unanswered(followed.failure[1])
             if not followed.looks or now - followed.looks[-1].moment >= LEAST_SECONDS:
-                followed.looks.append(_Look(now, await self._look(job)))
-            return _summary(list(followed.looks))
+                found, why = await self._look(job)
+                followed.failure = (self._clock(), why) if why else None
+                if why:
+                    raise _unanswered(why)
+                followed.add(now, found)
+                self._bound(followed)
+            keys, looks = list(followed.keys), list(followed.looks)
+            return await asyncio.get_running_loop().run_in_executor(self._summing, _summary, keys, looks)
 
-    async def _look(self, job: Job) -> dict[_Key, float]:
-        nodes = expand(job.node_list)[:MOST_NODES]
-        answers = await asyncio.gather(
-            *(asyncio.to_thread(self._ask, node, job.id) for node in nodes), return_exceptions=True
-        )
+    def _bound(self, current: _Followed) -> None:
+        """Forget the oldest looks of all jobs while they are too many, but not the last at this job."""
+        while sum(known.size for known in self._followed.values()) > MOST_VALUES:
+            others = [
+                known
+                for known in self._followed.values()
+                if len(known.looks) > (1 if known is current else 0)
+            ]
+            if not others:
+                return
+            min(others, key=lambda known: known.looks[0].moment).drop()
+
+    async def _look(self, job: Job) -> tuple[dict[_Key, float], str]:
+        """What the exporters serve, or why none of them answers."""
+        turns = asyncio.Semaphore(CONNECTIONS_PER_LOOK)  # one job's nodes leave threads for other jobs
+
+        async def answer(node: str) -> dict[_Key, float]:
+            async with turns:
+                return await asyncio.get_running_loop().run_in_executor(self._askers, self._ask, node, job.id)
+
+        tasks = [asyncio.ensure_future(answer(node)) for node in expand(job.node_list)[:MOST_NODES]]
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=LOOK_SECONDS)
+        finally:
+            for task in tasks:
+                task.cancel()
         found: dict[_Key, float] = {}
-        failures: list[BaseException] = []
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                if not isinstance(answer, (OSError, http.client.HTTPException, ValueError)):
-                    raise answer
-                failures.append(answer)
+        failures: list[str] = []
+        for served in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(served, asyncio.CancelledError):
+                failures.append(f"no answer within {LOOK_SECONDS:g} s")
+            elif isinstance(served, (OSError, http.client.HTTPException, ValueError)):
+                failures.append(str(getattr(served, "strerror", None) or served or type(served).__name__))
+            elif isinstance(served, BaseException):
+                raise served
             else:
-                found |= answer
-        if failures and len(failures) == len(answers):
-            why = getattr(failures[0], "strerror", None) or failures[0]
-            raise CarmeError(
-                _("The exporters of the job's nodes do not answer: {why}.", why=str(why)),
-                _(
-                    "Try again in a moment; an administrator finds the cause with 'systemctl status "
-                    "carme-node-exporter' on the node."
-                ),
-                code="metrics",
-            )
-        return found
+                found |= served
+        return found, failures[0] if failures and len(failures) == len(tasks) else ""
 
     def _ask(self, node: str, job_id: int) -> dict[_Key, float]:
         """A job's series on a node. Raises OSError, HTTPException, ValueError."""
+        until = time.monotonic() + LOOK_SECONDS
         address = urlsplit(f"https://{node}:{self._port}")
         opened = connection(address, self._certificates, PATIENCE)
         try:
             opened.request("GET", "/metrics")
             response = opened.getresponse()
-            body = response.read(MOST_BYTES)
+            body = bytearray()
+            while len(body) < MOST_BYTES and (part := response.read1(1 << 20)):
+                if time.monotonic() > until:
+                    raise TimeoutError("it answers too slowly")
+                body += part
         finally:
             opened.close()
         if response.status != http.client.OK:
             raise ValueError(f"it answered with status {response.status}")
         return _series(body.decode("utf-8", "replace"), node, job_id)
+
+
+def _unanswered(why: str) -> CarmeError:
+    return CarmeError(
+        _("The exporters of the job's nodes do not answer: {why}.", why=why),
+        _(
+            "Try again in a moment; an administrator finds the cause with 'systemctl status "
+            "carme-node-exporter' on the node."
+        ),
+        code="metrics",
+    )
 
 
 def _series(text: str, node: str, job_id: int) -> dict[_Key, float]:
@@ -179,6 +265,8 @@ def _series(text: str, node: str, job_id: int) -> dict[_Key, float]:
             continue
         key = _Key(name, node, *(known.get(label, "") for label in ("gpu", "rank", "cause")))
         found[key] = found.get(key, 0.0) + number
+        if len(found) > MOST_SERIES:
+            raise ValueError(f"{node} has more than {MOST_SERIES} series of the job")
     return found
 
 
@@ -186,15 +274,21 @@ class _Window:
     """Looks at one job, brought to equal steps.
 
     Attributes:
+        step: Seconds: of a long time they are longer, so that lines stay short.
         count: Values of each line.
         looks: By the places of their steps.
+        columns: Series of each metric, with their places in the values of looks.
     """
 
-    def __init__(self, looks: Sequence[_Look]) -> None:
+    def __init__(self, keys: Sequence[_Key], looks: Sequence[_Look]) -> None:
         begin = looks[0].moment
-        at_place = {round((look.moment - begin) / SHORTEST_STEP): look for look in looks}
+        self.step = max(SHORTEST_STEP, math.ceil((looks[-1].moment - begin) / POINTS))
+        at_place = {round((look.moment - begin) / self.step): look for look in looks}
         self.looks = sorted(at_place.items())
         self.count = self.looks[-1][0] + 1
+        self.columns: dict[str, list[tuple[int, _Key]]] = {}
+        for column, key in enumerate(keys):
+            self.columns.setdefault(key.name, []).append((column, key))
 
     def levels(self, name: str) -> dict[_Key, _Line]:
         """A metric's values, straight lines between two looks."""
@@ -203,18 +297,26 @@ class _Window:
     def speeds(self, name: str, cause: str = "") -> dict[_Key, _Line]:
         """How much a metric that only grows grew in each second."""
         lines = self._lines(name, _speed)
-        return {key: line for key, line in lines.items() if key.cause == cause}
+        return {
+            key: [None if value is None else value / self.step for value in line]
+            for key, line in lines.items()
+            if key.cause == cause
+        }
+
+    def values(self, column: int) -> list[tuple[int, float]]:
+        """What is known of a series, with the places."""
+        known = (
+            (place, look.values[column]) for place, look in self.looks if column < len(look.values)
+        )  # those before its first value are shorter
+        return [(place, value) for place, value in known if not math.isnan(value)]
 
     def _lines(
         self, name: str, between: Callable[[_Line, int, float, int, float], None]
     ) -> dict[_Key, _Line]:
-        points: dict[_Key, list[tuple[int, float]]] = {}
-        for place, look in self.looks:
-            for key, value in look.values.items():
-                if key.name == name:
-                    points.setdefault(key, []).append((place, value))
         found = {}
-        for key, known in points.items():
+        for column, key in self.columns.get(name, ()):
+            if not (known := self.values(column)):
+                continue
             line: _Line = [None] * self.count
             if between is _level:
                 line[known[0][0]] = known[0][1]
@@ -234,11 +336,13 @@ def _level(line: _Line, place: int, value: float, then: int, last: float) -> Non
 
 def _speed(line: _Line, place: int, value: float, then: int, last: float) -> None:
     if last >= value:  # one that goes down began anew
-        line[place + 1 : then + 1] = [(last - value) / ((then - place) * SHORTEST_STEP)] * (then - place)
+        line[place + 1 : then + 1] = [(last - value) / (then - place)] * (then - place)
 
 
-def _summary(looks: Sequence[_Look]) -> tuple[Usage | None, list[Curve]]:
-    window = _Window(looks)
+def _summary(keys: Sequence[_Key], looks: Sequence[_Look]) -> tuple[Usage | None, list[Curve]]:
+    if not looks:  # other jobs needed their place
+        return None, []
+    window = _Window(keys, looks)
     found: dict[str, Series] = {}
     for name, metric in _LEVELS.items():
         found[name] = {(key.node, key.gpu): line for key, line in window.levels(metric).items()}
@@ -246,12 +350,12 @@ def _summary(looks: Sequence[_Look]) -> tuple[Usage | None, list[Curve]]:
         found[name] = {(key.node, ""): line for key, line in window.speeds(metric).items()}
     found |= _training(window)
     begin, seconds = looks[0].moment, looks[-1].moment - looks[0].moment
-    usage = usage_of(found, seconds, SHORTEST_STEP, _ranks(looks))
+    usage = usage_of(found, seconds, window.step, _ranks(window))
     if usage is None:
         return None, []
-    curves = curves_of(found, begin, SHORTEST_STEP)
+    curves = curves_of(found, begin, window.step)
     if usage.training and 1 < usage.training.ranks <= MOST_RANKS:
-        curves += rank_curves(_rank_shares(window), begin, SHORTEST_STEP)
+        curves += rank_curves(_rank_shares(window), begin, window.step)
     return usage, curves
 
 
@@ -295,12 +399,11 @@ def _rank_shares(window: _Window) -> dict[str, Series]:
     }
 
 
-def _ranks(looks: Sequence[_Look]) -> list[RankUse]:
+def _ranks(window: _Window) -> list[RankUse]:
     """What each rank reported last."""
     reported: dict[tuple[int, str], dict[str, float]] = {}
-    for look in looks:
-        for key, value in look.values.items():
-            if key.rank.isascii() and key.rank.isdecimal():
-                name = f"{key.name.removeprefix('carme_training_')}{key.cause}"
-                reported.setdefault((int(key.rank), key.node), {})[name] = value
+    for column, key in (pair for columns in window.columns.values() for pair in columns):
+        if key.rank.isascii() and key.rank.isdecimal() and (known := window.values(column)):
+            name = f"{key.name.removeprefix('carme_training_')}{key.cause}"
+            reported.setdefault((int(key.rank), key.node), {})[name] = known[-1][1]
     return [rank_use(rank, node, sums) for (rank, node), sums in sorted(reported.items())]

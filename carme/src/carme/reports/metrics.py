@@ -12,7 +12,7 @@ from carme.reports.models import Curve, GpuUse, NodeUse, RankUse, TrainingUse, U
 from carme.reports.prometheus import Prometheus
 from carme.reports.record import MOST_RANKS
 
-__all__ = ["SHORTEST_STEP", "Metrics", "Series", "curves_of", "rank_curves", "rank_use", "usage_of"]
+__all__ = ["POINTS", "SHORTEST_STEP", "Metrics", "Series", "curves_of", "rank_curves", "rank_use", "usage_of"]
 
 POINTS = 240  # of a curve
 CURVE_POINTS = 120  # of a curve that is told
@@ -221,6 +221,8 @@ def _training(found: dict[str, Series], each: list[RankUse]) -> TrainingUse | No
         return None
     # The run may be shorter than what the rates look back: their ratio is right where each of them is not.
     trained, steps = _mean(_whole(found, "trained")), _mean(_whole(found, "steps"))
+    # Where no speed is known yet, the ranks' own sums say how long their steps took.
+    since_start = _mean([rank.step_seconds for rank in each])
 
     def share(name: str, most: float) -> float | None:
         part = _mean(_whole(found, name))
@@ -228,7 +230,7 @@ def _training(found: dict[str, Series], each: list[RankUse]) -> TrainingUse | No
 
     return TrainingUse(
         ranks=int(ranks),
-        step_seconds=trained / steps if trained and steps else None,
+        step_seconds=trained / steps if trained and steps else since_start,
         samples_per_second=share("samples", math.inf),
         data_wait=share("data_wait", 1.0),
         rank_wait=share("rank_wait", 1.0),

@@ -172,6 +172,7 @@ class Report(_Model):
             the record in the accounting (`record`), or nowhere (`none`).
         trouble: Why the site's metrics could not be asked; empty: they were, or there are none.
         monitored: Whether the site has metrics at all.
+        seen_enough: Whether so much of the run was seen that advice about its use can be given.
         waited_seconds: In the queue.
     """
 
@@ -179,6 +180,7 @@ class Report(_Model):
     source: str = "none"
     trouble: str = ""
     monitored: bool = True
+    seen_enough: bool = True
     usage: Usage | None = None
     curves: list[Curve] = []
     waited_seconds: float | None = None

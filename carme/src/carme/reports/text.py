@@ -68,10 +68,8 @@ def facts(report: Report) -> list[Fact]:
         words = _("as the accounting has it, without curves. {trouble}", trouble=report.trouble)
         found.append(Fact(_("Used"), words))
     if report.source == "exporters":
-        words = _(
-            "for {time}, as long as somebody looks: this site keeps no metrics", time=span(usage.seconds)
-        )
-        found.append(Fact(_("Measured"), words))
+        words = _("{time}, as long as somebody looks: this site keeps no metrics", time=span(usage.seconds))
+        found.append(Fact(_("Seen for"), words))
     found += [*_efficiency(report), *_gpus(usage), *_nodes(usage)]
     if usage.training:
         found += _training(usage.training)
@@ -244,13 +242,19 @@ def as_text(report: Report) -> str:
                 translated(_(title)),
                 *(f"  {_named(curve):<{names}} |{spark(curve)}|" for curve in curves[:16]),
             ]
-    none = _("Advice: none; that looks well.") if report.usage else _("Advice: none.")
-    lines += ["", translated(_("Advice") if report.advice else none)]
+    lines += ["", translated(_("Advice") if report.advice else _without_advice(report))]
     for advice in report.advice:
         lines.append(f"- {translated(advice.text)}")
         if advice.change:
             lines.append(f"    {translated(advice.change)}")
     return "\n".join(lines)
+
+
+def _without_advice(report: Report) -> str:
+    """Why there is no advice."""
+    if not report.seen_enough:
+        return _("Advice: not yet, too little of the run was seen.")
+    return _("Advice: none; that looks well.") if report.usage else _("Advice: none.")
 
 
 def _in_text(fact: Fact) -> str:
@@ -269,9 +273,13 @@ def _details(report: Report) -> str:
         f"<li>{_marked('span', one.text)}{_marked('pre', one.change) if one.change else ''}</li>"
         for one in report.advice
     )
-    none = _marked("p", _("None; that looks well.") if report.usage else _("None."))
+    none = (
+        (_("None; that looks well.") if report.usage else _("None."))
+        if report.seen_enough
+        else _("Not yet: too little of the run was seen.")
+    )
     heading = _marked("h3", _("Advice"))
-    shown = f"<ul>{advice}</ul>" if advice else none
+    shown = f"<ul>{advice}</ul>" if advice else _marked("p", none)
     return f"{_table(facts(report))}{plots}{heading}{shown}"
 
 
