@@ -19,7 +19,7 @@ from carme.errors import NotFound
 from carme.jobs import SessionOptions
 from carme_webui.accounts.models import User
 from carme_webui.administration.models import AuditEntry
-from carme_webui.administration.services import changed_kinds
+from carme_webui.administration.services import KIND_NAMES, changed_kinds
 from carme_webui.cluster import broker as site_broker
 from carme_webui.profile.models import Notice
 from carme_webui.projects import services
@@ -81,9 +81,12 @@ def test_the_record_is_filtered_by_kind(root: Browser, admin: User, alice: User)
     ]
     lines = b"".join(iter(root.get("/admin/record/export/?kind=project"))).decode().splitlines()
     assert {line["kind"] for line in csv.DictReader(lines)} == {"project"}
-    assert "No entries match" in text(root.get("/admin/record/?kind=nothing"))
+    every = root.get("/admin/record/?kind=nothing")
+    assert every.context["requested"]["kind"] == "" and len(every.context["lines"]) > 1
     found = set(LogEntry.objects.values_list("content_type__model", flat=True))
     assert found <= changed_kinds().keys()
+    assert changed_kinds().keys() == KIND_NAMES.keys()
+    assert [name.replace(" ", "") for name in KIND_NAMES.values()] == list(KIND_NAMES)
 
 
 def test_days_of_the_record_are_those_of_who_reads(root: Browser, admin: User, alice: User) -> None:

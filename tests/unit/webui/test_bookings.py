@@ -6,16 +6,20 @@ from html import unescape
 from typing import Any
 
 import pytest
-from django.utils import timezone
+from django.conf import settings
+from django.utils import timezone, translation
 
 from carme.bookings import BookingState, Cause
-from carme.errors import SlurmError
+from carme.errors import InvalidRequest, SlurmError
 from carme.jobs import Reservation
 from carme_webui.accounts.models import User
+from carme_webui.bookings import services
 from carme_webui.bookings.ics import calendar_text
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import site_zone
+from carme_webui.cluster import broker as site_broker
+from carme_webui.help_links import explained
 
 from .conftest import Browser, text
 from .fake_broker import FakeBroker, make_job
@@ -232,6 +236,13 @@ def test_a_booking_that_has_begun_can_only_change_its_end(
     assert made.minutes == 180 and broker.reservations[made.name].end == made.end
     answer = browser.send("/bookings/", address, **fields(length="20m"))
     assert answer.status_code == 422 and "would be over already" in answer.content.decode()
+    proposed = made.proposed.model_copy(update={"start": made.start + timedelta(minutes=5)})
+    with pytest.raises(InvalidRequest, match="has begun, so its start cannot change") as refused:
+        services.change(made, proposed, settings.SITE, site_broker())
+    section = "/help/bookings/#change-shorten-delete"
+    assert refused.value.help == section and f'href="{section}"' in explained(refused.value)
+    with translation.override("de"):
+        assert "Die Buchung hat begonnen" in explained(refused.value)
 
 
 def test_deleting_gives_the_nodes_back(browser: Browser, alice: User, broker: FakeBroker, rules) -> None:
