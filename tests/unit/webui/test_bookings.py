@@ -15,7 +15,6 @@ from carme.jobs import Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings import services
 from carme_webui.bookings.ics import calendar_text
-from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import site_zone
 from carme_webui.cluster import broker as site_broker
@@ -402,32 +401,6 @@ def test_the_number_of_queries_does_not_grow_with_the_bookings(
     for number in range(20):
         make(bob if number % 2 else alice, 200 + 10 * number, 210 + 10 * number)
     assert count() == before
-
-
-def test_days_have_the_hours_of_their_clocks(rules) -> None:
-    half_hour = timedelta(minutes=30)
-    counts = [
-        len(slots_of(day, 1, half_hour, site_zone())[0].slots)
-        for day in (datetime(2026, 3, 29).date(), datetime(2026, 10, 25).date(), datetime(2026, 6, 1).date())
-    ]
-    assert counts == [46, 50, 48]
-    (long,) = slots_of(datetime(2026, 10, 25).date(), 1, timedelta(hours=3), site_zone())
-    assert [(slot.end - slot.start) / timedelta(hours=1) for slot in long.slots] == [3] * 8 + [1]
-
-
-def test_columns_with_the_same_content_are_one_cell() -> None:
-    days = slots_of(datetime(2026, 6, 1).date(), 1, timedelta(hours=6), site_zone())
-    start = days[0].slots[0].start
-    item = Item("n1", start + timedelta(hours=7), start + timedelta(hours=13), "mine", "A")
-    endless = Item("n2", start, None, "job", "B")
-    nodes = [("n1", True), ("n2", False)]
-    one, two = lay_out(
-        nodes, [item, endless], days, lambda node, available, slots: f"{node} {available} {len(slots)}"
-    )
-    assert [(cell.span, len(cell.items), cell.free) for cell in one.cells] == [
-        (1, 0, "n1 True 1"), (2, 1, ""), (1, 0, "n1 True 1"),
-    ]  # fmt: skip
-    assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]
 
 
 # --- the feed --------------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ SENT_ANEW = """() => new Promise((done) => {
 #: The focused cell's name and tabindex, and how many cells of its table Tab reaches.
 REACHED = """() => {
     const cell = document.activeElement;
-    return [cell.ariaLabel, cell.tabIndex, cell.closest("table")?.querySelectorAll("td[tabindex='0']").length];
+    const reached = cell.closest("table")?.querySelectorAll("td[tabindex='0']").length;
+    return [cell.ariaLabel, cell.tabIndex, reached];
 }"""
 #: The browser has drawn the page, and so sent the events of what has changed below the pointer.
 FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"

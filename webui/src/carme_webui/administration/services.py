@@ -116,7 +116,9 @@ def kind_key(name: str) -> str:
     if name and key not in kinds:
         known = listing(sorted(KIND_NAMES.get(kind, kind) for kind in kinds))
         raise InvalidRequest(
-            message("The record has no changes of the kind {kind!r}; there are: {kinds}.", kind=name, kinds=known),
+            message(
+                "The record has no changes of the kind {kind!r}; there are: {kinds}.", kind=name, kinds=known
+            ),
             field="kind",
         )
     return key
