@@ -15,12 +15,15 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from scaling_results import write_result
 
-from carme.errors import NotFound
+from carme.broker import BrokerClient
+from carme.errors import NotFound, SlurmError
 from carme.jobs import SessionOptions
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.administration.models import AuditEntry
-from carme_webui.administration.services import changed_kinds
+from carme_webui.administration.services import KIND_NAMES, changed_kinds
 from carme_webui.cluster import broker as site_broker
+from carme_webui.jobs.models import Job
 from carme_webui.profile.models import Notice
 from carme_webui.projects import services
 from carme_webui.projects.models import Membership, Project
@@ -81,9 +84,12 @@ def test_the_record_is_filtered_by_kind(root: Browser, admin: User, alice: User)
     ]
     lines = b"".join(iter(root.get("/admin/record/export/?kind=project"))).decode().splitlines()
     assert {line["kind"] for line in csv.DictReader(lines)} == {"project"}
-    assert "No entries match" in text(root.get("/admin/record/?kind=nothing"))
+    every = root.get("/admin/record/?kind=nothing")
+    assert every.context["requested"]["kind"] == "" and len(every.context["lines"]) > 1
     found = set(LogEntry.objects.values_list("content_type__model", flat=True))
     assert found <= changed_kinds().keys()
+    assert changed_kinds().keys() == KIND_NAMES.keys()
+    assert [name.replace(" ", "") for name in KIND_NAMES.values()] == list(KIND_NAMES)
 
 
 def test_days_of_the_record_are_those_of_who_reads(root: Browser, admin: User, alice: User) -> None:
@@ -238,6 +244,22 @@ def test_nodes_have_bars_and_their_jobs(root: Browser, broker: FakeBroker) -> No
 def test_the_overview_says_what_is_away(root: Browser) -> None:
     page = text(root.get("/admin/"))
     assert "No nodes to show." in page and page.count('class="state failed"') >= 2
+
+
+def test_failures_on_the_overview_and_of_a_log_link_to_the_help(
+    root: Browser, browser: Browser, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Job.store([broker.put(make_job(1))])
+    error = SlurmError(message("This site has no scratch for staging."))
+
+    def fail(*_arguments: Any, **_options: Any) -> None:
+        raise error
+
+    for question in ("cluster", "log"):
+        monkeypatch.setattr(BrokerClient, question, fail)
+    for page, where in ((root.get("/admin/"), ".notice.bad a"), (browser.get("/jobs/1/"), "#log-trouble a")):
+        links = BeautifulSoup(text(page), "html.parser").select(where)
+        assert [link["href"] for link in links] == ["/help/data/#data-for-jobs-and-sessions"]
 
 
 def test_the_audit_log_is_exported_as_it_is_searched(root: Browser, alice: User, browser: Browser) -> None:

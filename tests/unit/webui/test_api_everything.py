@@ -366,6 +366,12 @@ def test_the_record_is_searched(root: Program, admin: User, vision: Project) -> 
     of_projects = root.ask("get", "admin/record", kind="project").json()["items"]
     assert change in of_projects and {one["kind"] for one in of_projects} == {"project"}
     assert root.ask("get", "admin/record", kind="own image").json()["items"] == []
+    User.objects.filter(pk=admin.pk).update(language="de")
+    in_german = root.ask("get", "admin/record", kind="user").json()["items"]
+    assert in_german and {one["kind"] for one in in_german} == {"user"}
+    User.objects.filter(pk=admin.pk).update(language="")
+    unknown = problem(root.ask("get", "admin/record", kind="Benutzer"), 422)
+    assert unknown["field"] == "kind" and "own image, project and user" in unknown["detail"]
     part = root.ask("get", "admin/record", limit=1).json()
     assert len(part["items"]) == 1 and part["next"]
     problem(root.ask("get", "admin/record", since="someday"), 422)

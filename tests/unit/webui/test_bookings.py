@@ -6,16 +6,19 @@ from html import unescape
 from typing import Any
 
 import pytest
-from django.utils import timezone
+from django.conf import settings
+from django.utils import timezone, translation
 
 from carme.bookings import BookingState, Cause
-from carme.errors import SlurmError
+from carme.errors import InvalidRequest, SlurmError
 from carme.jobs import Reservation
 from carme_webui.accounts.models import User
+from carme_webui.bookings import services
 from carme_webui.bookings.ics import calendar_text
-from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import site_zone
+from carme_webui.cluster import broker as site_broker
+from carme_webui.help_links import explained
 
 from .conftest import Browser, text
 from .fake_broker import FakeBroker, make_job
@@ -232,6 +235,13 @@ def test_a_booking_that_has_begun_can_only_change_its_end(
     assert made.minutes == 180 and broker.reservations[made.name].end == made.end
     answer = browser.send("/bookings/", address, **fields(length="20m"))
     assert answer.status_code == 422 and "would be over already" in answer.content.decode()
+    proposed = made.proposed.model_copy(update={"start": made.start + timedelta(minutes=5)})
+    with pytest.raises(InvalidRequest, match="has begun, so its start cannot change") as refused:
+        services.change(made, proposed, settings.SITE, site_broker())
+    section = "/help/bookings/#change-shorten-delete"
+    assert refused.value.help == section and f'href="{section}"' in explained(refused.value)
+    with translation.override("de"):
+        assert "Die Buchung hat begonnen" in explained(refused.value)
 
 
 def test_deleting_gives_the_nodes_back(browser: Browser, alice: User, broker: FakeBroker, rules) -> None:
@@ -391,32 +401,6 @@ def test_the_number_of_queries_does_not_grow_with_the_bookings(
     for number in range(20):
         make(bob if number % 2 else alice, 200 + 10 * number, 210 + 10 * number)
     assert count() == before
-
-
-def test_days_have_the_hours_of_their_clocks(rules) -> None:
-    half_hour = timedelta(minutes=30)
-    counts = [
-        len(slots_of(day, 1, half_hour, site_zone())[0].slots)
-        for day in (datetime(2026, 3, 29).date(), datetime(2026, 10, 25).date(), datetime(2026, 6, 1).date())
-    ]
-    assert counts == [46, 50, 48]
-    (long,) = slots_of(datetime(2026, 10, 25).date(), 1, timedelta(hours=3), site_zone())
-    assert [(slot.end - slot.start) / timedelta(hours=1) for slot in long.slots] == [3] * 8 + [1]
-
-
-def test_columns_with_the_same_content_are_one_cell() -> None:
-    days = slots_of(datetime(2026, 6, 1).date(), 1, timedelta(hours=6), site_zone())
-    start = days[0].slots[0].start
-    item = Item("n1", start + timedelta(hours=7), start + timedelta(hours=13), "mine", "A")
-    endless = Item("n2", start, None, "job", "B")
-    nodes = [("n1", True), ("n2", False)]
-    one, two = lay_out(
-        nodes, [item, endless], days, lambda node, available, slots: f"{node} {available} {len(slots)}"
-    )
-    assert [(cell.span, len(cell.items), cell.free) for cell in one.cells] == [
-        (1, 0, "n1 True 1"), (2, 1, ""), (1, 0, "n1 True 1"),
-    ]  # fmt: skip
-    assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]
 
 
 # --- the feed --------------------------------------------------------------------------------------------

@@ -5,15 +5,18 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
 from carme.api import Overview
 from carme.bookings import Cause
+from carme.errors import BrokerUnavailable
 from carme.jobs import Access, Association, Partition
 from carme_webui import cluster
 from carme_webui.accounts.models import User
@@ -132,6 +135,29 @@ def test_what_takes_the_broker_long_is_requested_less_often() -> None:
     assert shown_seconds(1.25, 0.2) == pytest.approx(4.0)
     assert shown_seconds(1.25, 9.0) == cluster.REST_SECONDS
     assert shown_seconds(10.0, 9.0) == 10.0
+
+
+def test_a_failure_is_shown_no_longer_however_long_it_took(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 100, 9))
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    shown: dict[str, float] = {}
+    cache = SimpleNamespace(
+        get=lambda key: None, set=lambda key, _value, seconds: shown.update({key: seconds})
+    )
+    monkeypatch.setattr(cluster, "caches", {"pages": cache})
+
+    def fail() -> str:
+        raise BrokerUnavailable("The broker does not answer.")
+
+    picture = Picture()
+    assert picture._cached("slow", lambda: "answer") == "answer"
+    with pytest.raises(BrokerUnavailable):
+        picture._cached("failed", fail)
+    least = settings.SITE.slurm.poll_seconds
+    assert shown["broker-slow-new"] == max(least, cluster.REST_SECONDS)
+    assert shown["broker-failed-new"] == least < cluster.REST_SECONDS
 
 
 def test_what_is_derived_of_a_snapshot_is_made_once_and_forgotten_with_it() -> None:

@@ -17,6 +17,7 @@ from carme.errors import SlurmError
 from carme.images import Image
 from carme.jobs import Access, Association, Forecast, GpuForecast, JobRequest, Node, Partition
 from carme.jobs.limits import Limits
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.cluster import Supply
 from carme_webui.images.cards import card as card_of
@@ -84,6 +85,25 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
     html = browser.get("/").content.decode()
     assert 'value="staff"' in html and 'value="h100"' in html and 'value="speech"' not in html
     assert 'value="ours"' in html and 'value="secret"' not in html
+
+
+def test_a_refusal_below_the_form_is_in_each_readers_language_with_a_link(
+    browser: Browser, broker: FakeBroker, alice: User
+) -> None:
+    broker.refusal = SlurmError(
+        message("The job asks for more time than its partition allows."), message("Choose a shorter time.")
+    )
+    shown = []
+    for language in ("", "de"):
+        User.objects.filter(pk=alice.pk).update(language=language)
+        answer = browser.send("/", "/sessions/estimate/", **FORM)
+        shown.append(BeautifulSoup(answer.content, "html.parser"))
+    english, german = ("".join(page.get_text()) for page in shown)
+    assert "more time than its partition allows. " in english
+    assert "more time than" not in german and "Partition" in german
+    for page in shown:
+        assert page.select_one("p a")["href"] == "/help/sessions/#time"  # pyright: ignore
+    assert len(broker.requests_of("test")) == 1, "the second answer is what was stored"
 
 
 def test_the_accounts_and_qualities_that_slurm_knows_are_offered_and_sent(

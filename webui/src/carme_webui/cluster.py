@@ -110,7 +110,8 @@ class Picture:
                     if known is None or not pages.get(f"{key}-new"):
                         begun = time.monotonic()
                         known = _answer(ask)
-                        if self.seconds is None:
+                        succeeded = known[1] is None
+                        if self.seconds is None and succeeded:
                             seconds = shown_seconds(seconds, time.monotonic() - begun)
                         pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
                         pages.set(f"{key}-new", True, seconds)

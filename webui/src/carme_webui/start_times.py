@@ -14,7 +14,7 @@ __all__ = ["AT_ONCE", "REMEMBERED", "expected_start"]
 #: A start that is so near is called "now".
 AT_ONCE = timedelta(minutes=1)
 REMEMBERED = 15
-#: The latest start, the earliest one, and the refusal.
+#: The latest start, the earliest one, and the refusal, which may be a `Message`.
 Expected = tuple[datetime | None, datetime | None, str]
 
 
@@ -41,6 +41,6 @@ def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> Expe
         except CarmeError as error:
             if isinstance(error, SlurmError) and error.code == "slurm-away":
                 raise
-            found = None, None, str(error)
+            found = None, None, error.text  # each reader gets it in their language
         cache.set(key, found, REMEMBERED)
     return found

@@ -17,6 +17,20 @@ from .test_accessibility import EVERY, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+#: The page's live part comes once more.
+SENT_ANEW = """() => new Promise((done) => {
+    document.addEventListener("htmx:after:swap", () => setTimeout(done), { once: true });
+    document.body.dispatchEvent(new Event("news"));
+})"""
+#: The focused cell's name and tabindex, and how many cells of its table Tab reaches.
+REACHED = """() => {
+    const cell = document.activeElement;
+    const reached = cell.closest("table")?.querySelectorAll("td[tabindex='0']").length;
+    return [cell.ariaLabel, cell.tabIndex, reached];
+}"""
+#: The browser has drawn the page, and so sent the events of what has changed below the pointer.
+FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
 
 def test_free_gpus_are_read_by_pointer_and_arrow_keys(page: Page, a_life: None) -> None:
     log_in(page)
@@ -33,10 +47,30 @@ def test_free_gpus_are_read_by_pointer_and_arrow_keys(page: Page, a_life: None) 
     expect(tip).not_to_have_text(words)
     here = page.evaluate("document.activeElement.ariaLabel")
     expect(tip).to_have_text(here)
-    expect(table.locator("td[tabindex='0']")).to_have_attribute("aria-label", here)
     assert violations(page, EVERY) == []
+    # What the page is sent anew leaves the cell that was reached, and its tip has the new words.
+    page.evaluate("""() => {
+        const cell = document.activeElement;
+        cell.dataset.tip = "old";
+        cell.blur();
+        cell.focus();
+    }""")
+    page.evaluate(SENT_ANEW)
+    expect(tip).to_have_text(here)
+    assert page.evaluate(REACHED) == [here, 0, 1]
+    page.keyboard.press("Control+ArrowUp")
+    assert page.evaluate(REACHED) == [here, 0, 1]
     page.keyboard.press("Escape")
     expect(tip).to_have_count(0)
+    # It stays hidden while the focus is there, wherever the pointer goes.
+    page.mouse.move(2, 2)
+    page.mouse.move(4, 4)
+    page.evaluate(FRAMES)
+    expect(tip).to_have_count(0)
+    page.keyboard.press("ArrowUp")
+    expect(tip).to_have_text(words)
+    page.keyboard.press("ArrowDown")
+    expect(tip).to_have_text(here)
     last = cells.last
     last.hover()
     expect(tip).to_have_text(last.get_attribute("aria-label") or "")
@@ -82,5 +116,8 @@ def test_the_calendar_says_who_has_a_node_and_by_what_right(
     expect(tip).to_have_text(re.compile("^Booked, "))
     expect(page.locator("#calendar [tabindex='0']")).to_have_count(1)
     page.keyboard.press("Escape")
+    expect(tip).to_have_count(0)
+    page.mouse.move(2, 2)
+    page.evaluate(FRAMES)
     expect(tip).to_have_count(0)
     assert violations(page, EVERY) == []

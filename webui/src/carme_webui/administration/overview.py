@@ -16,6 +16,7 @@ from carme.sessions import Ending
 from carme.translation import translated
 from carme_webui.administration.node_states import state_words
 from carme_webui.cluster import broker
+from carme_webui.help_links import explained
 from carme_webui.jobs.models import Mirror
 from carme_webui.metrics.sparks import has_metrics
 from carme_webui.sessions.models import Session
@@ -99,7 +100,7 @@ def overview(by: str = "use") -> Overview:
     try:
         cluster, jobs = broker().cluster(), broker().jobs()
     except CarmeError as error:
-        banner = str(error)
+        banner = explained(error)
     services = _services(cluster, banner, now)
     shown = by if by in measure_titles() else "use"
     degrees: Mapping[str, float] = {}
@@ -107,7 +108,7 @@ def overview(by: str = "use") -> Overview:
         try:
             degrees = _temperatures()
         except CarmeError as error:
-            banner = banner or str(error)
+            banner = banner or explained(error)
     tiles = [_tile(node, shown, degrees) for node in cluster.nodes] if cluster else []
     return Overview(shown, tiles, _queues(jobs, now), _failures(now), services, banner)
 

@@ -17,6 +17,8 @@ from carme.broker import BrokerClient
 from carme.errors import Denied, InvalidRequest
 from carme.jobs import Job
 from carme.jobs.nodes import expand
+from carme.translation import message
+from carme.wording import listing
 from carme_webui.accounts.models import User
 from carme_webui.accounts.second_factor import remove_second_factor
 from carme_webui.administration.models import AuditEntry
@@ -27,6 +29,8 @@ __all__ = [
         "changed_kinds",
         "changed_values",
         "changes",
+        "kind_key",
+        "kind_name",
         "find_jobs",
         "find_users",
         "policies",
@@ -41,6 +45,19 @@ __all__ = [
 
 #: By which the days are where nobody says otherwise.
 UTC = ZoneInfo("UTC")
+#: What answers of the API call that of which a change is, whatever the reader's language: by model.
+KIND_NAMES = {
+    "auditentry": "audit entry",
+    "authenticator": "authenticator",
+    "booking": "booking",
+    "invitation": "invitation",
+    "maintenance": "maintenance",
+    "membership": "membership",
+    "news": "news",
+    "ownimage": "own image",
+    "project": "project",
+    "user": "user",
+}
 _RELATION = re.compile(r"\w+\.\w+\.None")
 
 
@@ -82,6 +99,31 @@ def changed_kinds() -> dict[str, str]:
     return dict(sorted(kinds.items(), key=lambda kind: kind[1].casefold()))
 
 
+def kind_name(entry: LogEntry) -> str:
+    """Of what a change is, as programs read it: in English."""
+    model = str(entry.content_type.model)
+    return KIND_NAMES.get(model, model)
+
+
+def kind_key(name: str) -> str:
+    """The key of `changed_kinds` that an answer calls so, or that this is; nothing for nothing.
+
+    Raises:
+        InvalidRequest: The record has changes of no such kind; the error lists those that there are.
+    """
+    key = name.replace(" ", "")
+    kinds = changed_kinds()
+    if name and key not in kinds:
+        known = listing(sorted(KIND_NAMES.get(kind, kind) for kind in kinds))
+        raise InvalidRequest(
+            message(
+                "The record has no changes of the kind {kind!r}; there are: {kinds}.", kind=name, kinds=known
+            ),
+            field="kind",
+        )
+    return key
+
+
 def changes(
     words: str = "",
     who: str = "",
@@ -98,7 +140,7 @@ def changes(
         who: A user's name or address.
         since: The first day.
         until: The last day.
-        kind: A key of `changed_kinds`, or what answers of the API call it.
+        kind: A key of `changed_kinds`.
         zone: By whose clocks the days are.
     """
     rows = LogEntry.objects.select_related("actor", "content_type").order_by("-timestamp", "-id")
@@ -107,7 +149,7 @@ def changes(
     if who:
         rows = rows.filter(Q(actor__username=who) | Q(actor_email=who))
     if kind:
-        rows = rows.filter(content_type__model=kind.replace(" ", ""))
+        rows = rows.filter(content_type__model=kind)
     if since:
         rows = rows.filter(timestamp__gte=day_bounds(since, zone)[0])
     if until:

@@ -106,7 +106,7 @@ def record(request: HttpRequest) -> HttpResponse:
     context = {
         "page": page,
         "lines": [
-            (row, kinds.get(row.content_type.model, row.content_type.name), services.changed_values(row))
+            (row, kinds.get(row.content_type.model, services.kind_name(row)), services.changed_values(row))
             for row in page
         ],
         "requested": requested,
@@ -143,7 +143,7 @@ def _exported(entry: LogEntry) -> list[str]:
         entry.timestamp.isoformat(),
         entry.actor.username if entry.actor else "",
         entry.get_action_display(),  # type: ignore[attr-defined]
-        entry.content_type.name,
+        services.kind_name(entry),
         entry.object_repr,
         services.changed_values(entry),
         entry.remote_addr or "",
@@ -155,6 +155,8 @@ def _exported(entry: LogEntry) -> list[str]:
 def _searched(request: HttpRequest) -> tuple[dict[str, str], "QuerySet[LogEntry]"]:
     """What is looked for in the audit log, and what is found; days are those of the reader's clocks."""
     sent = {key: wanted_words(request, key, 100) for key in ("q", "who", "kind", "since", "until")}
+    if sent["kind"] not in services.changed_kinds():
+        sent["kind"] = ""
     since, until = _date(sent["since"]), _date(sent["until"])
     rows = services.changes(sent["q"], sent["who"], since, until, kind=sent["kind"], zone=reader_zone())
     return sent, rows

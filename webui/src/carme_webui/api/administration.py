@@ -238,9 +238,8 @@ def list_approvals(request: HttpRequest, search: Query[Paging]) -> Any:
 def list_changes(request: HttpRequest, search: Query[ChangeSearch]) -> Any:
     """The record of changes, the latest first: who, when, what, before and after."""
     require_admin(request)
-    rows = services.changes(
-        search.q.strip(), search.who.strip(), search.since, search.until, kind=search.kind.strip()
-    )
+    kind = services.kind_key(search.kind.strip())
+    rows = services.changes(search.q.strip(), search.who.strip(), search.since, search.until, kind=kind)
     return page_of(rows, search, _change)
 
 
@@ -251,7 +250,7 @@ def _change(row: Any) -> wire.ChangeOut:
         who=row.actor.username if row.actor else "",
         address=row.remote_addr or "",
         action=str(row.get_action_display()),
-        kind=str(row.content_type.name),
+        kind=services.kind_name(row),
         what=row.object_repr,
         changes={field: list(change) for field, change in row.changes_dict.items() if len(change) == 2},
     )

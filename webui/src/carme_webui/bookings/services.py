@@ -151,8 +151,8 @@ def change(booking: Booking, proposed: BookingRequest, site: Settings, broker: B
         before = Booking.objects.get(pk=booking.pk)
         if booking.state == BookingState.ACTIVE and proposed.start != booking.start:
             raise InvalidRequest(
-                _("The booking has begun, so its start cannot change any more."),
-                _("Change its length, or delete it and book anew."),
+                message("The booking has begun, so its start cannot change any more."),
+                message("Change its length, or delete it and book anew."),
                 field="start",
             )
         if proposed.end <= now:

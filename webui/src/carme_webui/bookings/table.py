@@ -285,7 +285,7 @@ def _items(
                 (one.name, node): Item(node, one.start, one.end, "blocked", label, words)
                 for node in one.node_names
             }
-    name = reader.username if reader is not None else ""
+    name = reader.username if reader is not None else None
     for job, nodes in running:
         if not names.isdisjoint(nodes):
             found |= _of_job(job, nodes, name)
@@ -321,15 +321,18 @@ def _right(row: Booking, own: bool) -> str:
     return _("your booking") if own else _("shared by %s") % row.owner.username
 
 
-def _of_job(job: RunningJob, nodes: list[str], reader: str) -> dict[Hashable, Item]:
-    """A running job on each of its nodes, unless it runs in a booking, as a user of that name sees it."""
+def _of_job(job: RunningJob, nodes: list[str], reader: str | None) -> dict[Hashable, Item]:
+    """A running job on each of its nodes, unless it runs in a booking, as a user of that name sees it.
+
+    Without a name it is nobody's own.
+    """
     if job.started is None or is_ours(job.reservation):
         return {}
     until = job.ends
-    own = job.user == reader
+    own = reader is not None and job.user == reader
     label = _("My job %s") % job.id if own else _("In use")
     url = reverse("job", args=[job.id]) if own else ""
-    words = span_words(job.started, until, reader_zone()) if until else ""
+    words = span_words(job.started, until, reader_zone()) if until else _("no time limit")
     return {
         (RunningJob, job.id, node): Item(node, job.started, until, "job", label, words, url) for node in nodes
     }

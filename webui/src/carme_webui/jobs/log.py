@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
+from carme_webui.help_links import explained
 from carme_webui.jobs.models import Job
 
 __all__ = ["Tail", "tail"]
@@ -29,7 +30,7 @@ def tail(job: Job, broker: BrokerClient) -> Tail:
         part = broker.log(job.id, user=job.user, offset=offset, limit=BYTES)
         text = part.text
     except CarmeError as error:
-        return Tail(failure=str(error))
+        return Tail(failure=explained(error))
     if offset:
         text = text.partition("\n")[2] or text
     return Tail(text=text, cut=offset > 0, offset=part.offset)

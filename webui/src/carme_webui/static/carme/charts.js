@@ -19,6 +19,9 @@
   const POLL_MS = 15000;
   // English as the portal writes it: the day before the month, the hours from 0 to 23.
   const language = document.documentElement.lang.replace(/^en$/, "en-GB") || undefined;
+  // English months have three letters, as on the server, where British English has "Sept".
+  const written = (parts) =>
+    parts.map(({ type, value }) => (type === "month" && language === "en-GB" ? value.slice(0, 3) : value)).join("");
   const drawn = new Set();
   let printing = false;
 
@@ -50,7 +53,7 @@
   }
 
   const clock = (seconds, options) =>
-    new Intl.DateTimeFormat(language, { hourCycle: "h23", ...options }).format(new Date(seconds * 1000));
+    written(new Intl.DateTimeFormat(language, { hourCycle: "h23", ...options }).formatToParts(new Date(seconds * 1000)));
 
   function moment(seconds, span) {
     const options = { hour: "2-digit", minute: "2-digit" };

@@ -5,6 +5,9 @@
 (() => {
   // English as the portal writes it: the day before the month, the hours from 0 to 23.
   const language = document.documentElement.lang.replace(/^en$/, "en-GB") || undefined;
+  // English months have three letters, as on the server, where British English has "Sept".
+  const written = (parts) =>
+    parts.map(({ type, value }) => (type === "month" && language === "en-GB" ? value.slice(0, 3) : value)).join("");
   const date = { day: "numeric", month: "short" };
   const clock = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
   const STYLES = {
@@ -46,8 +49,8 @@
     const at = new Date(dateTime);
     if (Number.isNaN(at.getTime())) return null;
     if (dataset.style === "ago") return ago(at);
-    if (dataset.style === "span") return format("span").formatRange(at, new Date(dataset.end));
-    return STYLES[dataset.style] ? format(dataset.style).format(at) : null;
+    if (dataset.style === "span") return written(format("span").formatRangeToParts(at, new Date(dataset.end)));
+    return STYLES[dataset.style] ? written(format(dataset.style).formatToParts(at)) : null;
   }
 
   function show() {

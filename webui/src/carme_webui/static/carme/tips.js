@@ -1,5 +1,6 @@
 // What a mark means, for pointer, keyboard and touch alike: elements with data-tip, and the calendar's entries, show it
-// while one points at them or the focus is on them; Escape hides it. In a table with data-grid, arrow keys move.
+// while one points at them or the focus is on them; Escape hides it until pointer or focus has left the mark. In a
+// table with data-grid, arrow keys move.
 "use strict";
 
 (() => {
@@ -11,6 +12,8 @@
   tip.setAttribute("aria-hidden", "true");
   tip.setAttribute("popover", "manual");
   let marked = null;
+  let dismissed = null; // the mark whose tip Escape has hidden
+  let pointer = {}; // where it was last
 
   function hide() {
     marked = null;
@@ -42,19 +45,47 @@
   const markOf = (event) => (event.target instanceof Element ? event.target.closest(MARKED) : null);
   const focused = () => document.activeElement?.closest(MARKED) ?? null;
 
-  document.addEventListener("pointerover", (event) => {
-    const mark = markOf(event) ?? focused();
+  // Browsers report a pointer that rests, too, when the page moves or changes below it: that is nobody's wish.
+  function point(event) {
+    const rests = event.pointerType === "mouse" && event.clientX === pointer.x && event.clientY === pointer.y;
+    pointer = { x: event.clientX, y: event.clientY };
+    if (rests) return;
+    const pointed = markOf(event);
+    if (dismissed !== pointed && dismissed !== focused()) dismissed = null;
+    const mark = pointed ?? focused();
+    if (mark && mark === dismissed) return;
     if (mark) show(mark);
     else if (!tip.contains(event.target)) hide();
-  });
+  }
+
+  document.addEventListener("pointerover", point);
+  document.addEventListener("pointermove", point, { passive: true });
   document.addEventListener("focusin", (event) => {
     const mark = markOf(event);
     if (mark) show(mark);
     else hide();
   });
-  document.addEventListener("focusout", hide);
+  document.addEventListener("focusout", () => {
+    dismissed = null;
+    hide();
+  });
   addEventListener("scroll", place, { capture: true, passive: true });
-  document.addEventListener("htmx:after:swap", place);
+  document.addEventListener("htmx:after:swap", renew);
+
+  // Tab comes back to this cell of its table.
+  function reach(cell) {
+    for (const other of cell.closest("table").querySelectorAll("td[tabindex]")) other.tabIndex = other === cell ? 0 : -1;
+  }
+
+  // What the portal has sent anew has its own tabindex, and may mean something else.
+  function renew() {
+    const cell = document.activeElement?.closest("[data-grid] td[tabindex]");
+    if (cell) reach(cell);
+    if (!marked) return;
+    if (!marked.isConnected || !marked.matches(MARKED)) return hide();
+    show(marked);
+    place();
+  }
 
   function neighbour(cell, key) {
     const row = cell.closest("tr");
@@ -72,13 +103,16 @@
   }
 
   document.addEventListener("keydown", (event) => {
-    if (event.key === "Escape" && marked) return hide();
+    if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
+    if (event.key === "Escape" && marked) {
+      dismissed = marked;
+      return hide();
+    }
     const cell = event.target instanceof Element ? event.target.closest("[data-grid] td[tabindex]") : null;
     const to = cell && neighbour(cell, event.key);
     if (!to) return;
     event.preventDefault();
-    for (const other of cell.closest("table").querySelectorAll("td[tabindex]")) other.tabIndex = -1;
-    to.tabIndex = 0;
+    reach(to);
     to.focus();
   });
 })();

@@ -1,0 +1,46 @@
+"""The calendar's table: its columns, cells and entries."""
+
+from datetime import datetime, timedelta
+
+from django.utils import timezone, translation
+
+from carme.broker.protocol import RunningJob
+from carme_webui.bookings import table
+from carme_webui.bookings.lanes import Item, lay_out, slots_of
+from carme_webui.clocks import site_zone
+
+
+def test_a_job_without_a_limit_or_a_name_is_nobodys_own() -> None:
+    job = RunningJob(id=7, user="", node_list="n1", started=timezone.now(), ends=None, reservation="")
+    for reader, label in ((None, "In use"), ("alice", "In use"), ("", "My job 7")):
+        [item] = table._of_job(job, ["n1"], reader).values()
+        assert (item.label, item.words, bool(item.url)) == (label, "no time limit", reader == "")
+    with translation.override("de"):
+        [item] = table._of_job(job, ["n1"], None).values()
+        assert item.words == "kein Zeitlimit"
+
+
+def test_days_have_the_hours_of_their_clocks(rules) -> None:
+    half_hour = timedelta(minutes=30)
+    counts = [
+        len(slots_of(day, 1, half_hour, site_zone())[0].slots)
+        for day in (datetime(2026, 3, 29).date(), datetime(2026, 10, 25).date(), datetime(2026, 6, 1).date())
+    ]
+    assert counts == [46, 50, 48]
+    (long,) = slots_of(datetime(2026, 10, 25).date(), 1, timedelta(hours=3), site_zone())
+    assert [(slot.end - slot.start) / timedelta(hours=1) for slot in long.slots] == [3] * 8 + [1]
+
+
+def test_columns_with_the_same_content_are_one_cell() -> None:
+    days = slots_of(datetime(2026, 6, 1).date(), 1, timedelta(hours=6), site_zone())
+    start = days[0].slots[0].start
+    item = Item("n1", start + timedelta(hours=7), start + timedelta(hours=13), "mine", "A")
+    endless = Item("n2", start, None, "job", "B")
+    nodes = [("n1", True), ("n2", False)]
+    one, two = lay_out(
+        nodes, [item, endless], days, lambda node, available, slots: f"{node} {available} {len(slots)}"
+    )
+    assert [(cell.span, len(cell.items), cell.free) for cell in one.cells] == [
+        (1, 0, "n1 True 1"), (2, 1, ""), (1, 0, "n1 True 1"),
+    ]  # fmt: skip
+    assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]

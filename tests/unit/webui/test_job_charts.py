@@ -1,0 +1,139 @@
+"""The charts of a job's page: what they are drawn from."""
+
+import json
+from typing import Any
+
+from bs4 import BeautifulSoup
+
+from carme.reports import Advice, Curve, GpuUse, Report, TrainingUse, Usage
+
+from .conftest import Browser, text
+from .fake_broker import FakeBroker, make_job
+from .job_steps import news
+
+
+def charts_in(part: str) -> list[dict[str, Any]]:
+    """What the charts of a part of a page are drawn from."""
+    return [json.loads(str(one["data-chart"])) for one in BeautifulSoup(part, "html.parser")("carme-chart")]
+
+
+def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
+    browser: Browser, broker: FakeBroker
+) -> None:
+    def curve(what: str, name: str = "n1", **fields: Any) -> Curve:
+        return Curve(what=what, name=name, start=0, step=60, values=[0.25, None, 0.5], **fields)
+
+    broker.put(make_job(1))
+    broker.reports[1] = Report(
+        job=make_job(1),
+        source="live",
+        curves=[
+            curve("cpu", whole=8.0),
+            curve("memory", whole=32 * 2.0**30),
+            curve("gpu_memory", "n1 GPU 0", whole=80 * 2.0**30),
+            curve("io", "n1 read", top=4 * 2.0**20),
+            curve("io", "n1 written", top=4 * 2.0**20),
+            curve("network", "n1 received", top=2 * 2.0**30),
+            curve("steps", "mean of the ranks", top=8.0),
+            curve("loss", "mean of the ranks", top=2.0),
+        ],
+    )
+    news()
+    found = {one["title"]: one for one in charts_in(text(browser.get("/jobs/1/use/")))}
+    shown = {
+        title: (one["series"][0]["values"], one["unit"], one.get("line")) for title, one in found.items()
+    }
+    assert shown == {
+        "Processors": ([2.0, None, 4.0], "", {"name": "Requested", "value": 8.0}),
+        "Memory": ([8.0, None, 16.0], "GiB", {"name": "Requested", "value": 32.0}),
+        "GPU memory": ([20.0, None, 40.0], "GiB", {"name": "Total", "value": 80.0}),
+        "Disks: read and written": ([1.0, None, 2.0], "MiB/s", None),
+        "Network: received and sent": ([0.5, None, 1.0], "GiB/s", None),
+        "Training: steps per second": ([2.0, None, 4.0], "", None),
+        "Training: loss": ([0.5, None, 1.0], "", None),
+    }
+    assert len(found["Disks: read and written"]["series"]) == 2
+    # Nodes that got different amounts share no line: then shares are shown.
+    broker.reports[1] = Report(job=make_job(1), curves=[curve("cpu", whole=8.0), curve("cpu", whole=4.0)])
+    (chart,) = charts_in(text(browser.get("/jobs/1/use/")))
+    assert (chart["unit"], chart["line"]) == ("%", {"name": "Requested", "value": 100})
+    assert chart["series"][0]["values"] == [25.0, None, 50.0]
+
+
+def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_its_chart(
+    browser: Browser, broker: FakeBroker
+) -> None:
+    def curve(what: str, name: str, values: list[float | None], **fields: Any) -> Curve:
+        return Curve(what=what, name=name, start=0, step=60, values=values, **fields)
+
+    broker.put(make_job(1))
+    broker.reports[1] = Report(
+        job=make_job(1),
+        source="live",
+        curves=[
+            *(curve("gpu", f"n1 GPU {gpu}", [0.5, 0.7]) for gpu in range(5)),
+            curve("wait", "for data", [0.2, 0.4]),
+            curve("rank_wait", "n1 rank 0", [0.1, 0.3], part="data"),
+            curve("rank_wait", "n1 rank 0", [0.5, 0.5], part="ranks"),
+            curve("rank_wait", "n2 rank 1", [None, 0.4], part="data"),
+        ],
+        advice=[
+            Advice(topic="gpu", text="Ask for less."),
+            Advice(topic="loader", text="Load faster."),
+            Advice(topic="time", text="Ask for less time."),
+        ],
+    )
+    news()
+    part = BeautifulSoup(text(browser.get("/jobs/1/use/")), "html.parser")
+    places = [
+        (one("h3")[0].get_text(), [str(item.get_text()) for item in one("li")])
+        for one in part(class_="chart")
+    ]
+    assert places == [
+        ("GPU utilization", ["Ask for less."]),
+        ("Training: share of time that ranks waited", ["Load faster."]),
+    ]
+    (rest,) = (one for one in part(class_="advice") if not one.find_parent(class_="chart"))
+    assert rest.get_text() == "Ask for less time."
+    ranks, gpus = part(class_="multiples")
+    assert ranks["aria-label"] == "Waiting, rank by rank" and len(gpus("li")) == 5
+    first, second = (json.loads(str(one["data-chart"])) for one in ranks("carme-chart"))
+    assert (first["title"], first["most"], first["unit"]) == ("n1 rank 0", 100, "%")
+    assert [one["values"] for one in first["series"]] == [[10.0, 30.0], [50.0, 50.0]]
+    assert [one["values"] for one in second["series"]] == [[None, 40.0], []]
+    rows = [[cell.get_text() for cell in row(["th", "td"])] for row in part(class_="means")[0]("tr")]
+    assert rows == [
+        ["On average", "for data", "for other ranks"],
+        ["n1 rank 0", "20 %", "50 %"],
+        ["n2 rank 1", "40 %", "-"],
+    ]
+    # Why a large run has none.
+    hint = "Ranks have charts of their own in runs with up to 64 ranks."
+    for number in (64, 65):
+        training = Usage(seconds=60, training=TrainingUse(ranks=number))
+        broker.reports[1] = Report(job=make_job(1), usage=training)
+        assert (hint in text(browser.get("/jobs/1/use/"))) == (number == 65)
+
+
+def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: FakeBroker) -> None:
+    curve = Curve(what="gpu", name="n1 <GPU> 0", start=0, step=15, values=[0.0, 0.5, 1.0])
+    broker.put(make_job(1))
+    broker.reports[1] = Report(
+        job=make_job(1),
+        source="live",
+        usage=Usage(seconds=60, gpus=[GpuUse(node="n1", gpu="0", busy=0.5, active=1.0)]),
+        efficiency={"gpu": 0.5},
+        curves=[curve],
+        advice=[Advice(topic="gpus", text="Ask <for> less.", change="--gpus 1")],
+    )
+    news()
+    assert 'hx-get="/jobs/1/use/"' in browser.get("/jobs/1/").content.decode()
+    part = browser.get("/jobs/1/use/").content.decode()
+    for message in ("50% used", "Ask &lt;for&gt; less.", "--gpus 1"):
+        assert message in part, message
+    (chart,) = charts_in(part)
+    assert chart["series"] == [{"name": "n1 <GPU> 0", "values": [0.0, 50.0, 100.0]}]
+    assert (chart["title"], chart["unit"], chart["most"], chart["step"]) == ("GPU utilization", "%", 100, 15)
+    assert chart["summary"] == "n1 <GPU> 0 50 % on average, at most 100 %"
+    assert "every 30s" in part
+    assert {request.user for request in broker.requests_of("report")} == {"alice"}
