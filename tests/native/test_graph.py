@@ -37,6 +37,16 @@ class Undecided(nn.Module):
 EXAMPLE = (torch.randn(8, 3, 16, 16), torch.arange(8))
 
 
+def test_equal_layers_cost_the_same_however_busy_the_machine_is():
+    equal = [nn.Linear(64, 64) for _ in range(5)]
+    frozen = nn.Linear(64, 64).requires_grad_(False)
+    model = nn.Sequential(*equal, frozen, nn.Linear(64, 64, bias=False))
+    graph = trace(model, (torch.randn(8, 64, requires_grad=True),), seconds=0.2)
+    first, *others = [one.timings for one in graph.operators]
+    assert others[:4] == [first] * 4
+    assert first not in others[4:], "what does something else has times of its own"
+
+
 def test_costs_are_measured_and_nothing_else_changes(tmp_path):
     torch.manual_seed(0)
     model = Branches()

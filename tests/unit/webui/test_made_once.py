@@ -130,6 +130,25 @@ def test_a_broker_that_hangs_holds_up_one_page(broker: FakeBroker) -> None:
         assert first.result(HANG) == "new" and not requested.acquire(blocking=False)
 
 
+def test_no_page_waits_for_a_broker_that_takes_long_while_there_is_an_answer(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "SLOW_SECONDS", 0.0)
+    answer, given = threading.Event(), threading.Event()
+
+    def ask() -> str:
+        assert answer.wait(HANG)
+        return "new"
+
+    shown = Picture()
+    assert shown._cached("test", lambda: "old") == "old"
+    cluster.caches["pages"].delete("broker-test-new")  # as if its time were over
+    assert shown._cached("test", ask) == shown._cached("test", ask) == "old"
+    answer.set()
+    while shown._cached("test", ask) == "old":
+        assert not given.wait(0.01)
+
+
 def test_what_takes_the_broker_long_is_requested_less_often() -> None:
     assert shown_seconds(1.25, 0.01) == 1.25, "an ordinary site sees each look at Slurm"
     assert shown_seconds(1.25, 0.2) == pytest.approx(4.0)

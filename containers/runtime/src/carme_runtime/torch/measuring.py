@@ -13,7 +13,8 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +66,21 @@ def measured(
     return with_values(traced.graph, values, samples=sizes[-1], operators=operators)
 
 
+def _kind(node: fx.Node) -> Hashable:
+    """The same for operators that do the same with tensors of the same shapes and types."""
+    return node.op, str(node.target), _shown(node.args), _shown(tuple(sorted(node.kwargs.items())))
+
+
+def _shown(argument: Any) -> Hashable:
+    if isinstance(argument, fx.Node):
+        tensor = argument.meta.get("val")
+        known = isinstance(tensor, torch.Tensor)
+        return (str(tuple(tensor.shape)), str(tensor.dtype)) if known else argument.name
+    if isinstance(argument, list | tuple):
+        return tuple(_shown(each) for each in argument)
+    return repr(argument)
+
+
 class _Measurement:
     """Runs the operators with one number of samples."""
 
@@ -94,19 +110,26 @@ class _Measurement:
         return time.perf_counter() - began
 
     def timings(self, repeats: int) -> Iterator[tuple[str, Timing]]:
-        """Times of all operators: medians of `repeats` runs."""
+        """Times of all operators: medians of `repeats` runs, over all operators that are alike.
+
+        A busy machine would otherwise have equal layers take different times, and the model cut unevenly.
+        """
         samples, idle = len(self._example[0]), _idle_backward_ms(self._example[0].device)
+        alike: dict[str, Hashable] = {}
+        forward: dict[Hashable, list[float]] = defaultdict(list)
+        backward: dict[Hashable, list[float]] = defaultdict(list)
         for node, run, inputs in self._steps():
-            forward, backward = [], []
+            kind = alike[node.name] = (_kind(node), tuple(str(tuple(each.shape)) for each in inputs))
             for _ in range(repeats):
                 _synchronize(self._example[0])
                 began = time.perf_counter()
                 result = run()
                 _synchronize(self._example[0])
-                forward.append((time.perf_counter() - began) * 1000)
-                backward.append(self._backward(result, inputs))
-            back = max(statistics.median(backward) - idle, 0.0)
-            yield node.name, Timing(samples, round(statistics.median(forward), 6), round(back, 6))
+                forward[kind].append((time.perf_counter() - began) * 1000)
+                backward[kind].append(self._backward(result, inputs))
+        for name, kind in alike.items():
+            back = max(statistics.median(backward[kind]) - idle, 0.0)
+            yield name, Timing(samples, round(statistics.median(forward[kind]), 6), round(back, 6))
 
     def _describe(self, name: str, result: Any) -> None:
         parts = [result] if not isinstance(result, list | tuple) else result
