@@ -88,11 +88,11 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
     }
 
 
-# What it tells
+# What it reads
 
 
 @pytest.mark.parametrize("version", ["v0.0.42", "v0.0.41"])
-async def test_it_tells_the_same_as_the_commands(
+async def test_it_reads_the_same_as_the_commands(
     rest: RecordedRest, slurm: SlurmRest, commands: SlurmCommands, version: str
 ) -> None:
     rest.version = version
