@@ -106,6 +106,23 @@ def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(d
     wait_until("the broker answers", lambda: demo.carme("status", check=False).returncode == 0)
 
 
+@pytest.mark.alone
+def test_who_is_added_after_slurms_start_is_known_though_its_database_started_last(demo: DemoSite) -> None:
+    # The two seconds are the fault: a database that takes its time.
+    late = "{ sleep 2; systemctl start slurmdbd; }"
+    starts = f"systemctl stop slurmctld slurmdbd; {late} & systemctl start slurmctld; wait"
+    demo.run("head", "sh", "-c", starts)
+    added = ["user", "name=addedlater", "account=carme"]
+    try:
+        demo.run("head", "sacctmgr", "--immediate", "add", *added)
+        wait_until(
+            "slurmctld knows the account",
+            lambda: "addedlater" in demo.run("head", "scontrol", "show", "assoc_mgr", "flags=users").stdout,
+        )
+    finally:
+        demo.run("head", "sacctmgr", "--immediate", "delete", *added[:2], check=False)
+
+
 def test_carme_run_outside_of_a_job_refuses_nodes(demo: DemoSite) -> None:
     done = demo.run(
         "head",
