@@ -10,7 +10,7 @@ from pathlib import Path
 from suites import debian
 from suites.demo_hosts import DemoHosts
 from suites.environments import prepare_horovod, prepare_models, prepare_native, prepare_petri
-from suites.running import ROOT, Runner, Stop, path_of, show_stage
+from suites.running import Runner, Stop, path_of, show_stage
 
 __all__ = ["BENCHMARKS", "Benchmark", "run_benchmark"]
 
@@ -124,5 +124,5 @@ def run_benchmark(
         python = prepare_petri(tests)
     if benchmark.on_demo:
         hosts.bring_up("bench")
-    script = ROOT / f"tests/benchmarks/{benchmark.script or name}.py"
-    runner.run(f"bench {name}", python, script.relative_to(ROOT), *arguments, environment=environment)
+    script = f"tests/benchmarks/{benchmark.script or name}.py"
+    runner.run(f"bench {name}", python, script, *arguments, environment=environment)

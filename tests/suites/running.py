@@ -111,12 +111,12 @@ def call(
     return code if code >= 0 else 128 - code
 
 
-def end(process: subprocess.Popen[bytes], patience: float = LAST_SECONDS) -> None:
-    """End a process that has not ended; kill it where it takes longer than so many seconds."""
+def end(process: subprocess.Popen[bytes], patience: float | None = None) -> None:
+    """End a process that has not ended; kill it after so many seconds (None: after LAST_SECONDS)."""
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(patience)
+            process.wait(LAST_SECONDS if patience is None else patience)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
