@@ -52,6 +52,7 @@ class JobSpec(NamedTuple):
         array: Whether this is an array, of which each task makes its own specification.
         staging: Where copies go.
         log: The task's log; empty: the job's `output.log`.
+        help: The address of the portal's help; empty: programs of the job name none.
     """
 
     command: Sequence[str] = ()
@@ -72,6 +73,7 @@ class JobSpec(NamedTuple):
     array: bool = False
     staging: StagingPlaces = StagingPlaces()
     log: str = ""
+    help: str = ""
 
     @property
     def wants_data(self) -> bool:
