@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from benchmarks import bars
 
 FOLDER = Path(__file__).parents[2] / "docs/benchmarks"
