@@ -72,13 +72,13 @@ class CarmeSpawner(SlurmSpawner):
         config=True
     )
 
-    # The broker tells at once if a job dies.
+    # The broker reports at once if a job dies.
     start_timeout = Integer(int(LONGEST_WAIT.total_seconds())).tag(config=True)
     # Nothing of the hub's own environment belongs into a user's job.
     env_keep = List(Unicode(), []).tag(config=True)
 
     token_id = Integer(0)
-    #: What tells this server from all others, see `carme_spawner.names`.
+    #: What distinguishes this server from all others, see `carme_spawner.names`.
     identity = Unicode()
     address: tuple[str, int] | None = None
     #: Whether the proxy leads to the server.
@@ -88,7 +88,7 @@ class CarmeSpawner(SlurmSpawner):
     reachable: bool | None = True
     heard = 0.0
     idle = Instance(IdleWatch, ())
-    #: What the broker was told of the idleness; None if this hub has told nothing.
+    #: What the broker was notified of the idleness; None if this hub has reported none.
     reported_idle: tuple[float | None, float | None] | None = None
     #: The hub itself ends its job: it is idle, or lost.
     being_ended = False
@@ -362,12 +362,12 @@ class CarmeSpawner(SlurmSpawner):
         return job.exit_code or 0
 
     def start_polling(self) -> None:
-        """Tell JupyterHub at once when the job has ended; nothing is asked from time to time."""
+        """Notify JupyterHub at once when the job has ended; nothing is asked from time to time."""
         self.watcher.listen(int(self.job_id), self._look)
         self._look()
 
     def stop_polling(self) -> None:
-        """Tell JupyterHub nothing more."""
+        """Notify JupyterHub no more."""
         if self.job_id:
             self.watcher.ignore(int(self.job_id))
 
@@ -477,7 +477,7 @@ class CarmeSpawner(SlurmSpawner):
             in_background(asyncio.create_task(self.end(int(self.job_id), Ending.IDLE)))
 
     async def look_for_server(self) -> None:
-        """Find out whether the server still answers, and tell the broker when that has changed."""
+        """Find out whether the server still answers, and notify the broker when that has changed."""
         server = self.server
         if server is None:
             return  # it has ended
@@ -517,7 +517,7 @@ class CarmeSpawner(SlurmSpawner):
         self.note(server=ServerStatus.READY)
 
     def note(self, **what: Any) -> None:
-        """Tell the broker, in the background; the arguments are those of `SessionNote`."""
+        """Notify the broker, in the background; the arguments are those of `SessionNote`."""
         self.watcher.notes.send(int(self.job_id), self.user.name, self.session_name, SessionNote(**what))
 
     # -- what outlives the hub

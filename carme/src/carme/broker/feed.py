@@ -40,7 +40,7 @@ class Feed:
         self._floor = max(self._floor, number)
 
     def since(self, cursor: str | None) -> int | None:
-        """The number in a cursor; None when there is none that still tells all changes after it."""
+        """The number in a cursor; None when it is too old to list all changes after it."""
         epoch, _, number = (cursor or "").partition("-")
         if epoch != self._epoch or not (number.isascii() and number.isdecimal()):
             return None

@@ -18,7 +18,7 @@ class StageSpec(NamedTuple):
         target: Where the copy goes: `local`, `scratch`, `ram` or `beeond`.
         name: What the job finds it under, in the folder that `CARME_DATA` names.
         version: The digest of a dataset's version; empty: what lies there now.
-        key: What tells the copy from others in the cache.
+        key: What distinguishes the copy from others in the cache.
     """
 
     source: str

@@ -22,7 +22,7 @@ namespace carme {
 class TcpLinks final : public Links {
 public:
     // Bytes of a payload that the network card is to fetch from where they lie (MSG_ZEROCOPY), where it can: for fewer,
-    // keeping their pages in place and being told when they have gone costs more than a copy.
+    // keeping their pages in place and waiting for the notice that they have gone costs more than a copy.
     static constexpr uint64_t uncopied_from = 64 * 1024;
     // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
     // devices. Tests, which have no others, let it go on.

@@ -45,7 +45,7 @@ class RunFailed(Exception):
     """The run ended with an error, which its output names."""
 
     def _render_traceback_(self) -> list[str]:
-        # IPython asks for it: the lines of this module would tell nobody anything.
+        # IPython asks for it: the lines of this module would help nobody.
         return [f"RunFailed: {self}"]
 
 
@@ -316,7 +316,7 @@ def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts", show: Cal
 
 
 class _Interrupts:
-    """While it is entered, interrupts raise nothing, but are kept, for `came` to tell of.
+    """While it is entered, interrupts raise nothing, but are kept, for `came` to report.
 
     An exception would come wherever this process just is, so also where nothing catches it: while the run is
     being started, or between the wait and what follows it. And one that comes just before a wait begins would

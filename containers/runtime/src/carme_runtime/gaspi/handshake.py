@@ -33,7 +33,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._count = 0
-        self.over = False  # the door is closed: who still is in it is not told
+        self.over = False  # the door is closed: who still is in it gets no answer
 
     def report(self, where: str, error: BaseException) -> None:
         """Who connected from `where` was refused because of `error`, which `admit` raised."""

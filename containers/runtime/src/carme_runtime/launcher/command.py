@@ -235,7 +235,7 @@ async def _become_mpirun(
 
 
 def _variables(options: argparse.Namespace) -> dict[str, str]:
-    """What the options tell the ranks in their environment."""
+    """What the options set in the ranks' environment."""
     chosen = {
         TRANSPORT: options.transport,
         TORCH_BACKEND: options.torch_backend,

@@ -1,7 +1,7 @@
 """A barrier that says which members did not come to it.
 
-Each member tells all others that it has come. The first one decides, when all have come or its time is over,
-and tells the others. It is made of messages between two, so that a member who is missing breaks no group.
+Each member notifies all others of its arrival. The first one decides, when all have come or its time is over,
+and notifies the others. It is made of messages between two, so that a member who is missing breaks no group.
 """
 
 # As in backend.py.
