@@ -9,16 +9,18 @@ from pathlib import Path
 
 from suites.benchmarks import BENCHMARKS
 from suites.demo_hosts import ON_DEMO
-from suites.running import Stop
+from suites.running import Stop, report
 
 __all__ = ["SITES", "SUITES", "USAGE", "Request", "parse"]
 
 SUITES = (
     "lint", "unit", "cluster", "browser", "native", "models", "security", "monitoring", "faults",
-    "frameworks", "showings", "sites",
+    "frameworks", "end-to-end", "sites",
 )  # fmt: skip
 DEFAULT = ("lint", "unit", "cluster", "browser", "security")
 NEED_ROOT = ON_DEMO | {"sites"}
+#: Earlier names of suites, which still work.
+EARLIER = {"showings": "end-to-end"}
 SITES = ("existing-22.05", "two-heads")
 USAGE = Path(__file__).with_name("usage.txt")
 
@@ -72,6 +74,9 @@ def parse(words: Sequence[str]) -> Request:
             break
         if word == "bench":
             return _benchmark(words[place + 1 :])
+        if word in EARLIER:
+            report(f"the suite {word} is {EARLIER[word]} now. Use the new name.")
+            word = EARLIER[word]
         if word in SUITES:
             suites.append(word)
         elif word in SITES:

@@ -13,7 +13,7 @@ from suites.running import ROOT, Output, Runner, end, show_stage
 __all__ = ["ON_DEMO", "DemoHosts"]
 
 #: Suites that run on the demo cluster.
-ON_DEMO = {"cluster", "browser", "security", "monitoring", "faults", "frameworks", "showings"}
+ON_DEMO = {"cluster", "browser", "security", "monitoring", "faults", "frameworks", "end-to-end"}
 #: Seconds that `./demo up` has to leave nothing half done where it is ended.
 LAST_SECONDS = 60
 #: The stage of `./demo up` at which all that it installs on this host is there.

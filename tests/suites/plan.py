@@ -114,7 +114,7 @@ class Plan:
             "security": self._security,
             "monitoring": self._monitoring,
             "frameworks": self._frameworks,
-            "showings": self._showings,
+            "end-to-end": self._end_to_end,
             "sites": self._sites,
             "faults": self._faults,
         }
@@ -237,7 +237,9 @@ class Plan:
         self._on_cluster("browser", *self._targets("tests/browser"))
 
     def _on_demo(self, suite: str, *options: str, environment: dict[str, str] | None = None) -> None:
-        self._pytest(suite, *options, *self._targets(f"tests/{suite}"), environment=environment)
+        self._pytest(
+            suite, *options, *self._targets(f"tests/{suite.replace('-', '_')}"), environment=environment
+        )
 
     def _security(self) -> None:
         # The site's own check, which the cluster's suite runs, has made the attacks already.
@@ -255,10 +257,10 @@ class Plan:
         self._hosts.bring_up("frameworks")
         self._on_demo("frameworks", "-rs", environment={"CARME_FRAMEWORKS": prepare_frameworks(self._python)})
 
-    def _showings(self) -> None:
+    def _end_to_end(self) -> None:
         debian.prepare_chromium()
-        self._hosts.bring_up("showings")
-        self._on_demo("showings", "--timeout", "900")
+        self._hosts.bring_up("end-to-end")
+        self._on_demo("end-to-end", "--timeout", "900")
 
     def _faults(self) -> None:
         self._hosts.bring_up("faults")

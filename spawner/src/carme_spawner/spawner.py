@@ -504,7 +504,7 @@ class CarmeSpawner(SlurmSpawner):
                 await fetch(server.url + "carme/logins", method="POST", allow_redirects=False)
         except Exception as error:  # whatever is wrong with the way to it
             self.log.warning(
-                "%s could not be told that %s signed out: %s",
+                "%s was not notified that %s signed out: %s",
                 self._log_name,
                 self.user.name,
                 error or type(error).__name__,

@@ -126,6 +126,14 @@ def test_words_are_read_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert arguments.parse(["lint", "--quick"]).quick == (".",)
 
 
+def test_an_earlier_name_of_a_suite_works_and_warns(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert arguments.parse(["showings"]).suites == ("end-to-end",)
+    assert capfd.readouterr().err == "test: the suite showings is end-to-end now. Use the new name.\n"
+
+
 def test_each_benchmark_has_a_file() -> None:
     folder = Path(arguments.__file__).parents[1] / "benchmarks"
     for name, benchmark in arguments.BENCHMARKS.items():

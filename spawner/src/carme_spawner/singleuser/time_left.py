@@ -20,7 +20,7 @@ EVENT_SCHEMA = {
     "$id": EVENT,
     "version": "1",
     "title": "Session",
-    "description": "The session is told to end: documents must be saved now.",
+    "description": "The session is to end: documents must be saved now.",
     "type": "object",
     "required": ["state"],
     "properties": {"state": {"enum": ["ending"]}},

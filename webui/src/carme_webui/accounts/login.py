@@ -55,7 +55,7 @@ def sign_out_of_hub(user: str) -> None:
     try:
         Hub(settings.SITE).sign_out(user, before=before, seconds=PATIENCE)
     except HubError as error:
-        logger.warning("The hub could not be told that %s signed out; it is tried again: %s", user, error)
+        logger.warning("The hub was not notified that %s signed out; it is tried again: %s", user, error)
         run_soon(tasks.sign_out_of_hub, user, before)
 
 

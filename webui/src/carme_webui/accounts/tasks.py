@@ -40,7 +40,7 @@ def sign_out_of_hub(self: Any, user: str, before: float) -> None:
     try:
         Hub(settings.SITE).sign_out(user, before=before)
     except HubError as error:
-        logger.warning("The hub could not be told that %s signed out: %s", user, error)
+        logger.warning("The hub was not notified that %s signed out: %s", user, error)
         if not self.request.is_eager:  # a page waits
             raise self.retry(exc=error) from None
 

@@ -238,4 +238,4 @@ def send_message(by: User, user: User, message: str) -> None:
     if not words:
         raise InvalidRequest(_("This cannot be done with this account."), field="message")
     notify(user, lambda: _("A message of an administrator: %s") % words)
-    AuditEntry.objects.create(by=by, text=f"told {user.username}: {words}"[:400])
+    AuditEntry.objects.create(by=by, text=f"sent {user.username} a message: {words}"[:400])

@@ -93,7 +93,7 @@ class SlurmLibrary(SlurmCommands):
         except SlurmError:
             raise
         except Exception as error:
-            reason = error.message if isinstance(error, LibraryFailed) else f"pyslurm told {error!r}."
+            reason = error.message if isinstance(error, LibraryFailed) else f"pyslurm raised {error!r}."
             self._resting_until = time.monotonic() + REST
             _log.warning("%s Slurm's commands are asked instead for %.0f seconds.", reason, REST)
             return None

@@ -50,7 +50,7 @@ class Refusals:
             why = f"it is gone ({error.strerror or error})"
         else:
             why = "it does not say what ranks say"
-        more = " Further ones are not told." if self._count == self.MOST else ""
+        more = " Further ones are not reported." if self._count == self.MOST else ""
         log.warning("A connection from %s was refused: %s.%s", where, why, more)
 
 

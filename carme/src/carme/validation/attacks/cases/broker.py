@@ -105,7 +105,7 @@ for name, user in (
 add(
     AREA,
     "note",
-    "tells the broker what only the hub may say: that the victim's session was lost",
+    "reports to the broker what only the hub may say: that the victim's session was lost",
     ask({"method": "note", "job_id": "JOB", "user": "VICTIM", "note": {}})[0],
     lambda s: actions.broker(
         str(s.settings.broker.socket), {"method": "job", "job_id": s.job_id, "user": s.victim.name}
