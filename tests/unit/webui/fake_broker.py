@@ -1,7 +1,7 @@
 """A broker that speaks the real protocol on a real socket, over a queue that the tests write.
 
-Checks of requests, the forecast, arrays, reservations, accounts of projects and the program of files are
-the real broker's. Jobs and sessions are what a test puts there: a page is tested with a job in a certain
+Checks of requests, the forecast, arrays, cursors, reservations, accounts of projects and the program of files
+are the real broker's. Jobs and sessions are what a test puts there: a page is tested with a job in a certain
 state, such as one whose node was lost last year, and the whole broker over a sandbox would have to wait for
 that. Nor can it run here: it acts as the Unix accounts of users, and the tests' users have none. So what it
 would read as the user or from Slurm's accounting is answered here in short: numbers of jobs, their end, parts
@@ -24,6 +24,7 @@ from django.conf import settings
 
 from carme.broker import protocol
 from carme.broker.bookings import Bookings
+from carme.broker.feed import Feed
 from carme.broker.projects import Projects
 from carme.broker.protocol import RunningJob
 from carme.errors import CarmeError, InvalidRequest, NotFound
@@ -128,19 +129,20 @@ class FakeBroker:
         self.scripts: dict[tuple[str, str], str] = {}
         self.accesses: dict[str, Access] = {}
         self.leads: dict[str, list[str]] = {}
-        self.changes: list[int | str] = []
-        self.epoch = "a"
+        self._feed = Feed()
+        #: Jobs and sessions, each with the number of its latest change.
+        self._changes: dict[int | str, int] = {}
 
     def put(self, job: Job) -> Job:
         """The job appears or changes in the queue."""
         self.queue[job.id] = job
-        self.changes.append(job.id)
+        self._changes[job.id] = self._feed.number()
         return job
 
     def publish(self, session: Session) -> Session:
         """The session appears or changes."""
         self.published[session.name] = session
-        self.changes.append(session.name)
+        self._changes[session.name] = self._feed.number()
         return session
 
     def leave(self, job: Job) -> Job:
@@ -151,7 +153,8 @@ class FakeBroker:
 
     def restart(self) -> None:
         """All cursors become unknown."""
-        self.epoch += "a"
+        self._feed = Feed()
+        self._changes = {}
 
     def requests_of(self, method: str) -> list[Any]:
         """The requests of one method."""
@@ -209,14 +212,15 @@ class FakeBroker:
         """Events and sessions."""
         match request:
             case protocol.GetEvents(cursor=cursor):
-                epoch, _, seen = (cursor or "").partition("-")
-                complete = epoch != self.epoch
-                changed = {*self.queue, *self.published} if complete else set(self.changes[int(seen) :])
+                since = self._feed.since(cursor)
+                changed = {*self.queue, *self.published}
+                if since is not None:
+                    changed = {key for key, number in self._changes.items() if number > since}
                 return protocol.EventBatch(
                     jobs=[job for job in self.queue.values() if job.id in changed],
                     sessions=[session for session in self.published.values() if session.name in changed],
-                    cursor=f"{self.epoch}-{len(self.changes)}",
-                    complete=complete,
+                    cursor=self._feed.cursor,
+                    complete=since is None,
                 )
             case protocol.GetSessions(active=active):
                 return [session for session in self.published.values() if not (active and session.is_over)]
