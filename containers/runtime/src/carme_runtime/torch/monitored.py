@@ -44,7 +44,7 @@ def wait_for_all(group: Group, limit: int, wait_all: bool) -> None:
 
 
 class _Arrivals:
-    """The news of the others, and what is known of each member."""
+    """What the others have sent, and what is known of each member."""
 
     def __init__(self, group: Group, limit: int) -> None:
         self._end = time.monotonic() + limit / 1000 if limit >= 0 else float("inf")
