@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import subprocess
@@ -31,6 +32,8 @@ __all__ = [
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that a process has to end by itself before it is killed.
 LAST_SECONDS = 10
+#: The same where it was interrupted: tests on the cluster end what they have started there.
+INTERRUPTED_SECONDS = 120
 #: Exit codes of programs that were stopped after a limit, as of timeout(1), or that cannot be started.
 STOPPED, NOT_STARTED = 124, 127
 
@@ -102,9 +105,9 @@ def call(
         report(f"It was stopped after {limit:.0f} s: {words[0]}")
         return STOPPED
     except KeyboardInterrupt:
-        # The terminal has interrupted it, too: it may say how far it came.
+        # The terminal has interrupted it, too: it may clean up, until the next interrupt.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(LAST_SECONDS)
+            process.wait(INTERRUPTED_SECONDS)
         raise
     finally:
         end(process)
@@ -138,7 +141,8 @@ class Output:
         sys.stdout.flush()
         if not sys.stdout.isatty():
             reading, self._writing = os.pipe()
-            self._thread = threading.Thread(target=_copy, args=(reading, self._file), daemon=True)
+            saved = self._file.open("wb", buffering=0)
+            self._thread = threading.Thread(target=_copy, args=(reading, saved), daemon=True)
             self._thread.start()
         return self
 
@@ -165,10 +169,10 @@ class Output:
         _write_all(sys.stdout.fileno() if self._writing is None else self._writing, text)
 
 
-def _copy(reading: int, file: Path) -> None:
+def _copy(reading: int, saved: io.FileIO) -> None:
     """Show what comes, and save it; where nobody looks any more, only save it."""
     is_shown = True
-    with file.open("wb", buffering=0) as saved, os.fdopen(reading, "rb", buffering=0) as source:
+    with saved, os.fdopen(reading, "rb", buffering=0) as source:
         while part := source.read(1 << 16):
             saved.write(part)
             if is_shown:
