@@ -34,6 +34,8 @@ INSTEAD = {
     "prospect": "start estimate",
     "prospects": "start estimates",
     "said": "message, text",
+    "showing": "end-to-end",
+    "showings": "end-to-end",
     "strangers": "unauthenticated peers",
     "take_in": "onboard",
     "takein": "onboard",

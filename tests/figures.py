@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import c_functions
+
 ROOT = Path(__file__).resolve().parent.parent
 #: Each part with the folder that its packages are imported from.
 SOURCES = {
@@ -26,7 +28,8 @@ SOURCES = {
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 600
 #: Code of these kinds counts.
-SUFFIXES = (".py", ".cpp", ".hpp", ".h", ".c", ".js", ".css", ".html")
+C_SUFFIXES = (".cpp", ".hpp", ".h", ".c")
+SUFFIXES = (".py", *C_SUFFIXES, ".js", ".css", ".html")
 
 
 def modules() -> dict[str, Path]:
@@ -121,17 +124,26 @@ def _components(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def long_functions() -> dict[str, int]:
-    """`FILE:NAME` to lines, of functions over LONGEST_FUNCTION in all parts and tests."""
-    found = {}
-    for file in _files(".py"):
-        nodes: list[ast.AST] = [ast.parse(file.read_text(encoding="utf-8"))]
-        for node in nodes:
-            nodes += _statements(node)
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                lines = (node.end_lineno or 0) - node.lineno + 1
-                if lines > LONGEST_FUNCTION:
-                    found[f"{file.relative_to(ROOT)}:{node.name}"] = lines
-    return found
+    """`FILE:NAME` to lines, of functions over LONGEST_FUNCTION: Python, C and C++, in all parts and tests."""
+    return {
+        f"{file.relative_to(ROOT)}:{name}": lines
+        for file in _files(".py", *C_SUFFIXES)
+        for name, lines in _functions(file)
+        if lines > LONGEST_FUNCTION
+    }
+
+
+def _functions(file: Path) -> Iterator[tuple[str, int]]:
+    """The functions of a file, each with its lines."""
+    source = file.read_text(encoding="utf-8")
+    if file.suffix in C_SUFFIXES:
+        yield from c_functions.functions(source)
+        return
+    nodes: list[ast.AST] = [ast.parse(source)]
+    for node in nodes:
+        nodes += _statements(node)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node.name, (node.end_lineno or 0) - node.lineno + 1
 
 
 def long_files() -> dict[str, int]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Case", "Suite", "failures", "read", "table"]
+__all__ = ["Case", "Suite", "failures", "read", "report", "table"]
 
 SLOWEST = 5
 #: Of one failure so many of its last lines, and of one suite so many failures.
@@ -25,7 +25,7 @@ LINES, FAILURES = 40, 20
 
 @dataclass(frozen=True)
 class Case:
-    """A test: its id as pytest takes it, its seconds, how it ended, and what pytest says of a failure."""
+    """A test: its id as pytest takes it, its seconds, how it ended, and the text of a failure."""
 
     name: str
     seconds: float
@@ -98,8 +98,18 @@ def failures(suites: list[Suite]) -> Iterator[str]:
             yield from (case.name for case in more)
 
 
+def report(folder: Path) -> None:
+    """Print the table, then the failures.
+
+    Raises:
+        OSError: The folder has no list of suites.
+    """
+    suites = read(folder)
+    print("\n".join(["", *table(suites), *failures(suites)]))
+
+
 def _cases(file: Path) -> list[Case] | None:
-    """The tests that pytest tells of; None if it does not, or was killed while it wrote."""
+    """The tests in pytest's report; None if there is none, or pytest was killed while it wrote."""
     try:
         elements = ElementTree.parse(file).iter("testcase")
         return list(_joined(_case(element) for element in elements))
@@ -121,7 +131,7 @@ def _case(element: ElementTree.Element) -> Case:
 
 
 def _joined(cases: Iterator[Case]) -> Iterator[Case]:
-    """A test that failed and whose end failed too is told twice."""
+    """One case for each test: pytest reports twice a test that failed in its body and at its end."""
     known: dict[str, Case] = {}
     for case in cases:
         if before := known.get(case.name):
@@ -138,11 +148,10 @@ def _end(text: str) -> str:
 
 
 def main() -> None:
-    """Print both."""
+    """Read the command line, and report."""
     parser = argparse.ArgumentParser(description="Print the results of the suites of ./test again.")
     parser.add_argument("folder", type=Path)
-    suites = read(parser.parse_args().folder)
-    print("\n".join(["", *table(suites), *failures(suites)]))
+    report(parser.parse_args().folder)
 
 
 if __name__ == "__main__":

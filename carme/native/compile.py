@@ -25,7 +25,7 @@ WAYS = {LIBRARY: ("-fPIC", "-shared", *COPYING), PROGRAM: ("-static", "carme.c",
 
 
 def digest() -> str:
-    """What tells what was built of this source from others."""
+    """What distinguishes what was built of this source from others."""
     parts = [source.read_bytes() for source in sorted(FOLDER.glob("*.[ch]"))]
     flags = (*FLAGS, *WAYS[LIBRARY], *WAYS[PROGRAM], platform.machine())
     return hashlib.sha256(b"\0".join([*parts, " ".join(flags).encode()])).hexdigest()[:16]

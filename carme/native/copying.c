@@ -12,7 +12,7 @@
 
 #include "files.h"
 
-/* Raised with every change of what the two sides tell each other. */
+/* Raised with every change of what the two sides send each other. */
 #define INTERFACE 7
 #define SMALL (1 << 20)
 /* Of small files that have to come from the device so many are asked for at a time, and at most so many bytes. */
@@ -190,7 +190,7 @@ static int copy_file(const struct manner *manner, int source, int target, const 
                                     {its.stx_mtime.tv_sec, its.stx_mtime.tv_nsec}};
         done = futimens(other, times);
     }
-    /* Some file systems tell of a full disk or quota only here. */
+    /* Some file systems report a full disk or quota only here. */
     if (close(other))
         done = -1;
     if (!done && writing != name)

@@ -115,7 +115,7 @@ static inline int64_t nanoseconds(void)
 static inline int64_t milliseconds(void) { return nanoseconds() / 1000000; }
 
 /* Whether a place of a file is known not to be in memory. Not all file systems can say so: errno is another one then.
-   The question has the device read it. Who is kept from looking until that is done is told that it is there. */
+   The question has the device read it. For who is kept from looking until that is done the answer is that it is there. */
 static inline int is_absent(int file, off_t place)
 {
     char byte;

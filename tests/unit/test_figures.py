@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import c_functions
 import figures
 from carme.broker.protocol import OPERATIONS
 
@@ -65,6 +66,50 @@ def test_long_functions_are_found(tree: Path, lines: int, is_long: bool) -> None
     write(tree, a="def short():\n    pass\n\n\ndef long():\n" + "    pass\n" * (lines - 1))
     found = figures.long_functions()
     assert found == ({"part/src/pack/a.py:long": lines} if is_long else {})
+
+
+@pytest.mark.parametrize(("lines", "is_long"), [(60, False), (61, True)])
+def test_long_functions_of_c_are_found(tree: Path, lines: int, is_long: bool) -> None:
+    body = "    work();\n" * (lines - 2)
+    (tree / "a.cpp").write_text(f"namespace a {{\n\nint Thing::long_one(int x) {{\n{body}}}\n\n}}\n")
+    assert figures.long_functions() == ({"part/src/pack/a.cpp:Thing::long_one": lines} if is_long else {})
+
+
+def test_functions_of_c_are_found_whatever_is_around_them() -> None:
+    source = """\
+#define LOOP(x) for (;;) { x; \\
+    }
+int table[] = {1, 2};
+enum class Kind { a, b };
+// void in_comment() {
+struct Thing : Other {
+    Thing(int x) : x_(x) {
+        const char* text = "}";
+    }
+    bool is_there() const { return '}' == x_; }
+    int x_{3};
+};
+static void
+two_lines(void)
+{
+}
+bool tries(int x) try {
+    return true;
+} catch (const std::exception& error) {
+    return false;
+}
+extern "C" {
+int inner(void) { return 1'000; }
+}
+"""
+    assert list(c_functions.functions(source)) == [
+        ("Thing", 3),
+        ("is_there", 1),
+        ("two_lines", 4),
+        ("tries", 3),
+        ("tries", 5),
+        ("inner", 1),
+    ]
 
 
 @pytest.mark.parametrize(("lines", "is_long"), [(600, False), (601, True)])

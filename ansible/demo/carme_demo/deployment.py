@@ -138,7 +138,7 @@ def inventory(settings: Settings) -> dict[str, object]:
 
 
 def variables(settings: Settings, words: dict[str, str]) -> dict[str, object]:
-    """What the demo tells the playbook.
+    """What the demo passes to the playbook.
 
     Args:
         words: passwords by account.
@@ -153,7 +153,7 @@ def variables(settings: Settings, words: dict[str, str]) -> dict[str, object]:
 
 
 class Progress:
-    """Reads Ansible's output and tells the stages: one line for each role, with its time."""
+    """Reads Ansible's output and shows the stages: one line for each role, with its time."""
 
     def __init__(self, stages: Stages) -> None:
         self._stages = stages

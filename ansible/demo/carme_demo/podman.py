@@ -17,7 +17,7 @@ LABEL = "carme.demo"
 
 @dataclass(frozen=True)
 class Runtime:
-    """How containers run here: OCI runtime, who manages cgroups, and what a node's systemd must be told."""
+    """How containers run here: OCI runtime, who manages cgroups, and what a node's systemd needs to know."""
 
     name: str
     cgroup_manager: str
@@ -34,7 +34,7 @@ def choose_runtime(unified: bool, systemd: bool) -> Runtime:
     manager = "systemd" if systemd else "cgroupfs"
     if unified:
         return Runtime("crun", manager)
-    # systemd 257 refuses cgroup v1 unless it is told that this is meant.
+    # systemd 257 refuses cgroup v1 unless an option says that this is meant.
     return Runtime("runc", manager, (("SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE", "1"),))
 
 

@@ -43,7 +43,7 @@ NPM_OPTIONS = re.compile(r"(registry|@[a-z0-9._~-]+:registry|strict-ssl|proxy|ht
 
 @dataclass(frozen=True)
 class Registries:
-    """What the nodes are told.
+    """What the nodes get.
 
     Args:
         mirror: the host's Debian mirror; empty: Debian's default.

@@ -5,8 +5,8 @@ An account's name is the same everywhere: Unix, Slurm, portal, JupyterHub. So it
 | who | takes |
 |---|---|
 | Linux | up to 255 bytes, no `:` and no `/`; names of digits alone are numbers to `chown` |
-| directories, by SSSD | also `anna.maria`, `x@lab.org`, capitals; backslashes only where SSSD is told so |
-| Slurm | all of that but commas, quotation marks and spaces; it makes names small unless it is told not to |
+| directories, by SSSD | also `anna.maria`, `x@lab.org`, capitals; backslashes only where SSSD is set up so |
+| Slurm | all of that but commas, quotation marks and spaces; it makes names small unless set up not to |
 | JupyterHub | no `/`, no space at either end, nothing percent-encoded |
 | the reverse proxy (role reverse_proxy) | at most eight `+`, which JupyterHub quotes in addresses |
 """

@@ -178,7 +178,7 @@ class BookingOut(BaseModel):
 
     A session in `session_image` starts in its first minute, and is called `session` then. What `stage` names
     is brought to its nodes before; `staged` is since when it is there, `stage_problem` why it is not. Only
-    its owner is told of these.
+    its owner gets notices of these.
     """
 
     name: str
@@ -406,7 +406,7 @@ class PresetOut(BaseModel):
 
 
 class NoticeOut(BaseModel):
-    """Something that the portal told me; `link` is the page that it is about."""
+    """A notice of the portal's; `link` is the page that it is about."""
 
     number: int
     kind: str
@@ -417,7 +417,7 @@ class NoticeOut(BaseModel):
 
 
 class NoticeKind(BaseModel):
-    """What I can be told, and whether I want that on pages and by mail; `fixed`: on pages always."""
+    """A kind of notices, and whether I want them on pages and by mail; `fixed`: on pages always."""
 
     kind: str
     title: str

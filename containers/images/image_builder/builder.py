@@ -275,7 +275,7 @@ class Builder:
     def run(self, command: list[str], temporary: Path) -> None:
         """Run a command with its output on standard error; temporary: a roomy folder for what it unpacks."""
         environment = dict(os.environ)
-        # Apptainer and its %post are told nothing by the caller's own environment but what /mnt holds.
+        # Apptainer and its %post get nothing of the caller's own environment but what /mnt holds.
         for name in list(environment):
             if name.startswith(("PIP_", "APPTAINER", "SINGULARITY", "PYTHON")):
                 del environment[name]

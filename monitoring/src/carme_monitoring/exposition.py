@@ -20,7 +20,7 @@ _IN_VALUE = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 def text(metrics: Iterable[Metric]) -> bytes:
     """These metrics, in UTF-8; what cannot be written so in a label becomes a question mark.
 
-    Times of samples and exemplars are left out: exporters tell what is now.
+    Times of samples and exemplars are left out: exporters report what is now.
     """
     lines: list[str] = []
     values: dict[str, str] = {}  # as they are written: most are in many samples

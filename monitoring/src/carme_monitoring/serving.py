@@ -77,7 +77,7 @@ class _Handler(WSGIRequestHandler):
     timeout = PATIENCE
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a scrape every few seconds is not news."""
+        """Nothing: a scrape every few seconds is not worth a line."""
 
 
 class MetricsServer(ThreadingMixIn, WSGIServer):

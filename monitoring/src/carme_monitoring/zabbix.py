@@ -40,10 +40,10 @@ class Figure:
     """One item.
 
     Attributes:
-        key: Unique in its template; in a discovery with the macros that tell its things apart.
+        key: Unique in its template; in a discovery with the macros that distinguish its things.
         pattern: Of the series, as Zabbix' Prometheus pattern.
         how: `value`, or a function over all series that fit.
-        per_second: The counter's growth is told instead of the counter.
+        per_second: The counter's growth is reported instead of the counter.
     """
 
     key: str
@@ -332,7 +332,7 @@ def _template(name: str, template: Template) -> dict[str, Any]:
         "ssl_cert_file": "{$CARME.CERTIFICATE}",
         "ssl_key_file": "{$CARME.KEY}",
     }
-    # Whether it answers is told by an item that keeps its values: the answers themselves are not kept.
+    # Whether it answers is reported by an item that keeps its values: the answers themselves are not kept.
     always = "carme_exporter_pass_seconds" if name == NODE else "carme_slurm_up"
     answers = Figure("carme.answers", "The exporter answers", always, alarm=template.missing)
     return {
@@ -357,7 +357,7 @@ def _item(template: str, figure: Figure, triggers: str) -> dict[str, Any]:
         "" if figure.how == "value" else figure.how,
     ]
     steps: list[dict[str, Any]] = [
-        # A series that is not there now is no fault: a job has ended, a GPU does not tell.
+        # A series that is not there now is no fault: a job has ended, a GPU does not report.
         {"type": "PROMETHEUS_PATTERN", "parameters": cut, "error_handler": "DISCARD_VALUE"}
     ]
     if figure.per_second:

@@ -106,7 +106,7 @@ def issue(directory: str, trust: str, identity: str, lifetime: timedelta) -> dic
     Args:
         directory: The hub's folder of certificates.
         trust: The file with the authorities that the server shall trust.
-        identity: What tells this server from all others, see `carme_spawner.names`.
+        identity: What distinguishes this server from all others, see `carme_spawner.names`.
         lifetime: For how long the certificate is valid.
     """
     authority, authority_key = signer(directory)

@@ -177,7 +177,7 @@ class Restarting(RequestHandler):
 
 
 def settle(future: "asyncio.Future[None]", spawner: CarmeSpawner) -> None:
-    """The start is over; keep the future only if it tells why the start failed."""
+    """The start is over; keep the future only if it reports why the start failed."""
     spawner._spawn_pending = False
     if future.cancelled() or future.exception() is None:
         spawner._spawn_future = None

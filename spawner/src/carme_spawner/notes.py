@@ -1,4 +1,4 @@
-"""What the hub tells the broker about its sessions, in order and in the background."""
+"""What the hub reports to the broker about its sessions, in order and in the background."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ class Notes:
     """Notes on their way to the broker: those of one job arrive in order, and none delays its session.
 
     Args:
-        broker: The client to tell.
+        broker: The client that gets them.
         log: Where to say what the broker did not take.
     """
 

@@ -1,4 +1,4 @@
-"""What the servers of sessions tell the hub, each about itself alone."""
+"""What the servers of sessions report to the hub, each about itself alone."""
 
 from typing import TYPE_CHECKING, TypeVar, cast
 

@@ -72,13 +72,13 @@ class CarmeSpawner(SlurmSpawner):
         config=True
     )
 
-    # The broker tells at once if a job dies.
+    # The broker reports at once if a job dies.
     start_timeout = Integer(int(LONGEST_WAIT.total_seconds())).tag(config=True)
     # Nothing of the hub's own environment belongs into a user's job.
     env_keep = List(Unicode(), []).tag(config=True)
 
     token_id = Integer(0)
-    #: What tells this server from all others, see `carme_spawner.names`.
+    #: What distinguishes this server from all others, see `carme_spawner.names`.
     identity = Unicode()
     address: tuple[str, int] | None = None
     #: Whether the proxy leads to the server.
@@ -88,7 +88,7 @@ class CarmeSpawner(SlurmSpawner):
     reachable: bool | None = True
     heard = 0.0
     idle = Instance(IdleWatch, ())
-    #: What the broker was told of the idleness; None if this hub has told nothing.
+    #: What the broker was notified of the idleness; None if this hub has reported none.
     reported_idle: tuple[float | None, float | None] | None = None
     #: The hub itself ends its job: it is idle, or lost.
     being_ended = False
@@ -113,7 +113,7 @@ class CarmeSpawner(SlurmSpawner):
         return self.name or "default"
 
     @property
-    def news(self) -> asyncio.Event:
+    def changes(self) -> asyncio.Event:
         """Set by the next change of the job, of its session, or of what is known about its server."""
         return self.watcher.hold(int(self.job_id))
 
@@ -282,7 +282,7 @@ class CarmeSpawner(SlurmSpawner):
         while True:
             self.renumber()
             job_id = int(self.job_id)
-            news, job = self.news, self.watcher.find(job_id)
+            changed, job = self.changes, self.watcher.find(job_id)
             if self.address and not (job and has_ended(job)):
                 host, port = self.address
                 self.save_state()
@@ -305,7 +305,7 @@ class CarmeSpawner(SlurmSpawner):
                 overdue = True
                 self.log.warning("%s runs as job %s and has not reported", self._log_name, job_id)
                 self.note(server=ServerStatus.UNREACHABLE)
-            await self.silence(news)
+            await self.silence(changed)
 
     def renumber(self) -> bool:
         """Take up the new number of a job that Slurm had lost and the broker submitted again."""
@@ -319,8 +319,8 @@ class CarmeSpawner(SlurmSpawner):
         return True
 
     async def silence(self, event: asyncio.Event) -> None:
-        """Wait for news, but not forever: what is unknown is looked up again."""
-        # Not `wait_for`, which in Python 3.11 loses a cancellation that comes together with the news.
+        """Wait for a change, but not forever: what is unknown is looked up again."""
+        # Not `wait_for`, which in Python 3.11 loses a cancellation that comes together with the change.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LONGEST_SILENCE):
                 await event.wait()
@@ -328,11 +328,11 @@ class CarmeSpawner(SlurmSpawner):
     async def death(self, job: Job) -> CarmeError:
         """Why a job ended before its server was there, in the broker's words."""
         for _turn in range(5):
-            news, session = self.news, self.known_session()
+            changed, session = self.changes, self.known_session()
             if session and session.is_over:
                 label = _("{label}.", label=_(session.label))
                 return CarmeError(joined([label, session.sentence]), code="session-ended")
-            await self.silence(news)
+            await self.silence(changed)
         return CarmeError(
             _(
                 "The session's job {job_id} ended before its server was ready: {explanation}",
@@ -362,12 +362,12 @@ class CarmeSpawner(SlurmSpawner):
         return job.exit_code or 0
 
     def start_polling(self) -> None:
-        """Tell JupyterHub at once when the job has ended; nothing is asked from time to time."""
+        """Notify JupyterHub at once when the job has ended; nothing is asked from time to time."""
         self.watcher.listen(int(self.job_id), self._look)
         self._look()
 
     def stop_polling(self) -> None:
-        """Tell JupyterHub nothing more."""
+        """Notify JupyterHub no more."""
         if self.job_id:
             self.watcher.ignore(int(self.job_id))
 
@@ -423,10 +423,10 @@ class CarmeSpawner(SlurmSpawner):
                 # Shielded: even if nobody waits any more, the job has to end.
                 await asyncio.shield(ending)
                 while not now:
-                    news = self.news
+                    changed = self.changes
                     if await self.poll() is not None:
                         break
-                    await self.silence(news)
+                    await self.silence(changed)
         except TimeoutError:
             self.log.warning("Job %s of %s is not over yet; it is being ended", job_id, self._log_name)
 
@@ -439,12 +439,12 @@ class CarmeSpawner(SlurmSpawner):
         """Where the start stands, in the broker's words."""
         last = None
         while True:
-            news = self.news if self.job_id else asyncio.Event()
+            changed = self.changes if self.job_id else asyncio.Event()
             step = situation(self.known_session())
             if step != last:
                 yield step
                 last = step
-            await self.silence(news)
+            await self.silence(changed)
 
     # -- what the server reports
 
@@ -477,7 +477,7 @@ class CarmeSpawner(SlurmSpawner):
             in_background(asyncio.create_task(self.end(int(self.job_id), Ending.IDLE)))
 
     async def look_for_server(self) -> None:
-        """Find out whether the server still answers, and tell the broker when that has changed."""
+        """Find out whether the server still answers, and notify the broker when that has changed."""
         server = self.server
         if server is None:
             return  # it has ended
@@ -504,7 +504,7 @@ class CarmeSpawner(SlurmSpawner):
                 await fetch(server.url + "carme/logins", method="POST", allow_redirects=False)
         except Exception as error:  # whatever is wrong with the way to it
             self.log.warning(
-                "%s could not be told that %s signed out: %s",
+                "%s was not notified that %s signed out: %s",
                 self._log_name,
                 self.user.name,
                 error or type(error).__name__,
@@ -517,7 +517,7 @@ class CarmeSpawner(SlurmSpawner):
         self.note(server=ServerStatus.READY)
 
     def note(self, **what: Any) -> None:
-        """Tell the broker, in the background; the arguments are those of `SessionNote`."""
+        """Notify the broker, in the background; the arguments are those of `SessionNote`."""
         self.watcher.notes.send(int(self.job_id), self.user.name, self.session_name, SessionNote(**what))
 
     # -- what outlives the hub

@@ -87,7 +87,7 @@ class JobWatcher:
         self._listeners.pop(job_id, None)
 
     def release(self, job_id: int) -> None:
-        """Stop holding a job, and tell nobody about it any more."""
+        """Stop holding a job, and notify nobody about it any more."""
         self._held.pop(job_id, None)
         self.ignore(job_id)
         for known in (self._jobs, self._sessions):
@@ -96,7 +96,7 @@ class JobWatcher:
                 del known[job_id]
 
     def changed(self, job_id: int) -> None:
-        """Tell those who wait for news of a job."""
+        """Notify those who wait for changes of a job."""
         if event := self._held.get(job_id):
             self._held[job_id] = asyncio.Event()
             event.set()
@@ -167,7 +167,7 @@ class JobWatcher:
                 return
 
     def sessions(self) -> list[Session]:
-        """All sessions that the broker has told of."""
+        """All sessions that the broker has reported."""
         return list(self._sessions.values())
 
     async def _watch(self) -> None:

@@ -82,6 +82,7 @@ async def test_submission(site: Any, order: JobRequest) -> None:
     assert json.loads((folder / "environment.json").read_text()) == {"TOKEN": "s3cret"}
     spec = json.loads((folder / "spec.json").read_text())
     assert spec["command"] == ["python", *NASTY]
+    assert spec["help"] == f"{site.settings.site.url}/help"
     assert (spec["image"], spec["nodes"], spec["gpus"], spec["cpus"]) == (
         str(site.settings.images.directory / "torch.sif"), 1, 2, 4,
     )  # fmt: skip

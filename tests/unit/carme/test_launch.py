@@ -212,9 +212,21 @@ def test_a_container_on_one_node(node: Node) -> None:
     assert environment["APPTAINERENV_SLURM_JOB_ID"] == str(os.getpid())
     assert environment["APPTAINERENV_CUDA_VISIBLE_DEVICES"] == "0,1"
     assert environment["APPTAINERENV_CARME_JOB_FOLDER"] == str(node.key)
+    assert "APPTAINERENV_CARME_HELP" not in environment
     assert float(environment["APPTAINERENV_CARME_STEP_PROLOG"]) <= time.time()
     assert "TOKEN" not in environment
     assert not Path(private).exists()
+
+
+@pytest.mark.parametrize("has_image", [True, False])
+def test_a_job_knows_the_address_of_the_help(node: Node, has_image: bool) -> None:
+    image = str(node.folder / "torch.sif") if has_image else None
+    node.spec(command=SHOW, image=image, help="https://a.example/help")
+    code, output, errors = node.run()
+    assert code == 0, errors
+    environment = node.calls("apptainer")[0]["environment"] if has_image else json.loads(output)
+    name = "APPTAINERENV_CARME_HELP" if has_image else "CARME_HELP"
+    assert environment[name] == "https://a.example/help"
 
 
 def test_data_in_memory_is_bound_where_a_container_can_have_it(node: Node) -> None:

@@ -67,7 +67,7 @@ def test_termination_is_passed_on_to_the_command(make_job: MakeJob) -> None:
 def test_a_lost_node_ends_its_runs_and_is_named(make_job: MakeJob, script: Script, witness: Witness) -> None:
     job = make_job("n1", "n2")
     text = script(MEET + "witness.recv(1)")
-    run = job.launch(text, environment=witness.environment)
+    run = job.launch(text, environment=witness.environment | {"CARME_HELP": "https://a.example/help"})
     witness.expect(2)
     job.joined[0].popen.kill()
     code, _, errors = run.wait()
@@ -75,6 +75,7 @@ def test_a_lost_node_ends_its_runs_and_is_named(make_job: MakeJob, script: Scrip
     assert errors == (
         "carme-run: The agent of n2 was lost, so the run was ended. See whether the node is down (sinfo -R); "
         "start a new job, or go on with fewer --nodes.\n"
+        "More: https://a.example/help/training/#when-ranks-or-nodes-are-lost\n"
     )
     assert witness.all_gone()  # the ranks on n2 as well, though their agent had no time to end them
     code, _, errors = job.launch(text).wait()

@@ -2,11 +2,14 @@
 
 import ast
 import os
+import re
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from carme_runtime.launcher.help import HELP, Section
 from patience import HANG
 
 from .conftest import MEET, Job, Process, Witness
@@ -25,6 +28,28 @@ def shown(output: str) -> dict[int, tuple[dict[str, str], list[str], str]]:
             ast.literal_eval(environment), ast.literal_eval(arguments), folder
         )  # fmt: skip
     return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["-n", "2", "--", "sh", "-c", "echo wrong >&2; exit 3"], "Its last error output:\nwrong"),
+        (["nothing.py"], "There is no script 'nothing.py'"),
+    ],
+)
+def test_a_failure_names_the_page_that_says_more(job: Job, arguments: list[str], reason: str) -> None:
+    code, _, errors = job.launch(*arguments, environment={HELP: "https://a.example/help/"}).wait()
+    assert code
+    message = errors.partition("carme-run: ")[2]
+    assert reason in message
+    assert message.endswith(f"\nMore: https://a.example/help/training/#{Section.FAILURE}\n")
+
+
+def test_each_page_that_says_more_exists() -> None:
+    guide = (Path(__file__).parents[3] / "docs/users/training.md").read_text()
+    headings = re.findall(r"^## (.*)$", guide, re.MULTILINE)
+    anchors = {heading.lower().replace(" ", "-") for heading in headings}
+    assert {str(section) for section in Section} <= anchors
 
 
 @pytest.mark.parametrize("node", [0, 1])

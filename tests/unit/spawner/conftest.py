@@ -61,7 +61,7 @@ class FakeBroker:
         self.meant: list[tuple[int, str | None]] = []  # jobs noted or cancelled, and for which session
         self.version = 0
         self.everything = False  # events tell the full picture
-        self.news = asyncio.Condition()
+        self.changes = asyncio.Condition()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.server: asyncio.Server | None = None
 
@@ -133,8 +133,8 @@ class FakeBroker:
             case protocol.GetEvents(cursor=cursor, wait=wait):
                 if cursor == str(self.version):
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(wait), self.news:
-                            await self.news.wait()
+                        async with asyncio.timeout(wait), self.changes:
+                            await self.changes.wait()
                 return protocol.EventBatch(
                     jobs=list(self.jobs.values()),
                     sessions=[self.session(job_id) for job_id in self.jobs],
@@ -255,8 +255,8 @@ class FakeBroker:
 
     async def publish(self) -> None:
         self.version += 1
-        async with self.news:
-            self.news.notify_all()
+        async with self.changes:
+            self.changes.notify_all()
 
 
 class FakeProxy(Proxy):

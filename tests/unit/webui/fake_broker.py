@@ -1,25 +1,31 @@
 """A broker that speaks the real protocol on a real socket, over a queue that the tests write.
 
-Checks of requests, the forecast, arrays and the program of files are the product's own. What the real broker
-does through Slurm, or as the user, is repeated here in short: numbers of jobs, their end, parts of logs and
-results, reservations, accounts of projects. A test of a page needs a job in a certain state, such as one
-whose node was lost last year, and over a sandbox it would have to wait for that. The real broker runs over
-the sandbox and over simulated Slurm programs in `tests/unit/carme`, and with the portal in `tests/unit/dev`.
+Checks of requests, the forecast, arrays, cursors, reservations, accounts of projects and the program of files
+are the real broker's. Jobs and sessions are what a test puts there: a page is tested with a job in a certain
+state, such as one whose node was lost last year, and the whole broker over a sandbox would have to wait for
+that. Nor can it run here: it acts as the Unix accounts of users, and the tests' users have none. So what it
+would read as the user or from Slurm's accounting is answered here in short: numbers of jobs, their end, parts
+of logs and results. The whole broker runs over the sandbox and over simulated Slurm programs in
+`tests/unit/carme`, and with the portal in `tests/unit/dev`.
 """
 
+import asyncio
 import socket
 import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from django.conf import settings
 
 from carme.broker import protocol
+from carme.broker.bookings import Bookings
+from carme.broker.feed import Feed
+from carme.broker.projects import Projects
 from carme.broker.protocol import RunningJob
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.files import program
@@ -33,15 +39,16 @@ from carme.jobs import (
     JobState,
     Node,
     Partition,
-    Reservation,
     StartEstimate,
     arrays,
     check,
     forecast,
 )
-from carme.projects import ProjectAccount
 from carme.reports import JobWarning, Report
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
+from carme.slurm import Slurm
+
+from .memory_slurm import MemorySlurm
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -99,6 +106,7 @@ class FakeBroker:
         self.socket = address
         self.cluster: Cluster = CLUSTER
         self.queue: dict[int, Job] = {}
+        self._turn = threading.Lock()
         self.archive: dict[int, Job] = {}
         self.logs: dict[int, bytes] = {}
         self.reports: dict[int, Report] = {}
@@ -106,7 +114,9 @@ class FakeBroker:
         self.requests: list[protocol.Request] = []
         self.published: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
-        self.reservations: dict[str, Reservation] = {}
+        self._slurm = cast(Slurm, memory := MemorySlurm(self.queue, self.put))
+        self.reservations = memory.reserved
+        self.granted = memory.granted
         self.home = address.parent / "home"
         #: What the programs that run as the user have besides.
         self.environment: dict[str, str] = {}
@@ -119,20 +129,20 @@ class FakeBroker:
         self.scripts: dict[tuple[str, str], str] = {}
         self.accesses: dict[str, Access] = {}
         self.leads: dict[str, list[str]] = {}
-        self.granted: dict[str, ProjectAccount] = {}
-        self.changes: list[int | str] = []
-        self.epoch = "a"
+        self._feed = Feed()
+        #: Jobs and sessions, each with the number of its latest change.
+        self._changes: dict[int | str, int] = {}
 
     def put(self, job: Job) -> Job:
         """The job appears or changes in the queue."""
         self.queue[job.id] = job
-        self.changes.append(job.id)
+        self._changes[job.id] = self._feed.number()
         return job
 
     def publish(self, session: Session) -> Session:
         """The session appears or changes."""
         self.published[session.name] = session
-        self.changes.append(session.name)
+        self._changes[session.name] = self._feed.number()
         return session
 
     def leave(self, job: Job) -> Job:
@@ -143,7 +153,8 @@ class FakeBroker:
 
     def restart(self) -> None:
         """All cursors become unknown."""
-        self.epoch += "a"
+        self._feed = Feed()
+        self._changes = {}
 
     def requests_of(self, method: str) -> list[Any]:
         """The requests of one method."""
@@ -172,24 +183,14 @@ class FakeBroker:
                 now = datetime.now(UTC)
                 return forecast(self.cluster, self.queue.values(), self.reservations.values(), now)
             case protocol.GetReservations():
-                return list(self.reservations.values())
+                return asyncio.run(self._bookings().reservations())
             case protocol.Reserve(hold=hold):
-                if self.refusal is not None:
-                    raise self.refusal
-                self.reservations[hold.name] = Reservation(
-                    **hold.model_dump(include={"name", "start", "end", "node_names", "users", "accounts"})
-                )
-                return self.reservations[hold.name]
+                return self._real(self._bookings().reserve(hold, self.cluster))
             case protocol.Maintain(window=window):
-                if self.refusal is not None:
-                    raise self.refusal
-                self.reservations[window.name] = Reservation(
-                    **window.model_dump(), users=["root"], maintenance=True
-                )
-                return self.reservations[window.name]
+                return self._real(self._bookings().maintain(window, self.cluster))
             case protocol.Release(name=name):
-                self.reservations.pop(name, None)
-                return None
+                with self._turn:
+                    return asyncio.run(self._bookings().release(name))
             case protocol.TestStart(request=requested):
                 if self.refusal is not None:
                     raise self.refusal
@@ -211,14 +212,15 @@ class FakeBroker:
         """Events and sessions."""
         match request:
             case protocol.GetEvents(cursor=cursor):
-                epoch, _, seen = (cursor or "").partition("-")
-                complete = epoch != self.epoch
-                changed = {*self.queue, *self.published} if complete else set(self.changes[int(seen) :])
+                since = self._feed.since(cursor)
+                changed = {*self.queue, *self.published}
+                if since is not None:
+                    changed = {key for key, number in self._changes.items() if number > since}
                 return protocol.EventBatch(
                     jobs=[job for job in self.queue.values() if job.id in changed],
                     sessions=[session for session in self.published.values() if session.name in changed],
-                    cursor=f"{self.epoch}-{len(self.changes)}",
-                    complete=complete,
+                    cursor=self._feed.cursor,
+                    complete=since is None,
                 )
             case protocol.GetSessions(active=active):
                 return [session for session in self.published.values() if not (active and session.is_over)]
@@ -242,23 +244,9 @@ class FakeBroker:
             case protocol.GetWarnings():
                 return self.warnings
             case protocol.GetProjects():
-                return list(self.granted.values())
+                return asyncio.run(Projects(self._slurm).accounts())
             case protocol.PutGrant(grant=grant):
-                if self.refusal is not None:
-                    raise self.refusal
-                before = self.granted.get(grant.account, ProjectAccount(account=grant.account))
-                resources = {"gres/gpu": grant.gpus, "node": grant.nodes}
-                resources |= {f"gres/gpu:{kind}": most for kind, most in grant.gpu_types.items()}
-                self.granted[grant.account] = ProjectAccount(
-                    account=grant.account,
-                    members={user: grant.partitions or [""] for user in grant.members},
-                    resources={name: most for name, most in resources.items() if most is not None},
-                    jobs=grant.jobs,
-                    minutes=grant.minutes,
-                    gpu_minutes=None if grant.gpu_hours is None else grant.gpu_hours * 60,
-                    use=before.use,
-                )
-                return self.granted[grant.account]
+                return self._real(Projects(self._slurm).grant(grant, self.cluster))
         return NO_ANSWER
 
     def _answer_to_submit(self, request: protocol.Request) -> Any:
@@ -360,6 +348,18 @@ class FakeBroker:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
         return NO_ANSWER
+
+    def _bookings(self) -> Bookings:
+        """The real broker's, which has not looked at Slurm yet."""
+        return Bookings(settings.SITE, self._slurm)
+
+    def _real(self, change: Coroutine[Any, Any, Any]) -> Any:
+        """What the real broker makes of a change, unless the test has it refused."""
+        if self.refusal is not None:
+            change.close()
+            raise self.refusal
+        with self._turn:
+            return asyncio.run(change)
 
     def run_files(self, connection: socket.socket) -> None:
         """The program that the real broker runs, here as whoever runs the tests."""

@@ -303,7 +303,7 @@ def test_a_user_is_sent_a_message(root: Browser, browser: Browser, alice: User, 
     notice = Notice.objects.get(user=alice)
     assert notice.text == "A message of an administrator: Please use <b> /scratch."
     assert "Please use &lt;b&gt; /scratch." in text(browser.get("/profile/"))
-    assert AuditEntry.objects.get().text == "told alice: Please use <b> /scratch."
+    assert AuditEntry.objects.get().text == "sent alice a message: Please use <b> /scratch."
     root.send(page, page, do="message", message=" ")
     assert Notice.objects.count() == 1
 

@@ -139,7 +139,7 @@ def test_jobs_of_all_users_and_their_changes_are_stored(db, broker: FakeBroker) 
     news()
     assert Job.objects.get(id=1).state == "RUNNING"
     assert Job.objects.get(id=1).started == NOW
-    assert broker.requests_of("events")[-1].cursor == "a-2", "only the news were asked for"
+    assert broker.requests_of("events")[-1].cursor.endswith("-2"), "only the news were asked for"
 
 
 def test_the_past_is_fetched_once_at_the_start(db, broker: FakeBroker) -> None:

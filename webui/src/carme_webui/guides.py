@@ -31,7 +31,7 @@ ORDER = (
     *("sessions", "files", "data", "images", "usage", "training", "scaling", "bookings", "projects"),
     *("account", "api"),
 )
-#: Guides that tell more of a section of the help page.
+#: Guides that say more of a section of the help page.
 OF_SECTION = {
     "sessions": "sessions",
     "jobs": "usage",

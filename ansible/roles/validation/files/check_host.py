@@ -147,7 +147,7 @@ def partition_nodes(partition: str) -> list[dict[str, Any]]:
     found = {}
     for line in output.splitlines():
         name, gres, state = line.split()
-        # gpu:a100:4(S:0-1),gpu:2; a comma within brackets tells sockets apart.
+        # gpu:a100:4(S:0-1),gpu:2; a comma within brackets distinguishes sockets.
         counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:([0-9]+)(?=[,(]|$)", gres)
         found[name] = {"name": name, "gpus": sum(map(int, counts)), "usable": state.rstrip("-") in AT_WORK}
     if not any(node["usable"] for node in found.values()):

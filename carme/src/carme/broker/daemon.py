@@ -74,7 +74,7 @@ async def serve(settings: Settings, slurm: AbstractAsyncContextManager[Slurm] | 
 
 
 def notify(state: str) -> None:
-    """Tell systemd (Type=notify)."""
+    """Notify systemd (Type=notify)."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -18,7 +18,7 @@ class Feed:
         self._epoch = secrets.token_hex(4)
         self._change = 0
         self._floor = 0
-        self._news = asyncio.Condition()
+        self._changed = asyncio.Condition()
 
     @property
     def cursor(self) -> str:
@@ -40,7 +40,7 @@ class Feed:
         self._floor = max(self._floor, number)
 
     def since(self, cursor: str | None) -> int | None:
-        """The number in a cursor; None when there is none that still tells all changes after it."""
+        """The number in a cursor; None when it is too old to list all changes after it."""
         epoch, _, number = (cursor or "").partition("-")
         if epoch != self._epoch or not (number.isascii() and number.isdecimal()):
             return None
@@ -48,8 +48,8 @@ class Feed:
 
     async def notify(self) -> None:
         """Wake those who wait."""
-        async with self._news:
-            self._news.notify_all()
+        async with self._changed:
+            self._changed.notify_all()
 
     async def wait(self, since: int, seconds: float, changed: Callable[[], bool]) -> None:
         """Wait until something that the caller cares for has changed, at most so many seconds.
@@ -59,9 +59,9 @@ class Feed:
             changed: Whether one of the changes after it matters to the caller.
         """
 
-        def news() -> bool:
+        def has_changed() -> bool:
             return self._floor > since or (self._change > since and changed())
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds), self._news:
-                await self._news.wait_for(news)
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(has_changed)

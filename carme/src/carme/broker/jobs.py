@@ -36,7 +36,7 @@ class Jobs:
             else:
                 if job is None and task is not None:
                     job = context.book.records.never_begun(job_id, task, account and account.name)
-        # Whose job it is must not be told to others, so that is the same answer.
+        # Whose job it is must not be reported to others, so that is the same answer.
         if job is None or (account is not None and job.user != account.name):
             name = job_id if task is None else arrays.task_name(job_id, task)
             raise NotFound(

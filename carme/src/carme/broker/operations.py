@@ -124,7 +124,7 @@ def operation(method: str, rights: Rights = EVERYONE) -> Callable[[type[O]], typ
 
     def declare(kind: type[O]) -> type[O]:
         declared: Any = kind
-        # On the wire the name tells one operation from another; in a program the class does.
+        # On the wire the name distinguishes one operation from another; in a program the class does.
         declared.__annotations__ = {"method": Literal[method], **vars(kind).get("__annotations__", {})}
         declared.method = dataclasses.field(default=method, kw_only=True)
         made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(declared)

@@ -37,7 +37,7 @@ class JobFigures(_Model):
 
     @classmethod
     def of(cls, job: Job) -> "JobFigures":
-        """What may be told of a job."""
+        """What may be published of a job."""
         return cls(**{name: getattr(job, name) for name in cls.model_fields})
 
 
@@ -68,7 +68,7 @@ class SessionFigures(_Model):
 
     @classmethod
     def of(cls, session: Session) -> "SessionFigures":
-        """What may be told of a session."""
+        """What may be published of a session."""
         return cls(
             job_id=session.job_id,
             image=session.image,

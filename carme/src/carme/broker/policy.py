@@ -3,7 +3,7 @@
 Prometheus evaluates the rules; `[monitoring.policy]` says which of them count, for whom, and what follows. A
 job is warned at once, then after each `every_minutes` in which an alert has gone on; one interval after its
 last warning it is stopped, if one of its alerts is among `stop`. Without `stop` the record alone says what
-would have been. The portal asks for the warnings and tells the owners, as they want to be told. Where
+would have been. The portal asks for the warnings and notifies the owners, as they chose. Where
 Prometheus does not answer, nothing is counted; what was counted survives a restart of the broker.
 """
 

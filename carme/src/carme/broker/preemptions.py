@@ -2,7 +2,7 @@
 
 Neither the queue nor the accounting names it. What took the place is what waited in another partition or with
 another quality of service (Slurm preempts across nothing else), and was the first to start on these nodes
-once they were free. Owners are told of it only if Slurm itself shows it to them.
+once they were free. Owners are notified of it only if Slurm itself shows it to them.
 """
 
 import asyncio

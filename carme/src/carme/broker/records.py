@@ -181,7 +181,7 @@ class Records:
         return changed, dropped
 
     def take_back(self, changed: Iterable[Record], dropped: Iterable[str]) -> None:
-        """What the last `take` told could not be kept."""
+        """What the last `take` reported could not be kept."""
         self._changed |= {record.key for record in changed}
         self._dropped |= set(dropped)
 

@@ -1,4 +1,4 @@
-"""All sessions of the site: what is known about them, kept, and told when it changes."""
+"""All sessions of the site: what is known about them, kept, and reported when it changes."""
 
 import contextlib
 import re
@@ -37,11 +37,11 @@ class _Entry:
 
 
 class SessionBook:
-    """Keeps the facts of every session, and derives what is told from them.
+    """Keeps the facts of every session, and derives what is reported from them.
 
     Args:
         store: Where they are kept; opened and closed by the book.
-        feed: Where changes are told.
+        feed: Where changes are reported.
         clock: The time, in UTC.
     """
 
@@ -136,7 +136,7 @@ class SessionBook:
         if entry is not None and same(entry.facts.job, job):
             del self._entries[job.id]
             self._forgotten.add(job.id)
-            # No change can tell that it is gone: who asks next gets the full picture, without it.
+            # No change can report that it is gone: who asks next gets the full picture, without it.
             self._feed.forget(self._feed.number())
 
     def job_of(self, job_id: int, user: str | None, session: str | None) -> int:
@@ -204,7 +204,7 @@ class SessionBook:
 
         Raises:
             NotFound: The job is no session of that user.
-            InvalidRequest: The note tells what is Slurm's to tell.
+            InvalidRequest: The note reports what only Slurm can report.
         """
         entry = self._entries.get(job_id)
         if entry is None or entry.session.owner != user:

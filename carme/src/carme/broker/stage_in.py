@@ -115,7 +115,7 @@ class StageIns:
             return ""
 
     async def _prefer_nodes_of(self, stage_in: Job, job: Job) -> None:
-        """Have a job prefer the nodes to which its data is on its way; whether it came, they tell."""
+        """Have a job prefer the nodes to which its data is on its way; whether it came, they report."""
         wanted = self._features.get(stage_in.id)
         if not wanted or not stage_in.node_list:
             return

@@ -65,7 +65,7 @@ class Store:
     """The file `sessions.sqlite`. One thread does all reading and writing: the broker waits for no disk.
 
     A write that has been answered survives whatever ends the broker. The end of the whole host may take the
-    last moments with it; Slurm and the hub tell most of them again.
+    last moments with it; Slurm and the hub report most of them again.
 
     Args:
         folder: Where the file lies; made when it is not there.

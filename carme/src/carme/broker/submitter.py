@@ -55,6 +55,7 @@ class Submitter:
                     scratch=str(settings.staging.scratch or ""),
                     beeond=str(settings.staging.beeond or ""),
                 ),
+                help=f"{settings.site.url.rstrip('/')}/help",
             ),
         )
 

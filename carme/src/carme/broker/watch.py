@@ -71,7 +71,7 @@ class Watch:
 
     Args:
         seconds: Between two looks.
-        feed: Where changes are told.
+        feed: Where changes are reported.
         book: The sessions, which see what the watch sees.
     """
 

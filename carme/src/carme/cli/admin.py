@@ -53,7 +53,7 @@ def _add_people(command: Command) -> None:
     command("disable", "let a user sign in no more", _disable, "user")
     command("enable", "let a user sign in again", _enable, "user")
     command("remove-second-factor", "for a user who has lost it", _factor, "user")
-    command("message", "tell a user something", _message, "user", "message")
+    command("message", "send a user a message", _message, "user", "message")
 
 
 def _add_nodes_and_jobs(command: Command) -> None:
@@ -63,15 +63,15 @@ def _add_nodes_and_jobs(command: Command) -> None:
     command("resume", "let jobs start on a node again", _resume, "node")
     jobs = command("jobs", "list all jobs and sessions that wait or run", _jobs)
     jobs.add_argument("search", metavar="WORDS", nargs="?", default="", help="user, account, number, name")
-    stop = command("stop", "end somebody's job, and tell its owner why", _stop)
+    stop = command("stop", "end somebody's job, and notify its owner of the reason", _stop)
     stop.add_argument("job", metavar="JOB", type=int)
-    stop.add_argument("--message", default="", help="what the owner is told")
+    stop.add_argument("--message", default="", help="the reason, for the owner")
     command("approvals", "list bookings that wait for an answer", _approvals)
     for one in (
         command("approve", "approve a booking", _approve, "booking"),
         command("refuse", "refuse a booking", _refuse, "booking"),
     ):
-        one.add_argument("--reason", default="", help="what its owner is told")
+        one.add_argument("--reason", default="", help="the reason, for its owner")
 
 
 def _add_record(command: Command) -> None:
@@ -97,7 +97,7 @@ def _add_announcements(command: Command) -> None:
     plan.add_argument("--nodes", default="", help="with commas between them (default: all)")
     command("call-off", "call maintenance off, or end it now", _call_off, "name")
     command("news", "list news", _news)
-    publish = command("publish", "tell everybody something", _publish)
+    publish = command("publish", "publish an announcement", _publish)
     publish.add_argument("--title", required=True)
     publish.add_argument("--text", default="")
     publish.add_argument("--until", metavar="DAY", help="the last day on the dashboard")
@@ -298,10 +298,10 @@ def _publish(options: argparse.Namespace) -> int:
         made = portal.admin.publish(
             options.title, options.text, until=_day(options.until), number=options.number
         )
-    return printed(options, made, f"Told, as number {made.number}.")
+    return printed(options, made, f"Published as number {made.number}.")
 
 
 def _unpublish(options: argparse.Namespace) -> int:
     with client() as portal:
         portal.admin.take_away(options.number)
-    return printed(options, {"deleted": options.number}, "It is told no more.")
+    return printed(options, {"deleted": options.number}, "It is withdrawn.")

@@ -247,7 +247,7 @@ class Teller:
         self.drawn = False
 
     def __call__(self, what: Problem | Progress | tuple[str, str]) -> None:
-        """Tell one thing."""
+        """Report one thing."""
         if isinstance(what, Problem):
             self._event("problem", path=what.path, reason=what.reason)
             if not self.events:
@@ -287,7 +287,7 @@ class Teller:
             self.drawn = False
 
     def end(self, result: Result) -> int:
-        """Tell the result; the exit code."""
+        """Report the result; the exit code."""
         counts = result.counts
         if self.events:
             self._event(

@@ -86,7 +86,7 @@ def _show(options: argparse.Namespace) -> int:
         print_json(reported)
         return 0
     print(f"{one.name}{': ' + one.title if one.title else ''}")
-    print(f"Licence: {one.licence or 'not told'}. Catalogue: {'the site' if one.site else 'yours'}.")
+    print(f"Licence: {one.licence or 'unknown'}. Catalogue: {'the site' if one.site else 'yours'}.")
     rows = []
     for version, each in zip(one.versions, reported["versions"], strict=True):
         what = [version.short, moment(version.added), version.files, size(version.size), version.path]

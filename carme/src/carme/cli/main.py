@@ -1,4 +1,4 @@
-"""`carme`: how its commands are run, and how errors are told."""
+"""`carme`: how its commands are run, and how errors are reported."""
 
 from __future__ import annotations
 

@@ -199,13 +199,13 @@ def _add_notices(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     every.set_defaults(run=_notices)
     read = actions.add_parser("read", help="mark all as read")
     read.set_defaults(run=_read)
-    kinds = actions.add_parser("kinds", help="list what you can be told, and how")
+    kinds = actions.add_parser("kinds", help="list the kinds of notices, and how you get them")
     kinds.set_defaults(run=_kinds)
-    choose = actions.add_parser("choose", help="choose whether you are told something")
+    choose = actions.add_parser("choose", help="choose whether you get a kind of notices")
     choose.add_argument("kind", metavar="KIND", help="see 'carme notices kinds'")
     for way in ("page", "mail"):
         choose.add_argument(
-            f"--{way}", required=True, choices=["yes", "no"], help=f"whether you are told by {way}"
+            f"--{way}", required=True, choices=["yes", "no"], help=f"whether you get them by {way}"
         )
     choose.set_defaults(run=_choose)
     for one in (every, read, kinds, choose):

@@ -59,7 +59,7 @@ class Admin:
         self._connection.ask("DELETE", f"admin/users/{name}/second-factor")
 
     def message(self, name: str, message: str) -> None:
-        """Tell a user something, on pages and by mail."""
+        """Send a user a message, on pages and by mail."""
         self._connection.ask("POST", f"admin/users/{name}/messages", {"message": message})
 
     # --- nodes and jobs ---
@@ -81,7 +81,7 @@ class Admin:
         return [api.OthersJob.model_validate(one) for one in self._items("jobs", limit, q=search or None)]
 
     def stop(self, job: int, message: str = "") -> api.OthersJob:
-        """End somebody's job or session, and tell its owner why."""
+        """End somebody's job or session, and notify its owner of the reason."""
         found = self._connection.ask("POST", f"admin/jobs/{job}/stop", {"message": message})
         return api.OthersJob.model_validate(found)
 
@@ -93,7 +93,7 @@ class Admin:
         return [Booking(self._connection, api.BookingOut.model_validate(one)) for one in found]
 
     def decide(self, booking: str, approve: bool, reason: str = "") -> api.BookingOut:
-        """Approve or refuse a booking that waits for that; its owner is told the reason."""
+        """Approve or refuse a booking that waits for that; its owner is notified of the reason."""
         requested = {"approve": approve, "reason": reason}
         found = self._connection.ask("POST", f"bookings/{booking}/decision", requested)
         return api.BookingOut.model_validate(found)
@@ -134,7 +134,7 @@ class Admin:
     def publish(
         self, title: str, text: str = "", *, until: date | None = None, number: int | None = None
     ) -> api.NewsOut:
-        """Tell everybody something.
+        """Publish an announcement.
 
         Args:
             until: The last day on which it is on the dashboard.
@@ -145,7 +145,7 @@ class Admin:
         return api.NewsOut.model_validate(self._connection.ask(*where, requested))
 
     def take_away(self, number: int) -> None:
-        """Tell it no more."""
+        """Withdraw it."""
         self._connection.ask("DELETE", f"news/{number}")
 
     def maintenance(self) -> list[api.MaintenanceOut]:

@@ -1,4 +1,4 @@
-"""Presets of sessions, and what the portal tells me, from a program."""
+"""Presets of sessions, and the portal's notices, from a program."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Presets:
 
 
 class Notices:
-    """What the portal tells me."""
+    """The portal's notices to me."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -75,10 +75,10 @@ class Notices:
         self._connection.ask("POST", "notices/read")
 
     def kinds(self) -> list[api.NoticeKind]:
-        """What I can be told, and how I want to be told it."""
+        """The kinds of notices, and how I want to get them."""
         return [api.NoticeKind.model_validate(one) for one in self._connection.ask("GET", "notices/kinds")]
 
     def choose(self, kind: str, *, page: bool, mail: bool) -> api.NoticeKind:
-        """Choose whether I am told such things on pages, and by mail. Raises InvalidRequest for no kind."""
+        """Choose whether I get such notices on pages, and by mail. Raises InvalidRequest for no kind."""
         found = self._connection.ask("PUT", f"notices/kinds/{kind}", {"page": page, "mail": mail})
         return api.NoticeKind.model_validate(found)

@@ -75,7 +75,7 @@ class Entry(_Answer):
 
 
 class Listing(_Answer):
-    """A folder; `more`: it has more entries than are told."""
+    """A folder; `more`: it has more entries than are reported."""
 
     entries: list[Entry]
     more: bool = False

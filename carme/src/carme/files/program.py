@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MOST_ENTRIES = 20_000  # of a folder that are told
+MOST_ENTRIES = 20_000  # of a folder that are reported
 MOST_SPACES = 20
 MOST_DATASETS = 200
 MOST_TEXT = 1 << 18  # bytes of a file that is read whole
@@ -140,7 +140,7 @@ def read(source: BinaryIO, sink: BinaryIO, path: str, offset: int = 0, length: i
     most = max(0, status.st_size - offset)
     left = most if length is None else min(length, most)
     _say(sink, {"ok": {"length": left, **_fields(status)}})
-    # What is cut off meanwhile is told by the connection's end before `length`.
+    # What is cut off meanwhile is reported by the connection's end before `length`.
     while left and (sent := os.sendfile(sink.fileno(), file, offset, min(left, 1 << 30))):
         offset, left = offset + sent, left - sent
 

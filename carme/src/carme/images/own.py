@@ -1,4 +1,4 @@
-"""Images of users' own: how they are named, and what a job must be told to run in one."""
+"""Images of users' own: how they are named, and what a job needs to know to run in one."""
 
 from pathlib import PurePosixPath
 from typing import Annotated

@@ -70,7 +70,7 @@ def shortage(
 ) -> str:
     """What must become free before a waiting job can start; empty where that is not known.
 
-    It is told of those nodes that can take the job first, as far as time limits tell.
+    It names those nodes that can take the job first, as far as time limits show.
 
     Args:
         running: What jobs hold, see `running_on`.

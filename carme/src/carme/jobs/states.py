@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import Literal, Self
 
 #: Who cancelled a job: its owner, somebody else, Slurm itself because it could not launch it, or `root`:
-#: that is an administrator or Slurm itself, and the accounting does not tell which.
+#: that is an administrator or Slurm itself, and the accounting does not report which.
 Canceller = Literal["owner", "other", "root", "slurm"]
 
 

@@ -20,7 +20,7 @@ DATA_VARIABLES = ("CARME_DATA", "CARME_RESULTS", "CARME_BEEOND")
 TRAINING = "/run/carme/training"
 
 
-def forwarded(folder: str) -> dict[str, str]:
+def forwarded(folder: str, spec: JobSpec) -> dict[str, str]:
     """The environment for apptainer, which carries Slurm's and the job's variables on into the container."""
     inside = {
         name: value
@@ -28,12 +28,23 @@ def forwarded(folder: str) -> dict[str, str]:
         if name.startswith(("SLURM_", "SLURMD_", "CUDA_", "NVIDIA_", "ROCR_", "GPU_DEVICE_"))
         or name in ("USER", "LOGNAME", *DATA_VARIABLES)
     }
-    inside |= {"LANG": "C.UTF-8", "CARME_JOB_FOLDER": folder, "CARME_STEP_PROLOG": str(BEGAN), **metrics()}
+    inside |= {"LANG": "C.UTF-8", "CARME_STEP_PROLOG": str(BEGAN), **variables(folder, spec)}
     return os.environ | {f"APPTAINERENV_{name}": value for name, value in inside.items()}
 
 
+def variables(folder: str, spec: JobSpec) -> dict[str, str]:
+    """What each job has in its environment: where its files are, its metrics go and its errors are explained.
+
+    Args:
+        folder: The job's.
+        spec: The job's.
+    """
+    help = {"CARME_HELP": spec.help} if spec.help else {}
+    return {"CARME_JOB_FOLDER": folder, **metrics(), **help}
+
+
 def metrics() -> dict[str, str]:
-    """The variable that tells ranks where to say how training goes."""
+    """The variable with the socket for the progress of training, where there is one."""
     return {"CARME_METRICS": f"{TRAINING}/socket"} if os.path.isdir(TRAINING) else {}
 
 

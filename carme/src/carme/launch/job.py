@@ -13,7 +13,7 @@ from typing import Any
 
 from carme.errors import CarmeError
 from carme.launch import facts, login
-from carme.launch.container import DATA_VARIABLES, container, forwarded, metrics, own_place, unlink
+from carme.launch.container import DATA_VARIABLES, container, forwarded, own_place, unlink, variables
 from carme.launch.exits import Exit, LaunchError
 from carme.launch.other_nodes import HOSTS, WATCH_SECONDS, step, with_others
 from carme.launch.preparation import (
@@ -93,7 +93,7 @@ def _run(folder: str, submission: str) -> int:
             *["--environment-file", f"{folder}/environment.json"],
             *["--", *spec.command],
         ]
-        first = programs.start([*container(spec, staged), *agent], forwarded(folder))
+        first = programs.start([*container(spec, staged), *agent], forwarded(folder, spec))
         if allocation.nodes > 1:
             with_others(programs, first, spec, allocation, lambda where: [*ITSELF, "--join", where, folder])
         return programs.wait(first)
@@ -119,7 +119,7 @@ def _join(folder: str, where: str) -> int:
         if not spec.command:
             return 0
         command = ["carme-agent", *credentials(folder), "--join", where]
-        agent = programs.start([*container(spec, staged), *command], forwarded(folder))
+        agent = programs.start([*container(spec, staged), *command], forwarded(folder, spec))
         joined = False
         while not joined and not programs.has_ended(agent):
             programs.wait_for_any(WATCH_SECONDS)
@@ -166,7 +166,7 @@ def _logged_in(spec: JobSpec) -> login.Login:
 
 def _directly(programs: Programs, folder: str, spec: JobSpec, logged_in: dict[str, str]) -> int:
     data = {name: os.environ[name] for name in DATA_VARIABLES if name in os.environ}
-    given = {"CARME_JOB_FOLDER": folder, **metrics(), **data}
+    given = variables(folder, spec) | data
     environment = logged_in | given | read_json(f"{folder}/environment.json", dict[str, str])
     workdir = spec.workdir or home()
     try:

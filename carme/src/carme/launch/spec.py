@@ -18,7 +18,7 @@ class StageSpec(NamedTuple):
         target: Where the copy goes: `local`, `scratch`, `ram` or `beeond`.
         name: What the job finds it under, in the folder that `CARME_DATA` names.
         version: The digest of a dataset's version; empty: what lies there now.
-        key: What tells the copy from others in the cache.
+        key: What distinguishes the copy from others in the cache.
     """
 
     source: str
@@ -52,6 +52,7 @@ class JobSpec(NamedTuple):
         array: Whether this is an array, of which each task makes its own specification.
         staging: Where copies go.
         log: The task's log; empty: the job's `output.log`.
+        help: The address of the portal's help; empty: programs of the job name none.
     """
 
     command: Sequence[str] = ()
@@ -72,6 +73,7 @@ class JobSpec(NamedTuple):
     array: bool = False
     staging: StagingPlaces = StagingPlaces()
     log: str = ""
+    help: str = ""
 
     @property
     def wants_data(self) -> bool:

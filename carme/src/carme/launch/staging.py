@@ -175,7 +175,7 @@ def _place(target: str, places: StagingPlaces) -> tuple[str, int]:
 
 
 def _mark(path: str) -> None:
-    """Tell the epilog that this node has copies; without the prolog's folder nobody is told."""
+    """Notify the epilog that this node has copies; without the prolog's folder there is no notice."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     except OSError:

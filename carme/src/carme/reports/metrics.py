@@ -15,7 +15,7 @@ from carme.reports.record import MOST_RANKS
 __all__ = ["POINTS", "SHORTEST_STEP", "Metrics", "Series", "curves_of", "rank_curves", "rank_use", "usage_of"]
 
 POINTS = 240  # of a curve
-CURVE_POINTS = 120  # of a curve that is told
+CURVE_POINTS = 120  # of a curve that is reported
 SHORTEST_STEP = 15.0
 WORKS = 0.05  # a GPU that is busy for less than that does nothing
 
@@ -94,7 +94,7 @@ class Metrics:
         return found
 
     def _ranks(self, selector: str, begin: float, end: float) -> list[RankUse]:
-        """What each rank told last."""
+        """What each rank reported last."""
         span = max(1, math.ceil(end - begin))
         query = f'last_over_time({{__name__=~"carme_training_.+",{selector}}}[{span}s])'
         answer = self._prometheus.ask("/api/v1/query", [("query", query), ("time", end)])

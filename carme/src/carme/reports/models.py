@@ -76,10 +76,10 @@ class RankUse(_Model):
 
 
 class TrainingUse(_Model):
-    """How training went, as its ranks told; None: nobody measured that.
+    """How training went, as its ranks reported; None: nobody measured that.
 
     Attributes:
-        ranks: How many told.
+        ranks: How many reported.
         step_seconds: The mean time of a step.
         samples_per_second: Of all ranks together.
         data_wait, rank_wait: The share of their time for which ranks waited for data, and for each other.
@@ -165,7 +165,7 @@ class Peers(_Model):
 
 
 class Report(_Model):
-    """What `carme report` tells.
+    """What `carme report` reports.
 
     Attributes:
         source: Where `usage` is from: metrics (`live`), nodes' exporters since somebody looks (`exporters`),

@@ -18,7 +18,7 @@ __all__ = ["Fact", "as_html", "as_text", "facts"]
 GIB = 1 << 30
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 60  # of a curve in a terminal
-_MOST_RANKS = 16  # that are told one by one
+_MOST_RANKS = 16  # that are reported one by one
 _TITLES = {
     "gpu": noop("GPU: share of time in which it worked"),
     "gpu_memory": noop("GPU: memory in use"),

@@ -166,7 +166,7 @@ class SandboxSlurm(Accounting, Reservations):
         return [entry.job for entry in self._entries.values() if entry.job.is_active]
 
     def _on(self, node: str, at: datetime | None = None) -> list[_Entry]:
-        """Who holds something of a node, now or, as far as their limits tell, at a moment."""
+        """Who holds something of a node, now or, as far as their limits show, at a moment."""
         return [
             entry
             for entry in self._entries.values()

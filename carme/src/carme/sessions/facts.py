@@ -32,7 +32,7 @@ class Facts(WithMessages):
 
     Attributes:
         job: Its Slurm job as last seen.
-        state: The state that was told last; None before the first.
+        state: The state that was reported last; None before the first.
         server, was_ready: What the hub noted last, and whether the server was ever ready.
         server_at: When the broker heard the former; None if that is not known.
         marks: The steps that services noted.
@@ -41,7 +41,7 @@ class Facts(WithMessages):
         log: The end of its log, once it has failed by itself.
         ended: When the broker saw that it is over.
         lost_jobs: Its jobs that Slurm lost while they waited; the broker submitted it again.
-        nodes: The nodes that it began with, in Slurm's short form: a job that loses one is told without it.
+        nodes: The nodes that it began with, in Slurm's short form: a job that loses one is shown without.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -154,7 +154,7 @@ def state_of(
     Args:
         job: Slurm's state of its job.
         server: What the hub noted last.
-        previous: The state that was told last; None for a session that is seen for the first time.
+        previous: The state that was reported last; None for a session that is seen for the first time.
         reachable: Slurm hears the node of its server.
     """
     if previous is SessionState.ENDED or job.phase is Phase.OVER:
@@ -184,7 +184,7 @@ def timeline(facts: Facts) -> tuple[Mark, ...]:
 
     Slurm's own times are whole seconds, cut off. The broker's sight of the same event is later than the event
     but finer, and so is the beginning of the job's own script on the node: the earliest of them that is
-    possible is told, and never one before the submission.
+    possible is reported, and never one before the submission.
     """
     times = {mark.step: mark.at for mark in facts.marks}
     submitted = _latest(facts.submitted_seen, facts.job.submitted)
@@ -197,7 +197,7 @@ def timeline(facts: Facts) -> tuple[Mark, ...]:
 
 
 def session_of(facts: Facts, silent: Collection[str] = (), estimate: QueueEstimate | None = None) -> Session:
-    """The session as it is told.
+    """The session as it is reported.
 
     Args:
         silent: Its nodes that Slurm does not hear.

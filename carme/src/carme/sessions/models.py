@@ -1,4 +1,4 @@
-"""What is known about one session, as the broker tells it to everybody."""
+"""What is known about one session, as the broker publishes it."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -34,7 +34,7 @@ class ServerStatus(StrEnum):
 
 
 class SessionNote(WithMessages, _Frozen):
-    """What the hub tells the broker about a session; what is None or empty changes nothing.
+    """What the hub reports to the broker about a session; what is None or empty changes nothing.
 
     Attributes:
         server: Where the server stands.

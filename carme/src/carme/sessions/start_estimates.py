@@ -123,7 +123,7 @@ def planned(start: datetime, share: float, now: datetime) -> Range:
 
 
 def estimate_start(job: Job, place: Place, share: float, record: Record, now: datetime) -> QueueEstimate:
-    """All that a user is told about a job that waits; the range is in whole minutes."""
+    """All that a user sees of a job that waits; the range is in whole minutes."""
     when = expected(job, share, now)
     return QueueEstimate(
         place=place.place,

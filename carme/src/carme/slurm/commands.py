@@ -44,7 +44,7 @@ from carme.translation import message as _
 _TIMES = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
 # And all tasks of an array that wait, however long that makes the line.
 _WHOLE = {"SLURM_BITSTR_LEN": "0"}
-# What `scontrol show job` tells anew each time, although nothing has happened to the job.
+# What `scontrol show job` reports anew each time, although nothing has happened to the job.
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
 _ALPHABET = string.ascii_letters + string.digits
 _MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
@@ -76,7 +76,7 @@ class SlurmCommands:
         if self.has_many_jobs:
             return secrets.token_hex(8)
         # squeue asks the controller two questions each time, scontrol one. Its output is not read, as users'
-        # words in it cannot be told from Slurm's: all they can bring about is another look at the queue.
+        # words in it cannot be distinguished from Slurm's: all they can cause is another look at the queue.
         output = await _ask("scontrol", "--oneliner", "show", "job")
         return hashlib.sha256(_PASSING.sub("", output).encode()).hexdigest()
 
@@ -84,7 +84,7 @@ class SlurmCommands:
         separator = _separator()
         form = separator.join(f"%{field}" for field in parsing.QUEUE_FIELDS) + separator
         which = ("squeue", "--states=all", "--noheader", "--noconvert")
-        # What jobs have, the short form does not tell. A suffix makes fields as long as they are.
+        # What jobs have, the short form does not report. A suffix makes fields as long as they are.
         if not self._exclusive:
             # The oldest releases know no such option. Where no answer comes for another reason, as squeue
             # had no configuration yet, it is asked again: in newer releases the older field is NO for all.

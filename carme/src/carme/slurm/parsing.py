@@ -1,7 +1,7 @@
 """Slurm's output as our models. Pure functions.
 
 Names and comments of jobs are their owners' free choice and may hold line ends and separators. So
-records are told apart by a separator that is drawn anew for each call and cannot be guessed.
+records are distinguished by a separator that is drawn anew for each call and cannot be guessed.
 """
 
 import re
@@ -109,7 +109,7 @@ def queued(field: Mapping[str, str], has: Allotted | None) -> Job:
         qos=text_of(field["q"]),
         started=None if state.phase is Phase.PENDING else time(field["S"]),
         ended=time(field["e"]) if state.phase is Phase.OVER else None,
-        # Without a limit Slurm tells an end in a year's time; of a suspended job the old one.
+        # Without a limit Slurm reports an end in a year's time; of a suspended job the old one.
         planned_end=time(field["e"]) if _has_end(state) and limit is not None else None,
         seconds_left=seconds(field["L"]) if state is JobState.SUSPENDED else None,
         failed_node=_gone(state, field["B"], field["N"]),

@@ -109,7 +109,7 @@ async def _objection(interpreter: str) -> str:
         return f"pyslurm cannot be loaded ({_last_line(probe)})"
     site = re.search(rb"(\d+\.\d+)\.\d+", version.output)
     if site is None:
-        return "sinfo does not tell Slurm's version"
+        return "sinfo does not report Slurm's version"
     release = ".".join(reported["version"].split(".")[:2])
     for name, other in (("pyslurm", release), ("pyslurm's library", reported["linked"])):
         if other != site[1].decode():

@@ -24,7 +24,7 @@ __all__ = [
 
 MEMORY_UNITS = {"": 1.0, "K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 
-#: What squeue tells in its long form alone; none of it are words that users choose. `EXCLUSIVE` follows.
+#: What squeue reports in its long form alone; none of it are words that users choose. `EXCLUSIVE` follows.
 ALLOTTED_FIELDS = (
     *("JobID", "RestartCnt", "NumNodes", "NumTasks", "tres-alloc"),
     *("tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task"),

@@ -30,7 +30,7 @@ def run(function: Callable[..., Any], *arguments: Any, notify: Callable[[Any], N
     Args:
         function: One that a module of `carme` has under its name: that name is what travels.
         arguments: For it.
-        notify: Called here with what it tells.
+        notify: Called here with what it reports.
 
     Raises:
         CarmeError: What the function raised, or the process ended unexpectedly.
@@ -64,7 +64,7 @@ def run(function: Callable[..., Any], *arguments: Any, notify: Callable[[Any], N
 
 
 def serve() -> None:
-    """The other side: one request, answered with what is told and then the result."""
+    """The other side: one request, answered with what is reported and then the result."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     function, arguments, wanted, parent = pickle.load(sys.stdin.buffer)
     if os.getppid() != parent:

@@ -49,7 +49,7 @@ class Comparer(Walker):
         getattr(self, f"do_{kind}")(*rest)
 
     def differs(self, path: str, how: str) -> None:
-        """Tell a difference."""
+        """Report a difference."""
         self.report.problems.append(Problem(path, how))
         self.report.counts.different += 1
 
@@ -333,7 +333,7 @@ class _Run:
                 result.counts.problems += 1
                 self._add(Problem(path, why))
         for path in report.changed:
-            # Told once, however many of its parts differ.
+            # Reported once, however many of its parts differ.
             if large.pop(path, None) is not None:
                 result.counts.different += 1
                 self._add(Problem(path, "it has other contents at the destination"))

@@ -75,7 +75,7 @@ class ContentCopier(Walker):
         self.clone = True
         self.links = True
         self.plain_owner = False
-        #: How much of the part at hand is told already, in bytes; None: it is told at its end.
+        #: How much of the part at hand is reported already, in bytes; None: it is reported at its end.
         self.reported: int | None = None
 
     def goal(self, name: str) -> str:
@@ -154,7 +154,7 @@ class ContentCopier(Walker):
                     else:
                         copier.apply(other, status, attributes)
                 finally:
-                    # Some file systems tell of a full disk or quota only here.
+                    # Some file systems report a full disk or quota only here.
                     os.close(other)
                 if not direct:
                     os.rename(writing, goal, src_dir_fd=target, dst_dir_fd=target)

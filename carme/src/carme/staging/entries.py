@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SMALL = 1 << 20
 #: What is read in one go of larger ones; in bytes. It stays in the processor's cache until it is read back.
 BLOCK = 256 << 10
-#: What the compiled part copies of a large file before it is told, in bytes.
+#: What the compiled part copies of a large file before it is reported, in bytes.
 STEP = 16 << 20
 
 #: The destination takes no more: going on would only make a long list of the same error.

@@ -51,7 +51,7 @@ def copy_few(
     try:
         state = State(os.path.join(path, tree.STATE))
     except OSError:
-        # Told when it fails there, too.
+        # Reported when it fails there, too.
         return found
     finished = False
     try:

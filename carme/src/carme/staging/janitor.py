@@ -36,7 +36,7 @@ __all__ = ["main"]
 
 _JOB = re.compile(r"[0-9]{1,12}")
 _OURS = re.compile(r"carme_[0-9]+_[0-9a-f]{24}")
-#: So many copies on a node are told to Slurm, the ones that were used last.
+#: So many copies on a node are reported to Slurm, the ones that were used last.
 _MOST_NAMED = 64
 _SECONDS = 60
 _NOBODY = 65534  # the group of nobody in particular

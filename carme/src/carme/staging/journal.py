@@ -35,7 +35,7 @@ CREATE TABLE IF NOT EXISTS folder (path BLOB PRIMARY KEY) WITHOUT ROWID;
 
 @contextlib.contextmanager
 def explained_errors(folder: Path) -> Iterator[None]:
-    """Tell in words that the record cannot be written."""
+    """Report in words that the record cannot be written."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FILE_NAME", "Entries", "Entry", "Found", "Native", "chosen", "hasher", "library"]
 
-#: What both sides tell each other; raised with every change of it.
+#: What both sides send each other; raised with every change of it.
 INTERFACE = 7
 #: The library lies beside this file. It needs nothing of Python, so one serves all its versions.
 FILE_NAME = f"copying-{os.uname().machine}.so"
@@ -35,7 +35,7 @@ _RECORD = 258
 _FINDINGS = 32 << 20
 #: A walk leaves folders with more entries than this to others.
 _MOST = 1 << 16
-#: Copying returns after so many milliseconds, so that what was done can be told.
+#: Copying returns after so many milliseconds, so that what was done can be reported.
 _PATIENCE = 200
 
 _CHANGED, _CORRUPT = -1, -2
@@ -169,7 +169,7 @@ class Found:
     """A folder in which something has changed.
 
     `entries` of it are to be looked at; None: all, and the folders below. `parts`: these are not all.
-    `surplus`: the destination has entries there that the source has not; that is all that it tells then.
+    `surplus`: the destination has entries there that the source has not; that is all that it reports then.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Found:
 
 
 def _findings(items: bytes, batch: int) -> list[Found]:
-    """What `struct walk` tells of."""
+    """What `struct walk` reports."""
     found = []
     place = 0
     while place < len(items):

@@ -22,7 +22,7 @@ PART = 64 << 20
 BATCH = 2048
 #: How often a file that changes while it is read is tried.
 TRIES = 3
-#: How many problems a result holds; all are told as they come.
+#: How many problems a result holds; all are reported as they come.
 MOST_PROBLEMS = 10_000
 #: What copies: see Options.
 ENGINES = ("auto", "native", "python")
@@ -66,7 +66,7 @@ class Options:
         bandwidth: Bytes a second that are read and written at most; 0: no limit.
         operations: Files and parts a second at most; 0: no limit.
         attributes: Keep extended attributes and ACLs.
-        estimate: Count the source in a process of its own, so that the progress tells totals.
+        estimate: Count the source in a process of its own, so that the progress reports totals.
         durable: Return only when the destination's file system has written everything to its device.
         engine: `native` uses the compiled part and is refused where that was not built; `python` does without
             it, slower; `auto` takes what is there.

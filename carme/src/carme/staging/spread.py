@@ -36,7 +36,7 @@ FOLDER = f"{tree.STATE}-nodes"
 UNITS = 32
 #: So many files of one folder are one unit.
 NAMES = 5000
-#: A worker tells how far it is so often, in seconds.
+#: A worker reports how far it is so often, in seconds.
 REPORT_SECONDS = 1.0
 
 
@@ -262,7 +262,7 @@ def _dsync(source: str, destination: str) -> None:
 def _copy_unit(
     source: str, destination: str, unit: Unit, options: Options, notify: Callable[[Any], None] | None
 ) -> Result:
-    """Copy a unit; what is in its way is left to the copy of the whole, which tells of it."""
+    """Copy a unit; what is in its way is left to the copy of the whole, which reports it."""
     one = os.path.join(source, unit.path) if unit.path else source
     other = os.path.join(destination, unit.path) if unit.path else destination
     into = other if unit.names is not None else os.path.dirname(other)
@@ -302,7 +302,7 @@ def _units(source: str, wanted: int) -> Iterator[Unit]:
                             yield Unit(path, names)
                             names = []
         except OSError:
-            continue  # The copy of the whole tells of it.
+            continue  # The copy of the whole reports it.
         if names:
             made += 1
             yield Unit(path, names)
@@ -358,7 +358,7 @@ def _restore_times(source: str, destination: str) -> None:
 
 @contextlib.contextmanager
 def _explained_errors(folder: Path) -> Iterator[None]:
-    """Tell in words that the plan cannot be read or written."""
+    """Report in words that the plan cannot be read or written."""
     try:
         yield
     except OSError as error:

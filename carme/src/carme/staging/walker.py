@@ -94,7 +94,7 @@ class Walker:
         self.share = share
         self.bandwidth, self.operations = paces
         self.report = Report()
-        #: Tells what is done, at once or if that was not done for a while.
+        #: Reports what is done, at once or if that was not done for a while.
         self.flush: Callable[[], None] = lambda: None
         self.let_others_run: Callable[[], None] = lambda: None
         self.buffers = bytearray(BLOCK), bytearray(BLOCK)
@@ -144,7 +144,7 @@ class Walker:
             return os.open(name, READ, dir_fd=folder)
 
     def problem(self, path: str, why: str | OSError) -> None:
-        """Tell what could not be done.
+        """Report what could not be done.
 
         Raises:
             Stop: The destination takes no more.
@@ -153,7 +153,7 @@ class Walker:
         self.report.counts.problems += 1
 
     def fail(self, path: str, why: str | OSError) -> None:
-        """Tell that a large file failed. It is a problem once, however many of its parts say so.
+        """Report that a large file failed. It is a problem once, however many of its parts say so.
 
         Raises:
             Stop: The destination takes no more.

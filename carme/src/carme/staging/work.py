@@ -218,7 +218,7 @@ class Copier(ContentCopier):
 
     @contextlib.contextmanager
     def _folders(self, path: str) -> Iterator[tuple[int, int | None]]:
-        """A folder on both sides; what goes wrong with them is told. None: it is not there, in a dry run."""
+        """A folder on both sides; what goes wrong with them is reported. None: missing, in a dry run."""
         try:
             with contextlib.ExitStack() as opened:
                 source = opened.enter_context(tree.folder(self.source, path))
@@ -286,7 +286,7 @@ class Copier(ContentCopier):
         direct = bool(path)
         if direct:
             batch = self._natively(source, target, batch, None)
-        # Not before: what was found until then may have been told meanwhile.
+        # Not before: what was found until then may have been reported meanwhile.
         waits = len(self.report.large) + len(self.report.links) + len(self.report.folders)
         for kind, name in batch:
             try:

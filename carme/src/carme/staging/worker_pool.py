@@ -22,7 +22,7 @@ from carme.translation import message as _
 
 __all__ = ["CONTEXT", "Total", "WorkerPool"]
 
-#: A worker tells what it has done at least so often, in seconds.
+#: A worker reports what it has done at least so often, in seconds.
 REPORT_SECONDS = 0.25
 #: Forked: that is quick, and the workers inherit what they need.
 CONTEXT = multiprocessing.get_context("fork")
@@ -34,7 +34,8 @@ class WorkerPool:
 
     Args:
         count: How many.
-        make: Makes what does the tasks, in the worker's process, from what tells whether batches are wanted.
+        make: Makes what does the tasks, in the worker's process, from a callable that says whether batches
+            are wanted.
     """
 
     def __init__(self, count: int, make: Callable[[Callable[[], bool]], Any]) -> None:
@@ -104,7 +105,7 @@ class WorkerPool:
 
     @contextlib.contextmanager
     def _talking_to(self, connection: Connection) -> Iterator[None]:
-        """Tell that a worker has died, whichever way that shows: at once, or in the middle of a message."""
+        """Report that a worker has died, whichever way that shows: at once, or in the middle of a message."""
         try:
             yield
         except (EOFError, OSError):

@@ -302,7 +302,7 @@ def fit(folder: str, files: int, size: int) -> bool:
 def first_targets(files: Sequence[str], most: int = QUERY_BATCH) -> dict[str, str]:
     """The target that each file begins on, for the first so many of them that lie on a BeeGFS.
 
-    What BeeGFS does not tell is left out: files can be read in any order.
+    What BeeGFS does not report is left out: files can be read in any order.
     """
     found: dict[str, str] = {}
     system = system_of(files[0]) if files else None
@@ -359,7 +359,7 @@ def parse_first_target(output: str) -> str:
     """`beegfs-ctl --getentryinfo` of a file: the first target or, where they are mirrored, buddy group.
 
     Raises:
-        CarmeError: It is not told; that of a folder is not.
+        CarmeError: BeeGFS does not report it; that of a folder it never does.
     """
     found = re.search(r"\+ Storage (?:targets|mirror buddy groups):\s+\+ (\d+)", output)
     return _known_target(found[1] if found else "")
@@ -369,7 +369,7 @@ def parse_first_target_8(output: str) -> str:
     """`beegfs entry info --output=ndjson` of a file: the same.
 
     Raises:
-        CarmeError: It is not told; that of a folder is not.
+        CarmeError: BeeGFS does not report it; that of a folder it never does.
     """
     for values in _lines(output):
         for column in ("storage targets", "buddy groups"):

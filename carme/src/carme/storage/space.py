@@ -186,7 +186,7 @@ def _of_kernel(path: str, device: str, uid: int) -> Limits | None:
 
 
 def _quotactl(command: int, path: str, device: str, uid: int, block: _Block) -> int:
-    """Ask or tell the kernel; 0, or the number of the error."""
+    """Ask the kernel, or set its values; 0, or the number of the error."""
     library = ctypes.CDLL(None, use_errno=True)
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

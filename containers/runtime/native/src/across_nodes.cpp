@@ -3,6 +3,7 @@
 // Ring: Patarasu and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009. Halving and
 // doubling: Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <optional>
 
@@ -322,84 +323,110 @@ void Group::ring(const std::vector<int>& column, int position, char* data, uint6
 
 // Pairs exchange halves of what they still have to reduce, then the other way around what they have. Where the
 // number of nodes is no power of two, some lean on their neighbour.
-void Group::halving(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
-                    bool compressed) {
-    const uint64_t m = column.size(), self = uint64_t(position);
-    uint64_t power = 1;
-    while (power * 2 <= m) power *= 2;
-    const uint64_t leaning = m - power;
-    Transit transit(call, compressed, data, count, power, travelling_);
-    Links& links = context_->links();
-    const uint32_t check = check_of(call);
-    const uint64_t pieces = transit.pieces(), all = power * pieces;
-    uint64_t step = 0;
-    auto tag = [&](uint64_t i) { return uint32_t(step << 26 | i); };
-    auto send = [&](uint64_t to, uint64_t i, Batch& batch, uint64_t place) {
-        send_piece(batch, place, column[to], tag(i), check, transit.at(i / pieces, i % pieces),
-                   transit.size(i / pieces, i % pieces));
-    };
-    auto expect = [&](uint64_t from, uint64_t i, Batch& batch, uint64_t place, char* into) {
-        expect_piece(batch, place, column[from], tag(i), check, into, transit.size(i / pieces, i % pieces));
-    };
-    auto finish_all = [&](Batch& batch) {
-        for (size_t i = 0; i < batch.count; ++i) finish(batch, i);
-    };
+class Group::Halving {
+public:
+    Halving(Group& group, const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+            bool compressed)
+        : group_(group), column_(column), self_(uint64_t(position)), power_(std::bit_floor(uint64_t(column.size()))),
+          leaning_(column.size() - power_), transit_(call, compressed, data, count, power_, group.travelling_),
+          pieces_(transit_.pieces()), check_(group.check_of(call)) {}
+
+    void run() {
+        const uint64_t all = power_ * pieces_;
+        if (self_ < 2 * leaning_ && self_ % 2 == 0) {
+            trade(self_ + 1, 0, 0, 0, all);
+            step_ = last;
+            return swap(self_ + 1, 0, all, 0, 0);
+        }
+        if (self_ < 2 * leaning_) trade(self_ - 1, 0, all, 0, 0);
+        reduce_and_share(self_ < 2 * leaning_ ? self_ / 2 : self_ - leaning_);
+        step_ = last;
+        if (self_ < 2 * leaning_) swap(self_ - 1, 0, 0, 0, all);
+    }
+
+private:
+    // Of this member by its number among those that do not lean.
+    void reduce_and_share(uint64_t number) {
+        auto member = [&](uint64_t n) { return n < leaning_ ? 2 * n + 1 : n + leaning_; };
+        for (uint64_t distance = power_ / 2; distance; distance /= 2) {
+            ++step_;
+            const uint64_t own = number & ~(distance - 1), given = own ^ distance;
+            trade(member(number ^ distance), own * pieces_, (own + distance) * pieces_, given * pieces_,
+                  (given + distance) * pieces_);
+        }
+        for (uint64_t p = 0; p < pieces_; ++p) {
+            transit_.prepare(number, p);
+            transit_.settle(number, p);
+        }
+        for (uint64_t distance = 1; distance < power_; distance *= 2) {
+            ++step_;
+            const uint64_t mine = number & ~(distance - 1), theirs = mine ^ distance;
+            swap(member(number ^ distance), theirs * pieces_, (theirs + distance) * pieces_, mine * pieces_,
+                 (mine + distance) * pieces_);
+        }
+    }
+
     // Sends some pieces and adds others, [begin, end) by number, that the peer sends.
-    auto trade = [&](uint64_t peer, uint64_t begin, uint64_t end, uint64_t send_begin, uint64_t send_end) {
+    void trade(uint64_t peer, uint64_t begin, uint64_t end, uint64_t send_begin, uint64_t send_end) {
         const uint64_t number = end - begin, ahead = std::min<uint64_t>(window, number);
-        char* room = scratch(ahead * transit.room());
+        char* room = group_.scratch(ahead * transit_.room());
+        Links& links = group_.context_->links();
         Batch receives(links, number), sends(links, send_end - send_begin);
-        auto place = [&](uint64_t i) { return room + i % ahead * transit.room(); };
+        auto place = [&](uint64_t i) { return room + i % ahead * transit_.room(); };
         for (uint64_t i = 0; i < ahead; ++i) expect(peer, begin + i, receives, i, place(i));
         for (uint64_t i = send_begin; i < send_end; ++i) {
-            transit.prepare(i / pieces, i % pieces);
+            transit_.prepare(i / pieces_, i % pieces_);
             send(peer, i, sends, i - send_begin);
         }
         for (uint64_t i = 0; i < number; ++i) {
-            finish(receives, i);
-            transit.absorb((begin + i) / pieces, (begin + i) % pieces, place(i), peer < self);
+            group_.finish(receives, i);
+            transit_.absorb((begin + i) / pieces_, (begin + i) % pieces_, place(i), peer < self_);
             if (i + ahead < number) expect(peer, begin + i + ahead, receives, i + ahead, place(i + ahead));
         }
         finish_all(sends);  // finished pieces will take the place of these
-    };
-    auto swap = [&](uint64_t peer, uint64_t begin, uint64_t end, uint64_t send_begin, uint64_t send_end) {
+    }
+
+    // Sends finished pieces for others, [begin, end) by number.
+    void swap(uint64_t peer, uint64_t begin, uint64_t end, uint64_t send_begin, uint64_t send_end) {
+        Links& links = group_.context_->links();
         Batch receives(links, end - begin), sends(links, send_end - send_begin);
         for (uint64_t i = begin; i < end; ++i)
-            expect(peer, i, receives, i - begin, transit.at(i / pieces, i % pieces));
+            expect(peer, i, receives, i - begin, transit_.at(i / pieces_, i % pieces_));
         for (uint64_t i = send_begin; i < send_end; ++i) send(peer, i, sends, i - send_begin);
         for (uint64_t i = begin; i < end; ++i) {
-            finish(receives, i - begin);
-            transit.settle(i / pieces, i % pieces);
+            group_.finish(receives, i - begin);
+            transit_.settle(i / pieces_, i % pieces_);
         }
         finish_all(sends);
-    };
-    constexpr uint64_t last = 63;  // step in which those that lean get the result
-    if (self < 2 * leaning && self % 2 == 0) {
-        trade(self + 1, 0, 0, 0, all);
-        step = last;
-        return swap(self + 1, 0, all, 0, 0);
     }
-    if (self < 2 * leaning) trade(self - 1, 0, all, 0, 0);
-    const uint64_t number = self < 2 * leaning ? self / 2 : self - leaning;
-    auto member = [&](uint64_t n) { return n < leaning ? 2 * n + 1 : n + leaning; };
-    for (uint64_t distance = power / 2; distance; distance /= 2) {
-        ++step;
-        const uint64_t kept = number & ~(distance - 1), given = kept ^ distance;
-        trade(member(number ^ distance), kept * pieces, (kept + distance) * pieces, given * pieces,
-              (given + distance) * pieces);
+
+    void send(uint64_t to, uint64_t i, Batch& batch, uint64_t place) {
+        group_.send_piece(batch, place, column_[to], tag(i), check_, transit_.at(i / pieces_, i % pieces_),
+                          transit_.size(i / pieces_, i % pieces_));
     }
-    for (uint64_t p = 0; p < pieces; ++p) {
-        transit.prepare(number, p);
-        transit.settle(number, p);
+    void expect(uint64_t from, uint64_t i, Batch& batch, uint64_t place, char* into) {
+        group_.expect_piece(batch, place, column_[from], tag(i), check_, into,
+                            transit_.size(i / pieces_, i % pieces_));
     }
-    for (uint64_t distance = 1; distance < power; distance *= 2) {
-        ++step;
-        const uint64_t mine = number & ~(distance - 1), theirs = mine ^ distance;
-        swap(member(number ^ distance), theirs * pieces, (theirs + distance) * pieces, mine * pieces,
-             (mine + distance) * pieces);
+    void finish_all(Batch& batch) {
+        for (size_t i = 0; i < batch.count; ++i) group_.finish(batch, i);
     }
-    step = last;
-    if (self < 2 * leaning) swap(self - 1, 0, 0, 0, all);
+    uint32_t tag(uint64_t i) const { return uint32_t(step_ << 26 | i); }
+
+    static constexpr uint64_t last = 63;  // step in which those that lean get the result
+
+    Group& group_;
+    const std::vector<int>& column_;
+    const uint64_t self_, power_, leaning_;
+    Transit transit_;
+    const uint64_t pieces_;
+    const uint32_t check_;
+    uint64_t step_ = 0;
+};
+
+void Group::halving(const std::vector<int>& column, int position, char* data, uint64_t count, const Call& call,
+                    bool compressed) {
+    Halving(*this, column, position, data, count, call, compressed).run();
 }
 
 LinkModel Group::measure_links() {

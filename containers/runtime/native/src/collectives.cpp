@@ -280,7 +280,7 @@ void Group::alltoall(const Call& call) {
     for (size_t i = 0; i < sends.count; ++i) finish(sends, i);
 }
 
-// All on this node have arrived. First members tell each other so, then the rest.
+// All on this node have arrived. First members notify each other, then the rest.
 void Group::barrier(const Call& call) {
     if (one_node()) return;
     const size_t m = nodes_.size();

@@ -118,6 +118,7 @@ private:
     struct Range { uint64_t offset, size; };
     struct Batch;
     class Transit;
+    class Halving;
 
     Area& area(int local) const { return *areas_[size_t(local)]; }
     int locals() const { return int(local_members_.size()); }

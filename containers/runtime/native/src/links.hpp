@@ -23,7 +23,7 @@ enum class FrameType : uint8_t {
     message, abort_group, echo, kill, heartbeat
 };
 
-constexpr uint32_t of_letters = 1u << 31;  // this bit tells the signatures of letters from those of collectives
+constexpr uint32_t of_letters = 1u << 31;  // this bit distinguishes the signatures of letters from those of collectives
 
 // What travels before a payload. Both ends are little-endian, which the handshake checks.
 struct Frame {
@@ -114,7 +114,7 @@ public:
 
     // What is sent to one peer and asked of it takes effect there in that order, which messages of collectives need not
     // keep to. The `request` of a send is done once its payload may be changed. With a peer all that is sent to it,
-    // asked of it and awaited from it is lost, and the host is told.
+    // asked of it and awaited from it is lost, and the host is notified.
     virtual void send(int peer, const Frame& frame, const void* data, Request* request) = 0;
     virtual void send_owned(int peer, const Frame& frame, std::vector<char> data) = 0;
     // Sends a request whose reply completes `request`: with `request->size` bytes at `request->into` for a read,

@@ -59,13 +59,8 @@ struct Plan {
     Group::Call call;
 };
 
-}  // namespace
-
-void bind_recorder(nb::module_& m);
-
-NB_MODULE(_core, m) {
-    m.doc() = "The transport and the collectives of carme_runtime. Use carme_runtime.gaspi.";
-
+// Failures of the core are the exceptions of carme_runtime.collectives.errors.
+void bind_failures() {
     nb::register_exception_translator([](const std::exception_ptr& p, void*) {
         try {
             std::rethrow_exception(p);
@@ -80,33 +75,10 @@ NB_MODULE(_core, m) {
             }
         }
     });
+}
 
-    bind_recorder(m);
-
-    nb::set_leak_warnings(false);  // a run ends with the process, and its context with it
-
-    m.attr("QUEUES") = queue_count;
-    m.attr("SEGMENTS") = max_segments;
-    m.attr("NOTIFICATIONS") = notification_count;
-    m.attr("PASSIVE_LIMIT") = passive_limit;
-
-    nb::class_<Context>(m, "Context", nb::is_weak_referenceable())
-        .def(nb::init<int, int>(), "rank"_a, "size"_a)
-        .def_prop_ro("rank", &Context::rank)
-        .def_prop_ro("size", &Context::size)
-        .def_prop_ro("cores", &Context::cores)
-        .def("set_link_times",
-             [](Context& c, std::vector<std::pair<uint64_t, double>> points) { c.set_link_model({std::move(points)}); })
-        .def_prop_ro("control_fd", &Context::control_fd)
-        .def("node_of", &Context::node_of)
-        .def("connect",
-             [](Context& c, const std::vector<std::tuple<int, int, int, std::vector<int>>>& ends) {
-                 std::vector<Endpoint> endpoints;
-                 for (auto& [pid, fd, node, sockets] : ends) endpoints.push_back({pid, fd, node, sockets});
-                 c.connect(endpoints);
-             })
-        .def("close", &Context::close, Released())
-        .def("sync_clock", &Context::sync_clock, Released())
+void bind_segments(nb::class_<Context>& context) {
+    context
         .def("segment_alloc", &Context::segment_alloc, Released())
         .def("segment_register",
              [](Context& c, int id, int rank, int64_t ms) { c.segment_register(id, rank, Deadline::after_ms(ms)); },
@@ -120,7 +92,11 @@ NB_MODULE(_core, m) {
                  char* data = c.segment_pointer(id, &size);
                  nb::capsule owner(mapping, [](void* p) noexcept { delete static_cast<std::shared_ptr<Mapping>*>(p); });
                  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {size}, owner);
-             })
+             });
+}
+
+void bind_one_sided(nb::class_<Context>& context) {
+    context
         .def("write",
              [](Context& c, int rank, const std::vector<PartTuple>& parts, const std::optional<NoticeTuple>& notice,
                 int queue) { c.write(rank, parts_of(parts), notice_of(notice), queue); },
@@ -145,7 +121,11 @@ NB_MODULE(_core, m) {
              [](Context& c, int rank, int segment, uint64_t offset, uint64_t expected, uint64_t value, int64_t ms) {
                  return c.compare_swap(rank, segment, offset, expected, value, Deadline::after_ms(ms));
              },
-             Released())
+             Released());
+}
+
+void bind_messages(nb::class_<Context>& context) {
+    context
         .def("passive_send",
              [](Context& c, int rank, nb::bytes data, int64_t ms) {
                  nb::gil_scoped_release released;
@@ -165,7 +145,33 @@ NB_MODULE(_core, m) {
         .def("ping", &Context::ping)
         .def("kill", [](Context& c, int rank, int64_t ms) { return c.kill(rank, Deadline::after_ms(ms)); },
              Released());
+}
 
+void bind_context(nb::module_& m) {
+    nb::class_<Context> context(m, "Context", nb::is_weak_referenceable());
+    context
+        .def(nb::init<int, int>(), "rank"_a, "size"_a)
+        .def_prop_ro("rank", &Context::rank)
+        .def_prop_ro("size", &Context::size)
+        .def_prop_ro("cores", &Context::cores)
+        .def("set_link_times",
+             [](Context& c, std::vector<std::pair<uint64_t, double>> points) { c.set_link_model({std::move(points)}); })
+        .def_prop_ro("control_fd", &Context::control_fd)
+        .def("node_of", &Context::node_of)
+        .def("connect",
+             [](Context& c, const std::vector<std::tuple<int, int, int, std::vector<int>>>& ends) {
+                 std::vector<Endpoint> endpoints;
+                 for (auto& [pid, fd, node, sockets] : ends) endpoints.push_back({pid, fd, node, sockets});
+                 c.connect(endpoints);
+             })
+        .def("close", &Context::close, Released())
+        .def("sync_clock", &Context::sync_clock, Released());
+    bind_segments(context);
+    bind_one_sided(context);
+    bind_messages(context);
+}
+
+void bind_group(nb::module_& m) {
     nb::class_<Handle>(m, "Handle")
         .def("wait", [](Handle& h, int64_t ms) { return h.wait(Deadline::after_ms(ms)); }, Released())
         .def("done", &Handle::done);
@@ -210,7 +216,9 @@ NB_MODULE(_core, m) {
     nb::class_<Letter>(m, "Letter")
         .def("wait", [](Letter& l, int64_t ms) { return l.wait(Deadline::after_ms(ms)); }, Released())
         .def("done", &Letter::done);
+}
 
+void bind_plan(nb::module_& m) {
     nb::class_<Plan>(m, "Plan")
         .def("__init__",
              [](Plan* self, std::shared_ptr<Group> group, uintptr_t data, uint64_t count, uint32_t type,
@@ -222,4 +230,22 @@ NB_MODULE(_core, m) {
              nb::keep_alive<1, 9>())  // the object whose memory `data` is
         .def("run", [](Plan& p) { p.group->execute(p.call); }, Released())
         .def("start", [](Plan& p) { return p.group->submit(p.call); }, Released());
+}
+
+}  // namespace
+
+void bind_recorder(nb::module_& m);
+
+NB_MODULE(_core, m) {
+    m.doc() = "The transport and the collectives of carme_runtime. Use carme_runtime.gaspi.";
+    nb::set_leak_warnings(false);  // a run ends with the process, and its context with it
+    m.attr("QUEUES") = queue_count;
+    m.attr("SEGMENTS") = max_segments;
+    m.attr("NOTIFICATIONS") = notification_count;
+    m.attr("PASSIVE_LIMIT") = passive_limit;
+    bind_failures();
+    bind_recorder(m);
+    bind_context(m);
+    bind_group(m);
+    bind_plan(m);
 }

@@ -20,7 +20,7 @@
 namespace carme {
 namespace {
 
-// At most so long apart, where the kernel lets itself be told.
+// At most so long apart, where the kernel lets this be set.
 void try_again_within(int fd, int ms) { setsockopt(fd, IPPROTO_TCP, TCP_RTO_MAX_MS, &ms, sizeof ms); }
 
 }  // namespace

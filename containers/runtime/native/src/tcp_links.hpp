@@ -15,12 +15,14 @@
 #include "ledger.hpp"
 #include "links.hpp"
 
+struct iovec;
+
 namespace carme {
 
 class TcpLinks final : public Links {
 public:
     // Bytes of a payload that the network card is to fetch from where they lie (MSG_ZEROCOPY), where it can: for fewer,
-    // keeping their pages in place and being told when they have gone costs more than a copy.
+    // keeping their pages in place and waiting for the notice that they have gone costs more than a copy.
     static constexpr uint64_t uncopied_from = 64 * 1024;
     // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
     // devices. Tests, which have no others, let it go on.
@@ -139,6 +141,9 @@ private:
     void send_on(size_t stream, int peer, const Frame& frame, const void* data, Request* request);
     void enqueue(Link& link, Out out);
     bool writable(Link& link);  // false: the link is gone
+    // What one call sends: how many parts, and with which flags.
+    static int gather(Link& link, bool uncopied, iovec* parts, int& flags);
+    void pass(Link& link, uint64_t count);  // so many bytes were sent
     void release(Link& link);   // learns which payloads have gone
     void retire(Link& link);    // those that have
 
@@ -147,6 +152,9 @@ private:
     void take(Link& link);
     bool parse(Link& link);
     bool begin(Link& link);     // a header is complete; false: pause
+    bool begin_message(Link& link);  // the same, of a message
+    bool expect(Link& link, Into into, char* destination, uint64_t size);  // its payload; always true
+    bool answer(Link& link);    // to a request; false: it is malformed
     bool busy_with(int peer, const Frame& message) const;
     void advance(Link& link, uint64_t count);  // so much of the payload has come
     void finish(Link& link);    // its payload is complete

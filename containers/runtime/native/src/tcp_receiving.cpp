@@ -125,73 +125,81 @@ void TcpLinks::advance(Link& link, uint64_t count) {
     link.room = link.owned.size() - have;
 }
 
+bool TcpLinks::expect(Link& link, Into into, char* destination, uint64_t size) {
+    link.in_payload = true;
+    link.into = into;
+    link.destination = destination;
+    link.left = size;
+    link.room = into == Into::unexpected ? link.owned.size() : size;
+    if (!size) finish(link);
+    return true;
+}
+
+bool TcpLinks::begin_message(Link& link) {
+    const Frame& frame = link.frame;
+    if (const auto posted = ledger_.take(link.peer, frame)) {
+        link.waited_in_vain = false;
+        link.request = *posted;
+        return *posted ? expect(link, Into::posted, (*posted)->into, frame.size)
+                       : expect(link, Into::nothing, nullptr, frame.size);
+    }
+    // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that others
+    // starve behind it.
+    const bool soon = frame.size > kept && !link.waited_in_vain && busy_with(link.peer, frame);
+    if ((frame.size > small || soon) && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
+        return false;
+    if (link.paused_since) link.waited_in_vain = true;
+    link.owned.resize(size_t(std::min(frame.size, first_piece)));
+    return expect(link, Into::unexpected, link.owned.data(), frame.size);
+}
+
+bool TcpLinks::answer(Link& link) {
+    auto answer = ledger_.answer(link.peer, link.frame);
+    if (!answer) return false;
+    Out out;
+    out.frame = answer->frame;
+    out.data = answer->data;
+    out.size = answer->frame.size;
+    out.keep = std::move(answer->keep);
+    enqueue(link, std::move(out));
+    return true;
+}
+
 bool TcpLinks::begin(Link& link) try {
     const Frame& frame = link.frame;
     if (frame.magic != Frame{}.magic) {
         drop(link, "sent something that is not a frame");
         return false;
     }
-    auto expect = [&](Into into, char* destination, uint64_t size) {
-        link.in_payload = true;
-        link.into = into;
-        link.destination = destination;
-        link.left = size;
-        link.room = into == Into::unexpected ? link.owned.size() : size;
-        if (!size) finish(link);
-        return true;
-    };
     link.request = nullptr;
     switch (frame.type) {
         case FrameType::write: {
             char* at = host_.locate(frame.segment, frame.offset, frame.size, link.keep);
             if (!at) break;
-            return expect(Into::segment, at, frame.size);
+            return expect(link, Into::segment, at, frame.size);
         }
-        case FrameType::message: {
+        case FrameType::message:
             if (frame.size > largest_message) break;
-            if (const auto posted = ledger_.take(link.peer, frame)) {
-                link.waited_in_vain = false;
-                link.request = *posted;
-                return *posted ? expect(Into::posted, (*posted)->into, frame.size)
-                               : expect(Into::nothing, nullptr, frame.size);
-            }
-            // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that
-            // others starve behind it.
-            const bool soon = frame.size > kept && !link.waited_in_vain && busy_with(link.peer, frame);
-            if ((frame.size > small || soon) &&
-                (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
-                return false;
-            if (link.paused_since) link.waited_in_vain = true;
-            link.owned.resize(size_t(std::min(frame.size, first_piece)));
-            return expect(Into::unexpected, link.owned.data(), frame.size);
-        }
+            return begin_message(link);
         case FrameType::passive:
             if (frame.size > largest_passive) break;
             link.owned.resize(frame.size);
-            return expect(Into::passive, link.owned.data(), frame.size);
+            return expect(link, Into::passive, link.owned.data(), frame.size);
         case FrameType::read_reply:
             link.request = ledger_.take_reply(link.peer, frame);
-            if (!link.request) return expect(Into::nothing, nullptr, std::min(frame.size, largest_message));
-            return expect(Into::posted, link.request->into, frame.size);
+            if (!link.request) return expect(link, Into::nothing, nullptr, std::min(frame.size, largest_message));
+            return expect(link, Into::posted, link.request->into, frame.size);
         case FrameType::atomic_reply: case FrameType::register_reply:
             ledger_.replied(link.peer, frame);
             return true;
         case FrameType::read_request: case FrameType::atomic_request: case FrameType::register_segment:
-        case FrameType::echo: {
-            auto answer = ledger_.answer(link.peer, frame);
-            if (!answer) break;
-            Out out;
-            out.frame = answer->frame;
-            out.data = answer->data;
-            out.size = answer->frame.size;
-            out.keep = std::move(answer->keep);
-            enqueue(link, std::move(out));
+        case FrameType::echo:
+            if (!answer(link)) break;
             return link.fd >= 0;
-        }
         case FrameType::abort_group:
             if (frame.value >= peers_.size() || frame.size > largest_reason) break;
             link.owned.resize(frame.size);
-            return expect(Into::reason, link.owned.data(), frame.size);
+            return expect(link, Into::reason, link.owned.data(), frame.size);
         case FrameType::heartbeat: return true;
         case FrameType::kill:
             host_.told_to_end(link.peer);

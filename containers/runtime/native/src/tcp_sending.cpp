@@ -11,6 +11,11 @@
 #include <sys/uio.h>
 
 namespace carme {
+namespace {
+
+constexpr int most_parts = 16;  // of one call
+
+}  // namespace
 
 void TcpLinks::enqueue(Link& link, Out out) {
     if (link.fd < 0 || link.ended_since) return ledger_.complete(out.request, State::lost);
@@ -18,31 +23,51 @@ void TcpLinks::enqueue(Link& link, Out out) {
     if (link.out.size() == 1) writable(link);
 }
 
+// Several frames in one call, so that small messages share segments on the wire.
+int TcpLinks::gather(Link& link, bool uncopied, iovec* parts, int& flags) {
+    int n = 0;
+    for (auto& out : link.out) {
+        if (n + 2 > most_parts) break;
+        if (out.sent < sizeof(Frame))
+            parts[n++] = {reinterpret_cast<char*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
+        uint64_t payload = out.sent > sizeof(Frame) ? out.sent - sizeof(Frame) : 0;
+        const char* data = out.data ? out.data : out.owned.data();
+        const bool alone = uncopied && out.size - payload >= uncopied_from;
+        if (alone && n) {  // what comes before it goes first, by copy
+            flags |= MSG_MORE;
+            break;
+        }
+        if (payload < out.size) parts[n++] = {const_cast<char*>(data) + payload, out.size - payload};
+        if (alone) {
+            flags |= MSG_ZEROCOPY;
+            break;
+        }
+    }
+    return n;
+}
+
+void TcpLinks::pass(Link& link, uint64_t count) {
+    while (count) {
+        Out& out = link.out.front();
+        uint64_t step = std::min(count, sizeof(Frame) + out.size - out.sent);
+        out.sent += step;
+        count -= step;
+        if (out.sent == sizeof(Frame) + out.size) {
+            if (out.uncopied) link.leaving.push_back(std::move(out));
+            else ledger_.complete(out.request, State::done);
+            link.out.pop_front();
+        }
+    }
+}
+
 // See the kernel's networking/msg_zerocopy documentation: each call that sends without a copy has a number, and the
 // socket's queue of errors says which numbers' payloads have gone.
 bool TcpLinks::writable(Link& link) {
     bool uncopied = link.uncopied;
     while (!link.out.empty()) {
-        // Several frames in one call, so that small messages share segments on the wire.
-        iovec parts[16];
-        int n = 0, flags = MSG_NOSIGNAL | MSG_DONTWAIT;
-        for (auto& out : link.out) {
-            if (n + 2 > 16) break;
-            if (out.sent < sizeof(Frame))
-                parts[n++] = {reinterpret_cast<char*>(&out.frame) + out.sent, sizeof(Frame) - out.sent};
-            uint64_t payload = out.sent > sizeof(Frame) ? out.sent - sizeof(Frame) : 0;
-            const char* data = out.data ? out.data : out.owned.data();
-            const bool alone = uncopied && out.size - payload >= uncopied_from;
-            if (alone && n) {  // what comes before it goes first, by copy
-                flags |= MSG_MORE;
-                break;
-            }
-            if (payload < out.size) parts[n++] = {const_cast<char*>(data) + payload, out.size - payload};
-            if (alone) {
-                flags |= MSG_ZEROCOPY;
-                break;
-            }
-        }
+        iovec parts[most_parts];
+        int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
+        const int n = gather(link, uncopied, parts, flags);
         msghdr message{};
         message.msg_iov = parts;
         message.msg_iovlen = size_t(n);
@@ -73,19 +98,8 @@ bool TcpLinks::writable(Link& link) {
             link.awaited = true;
             ++awaiting_;
         }
-        auto left = uint64_t(sent);
-        while (left) {
-            Out& out = link.out.front();
-            uint64_t step = std::min(left, sizeof(Frame) + out.size - out.sent);
-            out.sent += step;
-            left -= step;
-            if (out.sent == sizeof(Frame) + out.size) {
-                if (out.uncopied) link.leaving.push_back(std::move(out));
-                else ledger_.complete(out.request, State::done);
-                link.out.pop_front();
-            }
-        }
-        retire(link);  // of what was begun without a copy and ended with one, nothing more may be told
+        pass(link, uint64_t(sent));
+        retire(link);  // of what was begun without a copy and ended with one, nothing more may be reported
     }
     if (link.wants_write) {
         link.wants_write = false;

@@ -230,7 +230,7 @@ void link_models() {
         CHECK(measured.points.size() >= 2);
         for (auto& [bytes, time] : measured.points) CHECK(bytes > 0 && time > 0 && time < 1e12);
     });
-    // Members that would reduce in different ways are told, and do not wait for each other.
+    // Members that would reduce in different ways get an error, and do not wait for each other.
     for (auto& nodes : std::vector<std::vector<int>>{{0, 0}, {0, 1}}) {
         as_ranks(nodes, [](std::shared_ptr<Context> context) {
             bool refused = false;

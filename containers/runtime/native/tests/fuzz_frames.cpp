@@ -120,20 +120,51 @@ private:
         return frame;
     }
 
+    // A frame, and as much of a payload as it says, or another amount.
+    void put_whole(int& fd, Script& script) {
+        Frame frame = frame_of(script);
+        put(fd, &frame, sizeof frame);
+        const bool has_payload = frame.type == FrameType::write || frame.type == FrameType::message ||
+                                 frame.type == FrameType::passive || frame.type == FrameType::read_reply ||
+                                 frame.type == FrameType::abort_group;
+        uint64_t size = script.number(8) ? (has_payload ? frame.size : 0) : script.number(100);
+        std::vector<char> payload(size_t(std::min<uint64_t>(size, largest)), 'p');
+        put(fd, payload.data(), payload.size());
+    }
+
+    void receive(Script& script) {
+        Expected& one = expect();
+        one.request->size = script.number(script.number(4) ? 200 : largest);
+        one.buffer = std::make_unique<char[]>(one.request->size);
+        links_.receive_message(1 + int(script.number(2)), script.number(16), uint32_t(script.number(3)),
+                               uint32_t(script.number(3)), uint32_t(script.number(3)), one.buffer.get(),
+                               one.request->size, one.request.get());
+    }
+
+    void ask(Script& script) {
+        Expected& one = expect();
+        Frame frame;
+        frame.type = script.number(2) ? FrameType::read_request : FrameType::atomic_request;
+        if (frame.type == FrameType::read_request) {
+            one.request->size = frame.size = script.number(1000);
+            one.buffer = std::make_unique<char[]>(frame.size);
+            one.request->into = one.buffer.get();
+        }
+        links_.ask(1 + int(script.number(2)), frame, one.request.get());
+    }
+
+    void send(Script& script) {
+        Expected& one = expect();
+        uint64_t size = script.number(script.number(4) ? 200 : largest);
+        one.buffer = std::make_unique<char[]>(size);
+        links_.send_message(1 + int(script.number(2)), script.number(16), 0, uint32_t(script.number(3)), 0,
+                            one.buffer.get(), size, one.request.get());
+    }
+
     void step(Script& script) {
         int& fd = theirs_[script.next<uint8_t>() % theirs_.size()];
         switch (script.next<uint8_t>() % 10) {
-            case 0: case 1: {  // a frame, and as much of a payload as it says, or another amount
-                Frame frame = frame_of(script);
-                put(fd, &frame, sizeof frame);
-                const bool has_payload = frame.type == FrameType::write || frame.type == FrameType::message ||
-                                         frame.type == FrameType::passive || frame.type == FrameType::read_reply ||
-                                         frame.type == FrameType::abort_group;
-                uint64_t size = script.number(8) ? (has_payload ? frame.size : 0) : script.number(100);
-                std::vector<char> payload(size_t(std::min<uint64_t>(size, largest)), 'p');
-                put(fd, payload.data(), payload.size());
-                break;
-            }
+            case 0: case 1: put_whole(fd, script); break;
             case 2: {  // anything at all
                 auto raw = script.bytes(script.next<uint8_t>());
                 put(fd, raw.data(), raw.size());
@@ -150,29 +181,8 @@ private:
                     fd = -1;
                 }
                 break;
-            case 5: {
-                expect();
-                Expected& one = expected_.back();
-                one.request->size = script.number(script.number(4) ? 200 : largest);
-                one.buffer = std::make_unique<char[]>(one.request->size);
-                links_.receive_message(1 + int(script.number(2)), script.number(16), uint32_t(script.number(3)),
-                                       uint32_t(script.number(3)), uint32_t(script.number(3)), one.buffer.get(),
-                                       one.request->size, one.request.get());
-                break;
-            }
-            case 6: {
-                expect();
-                Expected& one = expected_.back();
-                Frame frame;
-                frame.type = script.number(2) ? FrameType::read_request : FrameType::atomic_request;
-                if (frame.type == FrameType::read_request) {
-                    one.request->size = frame.size = script.number(1000);
-                    one.buffer = std::make_unique<char[]>(frame.size);
-                    one.request->into = one.buffer.get();
-                }
-                links_.ask(1 + int(script.number(2)), frame, one.request.get());
-                break;
-            }
+            case 5: receive(script); break;
+            case 6: ask(script); break;
             case 7:
                 if (!expected_.empty()) {
                     auto which = expected_.begin() + long(script.number(expected_.size()));
@@ -186,15 +196,7 @@ private:
                     for (int i = 0; i < 16 && recv(fd, sink, sizeof sink, MSG_DONTWAIT) > 0; ++i) {}
                 break;
             }
-            case 9: {
-                expect();
-                Expected& one = expected_.back();
-                uint64_t size = script.number(script.number(4) ? 200 : largest);
-                one.buffer = std::make_unique<char[]>(size);
-                links_.send_message(1 + int(script.number(2)), script.number(16), 0, uint32_t(script.number(3)), 0,
-                                    one.buffer.get(), size, one.request.get());
-                break;
-            }
+            case 9: send(script); break;
         }
         if (script.number(3)) links_.poll(0);
         if (script.number(16) == 15) {  // for longer than a large message waits for its receiver in this build
@@ -204,7 +206,7 @@ private:
         while (context().passive_receive(Deadline::after_ms(0))) {}
     }
 
-    void expect() { expected_.emplace_back(); }
+    Expected& expect() { return expected_.emplace_back(); }
 
     TcpLinks links_;
     std::vector<int> theirs_;

@@ -62,7 +62,7 @@ void farewells() {
     }
 }
 
-// A socket that tells of an error, but has no queue of them: the fuzzer's are such.
+// A socket that reports an error, but has no queue of them: the fuzzer's are such.
 void reset_without_queue() {
     Context context(0, 2);
     TcpLinks links(context, 2);
@@ -310,7 +310,7 @@ void left_behind() {
         else
             std::fprintf(stderr, "links: this kernel has no TCP_RTO_MAX_MS (Linux 6.15), what is left behind tests it alone\n");
     }
-    std::this_thread::sleep_for(std::chrono::seconds(6));  // nobody tells when a kernel gives up
+    std::this_thread::sleep_for(std::chrono::seconds(6));  // nobody reports when a kernel gives up
     std::vector<char> got(pieces * (sizeof(Frame) + size) + 1);
     size_t have = 0;
     for (ssize_t count; (count = recv(theirs, got.data() + have, got.size() - have, 0)) > 0;) have += size_t(count);

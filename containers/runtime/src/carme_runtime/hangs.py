@@ -1,7 +1,7 @@
 """Where the ranks are, when a call waits for long: their Python stacks, printed by one of them.
 
 A thread of each rank looks at the other threads' stacks now and then. One that finds a call waiting
-longer than CARME_HANG_SECONDS asks all ranks, by messages of their first group, to tell where they are.
+longer than CARME_HANG_SECONDS asks all ranks, by messages of their first group, to report where they are.
 """
 
 import atexit
@@ -117,7 +117,7 @@ class Watch:
         return found
 
     def _answer(self, asking: bool) -> list[int]:
-        """Tell members who ask where this one is; return who they are."""
+        """Answer members that ask where this one is; return who they are."""
         questions = list(self._talk.questions())
         if questions:
             where = self._where()

@@ -45,7 +45,7 @@ class RunFailed(Exception):
     """The run ended with an error, which its output names."""
 
     def _render_traceback_(self) -> list[str]:
-        # IPython asks for it: the lines of this module would tell nobody anything.
+        # IPython asks for it: the lines of this module would help nobody.
         return [f"RunFailed: {self}"]
 
 
@@ -297,8 +297,8 @@ def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts", show: Cal
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     with selectors.DefaultSelector() as waiting:
         waiting.register(process.stdout, selectors.EVENT_READ)
-        if interrupts.news is not None:
-            waiting.register(interrupts.news, selectors.EVENT_READ)
+        if interrupts.wakeup is not None:
+            waiting.register(interrupts.wakeup, selectors.EVENT_READ)
         while process.stdout in waiting.get_map():
             ready = [key.fileobj for key, _ in waiting.select()]
             if interrupts.came():
@@ -316,7 +316,7 @@ def _show(process: subprocess.Popen[bytes], interrupts: "_Interrupts", show: Cal
 
 
 class _Interrupts:
-    """While it is entered, interrupts raise nothing, but are kept, for `came` to tell of.
+    """While it is entered, interrupts raise nothing, but are kept, for `came` to report.
 
     An exception would come wherever this process just is, so also where nothing catches it: while the run is
     being started, or between the wait and what follows it. And one that comes just before a wait begins would
@@ -325,7 +325,7 @@ class _Interrupts:
     """
 
     def __init__(self) -> None:
-        self.news: int | None = None
+        self.wakeup: int | None = None
         self._write = self._other = -1
         self._before: Any = None
 
@@ -333,8 +333,8 @@ class _Interrupts:
         self._before = signal.getsignal(signal.SIGINT)
         if threading.current_thread() is not threading.main_thread() or not callable(self._before):
             return self
-        self.news, self._write = os.pipe()
-        for end in (self.news, self._write):
+        self.wakeup, self._write = os.pipe()
+        for end in (self.wakeup, self._write):
             os.set_blocking(end, False)
         self._other = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         signal.signal(signal.SIGINT, lambda number, frame: None)
@@ -343,9 +343,9 @@ class _Interrupts:
     def came(self) -> bool:
         """Whether an interrupt has come since the last call."""
         numbers = b""
-        while self.news is not None:
+        while self.wakeup is not None:
             try:
-                numbers += os.read(self.news, 4096)
+                numbers += os.read(self.wakeup, 4096)
             except BlockingIOError:
                 break
         others = numbers.replace(bytes([signal.SIGINT]), b"")
@@ -356,12 +356,12 @@ class _Interrupts:
         return signal.SIGINT in numbers
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if self.news is None:
+        if self.wakeup is None:
             return
         signal.signal(signal.SIGINT, self._before)
         signal.set_wakeup_fd(self._other)
         missed = self.came()
-        os.close(self.news)
+        os.close(self.wakeup)
         os.close(self._write)
         if missed and kind is None:
             raise KeyboardInterrupt

@@ -237,7 +237,7 @@ class Recorder:
 
 
 def _boot() -> str:
-    """Tells machines apart, and their starts."""
+    """Distinguishes machines, and their starts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""How ranks may share a model, and what `carme-run` tells scripts of it."""
+"""How ranks may share a model, and what `carme-run` passes to scripts of it."""
 
 import atexit
 import os

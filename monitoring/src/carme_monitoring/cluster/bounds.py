@@ -24,6 +24,6 @@ class Bounded:
 
 
 def largest(sizes: Mapping[str, tuple[float, ...]], most: int = MOST) -> dict[str, str]:
-    """The label's value for each name: the `most` largest keep theirs. For gauges, told anew each time."""
+    """The label's value for each name: the `most` largest keep theirs. For gauges, made anew each time."""
     ordered = sorted(sizes, key=lambda name: (sizes[name], name), reverse=True)
     return {name: name if place < most else OTHERS for place, name in enumerate(ordered)}

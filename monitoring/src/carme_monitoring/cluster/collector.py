@@ -190,7 +190,7 @@ class ClusterCollector(Collector):
     def _cluster(self, cluster: Cluster) -> Iterator[Metric]:
         yield _one(
             "carme_cluster_seen_timestamp_seconds",
-            "When Slurm told about nodes last.",
+            "When Slurm last reported nodes.",
             cluster.taken.timestamp(),
         )
         yield from self._sizes(cluster.nodes)

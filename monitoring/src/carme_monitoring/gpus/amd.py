@@ -3,7 +3,7 @@
 Names, units and layouts: AMD SMI C API reference. Its structures grow with each release; read here is only
 what has lain at the same place since version 25 (ROCm 6.4), from buffers larger than any of them. What takes
 the library a tenth of a second or more to find out (throttling, PCIe rates) is not asked for.
-Which process has which memory the kernel's compute driver tells everybody: linux, drivers/gpu/drm/amd/amdkfd.
+Which process has which memory the kernel's compute driver shows everybody: linux, drivers/gpu/drm/amd/amdkfd.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _ROOM = 8192  # bytes, more than any structure that is asked for
 
 _SUCCESS = 0
 _NO_DRIVER = (34, 51)  # AMDSMI_STATUS_DRIVER_NOT_LOADED, AMDSMI_STATUS_NO_DRV
-#: What a GPU answers that is there: it does not know such a thing, must not tell, or has no time.
+#: What a GPU answers that is there: it does not know such a thing, may not say it, or has no time.
 _PRESENT = (2, 3, 8, 9, 10, 30, 40)
 _INIT_GPUS = 1 << 1
 _PROCESSOR_IS_GPU = 1
@@ -38,7 +38,7 @@ _VRAM = 0
 _TEMPERATURES = {"edge": 0, "hotspot": 1, "memory": 2}
 _CURRENT = 0
 _CLOCKS = {"sm": 0, "memory": 4}  # the first runs what NVIDIA calls SMs
-_UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # "not told", of fields of 16 and 32 bits
+_UNKNOWN = (0xFFFF, 0xFFFFFFFF)  # "not reported", of fields of 16 and 32 bits
 
 
 class _Failed(Exception):
@@ -292,7 +292,7 @@ def _whole(calls: _Calls, device: _Device, processes: tuple[GpuProcess, ...]) ->
         memory_activity=_share(engines[1]) if engines else None,
         memory_used_bytes=used[0] if used else None,
         memory_total_bytes=total[0] if total else None,
-        # Newer GPUs tell what they draw now, older ones a mean.
+        # Newer GPUs report what they draw now, older ones a mean.
         power_watts=next((float(watts) for watts in power or () if watts not in _UNKNOWN), None),
         power_limit_watts=limit[0] * 1e-6 if limit else None,
         energy_joules=_energy(calls, handle),

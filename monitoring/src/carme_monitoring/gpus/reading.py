@@ -1,4 +1,4 @@
-"""One look at a GPU, in units of the SI; what a GPU does not tell is None."""
+"""One look at a GPU, in units of the SI; what a GPU does not report is None."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -58,7 +58,7 @@ class Usage:
         memory_bytes: What cannot be given back: without the page cache that is not in use.
         memory_peak_bytes, memory_limit_bytes: The highest ever, page cache included, and what it may have.
         oom_kills: Processes that the kernel ended for want of memory.
-        read_bytes, written_bytes: Of disks. Version 1 does not tell: see `MovedRecords`.
+        read_bytes, written_bytes: Of disks. Version 1 does not report: see `MovedRecords`.
         threads: At this moment.
         devices: Device files of GPUs (minors) that it may open; None if the kernel does not say, or was not
             asked.
@@ -98,7 +98,7 @@ class Cgroups:
 
     def __init__(self, root: Path = Path("/sys/fs/cgroup"), processes: Path = Path("/proc")) -> None:
         self._root, self._processes = str(root), str(processes)
-        self._names: dict[str, int] = {}  # folders whose name does not tell the job
+        self._names: dict[str, int] = {}  # folders whose name does not have the job
         self._owners: dict[tuple[str, int], int] = {}  # by folder and inode
         self._places: dict[int, str] = {}  # of each job that there is
         self._kills: dict[int, dict[str, int]] = {}  # by job and group, for version 1
@@ -134,7 +134,7 @@ class Cgroups:
         return os.path.exists(f"{self._processes}/{pid}")  # noqa: PTH110  many calls in one scrape
 
     def processes_of(self, job_id: int) -> Iterator[int]:
-        """The processes of a job that the last look has found, without slurmstepd where it is told apart."""
+        """The processes of a job that the last look has found, without slurmstepd where that is known."""
         place = self._places.get(job_id)
         return _processes(place) if place else iter(())
 
@@ -235,7 +235,7 @@ class Cgroups:
         return self._is_empty(next(iter(job.by_controller.values())))
 
     def _is_empty(self, folder: str) -> bool:
-        # Version 1 tells what is in a group itself, not beneath.
+        # Version 1 reports what is in a group itself, not beneath.
         return (
             os.path.exists(f"{folder}/cgroup.procs")  # noqa: PTH110  many calls in one scrape
             and not text_of(f"{folder}/cgroup.procs")

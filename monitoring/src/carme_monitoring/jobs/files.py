@@ -6,7 +6,7 @@ import resource
 __all__ = ["OpenFiles", "OpenFolders", "text_of", "whole_text_of"]
 
 MOST_BYTES = 1 << 16
-#: A longer part of a list of processes may not be its end: the kernel tells less than a page at a time.
+#: A longer part of a list of processes may not be its end: the kernel reports less than a page at a time.
 SURELY_ALL = 3072
 SPARE = 512  # descriptors that are left for everything else
 
@@ -51,7 +51,7 @@ class OpenFiles:
         return text
 
     def lines(self, path: str) -> int | None:
-        """How many lines the file has; None when it is not there. The kernel may tell a part at a time."""
+        """How many lines the file has; None when it is not there. The kernel may give a part at a time."""
         text = part = self.text(path)
         descriptor = self._open.get(path)
         if not text and descriptor is None:
@@ -77,7 +77,7 @@ class OpenFolders:
     """Knows the folders in a folder, and lists them anew only when some came or went.
 
     Made for control groups, each of which has some thirty files that the kernel lists with its folders. The
-    number of folders is told by the links of their parent (Linux, fs/kernfs); where a file system does not
+    number of folders shows in the links of their parent (Linux, fs/kernfs); where a file system does not
     count them, all is listed each time.
     """
 

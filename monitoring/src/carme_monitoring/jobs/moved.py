@@ -101,7 +101,7 @@ class MovedRecords:
         self._jobs: dict[int, dict[str, list[float]]] = {}
 
     def add_to(self, usages: Iterable[Usage]) -> None:
-        """Complete these where their control groups do not tell."""
+        """Complete these where their control groups do not report."""
         try:
             changed = self._file.stat().st_mtime_ns
         except OSError:

@@ -3,7 +3,7 @@
 Linux counts by interface, not by process. So there are two cases in which the figures are a job's:
 
 - `namespace`: all its processes are in network namespaces of their own, whose interfaces nobody else uses.
-- `node`: it shares the node's network and was the only job there between two looks; then it is told all that
+- `node`: it shares the node's network and was the only job there between two looks; then it counts all that
   the node's physical interfaces and InfiniBand ports carried meanwhile.
 
 Otherwise it has no figures. The namespace of a process is known by the inode of its `net/dev`, which

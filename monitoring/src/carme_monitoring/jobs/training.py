@@ -56,7 +56,7 @@ class RankProgress:
 
 
 class Training:
-    """Listens; `jobs` tells.
+    """Listens; `jobs` reports.
 
     Args:
         path: Of the socket, which is made anew; its folder must be there.

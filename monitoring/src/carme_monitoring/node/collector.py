@@ -45,7 +45,7 @@ class NodeCollector(Collector):
         allocations: What the prolog wrote about them.
         training: What ranks say; None where nobody listens.
         network: Where jobs' traffic is read; None: of this node.
-        moved: What jobs read and write where control groups do not tell; None: nobody says.
+        moved: What jobs read and write where control groups do not report; None: nobody says.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class _JobGpuFamilies:
         )
 
     def add(self, whose: tuple[str, ...], reading: GpuReading) -> None:
-        """What the GPU of a job does, as far as its library tells."""
+        """What the GPU of a job does, as far as its library reports."""
         for family, value in (
             (self.busy, reading.utilization),
             (self.memory, reading.memory_used_bytes),
@@ -205,7 +205,7 @@ class _JobGpuFamilies:
 
 
 def _largest(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
-    """The few that hold most memory, of those that tell it: so many series a GPU has at most."""
+    """The few that hold most memory, of those that report it: so many series a GPU has at most."""
     telling = [process for process in processes if process.memory_bytes is not None]
     return heapq.nlargest(MOST_PROCESSES, telling, key=lambda process: process.memory_bytes or 0)
 
@@ -301,7 +301,7 @@ def _gpu_links(readings: list[GpuReading]) -> Iterator[Metric]:
 
 
 def _gpu_values_by_label(readings: list[GpuReading]) -> Iterator[Metric]:
-    """Several values of each GPU, told apart by a label."""
+    """Several values of each GPU, distinguished by a label."""
     by = {
         name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
         for name, (text, label) in {
@@ -327,7 +327,7 @@ def _gpu_values_by_label(readings: list[GpuReading]) -> Iterator[Metric]:
 
 
 def _gpu_counters(readings: list[GpuReading]) -> Iterator[Metric]:
-    """What is counted of each GPU, told apart by a label."""
+    """What is counted of each GPU, distinguished by a label."""
     counted = {
         name: CounterMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
         for name, (text, label) in {
@@ -438,7 +438,7 @@ def _add(family: Metric, labels: dict[str, str], value: float | None) -> None:
 def _network_metrics(
     traffic: dict[int, Traffic], allocations: dict[int, Allocation], users: dict[int, str]
 ) -> Iterator[Metric]:
-    """What jobs send and receive, of those whose traffic can be told from others'."""
+    """What jobs send and receive, of those whose traffic can be distinguished from others'."""
     known = (
         "in its own network namespace, or on the whole node while it was the only job there, as source says."
     )

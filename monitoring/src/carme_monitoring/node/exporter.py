@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--training", type=Path, metavar="SOCKET",
-        help="socket to make, at which ranks of training runs tell how they go on (default: none)",
+        help="socket to make, at which ranks of training runs report their progress (default: none)",
     )  # fmt: skip
     options = parser.parse_args(arguments)
     libraries = [NvidiaLibrary(retry=options.gpu_retry), AmdLibrary(retry=options.gpu_retry)]

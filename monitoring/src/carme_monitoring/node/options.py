@@ -1,4 +1,4 @@
-"""What the programs of a node are told alike."""
+"""Options that the programs of a node share."""
 
 import argparse
 from pathlib import Path

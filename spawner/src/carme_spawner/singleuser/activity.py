@@ -51,7 +51,7 @@ class Gpus:
 class Processes:
     """This node's processes of the job but this server: ranks, programs started in terminals and by kernels.
 
-    The job's agent keeps no list of runs, so their processor time tells; a launcher counts even while it only
+    The job's agent keeps no list of runs, so processor time counts; a launcher counts even while it only
     waits for its ranks on other nodes.
 
     Args:
@@ -122,7 +122,7 @@ class Activity:
                 self._note(name, now, count=state)
 
     def report(self) -> dict[str, Any]:
-        """What the hub is told; begins a new interval."""
+        """What the hub gets; begins a new interval."""
         content = {"busy_since_last": self.busy, **self.last}
         self.busy = False
         return content

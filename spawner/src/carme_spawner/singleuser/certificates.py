@@ -36,7 +36,7 @@ class Certificates:
         return cls(*files)
 
     def announce(self) -> None:
-        """Tell JupyterHub's own code, which reads the environment."""
+        """Set what JupyterHub's own code reads from the environment."""
         os.environ["JUPYTERHUB_SSL_KEYFILE"] = str(self.key)
         os.environ["JUPYTERHUB_SSL_CERTFILE"] = str(self.certificate)
         os.environ["JUPYTERHUB_SSL_CLIENT_CA"] = str(self.authority)

@@ -1,4 +1,4 @@
-"""What the server tells the hub, and what the hub answers."""
+"""What the server reports to the hub, and what the hub answers."""
 
 import asyncio
 import json

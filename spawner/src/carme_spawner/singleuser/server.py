@@ -37,7 +37,7 @@ NEEDED = ("jupyterlab", "jupyter_server_terminals")
 
 
 class SessionServer(JupyterHubSingleUser):
-    """JupyterHub's server extension, which takes a free port and tells the hub about it."""
+    """JupyterHub's server extension, which takes a free port and reports it to the hub."""
 
     #: Whether the server ended because it could not report.
     failed = False
@@ -131,7 +131,7 @@ class SessionServer(JupyterHubSingleUser):
         loop.add_signal_handler(signal.SIGTERM, lambda: setattr(self, "_end", loop.create_task(self.end())))
 
     async def report(self) -> None:
-        """Tell the hub where this server is; end the server if the hub refuses it or stays away."""
+        """Report to the hub where this server is; end the server if the hub refuses it or stays away."""
         marks = {"container": STARTED, "listening": self.listening}
         with contextlib.suppress(KeyError, ValueError):
             marks["prolog"] = float(os.environ["CARME_STEP_PROLOG"])

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 REPORT_SECONDS = 30.0
 LOOK_SECONDS = 5.0
 
-#: What open pages are told at once, by Jupyter Server's events.
+#: What open pages get at once, by Jupyter Server's events.
 EVENT = "https://schema.carme/session"
 EVENT_SCHEMA = {
     "$id": EVENT,
     "version": "1",
     "title": "Session",
-    "description": "The session is told to end: documents must be saved now.",
+    "description": "The session is to end: documents must be saved now.",
     "type": "object",
     "required": ["state"],
     "properties": {"state": {"enum": ["ending"]}},
@@ -68,13 +68,13 @@ class TimeLeft:
         return answer
 
     async def until_saved(self, pages: int) -> None:
-        """Tell so many open pages that the session ends, and wait until each has saved its documents."""
+        """Notify so many open pages that the session ends, and wait until each has saved its documents."""
         self._events.emit(schema_id=EVENT, data={"state": "ending"})
         for _ in range(pages):
             await self._saved.acquire()
 
     def saved(self) -> None:
-        """A page that was told of the end has saved its documents."""
+        """A page that was notified of the end has saved its documents."""
         self._saved.release()
 
     async def _run(self) -> None:
@@ -106,5 +106,5 @@ class TimeLeft:
             self.status = await self._hub.post("activity", activity.report() | more)
         except (Refused, Unanswered) as error:
             self._server.log.warning("The hub did not take the report of this session's activity: %s", error)
-            # A page is told again; all else is in the next report anyway.
+            # A page is notified again; all else is in the next report anyway.
             self._more = more | self._more

@@ -11,5 +11,5 @@ class AccountsConfig(AppConfig):
     label = "accounts"
 
     def ready(self) -> None:
-        # Errors are told in the language of the page that shows them.
+        # Errors are reported in the language of the page that shows them.
         follow(get_language)

@@ -12,7 +12,7 @@ __all__ = ["chosen", "language_of"]
 
 
 def language_of(user: User) -> str:
-    """The language in which this user is told something while no browser asks."""
+    """The language in which this user gets notices while no browser asks."""
     return user.language or settings.LANGUAGE_CODE
 
 

@@ -33,7 +33,7 @@ def sign_out(request: HttpRequest) -> HttpResponse:
     """Sign out of the portal, and of JupyterHub and its servers, whose cookies are of the same origin.
 
     The browser drops them itself (Clear-Site-Data, https://www.w3.org/TR/clear-site-data/), so that signing
-    out works while the hub is away; the hub is told, so that they count nothing elsewhere either.
+    out works while the hub is away; the hub is notified, so that they count nothing elsewhere either.
     """
     user = request.user.get_username() if request.user.is_authenticated else ""
     response = views.logout(request)
@@ -45,17 +45,17 @@ def sign_out(request: HttpRequest) -> HttpResponse:
 
 
 def sign_out_of_hub(user: str) -> None:
-    """Tell the hub that what it knows of this user's logins counts no more.
+    """Notify the hub that what it knows of this user's logins counts no more.
 
     The page waits for the hub, as a session that is not ended must not depend on other services; a hub that
-    does not answer is told by the worker when it does.
+    does not answer is notified by the worker when it does.
     """
-    # Whoever signs in again while the hub is being told is not meant.
+    # Whoever signs in again while the hub is being notified is not meant.
     before = time.time()
     try:
         Hub(settings.SITE).sign_out(user, before=before, seconds=PATIENCE)
     except HubError as error:
-        logger.warning("The hub could not be told that %s signed out; it is tried again: %s", user, error)
+        logger.warning("The hub was not notified that %s signed out; it is tried again: %s", user, error)
         run_soon(tasks.sign_out_of_hub, user, before)
 
 

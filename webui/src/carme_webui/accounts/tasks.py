@@ -18,7 +18,7 @@ __all__ = ["clear_expired", "enrol", "sign_out_of_hub"]
 
 logger = logging.getLogger(__name__)
 
-#: Seconds until a hub that did not answer is told again, and how often.
+#: Seconds until a hub that did not answer is notified again, and how often.
 TRY_AGAIN_SECONDS = 30
 TRIES = 24 * 3600 // TRY_AGAIN_SECONDS
 
@@ -32,7 +32,7 @@ def clear_expired() -> None:
 
 @app.task(bind=True, max_retries=TRIES, default_retry_delay=TRY_AGAIN_SECONDS)
 def sign_out_of_hub(self: Any, user: str, before: float) -> None:
-    """Tell JupyterHub that what it knows of a user's logins counts no more; for a day, if it does not answer.
+    """Notify JupyterHub that what it knows of a user's logins counts no more; a day long, if it is away.
 
     Args:
         before: Logins from before this time, in seconds since 1970.
@@ -40,7 +40,7 @@ def sign_out_of_hub(self: Any, user: str, before: float) -> None:
     try:
         Hub(settings.SITE).sign_out(user, before=before)
     except HubError as error:
-        logger.warning("The hub could not be told that %s signed out: %s", user, error)
+        logger.warning("The hub was not notified that %s signed out: %s", user, error)
         if not self.request.is_eager:  # a page waits
             raise self.retry(exc=error) from None
 

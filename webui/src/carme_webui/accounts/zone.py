@@ -26,7 +26,7 @@ def zone_names() -> tuple[str, ...]:
 
 
 def zone_of(user: User) -> ZoneInfo | None:
-    """The zone by whose clocks this user is told something; None: the site's."""
+    """The zone by whose clocks this user gets notices; None: the site's."""
     for name in (user.time_zone, user.browser_zone):
         if name:
             try:

@@ -192,7 +192,7 @@ def find_jobs(wanted: str, broker: BrokerClient) -> list[Job]:
 
 
 def stop_job(by: User, number: int, message: str, broker: BrokerClient) -> Job:
-    """End somebody's job and tell its owner why.
+    """End somebody's job and notify its owner of the reason.
 
     Raises:
         NotFound: There is no such job.
@@ -227,15 +227,15 @@ def set_active(by: User, user: User, active: bool) -> None:
 
 
 def take_second_factor(user: User) -> None:
-    """Take the second factor off an account whose owner has lost it; the owner is told."""
+    """Take the second factor off an account whose owner has lost it; the owner is notified."""
     remove_second_factor(user)
     notify(user, lambda: _("An administrator reset the second factor of your account."))
 
 
 def send_message(by: User, user: User, message: str) -> None:
-    """Tell a user something, on pages and by mail. Raises InvalidRequest when it is empty."""
+    """Send a user a message, on pages and by mail. Raises InvalidRequest when it is empty."""
     words = " ".join(message.split())[:400]
     if not words:
         raise InvalidRequest(_("This cannot be done with this account."), field="message")
     notify(user, lambda: _("A message of an administrator: %s") % words)
-    AuditEntry.objects.create(by=by, text=f"told {user.username}: {words}"[:400])
+    AuditEntry.objects.create(by=by, text=f"sent {user.username} a message: {words}"[:400])

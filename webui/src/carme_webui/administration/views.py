@@ -1,4 +1,4 @@
-"""The pages of administrators. Nobody else is told that there are any."""
+"""The pages of administrators. Nobody else sees that there are any."""
 
 import csv
 import json

@@ -21,7 +21,7 @@ LATEST = 3  # news on the dashboard
 
 
 class News(models.Model):
-    """Something that administrators tell everybody."""
+    """Something that administrators publish for everybody."""
 
     title = models.CharField(max_length=120)
     text = models.TextField(max_length=4000, blank=True)
@@ -81,7 +81,7 @@ class Maintenance(models.Model):
 
     @classmethod
     def near(cls, now: datetime) -> "models.QuerySet[Maintenance]":
-        """Those that every page tells of."""
+        """Those that every page shows."""
         return cls.planned(now).filter(start__lt=now + AHEAD)
 
     @property

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 def publish(row: News) -> None:
-    """Tell everybody; open pages show it at once."""
+    """Publish it; open pages show it at once."""
     row.save()
     notifier.notify_all()
 
 
 def take_away(row: News) -> None:
-    """Tell it no more."""
+    """Withdraw it."""
     row.delete()
     notifier.notify_all()
 
@@ -130,7 +130,7 @@ def jobs_into(row: Maintenance, jobs: Iterable[Job]) -> list[Job]:
 
 
 def warn(row: Maintenance, broker: BrokerClient) -> None:
-    """Tell those whom it concerns, once for each time that it is planned for."""
+    """Notify those whom it concerns, once for each time that it is planned for."""
     event = f"maintenance:{row.name}:{row.start:%Y%m%d%H%M}-{row.end:%Y%m%d%H%M}"
     for one in bookings_within(row):
         notify(

@@ -9,5 +9,5 @@ __all__ = ["agree"]
 
 @app.task
 def agree() -> None:
-    """Make maintenance and Slurm's reservations agree, and tell whom it concerns."""
+    """Make maintenance and Slurm's reservations agree, and notify whom it concerns."""
     services.agree(broker())

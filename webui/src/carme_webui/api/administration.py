@@ -68,7 +68,7 @@ class Access(Body):
 
 
 class Message(Body):
-    """What a user is told."""
+    """A message to a user."""
 
     message: Words = Field(min_length=1, max_length=400)
 
@@ -132,14 +132,14 @@ def change_user(request: HttpRequest, requested: Access, name: str = UserName) -
 
 @router.post("/users/{name}/messages", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def write_to_user(request: HttpRequest, requested: Message, name: str = UserName) -> Any:
-    """Tell a user something, on pages and by mail."""
+    """Send a user a message, on pages and by mail."""
     services.send_message(require_admin(request), get_object_or_404(User, username=name), requested.message)
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
 @router.delete("/users/{name}/second-factor", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
 def take_second_factor(request: HttpRequest, name: str = UserName) -> Any:
-    """Take the second factor off the account of a user who has lost it; the user is told."""
+    """Take the second factor off the account of a user who has lost it; the user is notified."""
     require_admin(request)
     services.take_second_factor(get_object_or_404(User, username=name))
     return Status(HTTPStatus.NO_CONTENT, None)
@@ -155,7 +155,7 @@ class Drain(Body):
 
 
 class Stop(Body):
-    """Why a job is ended; its owner is told so."""
+    """Why a job is ended; its owner is notified."""
 
     message: Words = ""
 
@@ -201,7 +201,7 @@ def _job(job: Job) -> wire.OthersJob:
 
 @router.post("/jobs/{number}/stop", response=answers(wire.OthersJob, *REFUSED))
 def stop_any_job(request: HttpRequest, requested: Stop, number: int = Path(..., ge=1, lt=10**18)) -> Any:
-    """End somebody's job or session; its owner is told why."""
+    """End somebody's job or session; its owner is notified of the reason."""
     return _job(services.stop_job(require_admin(request), number, requested.message, broker()))
 
 
@@ -267,7 +267,7 @@ def list_policies(request: HttpRequest) -> Any:
 
 
 class NewsIn(Body):
-    """What everybody is told."""
+    """An announcement."""
 
     title: Words = Field(min_length=1, max_length=120)
     text: schemas.Text = Field(default="", max_length=4000)
@@ -315,7 +315,7 @@ def _news(row: News) -> wire.NewsOut:
 
 @announced.post("", response=answers(wire.NewsOut, *REFUSED, status=HTTPStatus.CREATED))
 def write_news(request: HttpRequest, requested: NewsIn) -> Any:
-    """Tell everybody something; for administrators."""
+    """Publish an announcement; for administrators."""
     return Status(HTTPStatus.CREATED, _write(News(by=require_admin(request)), requested))
 
 
@@ -352,7 +352,7 @@ def _maintenance(row: Maintenance) -> wire.MaintenanceOut:
 
 @maintained.post("", response=answers(wire.MaintenanceOut, *REFUSED, status=HTTPStatus.CREATED))
 def plan_maintenance(request: HttpRequest, requested: MaintenanceIn) -> Any:
-    """Plan maintenance, kept free by Slurm; those whom it concerns are told. For administrators."""
+    """Plan maintenance, kept free by Slurm; those whom it concerns are notified. For administrators."""
     by = require_admin(request)
     row = Maintenance(
         title=tidy(requested.title), text=requested.text, start=requested.start, end=requested.end

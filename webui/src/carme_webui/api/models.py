@@ -58,7 +58,7 @@ class Token(models.Model):
 
     @classmethod
     def make(cls, owner: User, label: str, scopes: list[str], expires: datetime) -> tuple["Token", str]:
-        """A new token and its secret, which is told this once."""
+        """A new token and its secret, which is shown this once."""
         secret = PREFIX + secrets.token_urlsafe(32)
         token = cls.objects.create(
             owner=owner,

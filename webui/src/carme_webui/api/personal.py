@@ -1,4 +1,4 @@
-"""What is mine alone, for programs: presets of sessions, and what the portal tells me."""
+"""What is mine alone, for programs: presets of sessions, and the portal's notices to me."""
 
 from http import HTTPStatus
 from typing import Any
@@ -92,7 +92,7 @@ class NoticeSearch(Paging):
 
 
 class NoticeChoice(Body):
-    """Whether I want to be told such things on pages, and by mail."""
+    """Whether I want such notices on pages, and by mail."""
 
     page: bool
     mail: bool
@@ -100,7 +100,7 @@ class NoticeChoice(Body):
 
 @notices.get("", response=answers(wire.Page[wire.NoticeOut]))
 def list_notices(request: HttpRequest, search: Query[NoticeSearch]) -> Any:
-    """What the portal told me, the latest first."""
+    """The portal's notices to me, the latest first."""
     rows = Notice.objects.filter(user=asker(request), on_page=True)
     if search.unread is not None:
         rows = rows.filter(read__isnull=search.unread)
@@ -122,7 +122,7 @@ def read_notices(request: HttpRequest) -> Any:
 
 @notices.get("/kinds", response=answers(list[wire.NoticeKind]))
 def list_notice_kinds(request: HttpRequest) -> Any:
-    """What I can be told, and how I want to be told it."""
+    """The kinds of notices, and how I want to get them."""
     return [
         wire.NoticeKind(kind=kind, title=str(about.title), page=page, mail=mail, fixed=about.fixed)
         for kind, about, page, mail in choices_of(asker(request))
@@ -131,7 +131,7 @@ def list_notice_kinds(request: HttpRequest) -> Any:
 
 @notices.put("/kinds/{kind}", response=answers(wire.NoticeKind, *GONE))
 def choose_notices(request: HttpRequest, requested: NoticeChoice, kind: Kind = KindName) -> Any:
-    """Choose whether I am told such things; what is fixed is on pages always."""
+    """Choose whether I get such notices; what is fixed is on pages always."""
     user = require(request, "profile")
     known = {one: (page, mail) for one, _about, page, mail in choices_of(user)}
     if kind not in known:

@@ -196,7 +196,7 @@ class OfferAnswer(Body):
 
 
 class Decision(Body):
-    """An administrator's answer to a booking that waits for approval; its owner is told the `reason`."""
+    """An administrator's answer to a booking that waits for approval; its owner gets the `reason`."""
 
     approve: bool
     reason: Words = ""

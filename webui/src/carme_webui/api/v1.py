@@ -263,7 +263,7 @@ def keep_input(
 ) -> Any:
     """A part, of 8 MiB at most, of what a job is to read: a private file of my home, removed 90 days later.
 
-    The answer says its `path`, which the job's command can be told.
+    The answer says its `path`, which the job's command can be given.
     """
     user = require(request, "jobs")
     requested = {"offset": str(offset), "size": str(size), "length": request.META.get("CONTENT_LENGTH")}

@@ -1,4 +1,4 @@
-"""What people are told of bookings."""
+"""Notices about bookings."""
 
 from collections.abc import Callable, Iterable
 
@@ -14,10 +14,10 @@ __all__ = ["begun", "decided", "ended", "moved", "not_staged", "requested", "tro
 
 
 def _say(booking: Booking, users: Iterable[User], kind: Kind, text: Callable[[], str], key: str = "") -> None:
-    """Tell users. The sentence may name what, who, when, nodes, problem and how.
+    """Notify users. The sentence may name what, who, when, nodes, problem and how.
 
     Args:
-        key: What happened, if each booking's people are told of it once only.
+        key: What happened, if each booking's people are notified once only.
     """
 
     def words() -> str:

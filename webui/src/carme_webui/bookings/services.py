@@ -305,7 +305,7 @@ def approve(booking: Booking, broker: BrokerClient, words: str = "") -> None:
     """Say yes for a manager.
 
     Args:
-        words: What the owner is told besides.
+        words: What the notice to the owner says besides.
 
     Raises:
         InvalidRequest: It does not wait for an approval.

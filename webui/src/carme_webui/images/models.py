@@ -96,7 +96,7 @@ class OwnImage(models.Model):
 
     @property
     def image_file(self) -> ImageFile:
-        """What a job is told that starts in it."""
+        """What a job gets that starts in it."""
         return ImageFile(file=self.file, digest=self.digest)
 
     def get_absolute_url(self) -> str:

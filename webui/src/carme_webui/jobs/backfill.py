@@ -19,7 +19,7 @@ __all__ = ["read_past"]
 
 logger = logging.getLogger(__name__)
 
-LIMIT = 10_000  # jobs that the broker tells at once
+LIMIT = 10_000  # jobs that the broker reports at once
 PIECE = timedelta(days=7)
 SHORTEST = timedelta(minutes=10)
 RECENT = timedelta(days=1)

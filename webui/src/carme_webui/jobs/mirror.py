@@ -53,7 +53,7 @@ def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
 
 
 def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
-    """Read the broker's news once, store them and tell the pages.
+    """Read the broker's changes once, store them and notify the pages.
 
     Raises:
         CarmeError: The broker does not answer or refuses; nothing is lost, the next round goes on.
@@ -91,7 +91,7 @@ def _ending(batch: Iterable[JobReport]) -> list[JobReport]:
 
 
 def _notify_ended(ended: Iterable[JobReport]) -> None:
-    """Tell owners; of an array when all of it is over, of many at once in one sentence."""
+    """Notify owners; of an array when all of it is over, of many at once in one sentence."""
     ended = list(ended)
     _notify_of_arrays({(job.user, job.array_id) for job in ended if job.array_id is not None})
     by_user: dict[str, list[JobReport]] = {}
@@ -134,7 +134,7 @@ def _notify_ended(ended: Iterable[JobReport]) -> None:
 
 
 def _notify_of_arrays(arrays: Iterable[tuple[str, int | None]]) -> None:
-    """Tell owners of arrays whose last task has ended, once and not of each task."""
+    """Notify owners of arrays whose last task has ended, once and not of each task."""
     for user, array_id in arrays:
         rows = Job.objects.filter(user=user, array_id=array_id)
         owner = User.objects.filter(username=user).first()

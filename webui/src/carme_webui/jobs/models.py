@@ -62,7 +62,7 @@ class Job(models.Model):
     #: How far the tasks are of the array for which this row is shown (`carme_webui.jobs.arrays`): the
     #: state and the title are those of the array then. The same row is that of its last task.
     progress: "Progress | None" = None
-    # Waits, runs or is being cleaned up. False also for a job whose end Slurm never told.
+    # Waits, runs or is being cleaned up. False also for a job whose end Slurm never reported.
     active = models.BooleanField()
 
     class Meta:

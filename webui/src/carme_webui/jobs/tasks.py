@@ -16,5 +16,5 @@ def mirror_past() -> None:
 
 @app.task
 def warn() -> None:
-    """Tell owners of jobs about which alerts fire, as the site's policy has it."""
+    """Notify owners of jobs about which alerts fire, as the site's policy has it."""
     send_warnings(broker())

@@ -17,7 +17,7 @@ MOST_NODES = 16
 
 
 def timeline(job: Job, session: Session | None = None) -> list[Row]:
-    """The rows of the picture; none before Slurm has told when the job was submitted."""
+    """The rows of the picture; none before Slurm has reported when the job was submitted."""
     now = timezone.now()
     begin = job.submitted
     if begin is None:

@@ -13,7 +13,7 @@ __all__ = ["send_warnings"]
 
 
 def send_warnings(broker: BrokerClient) -> None:
-    """Tell each warning and each stop once.
+    """Send a notice of each warning and each stop once.
 
     Raises:
         CarmeError: The broker does not answer; it says the same when it is asked again.

@@ -13,7 +13,7 @@ from carme.reports import Advice, Curve, Report
 __all__ = ["Chart", "Line", "Multiples", "Part", "Placed", "Stack", "multiples_of", "of_report"]
 
 PERCENT = 100
-#: Pixels of a chart among many, and how many GPUs one chart shows so that their lines can be told apart.
+#: Pixels of a chart among many, and how many GPUs one chart shows so that their lines can be distinguished.
 SMALL_HEIGHT = 72
 MOST_LINES = 4
 #: Units of bytes, the largest first.

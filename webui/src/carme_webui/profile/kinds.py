@@ -1,4 +1,4 @@
-"""What users can be told, and whether they want that on pages and by mail."""
+"""Kinds of notices, and whether users want them on pages and by mail."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -13,7 +13,7 @@ __all__ = ["ABOUT", "About", "Kind", "choices_of", "choose", "wants"]
 
 
 class Kind(StrEnum):
-    """What something that is told is about."""
+    """What a notice is about."""
 
     ACCOUNT = "account"
     MAINTENANCE = "maintenance"
@@ -36,7 +36,7 @@ class About(NamedTuple):
 
     Attributes:
         fixed: Nobody can do without it on pages.
-        managers: Only administrators are told such things.
+        managers: Only administrators get such notices.
     """
 
     title: Promise
@@ -65,14 +65,14 @@ ABOUT: dict[Kind, About] = {
 
 
 def wants(user: User, kind: Kind) -> tuple[bool, bool]:
-    """Whether this user wants to be told such things on pages, and by mail."""
+    """Whether this user wants such notices on pages, and by mail."""
     about = ABOUT[kind]
     page, mail = user.wanted.get(kind, (about.page, about.mail))
     return page or about.fixed, mail
 
 
 def choices_of(user: User) -> list[tuple[Kind, About, bool, bool]]:
-    """All that this user can be told, with what is wanted of it: (kind, about, on pages, by mail)."""
+    """All notices that this user can get, with what is wanted of each: (kind, about, on pages, by mail)."""
     return [
         (kind, about, *wants(user, kind))
         for kind, about in ABOUT.items()
@@ -81,7 +81,7 @@ def choices_of(user: User) -> list[tuple[Kind, About, bool, bool]]:
 
 
 def choose(user: User, requested: Mapping[Kind, tuple[bool, bool]]) -> None:
-    """Note what this user wants to be told, on pages and by mail; of what is not named nothing is wanted."""
+    """Store which notices this user wants, on pages and by mail; of what is not named nothing is wanted."""
     chosen: dict[str, list[bool]] = {}
     for kind, about, *_now in choices_of(user):
         page, mail = requested.get(kind, (False, False))

@@ -1,4 +1,4 @@
-"""What the portal tells a user."""
+"""The portal's notices to a user."""
 
 from django.db import models
 from django.utils import timezone
@@ -22,7 +22,7 @@ class Mailing(models.TextChoices):
 class Notice(models.Model):
     """A sentence for a user: on pages until it has been read, and in a mail.
 
-    What has a key is told once: `key` names the event, such as the start of one booking.
+    What has a key is sent once: `key` names the event, such as the start of one booking.
     """
 
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="notices")

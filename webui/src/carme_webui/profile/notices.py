@@ -24,15 +24,15 @@ def notify(
     key: str | None = None,
     link: str = "",
 ) -> bool:
-    """Tell it, if the user wants to be told such things; a mail is sent by the worker.
+    """Send a notice, if the user wants such ones; a mail is sent by the worker.
 
     Args:
         text: The sentence, or what makes it: that is called with the user's language and clocks active.
-        key: Names the event; what has been told under this key is not told again.
+        key: Names the event; what was sent under this key is not sent again.
         link: The path of the page that it is about.
 
     Returns:
-        Whether something new was told.
+        Whether something new was sent.
     """
     page, mail = wants(user, kind)
     mail = mail and bool(settings.SITE.mail.server and user.email and user.is_active)
@@ -65,7 +65,7 @@ def notify_all(
     key: str | None = None,
     link: str = "",
 ) -> None:
-    """Tell it to several."""
+    """Send a notice to several."""
     for user in users:
         notify(user, text, kind, key=key, link=link)
 

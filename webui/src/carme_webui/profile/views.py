@@ -43,7 +43,7 @@ def profile(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def read(request: HttpRequest) -> HttpResponse:
-    """I have read all that the portal told me."""
+    """I have read all notices."""
     read_all(signed_in(request))
     return redirect("profile")
 
@@ -95,7 +95,7 @@ def password(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def notify(request: HttpRequest) -> HttpResponse:
-    """Choose what I want to be told, and how."""
+    """Choose which notices I want, and how."""
     user = signed_in(request)
     pages, mails = request.POST.getlist("page"), request.POST.getlist("mail")
     choose(user, {kind: (kind in pages, kind in mails) for kind in Kind})

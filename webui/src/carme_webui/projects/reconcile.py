@@ -20,7 +20,7 @@ __all__ = ["reconcile"]
 
 logger = logging.getLogger(__name__)
 
-#: Per cent of the GPU-hours at which managers are told; the highest first.
+#: Per cent of the GPU-hours at which managers are notified; the highest first.
 WARNED_AT = (100, 80)
 
 
@@ -55,7 +55,7 @@ def _note(project: Project, there: ProjectAccount | None) -> None:
 
 
 def _warn(project: Project, hours: float) -> None:
-    """Tell its managers, once for each limit, when little of the GPU-hours is left, and when nothing is."""
+    """Notify its managers, once for each limit, when little of the GPU-hours is left, and when nothing is."""
     if not project.gpu_hours:
         return
     for share in WARNED_AT:

@@ -182,7 +182,7 @@ def _visible(request: HttpRequest, name: str) -> Project:
 
 
 def _admin(request: HttpRequest) -> User:
-    """Who is signed in, if that is an admin; nobody else is told that there is such a page."""
+    """Who is signed in, if that is an admin; nobody else sees that there is such a page."""
     user = signed_in(request)
     if not user.is_staff:
         raise Http404

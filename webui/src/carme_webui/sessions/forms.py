@@ -350,7 +350,7 @@ class StartForm(ScalingFields):
 
 
 def _attributes(field: BoundField) -> Hashable:
-    """All that a field of an unbound form says, and the browser is told of it."""
+    """All that a field of an unbound form says, for the browser."""
     inner = field.field
     choices = inner.widget.choices if isinstance(inner.widget, ChoiceWidget) else ()
     return (

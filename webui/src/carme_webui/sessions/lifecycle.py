@@ -1,6 +1,6 @@
 """How a session is asked for and stopped.
 
-What happens between, the broker tells (see `mirror`). JupyterHub is asked only to start, to stop, and why a
+What happens between, the broker reports (see `mirror`). JupyterHub is asked only to start, to stop, and why a
 start failed before there was a job. Everything may run twice or after a crash: before the hub is asked
 again to start a session, hub and broker must both say that they know nothing of the first request.
 """
@@ -113,7 +113,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
     except HubError as error:
         with suppress(CarmeError):
             if find(session, broker) is not None:
-                return  # there is a job, so the broker tells how it ends
+                return  # there is a job, so the broker reports how it ends
         # When a start fails at once, the hub keeps the cause for whoever asks for the progress.
         _refuse(session, hub.failure(user, name) or error.text)
 
@@ -156,7 +156,7 @@ def end(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> None
         logger.warning("Session %s cannot be stopped now: %s", name, error)
         return  # tried again
     if removal is Removal.UNDER_WAY or not (reported is None or reported.is_over):
-        return  # the broker tells when it is over
+        return  # the broker reports when it is over
     if reported is None:
         stopped = message("You stopped this session before it had begun.")
         session.move(SessionState.ENDED, ending=Ending.STOPPED, sentence=stopped)

@@ -46,7 +46,7 @@ def _before() -> dict[SessionState, list[SessionState]]:
     return {to: [state for state in SessionState if to in reached[state]] for to in SessionState}
 
 
-# The broker tells of a session's latest state only; those between it may have gone through unseen.
+# The broker reports a session's latest state only; those between it may have gone through unseen.
 BEFORE = _before()
 
 # How far a start has come, after the last step that is known.
@@ -197,7 +197,7 @@ class Session(models.Model):
             self._announce()
 
     def _announce(self) -> None:
-        """Tell its owner what it has come to."""
+        """Notify its owner of what it has come to."""
         if self.state == SessionState.READY:
             notify(
                 self.owner,

@@ -66,7 +66,7 @@ class Shown:
 
     @property
     def used(self) -> int:
-        """What is neither free nor out of service cannot be told apart by users: it is in use."""
+        """What is neither free nor out of service cannot be distinguished by users: it is in use."""
         return self.supply.total - self.supply.free
 
 

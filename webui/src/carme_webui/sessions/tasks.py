@@ -14,18 +14,18 @@ from carme_webui.sessions.models import Session
 
 __all__ = ["warn", "warn_of_ends"]
 
-#: How long before its end the owner of a session is told.
+#: How long before its end the owner of a session is notified.
 BEFORE = timedelta(minutes=15)
 
 
 @app.task
 def warn() -> None:
-    """Tell owners of sessions that are about to end."""
+    """Notify owners of sessions that are about to end."""
     warn_of_ends(timezone.now())
 
 
 def warn_of_ends(now: datetime) -> None:
-    """Tell each owner once; and once more when it was prolonged and is about to end again."""
+    """Notify each owner once; and once more when it was prolonged and is about to end again."""
     for row in Session.objects.select_related("owner").filter(state=SessionState.READY):
         shown = row.last_reported
         if shown is None:

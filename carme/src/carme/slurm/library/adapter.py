@@ -1,4 +1,4 @@
-"""Slurm through pyslurm where that tells the same as Slurm's own programs, and through these for the rest."""
+"""Slurm through pyslurm where that reports the same as Slurm's programs, and through these for the rest."""
 
 import logging
 import secrets
@@ -25,7 +25,7 @@ class SlurmLibrary(SlurmCommands):
 
     It reads what is asked for again and again: the pulse, the queue, nodes and partitions, reservations. What
     is done as somebody else, or changes something, needs a process of its own anyway. What else could be read
-    stays with the commands, as pyslurm 24.11 tells it differently: exit codes from 128 on are less by 128,
+    stays with the commands, as pyslurm 24.11 reports it differently: exit codes from 128 on are less by 128,
     licences lack what is reserved, and jobs in the accounting lack their comments, which say what is ours.
 
     Where the library fails, this question and those of the next minute are put to the commands.
@@ -81,7 +81,7 @@ class SlurmLibrary(SlurmCommands):
         await self._library.close()
 
     async def _ask(self, question: str, read: Callable[[Any], _T], **about: str) -> _T | None:
-        """What the library tells; None where the programs are to be asked.
+        """What the library reports; None where the programs are to be asked.
 
         Raises:
             SlurmError: Slurm refuses, or does not answer: the programs would get no further.
@@ -93,7 +93,7 @@ class SlurmLibrary(SlurmCommands):
         except SlurmError:
             raise
         except Exception as error:
-            reason = error.message if isinstance(error, LibraryFailed) else f"pyslurm told {error!r}."
+            reason = error.message if isinstance(error, LibraryFailed) else f"pyslurm raised {error!r}."
             self._resting_until = time.monotonic() + REST
             _log.warning("%s Slurm's commands are asked instead for %.0f seconds.", reason, REST)
             return None

@@ -108,7 +108,7 @@ class Library:
         return process
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
-        """Keep the last of what the library complains about, which tells why it ended."""
+        """Keep the last of what the library complains about, which shows why it ended."""
         while part := await stream.read(1 << 12):
             self._words += part
             del self._words[:-LAST_WORDS]

@@ -110,7 +110,7 @@ def cluster(answer: Mapping[str, list[Record]]) -> Cluster:
 
 
 def _node(row: Record) -> Node:
-    # As scontrol tells of a node of which jobs have no processor, but memory: such as a suspended one.
+    # As scontrol reports of a node on which jobs have no processor, but memory: such as a suspended one.
     holds = row["allocated"] and not row["cpus_used"]
     state = re.sub(r"^IDLE\b", "MIXED", row["state"]) if holds else row["state"]
     return Node(

@@ -33,7 +33,7 @@ class SlurmRest(SlurmCommands):
     Args:
         server: Where it is.
         python, cluster: As for `SlurmCommands`.
-        default_partition: Of jobs that name none; slurmrestd does not tell it.
+        default_partition: Of jobs that name none; slurmrestd does not report it.
     """
 
     def __init__(

@@ -162,7 +162,7 @@ def _partition(row: Record, members: Mapping[str, list[str]], default: str) -> P
 
 def _node(row: Record) -> Node:
     base, *flags = row["state"]
-    # As scontrol tells of a node of which jobs have no processor, but memory: such as a suspended one.
+    # As scontrol reports of a node on which jobs have no processor, but memory: such as a suspended one.
     if base == "IDLE" and (row["alloc_cpus"] or row["alloc_memory"]):
         base = "MIXED"
     state = "+".join([base, *sorted(flags)])  # scontrol's order

@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 class _Answer(NamedTuple):
-    """`document` is None where the answer is no JSON object; `start` of the body then tells what it is."""
+    """`document` is None where the answer is no JSON object; `start` of the body then shows what it is."""
 
     status: int
     document: dict[str, Any] | None

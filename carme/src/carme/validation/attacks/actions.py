@@ -236,7 +236,7 @@ def talk(
     """Connect, show a certificate, say something; reached when the other side goes on talking.
 
     In TLS 1.3 the client has finished before the server has looked at its certificate, so only what comes
-    afterwards tells.
+    afterwards shows.
     """
     try:
         with contextlib.ExitStack() as stack:

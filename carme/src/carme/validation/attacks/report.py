@@ -52,7 +52,7 @@ def _outcome(step: Step, fixture: Fixture, failed: bool) -> Outcome:
         return step(fixture)
     except CarmeError as error:
         return failed, f"could not be tried: {error}"
-    # An attack may break anything, and what it broke must not keep the others from being made and told.
+    # An attack may break anything, and what it broke must not keep the others from being made and reported.
     except Exception as error:
         return failed, f"could not be tried: {type(error).__name__}: {error}"
 

@@ -36,7 +36,7 @@ def to_be_measured() -> bool:
 
 
 def apply_file(context: Any) -> None:
-    """Tell the core's context what the file of CARME_LINKS says, if there is one. Raises InvalidCall."""
+    """Give the core's context what the file of CARME_LINKS says, if there is one. Raises InvalidCall."""
     name = os.environ.get(LINKS, "")
     if name and name != _MEASURE:
         context.set_link_times(read(Path(name)))

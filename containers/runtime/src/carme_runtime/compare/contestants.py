@@ -22,7 +22,7 @@ class Contestant:
         backend: Of `carme-run --backend`.
         program: The module of `carme_runtime.compare.programs` that trains.
         needs: The modules that Python must have, by the names that people install.
-        setting: What the program is told, such as the backend of torch.distributed.
+        setting: What the program is started with, such as the backend of torch.distributed.
         environment: What its ranks get on top.
         has_servers: Whether processes beside the ranks do part of a step's work.
     """

@@ -210,7 +210,7 @@ def _how(result: Result) -> list[str]:
         "Disturbed turns are repeated. If they stay disturbed they are left out, or used and marked where "
         "fewer than three others are left.",
         "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
-        "compared round by round; “level” is who cannot be told from the fastest.",
+        "compared round by round; “level” is who is not measurably slower than the fastest.",
         "The time to half the loss is that of the steps after which the mean loss over all batches was "
         "at most half of the first loss. It is empty where the comparison made too few steps for that.",
         "Lines are those that a user writes to train like this, without the network and its data. Start is "

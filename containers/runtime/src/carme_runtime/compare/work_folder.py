@@ -41,7 +41,7 @@ def work_folder(folder: Path) -> Iterator[Path]:
 
 
 def _this_node() -> bytes:
-    """Tells nodes apart, and their starts."""
+    """Distinguishes nodes, and their starts."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{os.uname().nodename} {boot}\n".encode()
 

@@ -259,9 +259,9 @@ class Agent:
     def _set_members(self, members: Members) -> None:
         self._members = members
         self._list_hosts()
-        news: Message = {"members": members.as_json()}
+        update: Message = {"members": members.as_json()}
         for link in (*self._joined.values(), *self._clients.values()):
-            link.send(news)
+            link.send(update)
         numbers = {member.number for member in members.present}
         for channel in self._node.channels():
             if int(channel.split(".")[0]) not in numbers:

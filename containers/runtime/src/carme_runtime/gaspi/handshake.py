@@ -33,7 +33,7 @@ class Refusals:
 
     def __init__(self) -> None:
         self._count = 0
-        self.over = False  # the door is closed: who still is in it is not told
+        self.over = False  # the door is closed: who still is in it gets no answer
 
     def report(self, where: str, error: BaseException) -> None:
         """Who connected from `where` was refused because of `error`, which `admit` raised."""
@@ -50,7 +50,7 @@ class Refusals:
             why = f"it is gone ({error.strerror or error})"
         else:
             why = "it does not say what ranks say"
-        more = " Further ones are not told." if self._count == self.MOST else ""
+        more = " Further ones are not reported." if self._count == self.MOST else ""
         log.warning("A connection from %s was refused: %s.%s", where, why, more)
 
 

@@ -1,4 +1,4 @@
-"""What other launchers than `carme-run` and `torchrun` tell the processes that they start.
+"""What other launchers than `carme-run` and `torchrun` pass to the processes that they start.
 
 Open MPI (`OMPI_COMM_WORLD_...`), MPICH and Intel MPI (`PMI_...`, `MPI_...`) and `srun` (`SLURM_...`) number
 the ranks, but name no place where these could find each other. On one node they need none. On several the
@@ -106,7 +106,7 @@ def _mpirun(environment: Mapping[str, str]) -> tuple[str, str]:
     if found := _FIRST_ADDRESS.match(uri):
         return found[1], f"{uri} {name}"
     if "PMI_RANK" in environment:
-        # What MPICH starts on each node has it from its arguments, and does not tell its children.
+        # What MPICH starts on each node has it from its arguments, and does not pass it to its children.
         for arguments in _ancestors():
             if MPICH_PORT in arguments[:-1]:
                 port = arguments[arguments.index(MPICH_PORT) + 1]

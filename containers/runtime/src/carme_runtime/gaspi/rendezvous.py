@@ -1,4 +1,4 @@
-"""How the ranks of a run find each other: rank 0 collects what each says about itself, and tells all.
+"""How the ranks of a run find each other: rank 0 collects what each says about itself, and sends it to all.
 
 Over TCP at MASTER_ADDR and MASTER_PORT with the job's key; without a key only among processes of one user on
 one host, over a Unix socket whose peers the kernel vouches for.
@@ -81,7 +81,7 @@ def read_key(path: str) -> bytes:
 
 
 def exchange(place: Place, key: bytes | None, entry: Entry, timeout: float) -> list[Entry]:
-    """Tells all ranks about `entry`, returns what all said, by rank. `timeout` in seconds."""
+    """Sends `entry` to all ranks, returns what all said, by rank. `timeout` in seconds."""
     if place.size == 1:
         return [entry]
     deadline = time.monotonic() + timeout

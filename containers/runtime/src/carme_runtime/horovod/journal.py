@@ -1,4 +1,4 @@
-"""What a rank begins, told in memory that others can read: so that one without data can go along (`join`).
+"""What a rank begins, in memory that others can read: so that one without data can go along (`join`).
 
 Telling costs a write to the rank's own segment. Only a rank that has joined reads, from one that has not.
 """
@@ -51,7 +51,7 @@ class Journal:
         self._group.barrier()
 
     def note(self, *entry: int, form: str = "") -> None:
-        """Tell what this rank begins next. At most four numbers, and as long a form as the core compares."""
+        """Note what this rank begins next. At most four numbers, and as long a form as the core compares."""
         padded = (*entry, 0, 0, 0)[:4]
         at = _HEAD.size + self._count % _ENTRIES * _ENTRY.size
         _ENTRY.pack_into(self._memory, at, *padded, form.encode())

@@ -1,4 +1,4 @@
-"""What ranks that have joined are told of each operation, so that they can take part in it."""
+"""What ranks that have joined learn of each operation, so that they can take part in it."""
 
 # As in torch/backend.py.
 # pyright: reportMissingImports=false
@@ -20,7 +20,7 @@ NAMES = {4: "allgather", 3: "broadcast", 5: "alltoall", 6: "reducescatter", 7: "
 
 
 def note(members: Members | None, *entry: int, form: str = "") -> None:
-    """Tell the ranks that have joined what this one begins; nothing where some ranks do it among themselves.
+    """Send the ranks that have joined what this one begins; nothing where some ranks do it by themselves.
 
     Args:
         members: Of the operation; None: all ranks.

@@ -306,7 +306,7 @@ class _Holder(nn.Module):
 
 
 class _Noted:
-    """A plan that tells the ranks which have joined of each beginning."""
+    """A plan that notifies the ranks which have joined of each beginning."""
 
     def __init__(self, plan: Any, optimizer: int, bucket: int) -> None:
         self.reduce = plan.start

@@ -71,12 +71,12 @@ class Callback(keras.callbacks.Callback):
         self.localize: Function[[dict[str, Any], str], dict[str, Any]] = lambda logs, prefix: logs
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Tell the callback."""
+        """Notify the callback."""
         super().set_params(params)
         self.keras_callback.set_params(params)
 
     def set_model(self, model: Any) -> None:
-        """Tell the callback."""
+        """Notify the callback."""
         super().set_model(model)
         self.keras_callback.set_model(model)
 

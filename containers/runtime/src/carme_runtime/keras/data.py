@@ -34,7 +34,7 @@ KINDS = (
 class Share:
     """This rank's part of a batch of `total` samples: `samples` from `begin` on, maybe none.
 
-    `mark` tells whether ranks have cut the same batch: it depends on the batch's first sample.
+    `mark` shows whether ranks have cut the same batch: it depends on the batch's first sample.
     """
 
     begin: int
@@ -80,7 +80,7 @@ class Shares(DataAdapter):
     Args:
         source: Keras' own adapter of the data set.
         world: The ranks.
-        on_share: Told of each share just before its batch is worked on.
+        on_share: Notified of each share just before its batch is worked on.
         distribute: Whether batches are split. If not, each rank's data are a share already.
         largest: No batch may have more samples, where that is known.
         training: Whether every rank must have something to do in each full batch.
@@ -135,11 +135,11 @@ class Shares(DataAdapter):
         return self._source.batch_size
 
     def on_epoch_begin(self) -> None:
-        """Tell the data set."""
+        """Notify the data set."""
         self._source.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tell the data set."""
+        """Notify the data set."""
         self._source.on_epoch_end()
 
     def _epoch(self, batches: Iterator[tuple[Any, Share]]) -> Iterator[Any]:
@@ -432,7 +432,7 @@ def batched(data: Any, size: int) -> Any:
 
 
 def _has_batches(data: Any) -> bool:
-    """Whether a data set, or one that it was made from, was told to make batches."""
+    """Whether a data set, or one that it was made from, was set to make batches."""
     name = type(data).__name__
     if "Unbatch" in name:
         return False

@@ -1,4 +1,4 @@
-"""The ranks that train one Keras model, and what they tell each other besides gradients."""
+"""The ranks that train one Keras model, and what they send each other besides gradients."""
 
 # torch need not be installed where this is checked.
 # pyright: reportMissingImports=false

@@ -64,7 +64,7 @@ async def execute(
 
 
 async def _answers(fabric: Fabric, nodes: tuple[Member, ...]) -> dict[int, list[dict[str, Any]]]:
-    """By number of the node, what it told."""
+    """By number of the node, what it reported."""
     hosts = {member.number: member.host for member in nodes}
     reported: dict[int, list[dict[str, Any]]] = {}
     while reported.keys() != hosts.keys():

@@ -18,6 +18,7 @@ from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostf
 from carme_runtime.launcher.arguments import parse, parser
 from carme_runtime.launcher.elastic import Limits, Seats
 from carme_runtime.launcher.elastic import execute as elastic
+from carme_runtime.launcher.help import Section, more
 from carme_runtime.launcher.nodes import wait_for_nodes
 from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.programs import Programs
@@ -57,7 +58,7 @@ def main() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = asyncio.run(_run(sys.argv[1:]))
     except CarmeRuntimeError as error:
-        print(f"carme-run: {error}", file=sys.stderr)
+        print(f"carme-run: {error}{more(Section.FAILURE)}", file=sys.stderr)
         code = NOT_STARTED
     except (KeyboardInterrupt, asyncio.CancelledError):
         code = 128 + signal.SIGINT
@@ -234,7 +235,7 @@ async def _become_mpirun(
 
 
 def _variables(options: argparse.Namespace) -> dict[str, str]:
-    """What the options tell the ranks in their environment."""
+    """What the options set in the ranks' environment."""
     chosen = {
         TRANSPORT: options.transport,
         TORCH_BACKEND: options.torch_backend,

@@ -35,7 +35,7 @@ SECRETS = (
         for what in ("CERT", "KEY")
     ),
 )
-# Workers answer HTTP without a password. With no routes there is nothing that they would tell.
+# Workers answer HTTP without a password. With no routes they answer nothing.
 _SILENT = {"DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]"}
 _MOST_AT_ONCE = 20
 

@@ -1,4 +1,4 @@
-"""Programs for GPI-2: what `gaspi_run` tells the ranks, without ssh.
+"""Programs for GPI-2: what `gaspi_run` passes to the ranks, without ssh.
 
 Run as a program on each node, this module makes the file of hosts that GPI-2 reads, and becomes the rank.
 """

@@ -1,4 +1,4 @@
-"""Scripts for Horovod: what `horovodrun` tells the ranks, and the server at which they find each other.
+"""Scripts for Horovod: what `horovodrun` passes to the ranks, and the server at which they find each other.
 
 Run as a program on the first node, this module is that server: Horovod's own, but on one address.
 """

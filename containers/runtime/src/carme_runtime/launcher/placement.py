@@ -1,4 +1,4 @@
-"""Which rank runs where, and what it is told about it."""
+"""Which rank runs where, and the variables that say so."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

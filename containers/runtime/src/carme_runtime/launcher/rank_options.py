@@ -20,7 +20,7 @@ class RankOptions:
     pin_memory: bool = False
 
     def of(self, place: Place) -> dict[str, Any]:
-        """What the node is told about a rank: first and last but one of its GPUs and of its cores."""
+        """What the node learns about a rank: first and last but one of its GPUs and of its cores."""
         reported: dict[str, Any] = {}
         if self.no_gpu:
             reported["devices"] = [0, 0]

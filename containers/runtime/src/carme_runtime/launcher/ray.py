@@ -112,7 +112,7 @@ def _client_server(port: str) -> list[str]:
 
 
 def refuse(setup: "Setup") -> None:
-    """Raise CarmeRuntimeError where Ray would take commands from strangers."""
+    """Raise CarmeRuntimeError where Ray would take commands without a password."""
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:

@@ -152,7 +152,7 @@ def label(name: str, number: int, again: bool = False) -> str:
 
 
 def hash_of(name: str) -> str:
-    """Tells names apart that look alike without their signs."""
+    """Distinguishes names that look alike without their signs."""
     from zlib import crc32
 
     return f"{crc32(name.encode()):08x}"

@@ -44,7 +44,7 @@ class GpuLimit:
         self.size, self.outside = size, 0
         self._device, self._looks = device, 0
         self._margin = max(int(size * _MARGIN), _LEAST_MARGIN)
-        self.peak = 0  # bytes, of which the allocator has been told to forget
+        self.peak = 0  # bytes, which the allocator's counter leaves out
         total = torch.cuda.get_device_properties(device).total_memory
         if size > total:
             raise CarmeRuntimeError(

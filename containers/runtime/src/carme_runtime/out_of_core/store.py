@@ -195,7 +195,7 @@ class Store:
         self._lock.release()
 
     def outside(self) -> int | None:
-        """Bytes that this process takes besides its blocks; None while that cannot be told."""
+        """Bytes that this process takes besides its blocks; None while that is not known."""
         with self._lock:
             if any(not transfer.is_write for transfer in self._transfers.values() if transfer.started):
                 return None

@@ -170,7 +170,7 @@ class _ForkServer:
             os._exit(0)
 
     def _reap(self) -> None:
-        """Tell of workers that have ended; what they have started goes with them."""
+        """Report workers that have ended; what they have started goes with them."""
         while self._workers:
             try:
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -28,7 +28,7 @@ class _Pull:
         target: The node that copies it.
         source: The node that it copies from.
         of: The copy that the source had then; None: of a range that a task has just made there.
-        reply: Is told how it went.
+        reply: Called with how it went.
     """
 
     name: str

@@ -69,7 +69,7 @@ class Ranges:
         self.store.several = several
         #: Whether nobody is to resume the run, so that nothing is to last.
         self.discarded = False
-        #: What the programs on other nodes are told; the limit is for each node.
+        #: What the programs on other nodes get; the limit is for each node.
         self.settings = {
             "identity": self.store.identity,
             "limit": limit,

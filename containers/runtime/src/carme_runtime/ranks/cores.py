@@ -26,7 +26,7 @@ def in_order(cores: Iterable[int], system: Path = SYSTEM) -> list[int]:
 
 
 def numa_nodes(cores: Iterable[int], system: Path = SYSTEM) -> set[int]:
-    """The NUMA nodes of `cores`; none where the kernel does not tell."""
+    """The NUMA nodes of `cores`; none where the kernel does not report."""
     return {int(path.name[4:]) for core in cores for path in (system / f"cpu{core}").glob("node[0-9]*")}
 
 

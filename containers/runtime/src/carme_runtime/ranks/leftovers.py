@@ -45,7 +45,7 @@ def clear(
         is_over: Whether the run that this process gave this number is over.
         script: Only those with a file of this name among their arguments; empty: all.
         spared: A mark whose run is not over, whatever else is known of it; empty: none.
-        number: The signal that they get; None: they are only told.
+        number: The signal that they get; None: they are only reported.
         seconds: How long they have to end.
 
     Raises:

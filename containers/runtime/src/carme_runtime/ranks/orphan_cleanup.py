@@ -95,7 +95,7 @@ def main() -> None:
     _kill(groups)
     until = time.monotonic() + STARTED
     while expected and time.monotonic() < until:
-        # The agent died while it started one, of which it could not tell.
+        # The agent died while it started one, and could not report that.
         _kill(_leaders(os.fsencode(expected)) - groups)
         time.sleep(LOOK)
 

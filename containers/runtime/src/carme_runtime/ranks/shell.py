@@ -27,7 +27,7 @@ INPUT_LIMIT = 2**20  # bytes that may wait for a program that does not read
 
 
 class Shell:
-    """Runs what `request` names; requests and events are told in `carme_runtime.ranks.node`.
+    """Runs what `request` names; requests and events are described in `carme_runtime.ranks.node`.
 
     Raises OSError when it cannot be started; KeyError, TypeError or ValueError when the request has no sense.
     """

@@ -11,7 +11,7 @@ def when_ended(pid: int, call: Callable[[int], None]) -> None:
     """Call `call` in the running loop with the exit code of child `pid` (negative: what signal killed it).
 
     The child stays a zombie until it is waited for. A thread waits, because neither pidfd nor asyncio's own
-    watcher tells of the exit on every Python while a grandchild holds the pipes.
+    watcher reports the exit on every Python while a grandchild holds the pipes.
     """
     loop = asyncio.get_running_loop()
 

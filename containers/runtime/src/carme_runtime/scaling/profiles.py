@@ -78,7 +78,7 @@ class Profile:
         spread: The relative standard deviation of the step.
         input: Of this rank.
         memory: Of this rank.
-        layers: Of the model, with the time of their forward pass by samples, where they could be told apart.
+        layers: Of the model, with the time of their forward pass by samples, where these differ.
         links: Between nodes.
     """
 

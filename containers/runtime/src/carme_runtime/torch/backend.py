@@ -72,7 +72,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
         self._name = name
 
     def getGroupName(self) -> str:
-        """What `setGroupName` was told."""
+        """What `setGroupName` was given."""
         return self._name
 
     def setGroupDesc(self, description: str) -> None:
@@ -80,7 +80,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
         self._description = description
 
     def getGroupDesc(self) -> str:
-        """What `setGroupDesc` was told."""
+        """What `setGroupDesc` was given."""
         return self._description
 
     @property

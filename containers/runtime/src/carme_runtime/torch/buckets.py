@@ -39,7 +39,7 @@ class Bucket:
     """Gradients that are reduced together.
 
     Behind the gradients there is one element for each parameter, 1 where it had a part in the loss: their
-    mean tells which parameters had none on any rank, and these keep no gradient, as in a single process. The
+    mean shows which parameters had none on any rank, and these keep no gradient, as in a single process. The
     last two elements are for a number of samples.
 
     What fewer bits lost of such a parameter's gradient in the step before arrives in this one, when nobody

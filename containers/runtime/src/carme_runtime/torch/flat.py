@@ -158,7 +158,7 @@ def reduction(opts: Any, *tensors: torch.Tensor) -> tuple[str, float | None]:
     if op == dist.ReduceOp.PREMUL_SUM:
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
             raise InvalidCall("PREMUL_SUM was asked for of integers.", "Give floating-point numbers.")
-        _, factor = op.__getstate__()  # torch does not tell it in another way
+        _, factor = op.__getstate__()  # torch has no other way to it
         return "sum", float(factor)
     kind = getattr(op.__getstate__()[0], "name", "of this kind")
     raise InvalidCall(

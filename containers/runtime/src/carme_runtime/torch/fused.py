@@ -13,7 +13,7 @@ _FUSIBLE = (torch.float32, torch.float64)
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:
-    """Let `optimizer` use its fused kernel on the host, if it was not told what to use."""
+    """Let `optimizer` use its fused kernel on the host, unless it was made with a choice."""
     if type(optimizer) not in _FUSED:
         return
     for group in optimizer.param_groups:

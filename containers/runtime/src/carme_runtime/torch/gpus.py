@@ -118,7 +118,7 @@ class StagedWork(dist.Work):
     def get_future(self) -> "torch.futures.Future[list[torch.Tensor]]":  # pyright: ignore
         """Completed when the result is in place, by a thread that may wait for more collectives meanwhile."""
         if self._future is None:
-            # It refuses tensors of devices that it was not told.
+            # It refuses tensors of devices that it does not know.
             devices = {tensor.device for tensor in self._results if tensor.is_cuda}
             self._future = torch.futures.Future(devices=list(devices))
             self._group.complete_later(self, self._future)
@@ -183,7 +183,7 @@ class GpuProcessGroup(ProcessGroupCarme):
     def _with_nccl(self, device: torch.device, peer: int | None) -> Any:
         """NCCL's group, if all members have a GPU of their own, or this one and `peer` have.
 
-        Those come here, and each tells where its GPU is before it looks for the others.
+        Those come here, and each reports where its GPU is before it looks for the others.
         """
         if not self._announced:
             self._announced = True

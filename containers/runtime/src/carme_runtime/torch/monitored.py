@@ -1,7 +1,7 @@
 """A barrier that says which members did not come to it.
 
-Each member tells all others that it has come. The first one decides, when all have come or its time is over,
-and tells the others. It is made of messages between two, so that a member who is missing breaks no group.
+Each member notifies all others of its arrival. The first one decides, when all have come or its time is over,
+and notifies the others. It is made of messages between two, so that a member who is missing breaks no group.
 """
 
 # As in backend.py.
@@ -44,7 +44,7 @@ def wait_for_all(group: Group, limit: int, wait_all: bool) -> None:
 
 
 class _Arrivals:
-    """The news of the others, and what is known of each member."""
+    """What the others have sent, and what is known of each member."""
 
     def __init__(self, group: Group, limit: int) -> None:
         self._end = time.monotonic() + limit / 1000 if limit >= 0 else float("inf")

@@ -364,7 +364,7 @@ class Passes:
             per_sample = value.shape[dims[0]] // graph.samples if len(dims) == 1 else 0
             if not per_sample:
                 raise InvalidCall(
-                    f"Dropout {node.name} takes values in which samples cannot be told apart.",
+                    f"Dropout {node.name} takes values in which samples cannot be distinguished.",
                     "Let one dimension of them count the samples.",
                 )
             shape = list(value.shape)

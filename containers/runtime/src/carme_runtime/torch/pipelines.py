@@ -125,7 +125,7 @@ def _planned_or_ended(
     try:
         traced, made = _planned(model, optimizer, example_tensors(example), requested, run)
     except PlanError as error:
-        if strategies.plans_only():  # what one rank alone is told stays an error of its own
+        if strategies.plans_only():  # an error of one rank alone stays its own
             strategies.refuse_plan(error, run.rank)
         raise
     if strategies.plans_only():

@@ -22,7 +22,7 @@ class Weighting:
 
     Args:
         size: Ranks.
-        in_bucket: Whether the first bucket can tell how many samples all ranks had. Not where it travels with
+        in_bucket: Whether the first bucket has how many samples all ranks had. Not where it travels with
             fewer bits: what the last step lost travels with the gradients, in the units of the mean over
             samples. It would be multiplied too, and what this step loses would not.
     """

@@ -83,7 +83,7 @@ class CarmeWork(dist.Work):
     def is_completed(self) -> bool:
         """Whether it is over; then its result is where it belongs."""
         if not self._over and all(pending.done() for pending in self._pending):
-            with contextlib.suppress(Exception):  # `exception` tells it
+            with contextlib.suppress(Exception):  # `exception` has it
                 self.wait()
         return self._over
 

@@ -61,7 +61,7 @@ class Recording:
 
     Args:
         about: Its rank, the number of ranks, `start` (how often ranks were started before), host and process;
-            `boot` tells apart what monotonic clocks count from, and `unix` is what has to be added to this
+            `boot` distinguishes what monotonic clocks count from, and `unix` is what has to be added to this
             clock for nanoseconds since 1970.
         names, threads: By number.
         groups: Their keys, which are the same on all members, and their ranks.

@@ -6,7 +6,7 @@
 
 (() => {
   const STYLE = document.currentScript.dataset.style;
-  // Told apart with any kind of colour vision, and by the strokes of the lines as well. Okabe and Ito's colours,
+  // Distinguished with any kind of colour vision, and by the strokes of the lines as well. Okabe and Ito's colours,
   // on white the darker of them: https://jfly.uni-koeln.de/color/
   const ON_LIGHT = ["#0072b2", "#c04a00", "#00785a", "#a83279", "#6f5500", "#3f3f9f", "#555555", "#007f8a"];
   const ON_DARK = ["#56b4e9", "#e69f00", "#2fc79b", "#ee8cc0", "#f0e442", "#a9a9ff", "#c8c8c8", "#5fd6de"];

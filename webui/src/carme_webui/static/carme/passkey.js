@@ -1,4 +1,4 @@
-// Says on the page what went wrong with a passkey: the library's scripts tell it by an event.
+// Says on the page what went wrong with a passkey: the library's scripts report it by an event.
 "use strict";
 
 document.addEventListener("allauth.error", () => {

@@ -43,7 +43,7 @@ for name, what, question, text in (
     ("own jobs", "finds the victim's among the attacker's own jobs", {"method": "jobs"}, "session-SESSION"),
     ("history", "lists ended jobs as the victim", {"method": "history", "user": "VICTIM"}, ""),
     ("sessions", "lists sessions as the victim", {"method": "sessions", "user": "VICTIM"}, ""),
-    ("events", "finds the victim's job among the news", {"method": "events"}, "session-SESSION"),
+    ("events", "finds the victim's job among the changes", {"method": "events"}, "session-SESSION"),
     ("extend", "prolongs the victim's session", {"method": "extend", "job_id": "JOB", "minutes": 1}, ""),
     (
         "extend as the victim",
@@ -105,7 +105,7 @@ for name, user in (
 add(
     AREA,
     "note",
-    "tells the broker what only the hub may say: that the victim's session was lost",
+    "reports to the broker what only the hub may say: that the victim's session was lost",
     ask({"method": "note", "job_id": "JOB", "user": "VICTIM", "note": {}})[0],
     lambda s: actions.broker(
         str(s.settings.broker.socket), {"method": "job", "job_id": s.job_id, "user": s.victim.name}

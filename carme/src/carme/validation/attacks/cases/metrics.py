@@ -23,7 +23,7 @@ QUERIES = (
 
 
 def series(fixture: Fixture, player: Player, scope: str) -> Outcome:
-    """Look for the victim's job in what the portal tells of metrics."""
+    """Look for the victim's job in what the portal shows of metrics."""
     outcomes = []
     for query in QUERIES:
         requested = query.replace("JOB", str(fixture.job_id)).replace("VICTIM", fixture.victim.name)

@@ -198,7 +198,7 @@ def moves_any(*outcomes: Outcome) -> Outcome:
 
 
 def websocket(fixture: Fixture, player: Player) -> Outcome:
-    """Open the socket on which the server tells what happens."""
+    """Open the socket on which the server reports what happens."""
     path = f"{fixture.victim.base}api/events/subscribe"
     handshake = {
         "Upgrade": "websocket",

@@ -80,11 +80,11 @@ class Gpi2Context:
         with self._lock:
             self._generations[ranks] = self._generations.get(ranks, 0) + 1
             what = repr((ranks, self._generations[ranks])).encode()
-        # The lowest bit tells groups' keys from their letters'; small numbers are reserved.
+        # The lowest bit distinguishes groups' keys from their letters'; small numbers are reserved.
         return int.from_bytes(hashlib.blake2b(what, digest_size=8).digest(), "little") & ~1 | 2**63
 
     def add_group(self, key: int, group: Gpi2Group) -> None:
-        """Tell this group what its other members say about it."""
+        """Give this group what its other members say about it."""
         with self._lock:
             self._groups[key] = group
 
@@ -443,7 +443,7 @@ def start(
     """Make this process a rank of GPI-2.
 
     Args:
-        rank: This one's number; like `size`, `hosts` and `port` None where a launcher of GPI-2 has told the
+        rank: This one's number; like `size`, `hosts` and `port` None where a launcher of GPI-2 has given the
             library by GASPI_ variables.
         size: The number of ranks.
         hosts: By rank, where it runs.

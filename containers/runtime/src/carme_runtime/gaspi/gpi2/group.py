@@ -2,8 +2,8 @@
 
 All members exchange directly: each sends every other member its part, and adds what came in the members'
 order. So results have the same bits in every run and on every member. 16-bit numbers are added as float32.
-Wire types are accepted, and change nothing. Each message tells what its sender has called, so that members
-that disagree are told.
+Wire types are accepted, and change nothing. Each message says what its sender has called, so that members
+that disagree get an error.
 """
 
 import ctypes
@@ -310,7 +310,7 @@ class Gpi2Group:
             raise self._error
 
     def _break(self, error: GaspiError) -> None:
-        """Nobody can use the group any more; tell the others why."""
+        """Nobody can use the group any more; notify the others why."""
         if self._error:
             return
         self._error = error

@@ -1,4 +1,4 @@
-"""What GPI-2's own launcher tells its ranks."""
+"""What GPI-2's own launcher passes to its ranks."""
 
 from collections.abc import Sequence
 

@@ -1,0 +1,241 @@
+"""Programs of Debian that the tests use: root installs them, or they are unpacked into the cache."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from suites.running import Stop, call, report, show_stage
+
+__all__ = [
+    "CACHE",
+    "apt_install",
+    "left_out",
+    "prepare_chromium",
+    "prepare_compiler",
+    "prepare_node_exporter",
+    "prepare_postgresql",
+    "prepare_prometheus",
+    "prepare_redis",
+    "prepare_unit",
+    "require",
+]
+
+#: What is installed, unpacked and built once, for all checkouts.
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carme"
+#: Programs that tests use and a small system lacks, each with its package.
+PROGRAMS = {"bzip2": "bzip2", "git": "git", "mksquashfs": "squashfs-tools", "xz": "xz-utils"}
+#: Shells for which the command line of carme completes words, each with its packages.
+SHELLS = {"zsh": ("zsh", "zsh-common"), "fish": ("fish", "fish-common", "libpcre2-32-0")}
+
+
+def apt_install(*packages: str) -> None:
+    """Install packages on this host.
+
+    Raises:
+        Stop: We are not root, or apt failed.
+    """
+    names = " ".join(packages)
+    if os.geteuid() != 0:
+        raise Stop(f"{names} must be installed first. Use: sudo apt-get install {names}")
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "-qq", "-y", "--no-install-recommends", *packages]
+    done = call("apt-get", "update", "-qq", environment=quiet) == 0
+    if not done or subprocess.run(install, env=os.environ | quiet, stdout=subprocess.DEVNULL).returncode:
+        raise Stop(f"apt could not install {names}. See its messages above.", 1)
+
+
+def require(program: str, title: str, *packages: str) -> None:
+    """Install packages where this program is missing.
+
+    Raises:
+        Stop: They cannot be installed.
+    """
+    if not shutil.which(program):
+        show_stage(title)
+        apt_install(*packages)
+
+
+def prepare_unit() -> None:
+    """What unit tests use; tests of what cannot be had are left out, and a message says so."""
+    prepare_programs()
+    prepare_prometheus()
+    prepare_nginx()
+    prepare_slapd()
+    prepare_redis()
+    prepare_shells()
+    prepare_compiler()
+    prepare_chromium()
+
+
+def prepare_programs() -> bool:
+    """What tests need that a small system lacks; whether it is there."""
+    packages = [package for program, package in PROGRAMS.items() if not shutil.which(program)]
+    names = " ".join(packages)
+    return not packages or _installed(f"Tests that need {names} will fail or be left out.", *packages)
+
+
+def prepare_compiler() -> bool:
+    """A C compiler, for what is compiled of carme; whether it is there."""
+    lacking = "There is no C compiler; the tests of what is compiled are left out."
+    return bool(shutil.which("cc")) or _installed(lacking, "gcc", "libc6-dev")
+
+
+def prepare_chromium() -> bool:
+    """Chromium, for the portal's pages; whether it is there."""
+    lacking = "There is no Chromium; the tests of pages in a browser are left out."
+    return bool(shutil.which("chromium")) or _installed(lacking, "chromium", "fonts-dejavu-core")
+
+
+def prepare_postgresql() -> bool:
+    """PostgreSQL, on which the portal's tests run too; whether it is there."""
+    lacking = "PostgreSQL is missing; the tests on it are left out."
+    return any(Path("/usr/lib/postgresql").glob("*/bin/initdb")) or _installed(lacking, "postgresql")
+
+
+def _installed(lacking: str, *packages: str) -> bool:
+    """Install packages; False, with a message, where that cannot be done."""
+    if os.geteuid() != 0:
+        report(f"{lacking} Use: sudo apt-get install {' '.join(packages)}")
+        return False
+    show_stage(f"Installing {' '.join(packages)}")
+    try:
+        apt_install(*packages)
+    except Stop as stop:
+        report(f"{stop} {lacking}")
+        return False
+    return True
+
+
+def prepare_prometheus() -> None:
+    """Prometheus itself, with which rules and reports are tested."""
+    if not _programs("prometheus", "bin", "promtool", "prometheus"):
+        report(
+            "Prometheus cannot be had; the tests of rules and reports are left out. "
+            "Install Prometheus to run them."
+        )
+
+
+def prepare_nginx() -> None:
+    """nginx itself, with which the reverse proxy's configuration is tested."""
+    if not _programs("nginx", "sbin", "nginx"):
+        report("nginx cannot be had; the tests of the reverse proxy are left out. Install nginx to run them.")
+
+
+def prepare_node_exporter() -> None:
+    """node_exporter, with which ours is compared."""
+    if not _programs("prometheus-node-exporter", "bin", "prometheus-node-exporter"):
+        report(
+            "node_exporter cannot be had and is left out. "
+            "Install prometheus-node-exporter to compare with it."
+        )
+
+
+def prepare_slapd() -> None:
+    """slapd itself, with which signing in with a directory's accounts is tested."""
+    folder = CACHE / "slapd"
+    if Path("/usr/sbin/slapd").exists():
+        return
+    if not _packages(folder, "slapd", "libwrap0", "libltdl7"):
+        report(
+            "slapd cannot be had; the tests of signing in with a directory are left out. "
+            "Install slapd to run them."
+        )
+    if (folder / "usr/sbin/slapd").exists():
+        os.environ["CARME_SLAPD"] = str(folder)
+
+
+def prepare_redis() -> None:
+    """Redis itself, with which the portal's processes are tested."""
+    packages = ("redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblzf1")
+    if not shutil.which("redis-server") and not _packages(CACHE / "redis-server", *packages):
+        report(
+            "Redis cannot be had; the tests of the portal's processes are left out. "
+            "Install redis-server to run them."
+        )
+
+
+def prepare_shells() -> None:
+    """The shells that complete the command line of carme."""
+    for shell, packages in SHELLS.items():
+        folder = CACHE / shell
+        if not shutil.which(shell) and not _packages(folder, *packages):
+            report(
+                f"{shell} cannot be had; the tests of its completion are left out. "
+                f"Install {shell} to run them."
+            )
+        _extend_path(folder / "bin", folder / "usr/bin")
+
+
+def _programs(package: str, where: str, *programs: str) -> bool:
+    """Unpack programs of a Debian package, and find them from now on; whether that could be done.
+
+    Args:
+        package: Its name.
+        where: The folder below /usr that they are in.
+        programs: Their names; one of them on the host is enough.
+    """
+    folder = CACHE / package
+    there = folder / "usr" / where
+    known = f"{os.environ['PATH']}:/usr/{where}"
+    done = True
+    is_there = any(shutil.which(program, path=known) for program in programs)
+    if not is_there and not (there / programs[0]).exists():
+        members = [f"./usr/{where}/{program}" for program in programs]
+        done = _fetch(folder, [package], members)
+    _extend_path(there)
+    return done
+
+
+def _packages(folder: Path, *packages: str) -> bool:
+    """Unpack Debian packages whole, with libraries that a base system lacks; whether that could be done."""
+    if (folder / "complete").exists():
+        return True
+    if done := _fetch(folder, packages, ()):
+        (folder / "complete").touch()
+    return done
+
+
+def _fetch(folder: Path, packages: Iterable[str], members: Iterable[str]) -> bool:
+    """Download packages and unpack them (of these members, if there are any) into a new folder."""
+    packages = list(packages)
+    show_stage(f"Fetching {packages[0]}")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        # apt downloads as a user of its own, where it can.
+        fetched = Path(name)
+        fetched.chmod(0o755)
+
+        def download() -> bool:
+            return call("apt-get", "download", "-qq", *packages, folder=fetched) == 0
+
+        if not (download() or (call("apt-get", "update", "-qq") == 0 and download())):
+            return False
+        return all(_unpack(file, folder, members) for file in sorted(fetched.glob("*.deb")))
+
+
+def _unpack(package: Path, folder: Path, members: Iterable[str]) -> bool:
+    with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", package], stdout=subprocess.PIPE) as archive:
+        unpacked = subprocess.run(["tar", "-x", "-C", folder, *members], stdin=archive.stdout)
+    return archive.returncode == 0 and unpacked.returncode == 0
+
+
+def _extend_path(*folders: Path) -> None:
+    os.environ["PATH"] = ":".join([os.environ["PATH"], *map(str, folders)])
+
+
+def left_out(prepare: Callable[[], int], message: str) -> None:
+    """Report what is left out where a preparation fails, by its exit code or because something is missing."""
+    try:
+        done = prepare() == 0
+    except Stop as stop:
+        report(str(stop))
+        done = False
+    if not done:
+        report(message)

@@ -1,0 +1,288 @@
+"""What each suite runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from suites import core, debian
+from suites.arguments import Request
+from suites.benchmarks import run_benchmark
+from suites.beside import Beside, Role
+from suites.demo_hosts import DemoHosts
+from suites.environments import (
+    prepare_cgroup_v2,
+    prepare_frameworks,
+    prepare_horovod,
+    prepare_models,
+    prepare_native,
+    prepare_zabbix,
+)
+from suites.running import ROOT, Runner, call, path_of, show_stage
+
+__all__ = ["Plan", "run_quick_lint"]
+
+#: Each processor begins with its own half of the files, so that what a file's tests share is made once, and
+#: helps the other at the end.
+BOTH_PROCESSORS = ("--numprocesses", "2", "--dist", "worksteal")
+#: Suites that run while the cluster's does, where both are requested: they need no cluster, or have users of
+#: their own.
+BESIDE_CLUSTER = ("lint", "unit", "browser")
+#: The cluster's tests that run beside the others, as the second users.
+SECOND_PART = ("tests/cluster/test_bad_input.py", "tests/cluster/test_training_backends.py")
+#: The tests of the portal's tables and queries.
+ON_POSTGRESQL = (
+    *(
+        f"tests/unit/webui/test_{name}.py"
+        for name in (
+            "administration",
+            "bookings_at_once",
+            "jobs",
+            "migrations",
+            "own_images",
+            "projects",
+            "reconcile",
+        )
+    ),
+    "tests/unit/webui/test_processes.py::test_open_pages_hold_no_connection_to_the_database",
+)
+
+
+def _quick_checks(files: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Checks that take seconds, by their names, each with its command."""
+    return {
+        "lint: ruff check": ("ruff", "check", "--no-cache", "--force-exclude", *files),
+        "lint: ruff format": ("ruff", "format", "--no-cache", "--force-exclude", "--check", *files),
+        "lint: names": ("python", "tests/check_names.py"),
+    }
+
+
+def run_quick_lint(files: tuple[str, ...]) -> int:
+    """Check these files before a commit; the exit code.
+
+    The results of the last suites stay, and another ./test may be writing its own.
+    """
+    code = 0
+    for name, command in _quick_checks(files).items():
+        show_stage(name)
+        code |= call(*command) != 0
+    return code
+
+
+class Plan:
+    """Runs the suites of a request.
+
+    The tests on the cluster mostly wait for it, so that there is a processor meanwhile for all that needs no
+    cluster. And for more tests on the cluster: the browser's, and some of the cluster's own, run beside the
+    others. They have users of their own, and no test needs more than half of a node. Tests for which that
+    does not hold are marked `alone`, and run when the others have ended.
+
+    Args:
+        request: What runs.
+        runner: Runs commands, and notes how they ended.
+        role: Which part this process has.
+        python: The interpreter of the tests' environment.
+        hosts: The demo's hosts.
+    """
+
+    def __init__(self, request: Request, runner: Runner, role: Role, python: Path, hosts: DemoHosts) -> None:
+        self._request = request
+        self._runner = runner
+        self._role = role
+        self._python = python
+        self._hosts = hosts
+        self._beside = Beside(runner, "what runs beside the cluster")
+        self._second = Beside(runner, "what the second users do")
+
+    def run(self) -> None:
+        """Run the suites in their order.
+
+        Raises:
+            Stop: What one needs is missing.
+        """
+        suites: dict[str, Callable[[], None]] = {
+            "lint": self._lint,
+            "unit": self._unit,
+            "native": self._native,
+            "models": self._models,
+            "bench": self._bench,
+            "cluster": self._cluster,
+            "browser": self._browser,
+            "security": self._security,
+            "monitoring": self._monitoring,
+            "frameworks": self._frameworks,
+            "end-to-end": self._end_to_end,
+            "sites": self._sites,
+            "faults": self._faults,
+        }
+        for suite in self._request.suites:
+            if not (suite in BESIDE_CLUSTER and self._request.runs_beside_cluster(suite)):
+                suites[suite]()
+
+    def end(self) -> None:
+        """End what runs beside, where nobody waits for it any more."""
+        self._beside.end()
+        self._second.end()
+
+    def _pytest(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        """Run pytest, as a suite of this name."""
+        command = [self._python, "-m", "pytest", "-p", "no:cacheprovider", self._runner.junit(name)]
+        self._runner.run(name, *command, *arguments, environment=environment)
+
+    def _on_cluster(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
+        self._pytest(name, "--timeout", "900", "--durations", "15", *arguments, environment=environment)
+
+    def _targets(self, folder: str) -> tuple[str, ...]:
+        """What pytest runs of a suite, and its arguments.
+
+        That is its folder, unless the first argument names a file of it. Later ones may be an option's value.
+        """
+        arguments = self._request.arguments
+        file = arguments[0].partition("::")[0].removeprefix("./") if arguments else ""
+        is_file = file.startswith(f"{folder}/") and (ROOT / file).exists()
+        return arguments if is_file else (folder, *arguments)
+
+    def _lint(self) -> None:
+        for name, command in _quick_checks((".",)).items():
+            self._runner.run(name, *command)
+        self._runner.run("lint: pyright", "pyright", "--pythonpath", self._python, "--level", "error")
+        playbooks = ("site.yml", "validate.yml", "remove.yml", "beegfs.yml", "roles")
+        self._runner.run(
+            "lint: ansible-lint", "ansible-lint", "--offline", "-q", *playbooks, folder=ROOT / "ansible"
+        )
+        self._runner.run(
+            "lint: documentation",
+            *("mkdocs", "build", "--strict", "--site-dir", self._runner.results / "documentation"),
+            environment={"NO_MKDOCS_2_WARNING": "1"},
+        )
+
+    def _unit(self) -> None:
+        debian.prepare_unit()
+        self._pytest("unit", *BOTH_PROCESSORS, "--durations", "25", *self._targets("tests/unit"))
+        if self._request.is_whole and debian.prepare_postgresql():
+            name = "unit: on PostgreSQL"
+            command = [self._python, "-m", "pytest", "-p", "no:cacheprovider", self._runner.junit(name)]
+            database = [self._python, "tests/real_postgresql.py"]
+            self._runner.run(name, *database, *command, *BOTH_PROCESSORS, *ON_POSTGRESQL)
+
+    def _native(self) -> None:
+        native = prepare_native(self._python)
+        prepare_horovod(native)
+        python = native / "bin/python"
+        runner, suite = self._runner, "native: from Python"
+        options = ("--project", "tests/native", "--pythonpath", python, "--level", "error")
+        runner.run("native: pyright", "pyright", *options)
+        runner.run_steps(
+            "native: address and undefined behaviour",
+            lambda output: core.sanitized(output, native, "address,undefined"),
+        )
+        runner.run_steps("native: threads", lambda output: core.sanitized(output, native, "thread"))
+        runner.run_steps(
+            "native: frames of unauthenticated peers", lambda output: core.fuzzed(output, native)
+        )
+        command = [python, "-m", "pytest", "-p", "no:cacheprovider", runner.junit(suite)]
+        configuration = ["-c", "tests/native/pytest.ini", "--rootdir", "."]
+        runner.run(suite, *command, *configuration, *self._targets("tests/native"))
+
+    def _models(self) -> None:
+        environment = {"CARME_MODELS": str(prepare_models(self._python))} | path_of("containers/runtime/src")
+        options = ["-p", "no:randomly", "-c", "tests/native/pytest.ini", "--rootdir", "."]
+        self._pytest("models", *options, *self._targets("tests/models"), environment=environment)
+
+    def _bench(self) -> None:
+        request = self._request
+        run_benchmark(self._runner, self._hosts, self._python, request.benchmark, request.arguments)
+
+    def _cluster(self) -> None:
+        debian.prepare_compiler()
+        beside = [suite for suite in ("lint", "unit") if self._request.runs_beside_cluster(suite)]
+        has_browser = self._request.runs_beside_cluster("browser")
+        if "unit" in beside:
+            debian.prepare_unit()
+            debian.prepare_postgresql()
+        self._hosts.bring_up("cluster")
+        if has_browser:
+            debian.prepare_chromium()
+        if beside:
+            title = "What needs no cluster begins beside it; its output comes after it"
+            self._beside.begin(f"{title}: {' '.join(beside)}", Role.GIVES_WAY, *beside)
+        if has_browser:
+            self._cluster_and_browser()
+        else:
+            self._on_cluster("cluster", *self._targets("tests/cluster"))
+        self._beside.finish()
+
+    def _cluster_and_browser(self) -> None:
+        title = (
+            "The browser's tests and others of the second users begin beside it; their output comes after it"
+        )
+        self._second.begin(title, Role.SECOND_USERS, "browser")
+        left_out = [f"--ignore={file}" for file in SECOND_PART]
+        self._on_cluster("cluster", "-m", "not alone", *left_out, "tests/cluster")
+        self._second.finish()
+        self._on_cluster("cluster and browser: alone", "-m", "alone", "tests/cluster", "tests/browser")
+
+    def _browser(self) -> None:
+        if self._role is Role.SECOND_USERS:
+            self._on_cluster("browser", "-m", "not alone", "tests/browser")
+            second_users = {"CARME_SECOND_USERS": "yes"}
+            name = "cluster: second users"
+            self._on_cluster(name, "-m", "not alone", *SECOND_PART, environment=second_users)
+            return
+        debian.prepare_chromium()
+        self._hosts.bring_up("browser")
+        self._on_cluster("browser", *self._targets("tests/browser"))
+
+    def _on_demo(self, suite: str, *options: str, environment: dict[str, str] | None = None) -> None:
+        self._pytest(
+            suite, *options, *self._targets(f"tests/{suite.replace('-', '_')}"), environment=environment
+        )
+
+    def _security(self) -> None:
+        # The site's own check, which the cluster's suite runs, has made the attacks already.
+        if not (self._runner.results / "attacks.json").exists():
+            self._hosts.bring_up("security")
+        self._on_demo("security", "--timeout", "900")
+
+    def _monitoring(self) -> None:
+        prepare_zabbix(self._python)
+        prepare_cgroup_v2(self._python)
+        self._hosts.bring_up("monitoring")
+        self._on_demo("monitoring", "--timeout", "900")
+
+    def _frameworks(self) -> None:
+        self._hosts.bring_up("frameworks")
+        self._on_demo("frameworks", "-rs", environment={"CARME_FRAMEWORKS": prepare_frameworks(self._python)})
+
+    def _end_to_end(self) -> None:
+        debian.prepare_chromium()
+        self._hosts.bring_up("end-to-end")
+        self._on_demo("end-to-end", "--timeout", "900")
+
+    def _faults(self) -> None:
+        self._hosts.bring_up("faults")
+        self._on_demo("faults", "--timeout", "900")
+
+    def _sites(self) -> None:
+        """Each site takes its hosts away again. What Ansible and the hosts printed stays in the cache."""
+        if not (shutil.which("ssh") and shutil.which("ssh-keygen")):
+            debian.apt_install("openssh-client")
+        debian.prepare_compiler()
+        files = [
+            f"tests/sites/test_{site.replace('-', '_').replace('.', '_')}.py" for site in self._request.sites
+        ]
+        self._pytest("sites", *files, "--timeout", "14400", "-rP", *self._request.arguments)
+
+
+def use(python: Path) -> None:
+    """Find the programs of the tests' environment first, from now on, and let Python leave no compiled files.
+
+    Args:
+        python: Its interpreter.
+    """
+    os.environ["PATH"] = f"{python.parent}:{os.environ['PATH']}"
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    sys.stdout.flush()

@@ -1,0 +1,79 @@
+"""A small tree with the test command, and tests of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from patience import HANG
+from suites import debian
+from suites.environments import tests_environment
+
+ROOT = Path(__file__).resolve().parents[3]
+#: What the command reads of the tree before it runs a test.
+COPIED = (
+    "test",
+    "pyproject.toml",
+    "tests/run_suites.py",
+    "tests/results.py",
+    "tests/check_names.py",
+    "tests/requirements.txt",
+    "tests/constraints.txt",
+    "containers/runtime/pyproject.toml",
+)
+
+#: Runs `./test` with these words.
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree with the command and without tests."""
+    top = tmp_path / "tree"
+    for name in (*COPIED, *(file.relative_to(ROOT) for file in ROOT.glob("*/pyproject.toml"))):
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, top / name)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "tests/suites", top / "tests/suites", ignore=ignored)
+    (top / "tests/unit").mkdir()
+    return top
+
+
+@pytest.fixture
+def variables(tmp_path: Path) -> dict[str, str]:
+    """The environment of the command: a cache with what is in ours, so that nothing is installed."""
+    cache = tmp_path / "cache/carme"
+    environment = cache / tests_environment().name
+    environment.mkdir(parents=True)
+    for entry in Path(sys.prefix).iterdir():
+        (environment / entry.name).symlink_to(entry)
+    if not (environment / "complete").exists():
+        (environment / "complete").touch()
+    if debian.CACHE.is_dir():
+        for entry in debian.CACHE.iterdir():
+            if not (cache / entry.name).exists():
+                (cache / entry.name).symlink_to(entry)
+    ours = {"CARME_BESIDE", "CARME_RESULTS"}
+    others = {name: value for name, value in os.environ.items() if name not in ours}
+    return others | {"XDG_CACHE_HOME": str(cache.parent)}
+
+
+@pytest.fixture
+def command(tree: Path, variables: dict[str, str]) -> Command:
+    """`./test` of the tree."""
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [tree / "test", *words],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=HANG,
+        )
+
+    return run

@@ -1,0 +1,182 @@
+"""What the documentation promises exists: settings, commands with their options, variables and suites."""
+
+import argparse
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from carme.cli.parsing import parser as carme_parser
+from carme.config import Settings
+from carme_runtime.launcher.arguments import parser as run_parser
+from suites import arguments
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    str(page.relative_to(ROOT))
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"))
+    # Earlier names stand there.
+    if page.name != "CHANGELOG.md"
+)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+#: Words of Carme's own variables for Ansible that are packages of Python.
+PACKAGES = {"carme_runtime", "carme_webui", "carme_spawner", "carme_monitoring", "carme_demo"}
+
+
+def test_settings_of_blocks_are_accepted() -> None:
+    blocks = [(page, block) for page in PAGES for kind, block in fences(page) if kind == "toml"]
+    assert len(blocks) >= 6
+    for page, block in blocks:
+        values = tomllib.loads(block)
+        values.setdefault("site", {}).setdefault("url", "https://carme.example.org")
+        values.setdefault("slurm", {}).setdefault("cluster", "c")
+        try:
+            Settings.model_validate(values)
+        except ValueError as error:
+            pytest.fail(f"{page}: {error}")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_settings_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = [
+        *re.findall(r"`\[([a-z_.]+)\] ?([a-z_]*)", text),
+        *(
+            found[::-1]
+            for found in re.findall(r"`([a-z_]+)(?: = [^`]*)?` (?:in|of|under) `\[([a-z_.]+)\]`", text)
+        ),
+        *re.findall(
+            r"`((?:slurm|portal|monitoring|sessions|bookings|staging|hub|broker)(?:\.[a-z]+)*)\.([a-z_]+) =",
+            text,
+        ),
+    ]
+    missing = [
+        f"[{section}] {key}"
+        for section, key in named
+        if not is_setting(Settings, [*section.split("."), *filter(None, [key])])
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_a_page_names_exist(page: str) -> None:
+    missing = [
+        " ".join(words)
+        for words in commands(page)
+        if (words[0] == "carme" and not understands(known_parser("carme"), words[1:]))
+        or (words[0] == "carme-run" and not has_options(known_parser("carme-run"), words[1:]))
+        or (words[0] == "./test" and not is_test(words[1:]))
+    ]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/admins")])
+def test_variables_of_ansible_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    code = "\n".join([*(block for _, block in fences(page)), *SPAN.findall(FENCE.sub("", text))])
+    named = set(re.findall(r"(?<![\w/.-])carme_[a-z0-9_]+\b(?![/(])", code)) - PACKAGES
+    assert not {name for name in named if name not in variables() and not name.endswith("_")}
+
+
+def test_what_does_not_exist_is_found() -> None:
+    assert is_setting(Settings, ["partitions", "gpu", "bookings", "gpu_hours"])
+    assert not is_setting(Settings, ["slurm", "nothing"]) and not is_setting(Settings, ["nothing"])
+    carme, run = known_parser("carme"), known_parser("carme-run")
+    assert understands(carme, ["session", "open", "NAME", "--app", "APP"])
+    assert not understands(carme, ["nothing"]) and not understands(carme, ["session", "nothing"])
+    assert not understands(carme, ["submit", "--nothing"])
+    assert has_options(run, ["-n", "2", "train.py", "--theirs"]) and not has_options(run, ["--nothing"])
+    assert is_test(["bench", "petri"]) and not is_test(["bench", "nothing"]) and not is_test(["nothing"])
+
+
+def fences(page: str) -> list[tuple[str, str]]:
+    """The blocks of code of a page: language and text."""
+    return FENCE.findall((ROOT / page).read_text())
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    """The commands in blocks and spans of a page, as words, without what they start or pipe into."""
+    text = (ROOT / page).read_text()
+    lines = [
+        line
+        for kind, block in FENCE.findall(text)
+        if kind in ("", "sh", "bash")
+        for line in block.splitlines()
+    ]
+    for line in [*lines, *SPAN.findall(FENCE.sub("", text))]:
+        try:
+            line = line.removeprefix("$ ").removeprefix("sudo ").replace("; ", " ; ")
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        end = [place for place, word in enumerate(words) if word in ("--", "|", "||", "&&", ";", ">", "...")]
+        words = words[: end[0]] if end else words
+        if len(words) > 1 and words[0] in ("carme", "carme-run", "./test"):
+            yield words
+
+
+@cache
+def known_parser(program: str) -> argparse.ArgumentParser:
+    return carme_parser() if program == "carme" else run_parser()
+
+
+def understands(parser: argparse.ArgumentParser, words: list[str]) -> bool:
+    """Whether these are commands and options of a program; names of things may follow."""
+    for action in parser._actions:
+        if (
+            isinstance(action, argparse._SubParsersAction)
+            and words
+            and re.fullmatch(r"[a-z][a-z-]+", words[0])
+        ):
+            below = action.choices.get(words[0])
+            return below is not None and understands(below, words[1:])
+    # What takes all words hands them on to another program.
+    return getattr(parser, "passes_on", False) or has_options(
+        parser, [word for word in words if word[:1] == "-"]
+    )
+
+
+def has_options(parser: argparse.ArgumentParser, words: list[str]) -> bool:
+    """Whether the options in front are a program's; what follows them belongs to another one."""
+    for word in words:
+        if word.startswith("--"):
+            if word.partition("=")[0] not in parser._option_string_actions:
+                return False
+        elif not word.startswith("-"):
+            break
+    return True
+
+
+def is_test(words: list[str]) -> bool:
+    """Whether these are suites, sites or a benchmark of `./test`."""
+    names = [word for word in words if re.fullmatch(r"[a-z][\w.-]*", word)]
+    if names[:1] == ["bench"]:
+        return not names[1:] or names[1] in arguments.BENCHMARKS
+    return "--quick" in words or all(name in (*arguments.SUITES, *arguments.SITES) for name in names)
+
+
+def is_setting(model: Any, path: list[str]) -> bool:
+    """Whether a model of settings has this key, or a model below it."""
+    if not path:
+        return True
+    if not (isinstance(model, type) and issubclass(model, BaseModel)) or path[0] not in model.model_fields:
+        return False
+    annotation = model.model_fields[path[0]].annotation
+    parts = get_args(annotation)
+    if len(parts) == 2 and annotation is not None and getattr(annotation, "__origin__", None) is dict:
+        return is_setting(parts[1], path[2:])  # the name of a partition, a project or a folder between
+    return is_setting(annotation, path[1:])
+
+
+@cache
+def variables() -> set[str]:
+    """Every variable that a role, an inventory or a playbook has."""
+    files = [file for file in (ROOT / "ansible").rglob("*") if file.suffix in (".yml", ".j2", ".yaml", ".md")]
+    return {name for file in files for name in re.findall(r"\bcarme_[a-z0-9_]+", file.read_text())}
