@@ -265,6 +265,13 @@ def limits_host() -> bool:
     return operations is not None and operations.device_type == "cpu"
 
 
+def room_of_host() -> tuple[int, float, float]:
+    """The fields of `carme_runtime.out_of_core.HostRoom`, for the limit that is in force."""
+    assert _active is not None and _active._operations is not None
+    store = _active._operations.store
+    return store.capacity, store.file.read_rate, store.file.write_rate
+
+
 def _before_fork() -> None:
     """A child gets no copies of the blocks: they would stay in memory for it when they leave."""
     if _active is not None and _active._operations is not None:

@@ -25,7 +25,7 @@ from carme_runtime.graph import Graph, Timing, Value
 from carme_runtime.torch.traced import Traced, resized, with_values
 
 _MOST_REPEATS = 7
-_MARK = "carme operator "
+_MARK, _BACKWARD_MARK = "carme operator ", "carme backward pass of "
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -60,6 +60,7 @@ def measured(
             timings=tuple(timings[one.name]),
             held_bytes=largest.held[one.name],
             workspace_bytes=largest.workspace.get(one.name, 0),
+            backward_bytes=largest.backward.get(one.name, 0),
         )
         for one in traced.graph.operators
     )
@@ -91,6 +92,7 @@ class _Measurement:
         self.described: dict[str, Value] = {}
         self.held: dict[str, int] = {}
         self.workspace: dict[str, int] = {}
+        self.backward: dict[str, int] = {}
 
     def look(self) -> float:
         """Run all once, see how large everything is; how long that took."""
@@ -105,8 +107,11 @@ class _Measurement:
                 self.held[node.name] = held.count
                 held.made(result)
                 self._describe(node.name, result)
-                self._backward(result, inputs)
-        self.workspace = _workspaces(profile, {n: v.bytes for n, v in self.described.items()})
+                with torch.profiler.record_function(_BACKWARD_MARK + node.name):
+                    self._backward(result, inputs)
+        taken = _taken(profile, _MARK)
+        self.workspace = {name: max(most - self.described[name].bytes, 0) for name, most in taken.items()}
+        self.backward = _taken(profile, _BACKWARD_MARK)
         return time.perf_counter() - began
 
     def timings(self, repeats: int) -> Iterator[tuple[str, Timing]]:
@@ -302,8 +307,8 @@ def _memory_profile() -> Iterator[Any]:
             del os.environ[_LOG_LEVEL]
 
 
-def _workspaces(profile: Any, sizes: dict[str, int]) -> dict[str, int]:
-    """The most that each operator took beyond its result, from the profiler's events of the allocator."""
+def _taken(profile: Any, mark: str) -> dict[str, int]:
+    """The most bytes that each operator took at a time under its mark, by the profiler's events."""
     results = getattr(getattr(profile, "profiler", None), "kineto_results", None)
     if results is None:
         return {}
@@ -311,7 +316,7 @@ def _workspaces(profile: Any, sizes: dict[str, int]) -> dict[str, int]:
     for event in results.events():
         if event.name() == "[memory]":
             changes.append((event.start_ns(), event.nbytes()))
-        elif event.name().startswith(_MARK):
+        elif event.name().startswith(mark):
             marks.append((event.start_ns(), event.start_ns() + event.duration_ns(), event.name()))
     changes.sort()
     found, at = {}, 0
@@ -323,6 +328,5 @@ def _workspaces(profile: Any, sizes: dict[str, int]) -> dict[str, int]:
             level += changes[at][1]
             most = max(most, level)
             at += 1
-        operator = name.removeprefix(_MARK)
-        found[operator] = max(most - sizes.get(operator, 0), 0)
+        found[name.removeprefix(mark)] = most
     return found
