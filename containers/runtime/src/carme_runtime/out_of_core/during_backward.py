@@ -99,7 +99,7 @@ class StepDuringBackward:
             self._groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
         if parameter in self._stepped:
             raise CarmeRuntimeError(
-                "A second backward pass came before optimizer.step(), and the step had run during the first one.",
+                "A second backward pass came before optimizer.step(), which had run during the first one.",
                 "Call optimizer.step() after each backward pass, or leave step_during_backward out.",
             )
         group = self._groups.get(parameter)

@@ -187,10 +187,12 @@ def _stages(graph: Graph, request: Request) -> list[int]:
         pieces = len(request.cut_points) + 1
         wanted = request.stages or max(pieces // chunks, 1)
         if wanted * chunks != pieces or request.ranks % wanted:
+            possible = [n for n in range(1, wanted + 1) if request.ranks % n == 0]
+            number = (request.stages or possible[-1]) * chunks - 1
             raise PlanError(
                 f"{len(request.cut_points)} cut points make {pieces} pieces, which {wanted} stages of "
                 f"{request.ranks} ranks cannot hold.",
-                f"Name {wanted * chunks - 1} cut points.",
+                f"Name {number} cut points." if number else "Leave the cut points out.",
             )
         return _stages_of_strategy(replace(request, stages=wanted))
     return _stages_of_strategy(request)
