@@ -17,6 +17,7 @@ from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph
 from carme_runtime.logs import log
+from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.starts import STREAMED, check_start
@@ -222,6 +223,8 @@ class Pipeline:
         self._groups = named_groups(optimizer, {id(p): name for name, p in traced.model.named_parameters()})
         self._keep_own(optimizer)
         self._sharing = self._groups_of_shared()
+        if all(parameter.device.type == "cpu" for parameter in traced.model.parameters()):
+            pages.trim()  # what other stages have is free
         self._passes = Passes(traced, made, run, self._ranks, self._pipeline, self._arrivals)
         watch_clipping(self)
 
