@@ -126,8 +126,9 @@ class Plan:
             return self
         found = []
         for rank in range(self.schedule.ranks):
-            ways = self.ways_of(rank) or sorted(self._all_ways(rank), key=lambda way: way.needed_bytes)
-            found.append(ways[0])
+            least = min(self._all_ways(rank), key=lambda way: way.needed_bytes)
+            nearest = Way(least.recomputes, least.needed_bytes, least.recomputed_ms)
+            found.append(next(iter(self.ways_of(rank)), nearest))
         return replace(self, ways=tuple(found))
 
     def recomputes(self, rank: int) -> bool:
