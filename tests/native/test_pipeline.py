@@ -73,6 +73,12 @@ def test_running_statistics_are_the_same_where_forward_passes_are_computed_again
     run(launcher, [0, 0], "batchnorm", "2", "statistics-again", "bfloat16-again")
 
 
+def test_stages_move_to_a_folder_under_a_limit_that_is_smaller_than_they_are(launcher, tmp_path):
+    ranks = launcher.start("pipeline_spilled", [0, 0], str(tmp_path))
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
+    assert "moves a part of its memory to the disk and back" in ranks.outputs[0], ranks.output()
+
+
 def test_pipelines_train_in_bfloat16(launcher):
     run(launcher, [0, 0], "mlp", "2", "bfloat16")
 

@@ -163,8 +163,8 @@ MISTAKES = [
     (Request(2, 8, stages=2, micro_batches=2, memory=10 * KIB), "A stage needs .* Give memory="),
     (Request(2, 8, 2, 3, "interleaved"), "does not divide into 3 micro-batches. Use micro_batches=2"),
     (Request(2, 8, 2, 1, "interleaved"), "groups of 2, .* Use micro_batches=2"),
-    (Request(12, 8, strategy="pipeline"), "too few for 12 pieces. Start 6 ranks at most, or use stages=6"),
-    (Request(7, 8, strategy="pipeline"), "too few for 7 pieces. Start 6 ranks at most, or use the"),
+    (Request(12, 8, strategy="pipeline"), "too few for 12 pieces. Start 6 ranks, or use stages=6"),
+    (Request(7, 8, strategy="pipeline"), "too few for 7 pieces. Start 6 ranks, or use the"),
 ]
 
 

@@ -277,9 +277,9 @@ def _too_few(request: Request, schedule: Schedule, places: int) -> PlanError:
     if not fitting:
         remedy = "Use schedule='1f1b'."
     elif request.strategy in (PIPELINE, HYBRID) and fitting[-1] == 1:
-        remedy = f"Start {most} ranks at most, or use the strategy data."
+        remedy = "Use the strategy data." if most < 2 else f"Start {most} ranks, or use the strategy data."
     elif request.strategy == PIPELINE:
-        remedy = f"Start {most} ranks at most, or use stages={fitting[-1]} and the strategy hybrid."
+        remedy = f"Start {most} ranks, or use stages={fitting[-1]} and the strategy hybrid."
     else:
         remedy = f"Use stages={fitting[-1]}."
     return PlanError(
