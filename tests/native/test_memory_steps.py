@@ -16,7 +16,7 @@ from .test_memory import LIBRARIES, finish, losses, start
 
 pytestmark = pytest.mark.timeout(8 * HANG)
 WIDTH, LAYERS, STEPS = 512, 40, 5
-ASKED = "--step-during-backward"
+REQUESTED = "--step-during-backward"
 
 
 def moved(lines: list[dict[str, Any]]) -> int:
@@ -28,7 +28,7 @@ def moved(lines: list[dict[str, Any]]) -> int:
 def test_losses_are_the_same_and_less_is_moved(tmp_path: Path, optimizer: str) -> None:
     arguments = (optimizer, WIDTH, LAYERS, STEPS)
     limited = (*arguments, f"{LIBRARIES + 40}M", tmp_path)
-    early = finish(start("--no-clip", ASKED, *limited))
+    early = finish(start("--no-clip", REQUESTED, *limited))
     assert early[-1]["plan"]["late_step"] == ""
     assert losses(early) == losses(finish(start("--no-clip", *arguments)))
     late = finish(start("--no-clip", *limited))
@@ -38,7 +38,7 @@ def test_losses_are_the_same_and_less_is_moved(tmp_path: Path, optimizer: str) -
 
 def test_a_script_that_clips_gradients_is_stepped_as_ever(tmp_path: Path) -> None:
     arguments = ("sgd", WIDTH, LAYERS, STEPS)
-    limited = finish(start(ASKED, *arguments, f"{LIBRARIES + 40}M", tmp_path))
+    limited = finish(start(REQUESTED, *arguments, f"{LIBRARIES + 40}M", tmp_path))
     assert limited[-1]["plan"]["late_step"].startswith("the script uses gradients between the backward pass")
     assert losses(limited) == losses(finish(start(*arguments)))
 

@@ -123,7 +123,7 @@ class DenseNet(nn.Module):
 
     def __init__(self, growth: int = 4, normal: type[nn.Module] = nn.BatchNorm2d) -> None:
         super().__init__()
-        width, kept = 2 * growth, 2  # as many channels leave a transition as come in, by this factor
+        width, fewer = 2 * growth, 2  # a transition has so many times fewer channels afterwards
         self.stem = nn.Sequential(
             nn.Conv2d(3, width, 7, 2, 3, bias=False), normal(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
         )
@@ -144,11 +144,11 @@ class DenseNet(nn.Module):
             if number < 3:
                 self.transitions.append(
                     nn.Sequential(
-                        *(normal(width), nn.ReLU(), nn.Conv2d(width, width // kept, 1, bias=False)),
+                        *(normal(width), nn.ReLU(), nn.Conv2d(width, width // fewer, 1, bias=False)),
                         nn.AvgPool2d(2),
                     )
                 )
-                width //= kept
+                width //= fewer
         self.last, self.head = normal(width), nn.Linear(width, 10)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

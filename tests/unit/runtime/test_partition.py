@@ -265,14 +265,14 @@ def test_a_disk_does_not_help_an_operator_that_needs_more_memory_than_there_is()
 
 def test_the_least_memory_counts_on_recomputation():
     graph = network([1] * 8, **HELD)
-    asked = Request(2, 8, stages=2, micro_batches=2, memory=KIB, may_recompute=True)
+    request = Request(2, 8, stages=2, micro_batches=2, memory=KIB, may_recompute=True)
     with pytest.raises(PlanError) as caught:
-        plan(graph, asked)
+        plan(graph, request)
     least = int(caught.value.remedy.split("memory=")[1].split()[0])
-    found = plan(graph, dataclasses.replace(asked, memory=least))
+    found = plan(graph, dataclasses.replace(request, memory=least))
     assert found.recomputes(0) and not found.over
     with pytest.raises(PlanError):
-        plan(graph, dataclasses.replace(asked, memory=least, may_recompute=False))
+        plan(graph, dataclasses.replace(request, memory=least, may_recompute=False))
 
 
 def test_of_all_plans_that_fit_the_fastest_is_taken():

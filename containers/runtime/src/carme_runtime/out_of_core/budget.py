@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import keras_scripts, pages, spill, watch
 from carme_runtime.out_of_core.blocks import State
-from carme_runtime.out_of_core.during_backward import NOT_ASKED, ON_GPU, StepDuringBackward
+from carme_runtime.out_of_core.during_backward import NOT_REQUESTED, ON_GPU, StepDuringBackward
 from carme_runtime.out_of_core.limits import Limit
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
 from carme_runtime.out_of_core.plan import Plan
@@ -149,7 +149,7 @@ class Budget:
         """Why the optimizer's step does not run during the backward pass; empty: it does."""
         if self._working().device_type != "cpu":
             return ON_GPU
-        return self._early.reason if self._early else NOT_ASKED
+        return self._early.reason if self._early else NOT_REQUESTED
 
     def _move(self, operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
         """Let the tensors of a model and its optimizer lie in memory that can leave."""

@@ -17,7 +17,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.optimizers import takes_parameters_alone, view_of
 from carme_runtime.out_of_core.watch import Operations
 
-NOT_ASKED = "adopt(..., step_during_backward=True) asks for it"
+NOT_REQUESTED = "adopt(..., step_during_backward=True) asks for it"
 ON_GPU = "it is for the host's memory only"
 _FIRST = "the first step shows what the script does with gradients"
 _USED = "the script uses gradients between the backward pass and the step, such as for clipping them"
