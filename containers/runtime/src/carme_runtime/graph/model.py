@@ -72,6 +72,8 @@ class Operator:
         held_bytes: What it keeps for its backward pass and nothing before it keeps already.
         workspace_bytes: What it takes for itself while it runs.
         backward_bytes: What its backward pass takes while it runs, with gradients that it gets and makes.
+        holds: Values that it keeps for its backward pass, whether or not others before it keep them.
+        within: The value in whose memory its output lies; empty: it has its own.
         beside: An earlier operator on whose device it must run, as it changes or takes apart what that one
             makes; or empty.
     """
@@ -87,6 +89,8 @@ class Operator:
     workspace_bytes: int = 0
     beside: str = ""
     backward_bytes: int = 0
+    holds: tuple[str, ...] = ()
+    within: str = ""
 
     def forward_ms(self, samples: int) -> float:
         """Its forward pass, between measured numbers of samples on a straight line."""
@@ -196,6 +200,17 @@ class Graph:
             if reached.intersection(one.inputs) or any(self.parameter[p].trainable for p in one.parameters):
                 reached.update(one.outputs)
         return frozenset(reached)
+
+    @cached_property
+    def own_held(self) -> tuple[int, ...]:
+        """What each operator holds besides values: masks, indices and the like."""
+        seen: set[str] = set()
+        found = []
+        for one in self.operators:
+            new = set(one.holds) - seen
+            seen |= new
+            found.append(max(one.held_bytes - sum(self.value[name].bytes for name in new), 0))
+        return tuple(found)
 
     @cached_property
     def held_before(self) -> tuple[int, ...]:

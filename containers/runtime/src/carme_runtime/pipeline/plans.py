@@ -242,24 +242,58 @@ class Plan:
         trained = graph.parameter_bytes(names, trainable=True)
         total = graph.parameter_bytes(names) + (1 + self.state_factor) * trained + self._slot_bytes(rank)
         counts, share = self._counts, self.micro_samples / graph.samples
-        before = graph.held_before
         activations = extra = 0.0
         for piece in own:
-            span = self.pieces.span(piece)
-            whole = share * (before[span.stop] - before[span.start])
+            levels = self._held_levels(piece)
+            whole, peak = share * levels[-1], self._peak(piece, share, levels)
             if recomputes:
-                extra = max(extra, self._peak(piece, share))
+                activations += counts[piece] * self._received_here(piece)
+                extra = max(extra, peak)
             else:
                 activations += counts[piece] * whole
-                extra = max(extra, self._peak(piece, share) - whole)
+                extra = max(extra, peak - whole)
         return int(total + max(activations + extra + self._mask_bytes(own), self._step_bytes(names)))
 
-    def _peak(self, piece: int, share: float) -> float:
+    def _held_levels(self, piece: int) -> list[float]:
+        """Bytes that the graph's number of samples leaves after each operator of a piece.
+
+        What other ranks sent lies in their messages, and what the model is given is the caller's. What a piece
+        sends is held until its backward pass, and so is what the loss makes of the results.
+        """
+        graph, span = self.graph, self.pieces.span(piece)
+        level, seen, levels = 0.0, set[str](), []
+        for place in span:
+            level += graph.own_held[place]
+            for name in graph.operators[place].holds:
+                if name not in seen and graph.maker[name] in span:
+                    seen.add(name)
+                    level += graph.value[name].bytes
+            levels.append(level)
+        if not seen:  # it is not known which values are held
+            return levels
+        last = piece == self.pieces.count - 1
+        results = [name for name in graph.results if last]
+        sent = {v for (source, _), values in self.pieces.channels.items() if source == piece for v in values}
+        places = {name: graph.maker[name] for name in {*sent, *results}}
+        alone = {graph.operators[place].within or name for name, place in places.items() if place in span}
+        more = sum(graph.value[name].bytes for name in alone - seen)
+        return [each + more + sum(graph.value[name].bytes for name in results) for each in levels]
+
+    def _received_here(self, piece: int) -> float:
+        """Bytes of a micro-batch that a piece gets of others on the same rank."""
+        holders = self.schedule.holders
+        return sum(
+            self.pieces.bytes((source, target), self.micro_samples)
+            for source, target in self.pieces.channels
+            if target == piece and holders[source] == holders[target]
+        )
+
+    def _peak(self, piece: int, share: float, levels: list[float]) -> float:
         """The most that one micro-batch takes in a piece: what is held until an operator, and that one's own.
 
         Gradients of parameters are in memory anyway, but those of the second micro-batch are added to others.
         """
-        graph, span, before = self.graph, self.pieces.span(piece), self.graph.held_before
+        graph, span = self.graph, self.pieces.span(piece)
         several = self.schedule.micro_batches > 1
         most = 0.0
         for place in span:
@@ -267,7 +301,7 @@ class Plan:
             gradients = graph.parameter_bytes(one.parameters, trainable=True) if one.backward_bytes else 0
             back = share * max(one.backward_bytes - gradients, 0) + several * gradients
             own = max(share * one.workspace_bytes, back)
-            most = max(most, share * (before[place + 1] - before[span.start]) + own)
+            most = max(most, share * levels[place - span.start] + own)
         return most
 
     def _mask_bytes(self, own: list[int]) -> float:
