@@ -311,3 +311,37 @@ def test_strategies_that_cannot_be_are_refused():
         planned(2, strategy="hybrid")
     with pytest.raises(PlanError, match=r"stages=2 and the strategy data exclude each other.*stages=1"):
         planned(4, strategy="data", stages=2)
+
+
+def test_memory_counts_values_once_and_those_of_others_not_at_all():
+    graph = network([1] * 4)
+    holding = (dataclasses.replace(one, holds=one.inputs) for one in graph.operators)
+    graph = dataclasses.replace(graph, operators=tuple(holding))
+    request = Request(2, 8, micro_batches=1, cut_points=("layer2",), state_factor=1.0)
+    first, last = plan(graph, request).stages
+    fixed = 2 * 3 * 16 + 8  # weights, gradients and state of two layers; a message there and one back
+    # What the model is given is the caller's: layer0 is held, and layer1, which is sent. Then the workspace.
+    assert first.memory_bytes == (fixed + 4 + 4 + 1) * KIB
+    # layer1 lies in its message: layer2 is held, the result, and what the loss makes of it.
+    assert last.memory_bytes == (fixed + 4 + 4 + 4 + 1) * KIB
+
+
+def test_backward_passes_and_an_optimizers_step_take_memory_too():
+    graph = network([1] * 4)
+    request = Request(2, 8, micro_batches=2, cut_points=("layer2",), state_factor=1.0)
+    plain = plan(graph, request).stages[0].memory_bytes
+    busy = (dataclasses.replace(one, backward_bytes=(16 + 40) * KIB) for one in graph.operators)
+    graph = dataclasses.replace(graph, operators=tuple(busy))
+    # With half of the samples. The gradients of the second micro-batch's weights are added to the first ones.
+    more = plan(graph, request).stages[0].memory_bytes - plain
+    assert 16 + 20 - 1 <= more / KIB <= 16 + 20
+    adam = plan(graph, dataclasses.replace(request, state_factor=2.0, micro_batches=1)).stages[0]
+    assert adam.memory_bytes >= (2 * 4 + 2) * 16 * KIB
+
+
+def test_masks_of_the_whole_batch_are_counted():
+    graph = network([1] * 4)
+    dropped = tuple(dataclasses.replace(one, kind="dropout.default") for one in graph.operators)
+    request = Request(4, 8, stages=2, micro_batches=4, cut_points=("layer2",), state_factor=1.0)
+    both = [plan(each, request).stages[0] for each in (graph, dataclasses.replace(graph, operators=dropped))]
+    assert both[1].memory_bytes - both[0].memory_bytes == 2 * 2 * 4 * KIB  # two layers, two replicas

@@ -257,8 +257,8 @@ class Plan:
     def _held_levels(self, piece: int) -> list[float]:
         """Bytes that the graph's number of samples leaves after each operator of a piece.
 
-        What other ranks sent lies in their messages, and what the model is given is the caller's. What a piece
-        sends is held until its backward pass, and so is what the loss makes of the results.
+        What other ranks sent lies in their messages, and what the model is given is the caller's. What is
+        sent is held until the piece's backward pass, and so is what the loss makes of the results.
         """
         graph, span = self.graph, self.pieces.span(piece)
         level, seen, levels = 0.0, set[str](), []

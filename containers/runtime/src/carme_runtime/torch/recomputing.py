@@ -22,8 +22,12 @@ _CHANGED_IN_SECRET = {"running_mean", "running_var"}
 
 
 def can_recompute(traced: Traced) -> bool:
-    """Whether all that runs is known: layers that were not traced into may change what nobody sees."""
-    return all(node.op != "call_module" for node in traced.nodes)
+    """Whether all that runs is known, and no parameter changes: its gradient would be that of a copy.
+
+    Layers that were not traced into may change what nobody sees.
+    """
+    trained = {one.name for one in traced.graph.parameters if one.trainable}
+    return all(node.op != "call_module" for node in traced.nodes) and not trained & changed_tensors(traced)
 
 
 def changed_tensors(traced: Traced) -> frozenset[str]:
