@@ -7,7 +7,8 @@
 Two ranks with one thread each. All contestants live in the same processes and take turns, so that what else
 the machine does hits them alike: compare ratios. `single` is one rank alone on the whole batch; `floor` is
 what the slowest stage computes by the plan, times (m+p-1)/m for schedules that must fill and drain.
-Steps are without the optimizer. Rows bubble_* are of 8 stages on paper. Rows first_loss_* and first_step_*
+Steps are without the optimizer. Rows bubble_* are of 8 stages on paper. Rows peak_mb_* and plan_s_* are of
+plans: see stage_memory.py. Rows first_loss_* and first_step_*
 are of the start while parameters travel, and need root: see first_step.py.
 """
 
@@ -28,9 +29,10 @@ from typing import Any, cast
 
 from first_step import first_steps
 from report import print_table, row, tidy_up_when_ended, write_json
+from stage_memory import peaks, plan_of_densenet
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb1p", "zbv")
-ROWS = ("steps", "bubbles", "first_steps")
+ROWS = ("steps", "bubbles", "memory", "plans", "first_steps")
 MICRO_BATCHES = 8
 RANKS = 2
 START_SECONDS = 900
@@ -54,6 +56,10 @@ def main() -> None:
         rows += training(arguments.quick)
     if "bubbles" in arguments.rows:
         rows += bubbles()
+    if "memory" in arguments.rows:
+        rows += peaks(arguments.quick)
+    if "plans" in arguments.rows:
+        rows += plan_of_densenet()
     if "first_steps" in arguments.rows:
         rows += first_steps(arguments.quick)
     print_table(rows)

@@ -16,6 +16,7 @@ from free_ports import free_port
 
 # A core that cannot be imported fails the suite here, instead of leaving it empty.
 import carme_runtime._core  # noqa: F401
+from memory_cgroups import cgroup  # noqa: F401  # a fixture
 from patience import HANG
 
 PROGRAMS = Path(__file__).parent / "programs"

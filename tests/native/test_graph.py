@@ -63,7 +63,12 @@ def test_costs_are_measured_and_nothing_else_changes(tmp_path):
     assert conv.module == "conv" and conv.parameters == ("conv.weight", "conv.bias")
     assert [timing.samples for timing in conv.timings] == [2, 8]
     assert conv.forward_ms(8) > 0 and conv.backward_ms(8) > 0
-    assert conv.held_bytes == EXAMPLE[0].numel() * 4  # its input
+    assert conv.held_bytes == EXAMPLE[0].numel() * 4 and conv.holds == ("image",)  # its input
+    # Its backward pass gets the gradient of its output, and makes those of its weights.
+    assert conv.backward_bytes >= graph.value[conv.name].bytes + 4 * model.conv.weight.numel()
+    assert by_kind["batch_norm"].holds == (conv.name,)
+    assert by_kind["relu_"].holds == (by_kind["relu_"].name,)
+    assert by_kind["view"].within == by_kind["mean"].name
     assert graph.value[conv.name].bytes == 8 * 8 * 16 * 16 * 4 and graph.value[conv.name].per_sample
     # One tensor under two names.
     assert by_kind["linear"].parameters == by_kind["embedding"].parameters == ("embedding.weight",)
@@ -73,6 +78,21 @@ def test_costs_are_measured_and_nothing_else_changes(tmp_path):
 
     save(graph, tmp_path / "graph.json")
     assert load(tmp_path / "graph.json") == graph
+
+
+def test_what_two_operators_hold_is_counted_once():
+    linear, relu, other = trace(
+        nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)), torch.randn(8, 64), seconds=0.2
+    ).operators
+    size = 8 * 64 * 4
+    assert (linear.held_bytes, relu.held_bytes, other.held_bytes) == (size, size, 0)
+    assert relu.holds == other.holds == (relu.name,)
+
+
+def test_weights_that_are_not_trained_are_not_held():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 64))
+    _, frozen, _ = trace(model, torch.randn(8, 64), seconds=0.2).operators
+    assert frozen.held_bytes == 0
 
 
 def test_what_cannot_be_traced_is_cut_between_its_layers(caplog):

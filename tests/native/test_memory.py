@@ -1,6 +1,5 @@
 """Training in less memory than it needs; where the machine lets us make cgroups, the kernel is the judge."""
 
-import contextlib
 import errno
 import json
 import os
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from carme_runtime.out_of_core.optimizers import parameter_by_parameter
 from carme_runtime.out_of_core.spill import SpillFile
 from carme_runtime.out_of_core.trace import Operation, Trace
 from carme_runtime.out_of_core.watch import Storage
-from memory_cgroups import MemoryCgroup, memory_cgroup
+from memory_cgroups import MemoryCgroup
 from patience import HANG
 
 from .memory_limits import MIB, limit
@@ -36,16 +34,6 @@ from .memory_limits import MIB, limit
 PROGRAM = Path(__file__).parent / "programs" / "out_of_core.py"
 LIBRARIES = 340  # MiB, about
 SECONDS = 3 * HANG
-
-
-@pytest.fixture
-def cgroup() -> Iterator[MemoryCgroup]:
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(memory_cgroup())
-        except OSError as error:
-            pytest.skip(f"no memory cgroup can be made here: {error}")
-        yield made
 
 
 class Numbers(torch.utils.data.Dataset[torch.Tensor]):

@@ -53,6 +53,32 @@ def test_running_statistics_of_replicas_are_averaged(launcher):
     run(launcher, [0, 0, 0, 0], "batchnorm", "2", "replicas")
 
 
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [
+        ("mlp", "1f1b:4:tight:clip"),
+        ("batchnorm", "gpipe:4:tight:micro:even"),
+        ("dropout", "1f1b:4:tight:accumulate"),
+        ("unet", "interleaved:4:tight:even"),
+        ("transformer", "gpipe:6:tight"),
+    ],
+)
+def test_stages_that_compute_forward_passes_again_train_as_one_process_does(launcher, model, way):
+    """The memory is the least that works, with which a stage cannot hold its activations."""
+    ranks = run(launcher, [0, 0], model, "2", way)
+    assert "computes its forward passes again during the backward pass" in ranks.outputs[0], ranks.output()
+
+
+def test_running_statistics_are_the_same_where_forward_passes_are_computed_again(launcher):
+    run(launcher, [0, 0], "batchnorm", "2", "statistics-again", "bfloat16-again")
+
+
+def test_stages_move_to_a_folder_under_a_limit_that_is_smaller_than_they_are(launcher, tmp_path):
+    ranks = launcher.start("pipeline_spilled", [0, 0], str(tmp_path))
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
+    assert "moves a part of its memory to the disk and back" in ranks.outputs[0], ranks.output()
+
+
 def test_pipelines_train_in_bfloat16(launcher):
     run(launcher, [0, 0], "mlp", "2", "bfloat16")
 
@@ -128,6 +154,7 @@ def test_a_sparse_gradient_is_refused_on_all_ranks(launcher):
         ("lstm", [0, 1], 2, ["zb1p:4", "1f1b:1"]),
         ("batchnorm", [0, 0], 2, ["1f1b:1"]),
         ("inputs", [0, 0, 0, 0], 2, ["zbv:3", "interleaved:4"]),
+        ("dropout", [0, 0], 2, ["1f1b:4:tight", "gpipe:4"]),
     ],
 )
 def test_ordinary_loops_evaluation_and_checkpoints_are_those_of_one_process(

@@ -1,5 +1,6 @@
 """`carme-run --plan` and `--strategy` with scripts of PyTorch."""
 
+import json
 import re
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from memory_cgroups import MemoryCgroup
 from patience import HANG
 
 SECONDS = 2 * HANG
@@ -14,9 +16,15 @@ pytestmark = pytest.mark.timeout(3 * HANG)
 PROGRAM = Path(__file__).parent / "programs/planned.py"
 
 
-def carme_run(*arguments: str) -> subprocess.CompletedProcess[str]:
+MIB = 1 << 20
+
+
+def carme_run(*arguments: str, cgroup: MemoryCgroup | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "2", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+    enter = cgroup.enter if cgroup else None
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=SECONDS, check=False, preexec_fn=enter
+    )
 
 
 def test_plan_is_all_that_is_printed():
@@ -124,3 +132,36 @@ def test_keras_scripts_train_by_the_strategies_that_their_ranks_allow(
     assert done.returncode != 0
     assert "carme-run --plan: 2 ranks cannot train as a hybrid" in done.stderr, done.stderr
     assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_a_plan_leaves_room_for_what_runs_beside_it_in_the_job(cgroup: MemoryCgroup):
+    """A job of 2200 MiB, of which a session's server has 1200."""
+    cgroup.limit(2200 * MIB)
+    hold = f"memory = bytearray(b'x') * {1200 * MIB}; print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=cgroup.enter,
+    ) as server:
+        assert server.stdout and server.stdin
+        server.stdout.readline()
+        done = carme_run("--plan", str(PROGRAM), cgroup=cgroup)
+        assert done.returncode == 0, done.stderr
+        server.stdin.write("\n")
+    found = re.search(r"Memory of each rank for its stage: at most ([\d.]+) MiB", done.stdout)
+    assert found, done.stdout
+    # Of the rest both ranks have PyTorch, too, and a margin.
+    assert 100 < float(found[1]) < (2200 - 1200) / 2 - 32
+
+
+def test_densenet_121_is_planned_in_seconds():
+    program = str(PROGRAM.with_name("planned_densenet.py"))
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["operators"] > 400 and found["plan_s"] < 10, found
+    assert max(found["tight"]["memory"]) <= found["memory"] and found["tight"]["stages"] > 1, found

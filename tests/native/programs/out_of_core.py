@@ -1,6 +1,7 @@
 """Trains a stack of linear layers, with a limit of memory or without, and prints what the tests compare.
 
-    out_of_core.py [--save-on-cpu] [--checkpoint=FILE] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
+    out_of_core.py [--save-on-cpu] [--checkpoint=FILE] [--no-clip] [--step-during-backward]
+        OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
 Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan. With a
 checkpoint the file is replaced after each step; without a limit training goes on from it, if it is there.
@@ -36,6 +37,8 @@ def main(
     *,
     save_on_cpu: bool = False,
     checkpoint: Path | None = None,
+    clips: bool = True,
+    during_backward: bool = False,
 ) -> None:
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
@@ -50,7 +53,7 @@ def main(
         model: nn.Module = nn.Sequential(*parts, nn.Linear(size, 10))
         trained: torch.optim.Optimizer = OPTIMIZERS[optimizer](model.parameters())
         if budget:
-            model, trained = budget.adopt(model, trained)
+            model, trained = budget.adopt(model, trained, step_during_backward=during_backward)
         data = torch.Generator().manual_seed(1)
         begun = 0 if budget else resumed(checkpoint, model, trained, data)
         for number in range(begun, int(steps)):
@@ -59,7 +62,8 @@ def main(
             trained.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             trained.step()
             if checkpoint:
                 save(checkpoint, model, trained, data, number + 1)
@@ -99,4 +103,10 @@ if __name__ == "__main__":
     options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
     files = [Path(option.removeprefix("--checkpoint=")) for option in options if "=" in option]
     arguments = [argument for argument in sys.argv[1:] if argument not in options]
-    main(*arguments, save_on_cpu="--save-on-cpu" in options, checkpoint=files[0] if files else None)
+    main(
+        *arguments,
+        save_on_cpu="--save-on-cpu" in options,
+        checkpoint=files[0] if files else None,
+        clips="--no-clip" not in options,
+        during_backward="--step-during-backward" in options,
+    )

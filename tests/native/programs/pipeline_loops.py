@@ -2,7 +2,8 @@
 
     pipeline_loops.py MODEL STAGES WAYS...
 
-Each of WAYS is SCHEDULE:MICRO_BATCHES. Each goes on from the checkpoint that the one before it saved.
+Each of WAYS is SCHEDULE:MICRO_BATCHES, with :tight for the least memory that works. Each goes on
+from the checkpoint that the one before it saved.
 """
 
 import copy
@@ -12,7 +13,7 @@ from typing import Any
 import pipeline_models
 import torch
 import torch.distributed as dist
-from pipelined import alike, rank, size
+from pipelined import alike, rank, size, tightest
 from torch.nn import functional
 
 from carme_runtime.torch import pipeline
@@ -87,22 +88,24 @@ def main(name: str, stages: int, ways: list[str]) -> None:
     reference, inputs, targets = pipeline_models.make(name)
     theirs = torch.optim.AdamW(reference.parameters(), 0.01)
     for way in ways:
-        schedule, micro_batches = way.split(":")
+        schedule, micro_batches, *words = way.split(":")
         model, _, _ = pipeline_models.make(name)
         model = model if saved is None else copy.deepcopy(model)
         optimizer: Any = torch.optim.AdamW(model.parameters(), 0.01)
         if saved:
             optimizer.load_state_dict(saved[1])
         share = len(targets) // (size() // stages)
-        ours, optimizer = pipeline(
-            model,
-            optimizer,
-            example=[t[:share] for t in inputs],
-            stages=stages,
-            micro_batches=int(micro_batches),
-            schedule=schedule,
-            batch_norm="exact" if name == "batchnorm" else None,
-        )
+        options: dict[str, Any] = {
+            "example": [t[:share] for t in inputs],
+            "stages": stages,
+            "micro_batches": int(micro_batches),
+            "schedule": schedule,
+            "batch_norm": "exact" if name == "batchnorm" else None,
+        }
+        if "tight" in words:
+            options = tightest(model, optimizer, options)
+        ours, optimizer = pipeline(model, optimizer, **options)
+        assert any(way.recomputes for way in ours.plan().ways) == ("tight" in words)
         if saved:
             ours.load_state_dict(saved[0] if rank() == 0 else {})
         train(ours, optimizer, reference, theirs, (inputs, targets), share)

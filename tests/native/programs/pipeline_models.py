@@ -118,6 +118,51 @@ class Untrained(nn.Module):
         return hidden + self.shared(hidden).detach()
 
 
+class DenseNet(nn.Module):
+    """DenseNet-121's operators at its depth: 58 layers in four blocks, each with all outputs before it."""
+
+    def __init__(self, growth: int = 4, normal: type[nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        width, fewer = 2 * growth, 2  # a transition has so many times fewer channels afterwards
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 7, 2, 3, bias=False), normal(width), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+        )
+        self.blocks, self.transitions = nn.ModuleList(), nn.ModuleList()
+        for number, layers in enumerate((6, 12, 24, 16)):
+            block = nn.ModuleList()
+            for layer in range(layers):
+                given = width + layer * growth
+                block.append(
+                    nn.Sequential(
+                        *(normal(given), nn.ReLU(), nn.Conv2d(given, 4 * growth, 1, bias=False)),
+                        *(normal(4 * growth), nn.ReLU()),
+                        nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False),
+                    )
+                )
+            self.blocks.append(block)
+            width += layers * growth
+            if number < 3:
+                self.transitions.append(
+                    nn.Sequential(
+                        *(normal(width), nn.ReLU(), nn.Conv2d(width, width // fewer, 1, bias=False)),
+                        nn.AvgPool2d(2),
+                    )
+                )
+                width //= fewer
+        self.last, self.head = normal(width), nn.Linear(width, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for number, block in enumerate(self.blocks):
+            made = [x]
+            for layer in block:  # pyright: ignore[reportGeneralTypeIssues]
+                made.append(layer(torch.cat(made, 1)))
+            x = torch.cat(made, 1)
+            if number < len(self.transitions):
+                x = self.transitions[number](x)
+        return self.head(torch.relu(self.last(x)).mean((2, 3)))
+
+
 def mlp() -> nn.Module:
     layers = [layer for _ in range(6) for layer in (nn.Linear(8, 8), nn.Tanh())]
     return nn.Sequential(*layers, nn.Linear(8, 3))

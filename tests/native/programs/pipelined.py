@@ -6,7 +6,9 @@ Each of WAYS is SCHEDULE:MICRO_BATCHES, with further words behind colons: see `t
 """
 
 import copy
+import functools
 import random
+import re
 import sys
 import time
 from typing import Any
@@ -17,7 +19,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from carme_runtime.collectives.mailboxes import Mailboxes
-from carme_runtime.torch import pipeline
+from carme_runtime.pipeline import PlanError
+from carme_runtime.torch import pipeline, trace
 
 torch.set_num_threads(1)
 LIMIT = 1e-5
@@ -54,6 +57,18 @@ def single_step(model: Any, inputs: Any, targets: Any, micro_batches: int, toget
     return total
 
 
+def tightest(model: Any, optimizer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Options for the least memory that works: the first stage then cannot hold its activations."""
+    options = options | {"graph": trace(model, options["example"])}
+    try:
+        pipeline(model, optimizer, memory=1, **options)
+    except PlanError as error:
+        found = re.search(r"Give memory=(\d+) bytes", error.remedy)
+        assert found, error
+        return options | {"memory": int(found[1])}
+    raise AssertionError("a byte is enough")
+
+
 def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str) -> None:
     model, inputs, targets = pipeline_models.make(name)
     options: dict[str, Any] = {"cut_points": getattr(model, "cut_points", ())}
@@ -71,15 +86,11 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
             parameter.data.zero_()
     replicas = size() // stages
     share = len(targets) // replicas
-    ours, optimizer = pipeline(
-        model,
-        optimizer,
-        example=[t[:share] for t in inputs],
-        stages=stages,
-        micro_batches=micro_batches,
-        schedule=schedule,
-        **options,
-    )
+    options |= {"example": [t[:share] for t in inputs], "stages": stages}
+    options |= {"micro_batches": micro_batches, "schedule": schedule}
+    if "tight" in words:
+        options = tightest(model, optimizer, options)
+    ours, optimizer = pipeline(model, optimizer, **options)
     replica = rank() // stages
     together = not set(words) & {"micro", "deferred"}
     for step in range(40 if "often" in words else 3):
@@ -110,22 +121,25 @@ def train(name: str, stages: int, schedule: str, micro_batches: int, *words: str
         assert list(state) == list(known)
         for each, tensor in state.items():
             if "running" in each and "deferred" in words:
-                continue  # seen by `deferred_statistics`
+                continue  # seen by `statistics`
             alike(tensor.double(), known[each].double(), each)
         print(ours.plan())
     ours.close()
 
 
-def deferred_statistics(stages: int) -> None:
+def deferred_statistics(stages: int, again: bool = False) -> None:
     """Running statistics of the first layer are those that the whole batch gives."""
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
     whole = copy.deepcopy(model)
     torch.manual_seed(2)
-    inputs, targets = torch.randn(12, 4) * 3 + 1, torch.randint(0, 3, (12,))
+    inputs, targets = torch.randn(240, 4) * 3 + 1, torch.randint(0, 3, (240,))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    ours, _ = pipeline(
-        model, optimizer, example=inputs, stages=stages, micro_batches=4, batch_norm="deferred"
-    )
+    options: dict[str, Any] = {"example": inputs, "stages": stages, "micro_batches": 8, "schedule": "gpipe"}
+    options |= {"batch_norm": "deferred", "cut_points": ["1"]}
+    if again:
+        options = tightest(model, optimizer, options)
+    ours, _ = pipeline(model, optimizer, **options)
+    assert ours.plan().recomputes(0) == again
     ours.step(inputs, targets, loss=functional.cross_entropy)
     whole(inputs)
     state = ours.state_dict()
@@ -160,16 +174,20 @@ def replica_statistics(stages: int) -> None:
     ours.close()
 
 
-def in_bfloat16(stages: int) -> None:
+def in_bfloat16(stages: int, again: bool = False) -> None:
     """With weights in bfloat16, and with autocast; rounding is that of bfloat16."""
-    for schedule, whole in (("zb1p", False), ("1f1b", True)):
+    for schedule, whole in (("gpipe" if again else "zb1p", False), ("1f1b", True)):
         model, inputs, targets = pipeline_models.make("resnet" if whole else "mlp")
         if whole:
             model, inputs = model.bfloat16(), tuple(t.bfloat16() for t in inputs)
         reference = copy.deepcopy(model)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         options: dict[str, Any] = {"micro_batches": 4, "schedule": schedule, "stages": stages}
-        ours, _ = pipeline(model, optimizer, example=inputs, **options)
+        options["example"] = inputs
+        if again:
+            options = tightest(model, optimizer, options)
+        ours, _ = pipeline(model, optimizer, **options)
+        assert any(way.recomputes for way in ours.plan().ways) == again
         with torch.autocast("cpu", torch.bfloat16, enabled=not whole):
             loss = ours.step(inputs, targets, loss=functional.cross_entropy)
             expected = functional.cross_entropy(reference(*inputs), targets)
@@ -191,7 +209,13 @@ def size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-ONCE = {"statistics": deferred_statistics, "replicas": replica_statistics, "bfloat16": in_bfloat16}
+ONCE = {
+    "statistics": deferred_statistics,
+    "statistics-again": functools.partial(deferred_statistics, again=True),
+    "replicas": replica_statistics,
+    "bfloat16": in_bfloat16,
+    "bfloat16-again": functools.partial(in_bfloat16, again=True),
+}
 
 if __name__ == "__main__":
     dist.init_process_group("carme")

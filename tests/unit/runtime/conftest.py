@@ -18,6 +18,7 @@ import pytest
 import carme_runtime
 from carme.jobs.certificate import make_certificate
 from carme_runtime.petri import store
+from memory_cgroups import cgroup  # noqa: F401  # a fixture
 from patience import HANG
 
 AGENT = [sys.executable, "-m", "carme_runtime.fabric.command"]

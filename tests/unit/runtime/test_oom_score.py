@@ -1,19 +1,18 @@
 """Whom Linux ends when memory runs out: ranks, before kernels, before a session's server."""
 
-import contextlib
 import os
 import re
 import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from carme_runtime import oom_score
-from memory_cgroups import MemoryCgroup, memory_cgroup
+from memory_cgroups import MemoryCgroup
 from patience import HANG
 
 from .conftest import MEET, RUN, Job, Process, Witness, clean_environment
@@ -148,16 +147,6 @@ def test_a_cleanup_that_was_ended_comes_again_with_the_next_run(
     assert cleanup() != ended
     os.kill(agent, signal.SIGKILL)
     assert witness.all_gone()  # the rank of the first run as well
-
-
-@pytest.fixture
-def cgroup() -> Iterator[MemoryCgroup]:
-    with contextlib.ExitStack() as stack:
-        try:
-            made = stack.enter_context(memory_cgroup())
-        except OSError as error:
-            pytest.skip(f"no memory cgroup can be made here: {error}")
-        yield made
 
 
 # Has more memory than the rank will have, and answers for as long as it lives.

@@ -3,12 +3,14 @@
 import dataclasses
 import itertools
 import random
+import re
 import time
+from typing import Any
 
 import pytest
 
 from carme_runtime.graph import Graph, Links, Operator, Parameter, Timing, Value
-from carme_runtime.pipeline import Plan, PlanError, Request, make, partition, plan
+from carme_runtime.pipeline import Disk, Plan, PlanError, Request, make, partition, plan
 from carme_runtime.pipeline.pieces import Pieces, cut_places
 
 KIB = 1024
@@ -145,26 +147,141 @@ def test_a_large_graph_is_planned_in_seconds():
     assert time.process_time() - began < 60  # 3 s on an ordinary machine
 
 
-@pytest.mark.parametrize(
-    ("request_", "sentence"),
-    [
-        (Request(3, 8, stages=2), "3 ranks do not divide into pipelines of 2 stages. Use stages=1"),
-        (Request(2, 12, stages=2, micro_batches=5), "12 samples does not divide into 5 .* micro_batches=4"),
-        (Request(2, 8, stages=2, micro_batches=2, batch_norm="exact"), "exclude each other"),
-        (
-            Request(8, 8, stages=8, micro_batches=2),
-            "at 5 places, which is too few for 8 pieces. Use stages=6",
-        ),
-        (Request(4, 8, 4, 4, "interleaved"), "too few for 8 pieces. Use stages=3"),
-        (Request(2, 8, cut_points=("head",)), "no layer 'head' to cut at. Its layers are layer0, layer1"),
-        (Request(2, 8, cut_points=("layer0",)), "begin with layer 'layer0'.* Use the layer 'layer1'"),
-        (Request(2, 8, cut_points=("layer1", "layer2")), "make 3 pieces"),
-        (Request(2, 8, stages=2, schedule="best"), "no schedule 'best'"),
-    ],
-)
+MISTAKES = [
+    (Request(3, 8, stages=2), "3 ranks do not divide into pipelines of 2 stages. Use stages=1"),
+    (Request(2, 12, stages=2, micro_batches=5), "12 samples does not divide into 5 .* micro_batches=4"),
+    (Request(2, 8, stages=2, micro_batches=2, batch_norm="exact"), "exclude each other"),
+    (
+        Request(8, 8, stages=8, micro_batches=2),
+        "at 5 places, which is too few for 8 pieces. Use stages=4",
+    ),
+    (Request(4, 8, 4, 4, "interleaved"), "too few for 8 pieces. Use stages=2"),
+    (Request(2, 8, cut_points=("head",)), "no layer 'head' to cut at. Its layers are layer0, layer1"),
+    (Request(2, 8, cut_points=("layer0",)), "begin with layer 'layer0'.* Use the layer 'layer1'"),
+    (Request(2, 8, cut_points=("layer1", "layer2")), "make 3 pieces"),
+    (Request(2, 8, stages=2, schedule="best"), "no schedule 'best'"),
+    (Request(2, 8, stages=2, micro_batches=2, memory=10 * KIB), "A stage needs .* Give memory="),
+    (Request(2, 8, 2, 3, "interleaved"), "does not divide into 3 micro-batches. Use micro_batches=2"),
+    (Request(2, 8, 2, 1, "interleaved"), "groups of 2, .* Use micro_batches=2"),
+    (Request(12, 8, strategy="pipeline"), "too few for 12 pieces. Start 6 ranks, or use stages=6"),
+    (Request(7, 8, strategy="pipeline"), "too few for 7 pieces. Start 6 ranks, or use the"),
+]
+
+
+@pytest.mark.parametrize(("request_", "sentence"), MISTAKES)
 def test_what_cannot_be_names_the_nearest_plan_that_can(request_: Request, sentence: str):
     with pytest.raises(PlanError, match=sentence):
         plan(network([1] * 6), request_)
+
+
+def following(request_: Request, remedy: str) -> Request:
+    """The request, changed as the remedy says."""
+    number = {name: re.search(rf"{name}=(\d+)", remedy) for name in ("stages", "micro_batches", "memory")}
+    changes: dict[str, Any] = {name: int(found[1]) for name, found in number.items() if found}
+    if found := re.search(r"strategy (\w+)", remedy):
+        changes["strategy"] = found[1]
+    if found := re.search(r"Use the layer '(\w+)'", remedy):
+        changes["cut_points"] = (found[1],)
+    if found := re.search(r"Its layers are (\w+), (\w+)", remedy):
+        changes["cut_points"] = (found[2],)  # no stage can begin with the first one
+    if found := re.search(r"Name (\d+) cut points", remedy):
+        changes["cut_points"] = request_.cut_points[: int(found[1])]
+    if found := re.search(r"Choose from (\w+)", remedy):
+        changes["schedule"] = found[1]
+    return dataclasses.replace(request_, **changes)
+
+
+@pytest.mark.parametrize("request_", [mistake for mistake, _ in MISTAKES])
+def test_the_plan_that_is_named_works(request_: Request):
+    graph = network([1] * 6)
+    with pytest.raises(PlanError) as caught:
+        plan(graph, request_)
+    corrected = following(request_, caught.value.remedy)
+    assert corrected != request_
+    assert plan(graph, corrected)
+
+
+HELD = {"held": 64 * KIB}
+CUT: dict[str, Any] = {"stages": 2, "micro_batches": 2, "cut_points": ("layer4",)}
+
+
+def tight(graph: Graph, **more: Any) -> Request:
+    """A byte less than the larger stage needs: the first one, which holds what two micro-batches leave."""
+    free = plan(graph, Request(2, 8, **CUT | more))
+    assert free.ways == () and free.reasons == []
+    most = max(stage.memory_bytes for stage in free.stages)
+    return Request(2, 8, memory=most - 1, **CUT | more)
+
+
+def test_a_stage_that_does_not_fit_computes_its_forward_passes_again():
+    graph = network([1] * 8, **HELD)
+    request = tight(graph)
+    with pytest.raises(PlanError, match="A stage needs"):
+        plan(graph, request)
+    found = plan(graph, dataclasses.replace(request, may_recompute=True))
+    assert [found.recomputes(rank) for rank in range(2)] == [True, False]
+    first, last = found.stages
+    assert first.memory_bytes < last.memory_bytes + 64 * KIB < request.memory
+    assert first.recomputed_ms == pytest.approx(first.forward_ms) and last.recomputed_ms == 0
+    without = dataclasses.replace(found, ways=())
+    assert without.step_ms + 0.5 < found.step_ms < without.step_ms + 1.1 * first.forward_ms
+    assert found.floor_ms == pytest.approx(first.busy_ms)
+    sentence = r"Stage 0 computes its forward passes again during the backward pass: it needs .* otherwise"
+    assert re.search(sentence, str(found)) and "takes 1.33 ms a step" in str(found)
+
+
+def test_no_stage_computes_anything_again_that_fits():
+    graph = network([1] * 8, **HELD)
+    most = plan(graph, Request(2, 8, **CUT)).stages[0].memory_bytes
+    assert not any(
+        way.recomputes for way in plan(graph, Request(2, 8, memory=most, may_recompute=True, **CUT)).ways
+    )
+
+
+def test_schedules_that_divide_backward_passes_compute_nothing_again():
+    graph = network([1] * 8, **HELD)
+    with pytest.raises(PlanError, match="A stage needs"):
+        plan(graph, dataclasses.replace(tight(graph, schedule="zb1p"), may_recompute=True))
+
+
+@pytest.mark.parametrize(("rate", "recomputes"), [(1e12, False), (1.0, True)], ids=["fast", "slow"])
+def test_a_stage_takes_the_cheaper_one_of_recomputation_and_the_disk(rate: float, recomputes: bool):
+    graph = network([1] * 8, **HELD)
+    request = dataclasses.replace(tight(graph), may_recompute=True, disk=Disk(rate, rate))
+    found = plan(graph, request)
+    assert found.recomputes(0) == recomputes
+    assert (found.stages[0].spilled_bytes > 0) != recomputes
+    assert "Instead, " in found.reasons[0]
+    assert ("moves a part of its memory to the disk" in found.reasons[0]) != recomputes
+    only = plan(graph, dataclasses.replace(request, may_recompute=False))
+    assert only.stages[0].spilled_bytes == 1 and only.stages[1].spilled_bytes == 0
+
+
+def test_a_disk_does_not_help_an_operator_that_needs_more_memory_than_there_is():
+    request = Request(2, 8, memory=10 * KIB, disk=Disk(1e9, 1e9), **CUT)
+    with pytest.raises(PlanError, match="A stage needs"):
+        plan(network([1] * 8, **HELD), request)
+
+
+def test_the_least_memory_counts_on_recomputation():
+    graph = network([1] * 8, **HELD)
+    request = Request(2, 8, stages=2, micro_batches=2, memory=KIB, may_recompute=True)
+    with pytest.raises(PlanError) as caught:
+        plan(graph, request)
+    least = int(caught.value.remedy.split("memory=")[1].split()[0])
+    found = plan(graph, dataclasses.replace(request, memory=least))
+    assert found.recomputes(0) and not found.over
+    with pytest.raises(PlanError):
+        plan(graph, dataclasses.replace(request, memory=least, may_recompute=False))
+
+
+def test_of_all_plans_that_fit_the_fastest_is_taken():
+    """Computing again is one of the choices, beside more stages and more micro-batches."""
+    graph = network([3.0] * 12, **HELD)
+    memory = plan(graph, Request(4, 8)).stages[0].memory_bytes // 2
+    plain, free = (plan(graph, Request(4, 8, memory=memory, may_recompute=may)) for may in (False, True))
+    assert free.samples * free.replicas / free.step_ms >= plain.samples * plain.replicas / plain.step_ms
+    assert not free.over
 
 
 def test_schedules_of_other_sizes_fit_into_the_same_slots():
@@ -194,3 +311,37 @@ def test_strategies_that_cannot_be_are_refused():
         planned(2, strategy="hybrid")
     with pytest.raises(PlanError, match=r"stages=2 and the strategy data exclude each other.*stages=1"):
         planned(4, strategy="data", stages=2)
+
+
+def test_memory_counts_values_once_and_those_of_others_not_at_all():
+    graph = network([1] * 4)
+    holding = (dataclasses.replace(one, holds=one.inputs) for one in graph.operators)
+    graph = dataclasses.replace(graph, operators=tuple(holding))
+    request = Request(2, 8, micro_batches=1, cut_points=("layer2",), state_factor=1.0)
+    first, last = plan(graph, request).stages
+    fixed = 2 * 3 * 16 + 8  # weights, gradients and state of two layers; a message there and one back
+    # What the model is given is the caller's: layer0 is held, and layer1, which is sent. Then the workspace.
+    assert first.memory_bytes == (fixed + 4 + 4 + 1) * KIB
+    # layer1 lies in its message: layer2 is held, the result, and what the loss makes of it.
+    assert last.memory_bytes == (fixed + 4 + 4 + 4 + 1) * KIB
+
+
+def test_backward_passes_and_an_optimizers_step_take_memory_too():
+    graph = network([1] * 4)
+    request = Request(2, 8, micro_batches=2, cut_points=("layer2",), state_factor=1.0)
+    plain = plan(graph, request).stages[0].memory_bytes
+    busy = (dataclasses.replace(one, backward_bytes=(16 + 40) * KIB) for one in graph.operators)
+    graph = dataclasses.replace(graph, operators=tuple(busy))
+    # With half of the samples. The gradients of the second micro-batch's weights are added to the first ones.
+    more = plan(graph, request).stages[0].memory_bytes - plain
+    assert 16 + 20 - 1 <= more / KIB <= 16 + 20
+    adam = plan(graph, dataclasses.replace(request, state_factor=2.0, micro_batches=1)).stages[0]
+    assert adam.memory_bytes >= (2 * 4 + 2) * 16 * KIB
+
+
+def test_masks_of_the_whole_batch_are_counted():
+    graph = network([1] * 4)
+    dropped = tuple(dataclasses.replace(one, kind="dropout.default") for one in graph.operators)
+    request = Request(4, 8, stages=2, micro_batches=4, cut_points=("layer2",), state_factor=1.0)
+    both = [plan(each, request).stages[0] for each in (graph, dataclasses.replace(graph, operators=dropped))]
+    assert both[1].memory_bytes - both[0].memory_bytes == 2 * 2 * 4 * KIB  # two layers, two replicas

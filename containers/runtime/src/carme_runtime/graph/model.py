@@ -1,5 +1,6 @@
 """The graph: values, and operators in an order in which they can run, each with its measured cost."""
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -70,6 +71,9 @@ class Operator:
         timings: By number of samples, growing.
         held_bytes: What it keeps for its backward pass and nothing before it keeps already.
         workspace_bytes: What it takes for itself while it runs.
+        backward_bytes: What its backward pass takes while it runs, with gradients that it gets and makes.
+        holds: Values that it keeps for its backward pass, whether or not others before it keep them.
+        within: The value in whose memory its output lies; empty: it has its own.
         beside: An earlier operator on whose device it must run, as it changes or takes apart what that one
             makes; or empty.
     """
@@ -84,6 +88,9 @@ class Operator:
     held_bytes: int = 0
     workspace_bytes: int = 0
     beside: str = ""
+    backward_bytes: int = 0
+    holds: tuple[str, ...] = ()
+    within: str = ""
 
     def forward_ms(self, samples: int) -> float:
         """Its forward pass, between measured numbers of samples on a straight line."""
@@ -193,6 +200,35 @@ class Graph:
             if reached.intersection(one.inputs) or any(self.parameter[p].trainable for p in one.parameters):
                 reached.update(one.outputs)
         return frozenset(reached)
+
+    @cached_property
+    def own_held(self) -> tuple[int, ...]:
+        """What each operator holds besides values: masks, indices and the like."""
+        seen: set[str] = set()
+        found = []
+        for one in self.operators:
+            new = set(one.holds) - seen
+            seen |= new
+            found.append(max(one.held_bytes - sum(self.value[name].bytes for name in new), 0))
+        return tuple(found)
+
+    @cached_property
+    def held_before(self) -> tuple[int, ...]:
+        """What the operators before each place hold for their backward passes; at last all of them."""
+        return tuple(itertools.accumulate((one.held_bytes for one in self.operators), initial=0))
+
+    @cached_property
+    def _times(self) -> dict[int, tuple[tuple[float, ...], tuple[float, ...]]]:
+        return {}
+
+    def times_before(self, samples: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Milliseconds of forward and of backward passes of the operators before each place; at last all."""
+        if samples not in self._times:
+            forward = (one.forward_ms(samples) for one in self.operators)
+            backward = (one.backward_ms(samples) for one in self.operators)
+            sums = (tuple(itertools.accumulate(times, initial=0.0)) for times in (forward, backward))
+            self._times[samples] = (next(sums), next(sums))
+        return self._times[samples]
 
     def value_bytes(self, name: str, samples: int) -> float:
         """The size of a value at another number of samples."""

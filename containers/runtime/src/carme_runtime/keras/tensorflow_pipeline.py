@@ -22,7 +22,7 @@ from carme_runtime.logs import log
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import KINDS, Plan, PlanError, Request, plan
-from carme_runtime.pipeline.memory import memory_of_rank
+from carme_runtime.pipeline.memory import free_memory_of_rank
 
 _LAST_STEPS = 50
 
@@ -93,10 +93,10 @@ def _copying_us(size: int) -> float:
 
 
 def _free_memory(calls: Calls, world: World) -> int | None:
-    """What each rank has for a stage: of the job's limit, without what its process takes already."""
-    own = sum(p.bytes for p in calls.graph().parameters)
-    limit = memory_of_rank()
-    free = max(limit - max(pages.resident() - own, 0), 1) if limit else 0
+    """What each rank has for a stage: of the job's limit, without what the job's processes take already."""
+    pages.trim()
+    world.table([0])  # each rank counts what all have taken
+    free = free_memory_of_rank(sum(p.bytes for p in calls.graph().parameters)) or 0
     return int(world.table([free]).min()) or None
 
 

@@ -4,13 +4,35 @@ What needs PyTorch is imported when it is asked for.
 """
 
 import sys
+from dataclasses import dataclass
 
 from carme_runtime.out_of_core.plan import Plan
 
-__all__ = ["Plan", "limits_host"]
+__all__ = ["HostRoom", "Plan", "host_room", "limits_host"]
+
+
+@dataclass(frozen=True)
+class HostRoom:
+    """What a limit of the host's memory leaves for tensors, and how fast others move.
+
+    Args:
+        bytes: In memory at a time.
+        read_rate: Bytes in a second that come back from the disk.
+        write_rate: Bytes in a second that leave for it.
+    """
+
+    bytes: int
+    read_rate: float
+    write_rate: float
 
 
 def limits_host() -> bool:
     """Whether a limit of the host's memory is in force in this process."""
     budget = sys.modules.get("carme_runtime.out_of_core.budget")
     return budget is not None and budget.limits_host()
+
+
+def host_room() -> HostRoom | None:
+    """See `HostRoom`; None where no limit of the host's memory is in force in this process."""
+    budget = sys.modules.get("carme_runtime.out_of_core.budget")
+    return HostRoom(*budget.room_of_host()) if budget is not None and budget.limits_host() else None

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import keras_scripts, pages, spill, watch
 from carme_runtime.out_of_core.blocks import State
+from carme_runtime.out_of_core.during_backward import NOT_REQUESTED, ON_GPU, StepDuringBackward
 from carme_runtime.out_of_core.limits import Limit
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
 from carme_runtime.out_of_core.plan import Plan
@@ -49,6 +50,7 @@ class Budget:
         self._stack = contextlib.ExitStack()
         self._operations: watch.Operations | None = None
         self._steps = Steps()
+        self._early: StepDuringBackward | None = None
 
     def __enter__(self) -> "Budget":
         """Begin; what this thread makes from now on can leave memory.
@@ -92,9 +94,12 @@ class Budget:
         global _active
         _active = None
         keras_scripts.follow(None)
+        self._stop_early()
         self._stack.close()
 
-    def adopt(self, model: Model, optimizer: Optimizer) -> tuple[Model, Optimizer]:
+    def adopt(
+        self, model: Model, optimizer: Optimizer, *, step_during_backward: bool = False
+    ) -> tuple[Model, Optimizer]:
         """Take on a model and its optimizer, wherever they were made.
 
         What was made before the limit began moves to memory that can leave. The optimizer's step then works
@@ -103,6 +108,10 @@ class Budget:
         Args:
             model: Any module.
             optimizer: Any optimizer of the model's parameters.
+            step_during_backward: Whether each parameter may be stepped as soon as its gradient is made, which
+                is gone then. The results are the same, and less is moved. For scripts that use gradients for
+                nothing else: where the first step shows another use, such as clipping, steps are as ever, and
+                `plan()` says why. A later use is refused with a sentence.
 
         Returns:
             Both, the same objects.
@@ -126,7 +135,21 @@ class Budget:
         needed = largest * (_OF_SGD if type(optimizer) is torch.optim.SGD else _OF_OTHERS)
         if needed > operations.store.capacity:
             raise operations.limit.too_small(needed, "the optimizer's step for the largest parameter")
+        self._stop_early()
+        if step_during_backward and operations.device_type == "cpu":
+            self._early = StepDuringBackward(optimizer, operations)
         return model, optimizer
+
+    def _stop_early(self) -> None:
+        if self._early is not None:
+            self._early.close()
+            self._early = None
+
+    def _late_step(self) -> str:
+        """Why the optimizer's step does not run during the backward pass; empty: it does."""
+        if self._working().device_type != "cpu":
+            return ON_GPU
+        return self._early.reason if self._early else NOT_REQUESTED
 
     def _move(self, operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
         """Let the tensors of a model and its optimizer lie in memory that can leave."""
@@ -178,6 +201,7 @@ class Budget:
             place=self.place,
             others=self.others,
             both_ways=self.both_ways,
+            late_step=self._late_step(),
         )
 
     def _blocks_by_kind(self, trace: Any) -> dict[str, int]:
@@ -263,6 +287,13 @@ def limits_host() -> bool:
     """See `carme_runtime.out_of_core`."""
     operations = _active and _active._operations
     return operations is not None and operations.device_type == "cpu"
+
+
+def room_of_host() -> tuple[int, float, float]:
+    """The fields of `carme_runtime.out_of_core.HostRoom`, for the limit that is in force."""
+    assert _active is not None and _active._operations is not None
+    store = _active._operations.store
+    return store.capacity, store.file.read_rate, store.file.write_rate
 
 
 def _before_fork() -> None:

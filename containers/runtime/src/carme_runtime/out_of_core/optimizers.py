@@ -22,15 +22,25 @@ def parameter_by_parameter(optimizer: torch.optim.Optimizer, args: Any, kwargs: 
     Returns:
         The arguments of the step, with a view of the optimizer whose groups have few parameters each.
     """
-    kind = type(optimizer)
-    if not f"{kind.__module__}.".startswith("torch.optim.") or kind is torch.optim.LBFGS:
+    if not takes_parameters_alone(optimizer):
         return None
     groups = _Groups(optimizer)
     if len(groups) == len(optimizer.param_groups):
         return None
-    view: Any = object.__new__(kind)
-    view.__dict__.update(optimizer.__dict__, param_groups=groups)  # the state is the same one
-    return (view, *args[1:]), kwargs
+    return (view_of(optimizer, groups), *args[1:]), kwargs
+
+
+def takes_parameters_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it treats each parameter by itself, as all of PyTorch's do but L-BFGS."""
+    kind = type(optimizer)
+    return f"{kind.__module__}.".startswith("torch.optim.") and kind is not torch.optim.LBFGS
+
+
+def view_of(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> Any:
+    """The same optimizer, with the same state, and with other groups."""
+    view: Any = object.__new__(type(optimizer))
+    view.__dict__.update(optimizer.__dict__, param_groups=groups)
+    return view
 
 
 class _Groups(list[dict[str, Any]]):

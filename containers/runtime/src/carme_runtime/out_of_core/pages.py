@@ -1,5 +1,6 @@
 """Memory as the kernel sees it: what this process takes, and pages that go back to it at once."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -36,6 +37,12 @@ def map_large_blocks(threshold: int) -> bool:
         return False
 
 
+def trim() -> None:
+    """Give what malloc has free back to the kernel, as far as the C library can."""
+    with contextlib.suppress(AttributeError):
+        _c.malloc_trim(0)
+
+
 def fill_heap(smallest: int) -> list[int]:
     """Take what malloc has free in its heap in parts of `smallest` bytes or more, which it would use first.
 
@@ -44,7 +51,7 @@ def fill_heap(smallest: int) -> list[int]:
     Returns:
         The addresses.
     """
-    _c.malloc_trim(0)
+    trim()
     taken: list[int] = []
     size = _LARGEST_HOLE
     while size >= smallest and len(taken) < _MOST_HOLES:

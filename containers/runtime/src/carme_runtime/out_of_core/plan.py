@@ -29,6 +29,7 @@ class Plan:
         place: Where blocks go.
         others: What does not move.
         both_ways: Whether reading and writing go on at a time without slowing each other down.
+        late_step: Why the optimizer's step does not run during the backward pass; empty: it does.
     """
 
     limit: int
@@ -49,6 +50,7 @@ class Plan:
     place: str = "the disk"
     others: str = "Python, libraries and your data"
     both_ways: bool = False
+    late_step: str = ""
 
     @property
     def transfer_seconds(self) -> float:
@@ -86,6 +88,9 @@ class Plan:
                 f"{self.floor_seconds:.2f} s ({slower} decides). Predicted: {self.seconds:.2f} s. "
                 f"The last step took {self.measured_seconds:.2f} s, read {show_size(self.measured_read)} and "
                 f"wrote {show_size(self.measured_written)}.",
+                f"The optimizer's step runs after the backward pass: {self.late_step}."
+                if self.late_step
+                else "The optimizer's step runs during the backward pass, one parameter after the other.",
                 f"The smallest limit that works is {show_size(self.least)}.",
             )
         )

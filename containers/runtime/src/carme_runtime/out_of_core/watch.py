@@ -69,6 +69,8 @@ class Operations(TorchDispatchMode):
         self._shapes: dict[Any, int] = {}
         self._workspaces: dict[Any, int] = {}
         self._process = os.getpid()
+        # What is called when an operation takes a tensor in a storage, by the storage's address.
+        self.watched: dict[int, Callable[[], None]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -103,6 +105,8 @@ class Operations(TorchDispatchMode):
         if facts.is_view:
             return self.view(func, args, kwargs)
         tensors = tensors_of(args, kwargs)
+        if self.watched:
+            self._note_use(tensors)
         uses = list({block: None for each in tensors if (block := self.block_of(each)) is not None})
         if not uses and facts.makes_nothing:
             return func(*args, **kwargs)
@@ -142,6 +146,11 @@ class Operations(TorchDispatchMode):
                 self.store.pin_for_step(block)
         self.look_ahead()
         return result
+
+    def _note_use(self, tensors: Iterable[torch.Tensor]) -> None:
+        for each in tensors:
+            if each.layout is torch.strided and (note := self.watched.get(each.untyped_storage()._cdata)):
+                note()
 
     def look_ahead(self) -> None:
         """Let blocks come and leave before that is needed."""

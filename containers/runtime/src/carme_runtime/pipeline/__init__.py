@@ -2,13 +2,15 @@
 
 from carme_runtime.pipeline.partition import Request, plan
 from carme_runtime.pipeline.pieces import Pieces
-from carme_runtime.pipeline.plans import Plan, Stage
+from carme_runtime.pipeline.plans import Plan
 from carme_runtime.pipeline.schedules import KINDS, Action, Kind, PlanError, Schedule, make
 from carme_runtime.pipeline.simulation import Run, Schedules, chain, held, simulate, slots_needed
+from carme_runtime.pipeline.stages import Disk, Stage, Way
 
 __all__ = [
     "KINDS",
     "Action",
+    "Disk",
     "Kind",
     "Pieces",
     "Plan",
@@ -18,6 +20,7 @@ __all__ = [
     "Schedule",
     "Schedules",
     "Stage",
+    "Way",
     "chain",
     "held",
     "make",

@@ -16,6 +16,7 @@ from carme_runtime.pipeline.pieces import cut_places, first_of
 from carme_runtime.pipeline.plans import Plan
 from carme_runtime.pipeline.schedules import KINDS, PlanError, Schedule, make
 from carme_runtime.pipeline.simulation import held
+from carme_runtime.pipeline.stages import Disk
 from carme_runtime.strategies import AUTO, DATA, HYBRID, PIPELINE
 
 _MOST_PLACES = 240
@@ -40,6 +41,8 @@ class Request:
         batch_norm: See `Plan`.
         strategy: See `carme_runtime.strategies`.
         whole: Whether `samples` are those of all replicas together.
+        may_recompute: Whether stages that do not fit can compute forward passes again.
+        disk: Where what does not fit can go; None: nowhere.
 
     Raises:
         PlanError: `stages` or `micro_batches` is no whole number.
@@ -56,6 +59,8 @@ class Request:
     batch_norm: str = ""
     strategy: str = AUTO
     whole: bool = False
+    may_recompute: bool = False
+    disk: Disk | None = None
 
     def __post_init__(self) -> None:
         check_counts(self.stages, self.micro_batches)
@@ -182,10 +187,12 @@ def _stages(graph: Graph, request: Request) -> list[int]:
         pieces = len(request.cut_points) + 1
         wanted = request.stages or max(pieces // chunks, 1)
         if wanted * chunks != pieces or request.ranks % wanted:
+            possible = [n for n in range(1, wanted + 1) if request.ranks % n == 0]
+            number = (request.stages or possible[-1]) * chunks - 1
             raise PlanError(
                 f"{len(request.cut_points)} cut points make {pieces} pieces, which {wanted} stages of "
                 f"{request.ranks} ranks cannot hold.",
-                f"Name {wanted * chunks - 1} cut points.",
+                f"Name {number} cut points." if number else "Leave the cut points out.",
             )
         return _stages_of_strategy(replace(request, stages=wanted))
     return _stages_of_strategy(request)
@@ -242,26 +249,42 @@ def _planned(graph: Graph, request: Request, schedule: Schedule) -> Plan:
         request.state_factor,
         request.batch_norm,
         memory=request.memory or 0,
+        may_recompute=request.may_recompute,
+        disk=request.disk,
     )
     pieces = len(schedule.holders)
     if request.cut_points:
-        found = replace(draft, cuts=_named_cuts(graph, request.cut_points))
+        found = replace(draft, cuts=_named_cuts(graph, request.cut_points)).fitted()
     else:
         places = cut_places(graph)
         if len(places) < pieces - 1:
-            raise PlanError(
-                f"The model can be cut at {len(places)} places, which is too few for {pieces} pieces.",
-                f"Use stages={max((len(places) + 1) * schedule.ranks // pieces, 1)}.",
-            )
-        found = _cut(draft, _fewer(graph, places, pieces), request.memory)
-    over = _over(found, request.memory)
-    if over and request.memory is not None:
-        least = _least_memory(draft, cut_places(graph)) if not request.cut_points else over
+            raise _too_few(request, schedule, len(places))
+        found = _cut(draft, _fewer(graph, places, pieces))
+    if found.over:
+        least = found.over if request.cut_points else _least_memory(draft, cut_places(graph))
         raise PlanError(
-            f"A stage needs {size_text(over)}, and a device has {size_text(request.memory)}.",
+            f"A stage needs {size_text(found.over)}, and a device has {size_text(found.memory)}.",
             f"Give memory={least} bytes ({size_text(least)}) at least, more stages, or more micro-batches.",
         )
     return found
+
+
+def _too_few(request: Request, schedule: Schedule, places: int) -> PlanError:
+    pieces = len(schedule.holders)
+    chunks = pieces // schedule.ranks
+    most = (places + 1) // chunks
+    fitting = [n for n in range(1, min(most, request.ranks) + 1) if request.ranks % n == 0]
+    if not fitting:
+        remedy = "Use schedule='1f1b'."
+    elif request.strategy in (PIPELINE, HYBRID) and fitting[-1] == 1:
+        remedy = "Use the strategy data." if most < 2 else f"Start {most} ranks, or use the strategy data."
+    elif request.strategy == PIPELINE:
+        remedy = f"Start {most} ranks, or use stages={fitting[-1]} and the strategy hybrid."
+    else:
+        remedy = f"Use stages={fitting[-1]}."
+    return PlanError(
+        f"The model can be cut at {places} places, which is too few for {pieces} pieces.", remedy
+    )
 
 
 def _named_cuts(graph: Graph, cut_points: Sequence[str]) -> tuple[int, ...]:
@@ -281,12 +304,6 @@ def _named_cuts(graph: Graph, cut_points: Sequence[str]) -> tuple[int, ...]:
     if cuts != sorted(set(cuts)):
         raise PlanError("The cut points are not in the order in which the model runs.", "Sort them.")
     return tuple(cuts)
-
-
-def _over(found: Plan, memory: int | None) -> int:
-    """How much the largest stage needs, if that is more than there is."""
-    most = max(stage.memory_bytes for stage in found.stages)
-    return most if memory is not None and most > memory else 0
 
 
 def _fewer(graph: Graph, places: list[int], pieces: int) -> list[int]:
@@ -325,24 +342,26 @@ def _crossing(graph: Graph, samples: int) -> list[float]:
     return levels
 
 
-def _cut(draft: Plan, places: list[int], memory: int | None) -> Plan:
-    limit = float(memory) if memory is not None else _ENDLESS
+def _cut(draft: Plan, places: list[int]) -> Plan:
+    limit = float(draft.memory or _ENDLESS)
     for _ in range(12):
         cuts = _best_cuts(draft, places, limit)
         if cuts is None:
             break
-        found = _moved(replace(draft, cuts=cuts), places, memory)
-        if not _over(found, memory):
+        found = _moved(replace(draft, cuts=cuts).fitted(), places)
+        if not found.over:
             return found
         limit *= _TIGHTER
     # Nothing fits: what comes nearest.
-    return replace(draft, cuts=_best_cuts(draft, places, _ENDLESS, by_memory=True) or ())
+    return replace(draft, cuts=_best_cuts(draft, places, _ENDLESS, by_memory=True) or ()).fitted()
 
 
 def _least_memory(draft: Plan, places: list[int]) -> int:
+    """Bytes with which there is a plan: what the largest stage needs of the cuts that need least."""
     places = _fewer(draft.graph, places, len(draft.schedule.holders))
     cuts = _best_cuts(draft, places, _ENDLESS, by_memory=True) or ()
-    return max(stage.memory_bytes for stage in replace(draft, cuts=cuts).stages)
+    # With next to no memory each stage does whatever needs least.
+    return max(stage.memory_bytes for stage in replace(draft, cuts=cuts, memory=1, disk=None).fitted().stages)
 
 
 def _best_cuts(
@@ -355,8 +374,7 @@ def _best_cuts(
     share = limit / (pieces // draft.schedule.ranks)
 
     def cost(piece: int, begin: int, end: int) -> float:
-        memory = costs.memory(piece, begin, end)
-        return _ENDLESS if memory > share else memory if by_memory else costs.time(begin, end)
+        return costs.memory(piece, begin, end) if by_memory else costs.within(piece, begin, end, share)
 
     best = [[_ENDLESS] * len(ends) for _ in range(pieces + 1)]
     source = [[-1] * len(ends) for _ in range(pieces + 1)]
@@ -387,9 +405,11 @@ class _Costs:
         links = graph.links
         edges = {0, len(graph.operators)}
         self._travel = [0.0 if end in edges else links.milliseconds(crossing[end]) for end in ends]
-        self._times = _sums((o.forward_ms(n) + o.backward_ms(n) for o in graph.operators), ends)
+        forward, backward = graph.times_before(n)
+        self._forward = [forward[end] for end in ends]
+        self._times = [forward[end] + backward[end] for end in ends]
         share = n / graph.samples
-        self._held = _sums((share * o.held_bytes for o in graph.operators), ends)
+        self._held = [share * graph.held_before[end] for end in ends]
         seen: set[str] = set()
         weights = []
         for one in graph.operators:
@@ -399,15 +419,31 @@ class _Costs:
             weights.append(graph.parameter_bytes(new) + (1 + draft.state_factor) * trained)
         self._weights = _sums(weights, ends)
         self._counts = held(draft.schedule)
+        self._recomputes = draft.may_recompute and not draft.schedule.split
+        self._disk = draft.disk
 
     def time(self, begin: int, end: int) -> float:
         """With what is sent forward and back."""
         return self._times[end] - self._times[begin] + self._travel[begin] + self._travel[end]
 
+    def within(self, piece: int, begin: int, end: int, limit: float) -> float:
+        """The time with the cheapest way to stay within the limit; endless where there is none."""
+        time = self.time(begin, end)
+        weights, held = self._weights[end] - self._weights[begin], self._held[end] - self._held[begin]
+        over = weights + self._counts[piece] * held - limit
+        if over <= 0:
+            return time
+        ways = [_ENDLESS]
+        if self._recomputes and weights + held <= limit:
+            ways.append(time + (self._forward[end] - self._forward[begin]) * (piece + 1 < len(self._counts)))
+        if self._disk is not None:
+            ways.append(max(time, self._disk.milliseconds(over) / self._counts[piece]))
+        return min(ways)
+
     def memory(self, piece: int, begin: int, end: int) -> float:
-        """Without messages and workspace."""
-        activations = self._counts[piece] * (self._held[end] - self._held[begin])
-        return self._weights[end] - self._weights[begin] + activations
+        """The least, without messages and workspace."""
+        count = 1 if self._recomputes else self._counts[piece]
+        return self._weights[end] - self._weights[begin] + count * (self._held[end] - self._held[begin])
 
 
 def _sums(values: Iterable[float], ends: list[int]) -> list[float]:
@@ -417,21 +453,22 @@ def _sums(values: Iterable[float], ends: list[int]) -> list[float]:
     return [sums[end] for end in ends]
 
 
-def _moved(found: Plan, places: list[int], memory: int | None) -> Plan:
+def _moved(found: Plan, places: list[int]) -> Plan:
     """Move one cut after the other to a neighbouring place, as long as that makes the step shorter.
 
     Where there are few ways to cut, look at all of them.
     """
     if math.comb(len(places), len(found.cuts)) <= _FEW:
-        others = (replace(found, cuts=cuts) for cuts in itertools.combinations(places, len(found.cuts)))
-        return min((o for o in others if not _over(o, memory)), key=lambda o: o.step_ms, default=found)
+        cuts = itertools.combinations(places, len(found.cuts))
+        others = (replace(found, cuts=each).fitted() for each in cuts)
+        return min((o for o in others if not o.over), key=lambda o: o.step_ms, default=found)
     better = True
     while better:
         better = False
         for which in range(len(found.cuts)):
             for other in _neighbours(found.cuts, which, places):
-                moved = replace(found, cuts=(*found.cuts[:which], other, *found.cuts[which + 1 :]))
-                if moved.step_ms < 0.999 * found.step_ms and not _over(moved, memory):
+                moved = replace(found, cuts=(*found.cuts[:which], other, *found.cuts[which + 1 :])).fitted()
+                if moved.step_ms < 0.999 * found.step_ms and not moved.over:
                     found, better = moved, True
                     break
     return found

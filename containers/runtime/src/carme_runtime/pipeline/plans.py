@@ -10,32 +10,8 @@ from carme_runtime.graph.show import columns, drawing, size_text
 from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, Action, Schedule
 from carme_runtime.pipeline.simulation import Channel, Run, held, simulate, slots_needed
+from carme_runtime.pipeline.stages import Disk, Stage, Way, sentence
 from carme_runtime.strategies import DATA, HYBRID, PIPELINE
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What one rank of a pipeline does and holds.
-
-    Args:
-        rank: Within the pipeline.
-        operators: How many it runs.
-        layers: The first and the last layer.
-        forward_ms: All its micro-batches in one step.
-        backward_ms: The same.
-        parameter_bytes: Of its parameters and buffers.
-        memory_bytes: With gradients, optimizer state, activations, messages and workspace.
-        sent_bytes: In one step, forward and back.
-    """
-
-    rank: int
-    operators: int
-    layers: tuple[str, str]
-    forward_ms: float
-    backward_ms: float
-    parameter_bytes: int
-    memory_bytes: int
-    sent_bytes: int
 
 
 @dataclass(frozen=True)
@@ -52,6 +28,9 @@ class Plan:
         batch_norm: How layers that normalise over the batch treat micro-batches; empty: there are none.
         measured_ms: How long steps took, once there were some: their median.
         memory: Bytes of each device that no stage may exceed; 0: no limit was known.
+        may_recompute: Whether stages can compute forward passes again.
+        disk: Where what does not fit can go; None: nowhere.
+        ways: What each rank's stage does to fit into memory; empty: none does anything. See `fitted`.
     """
 
     graph: Graph
@@ -63,6 +42,9 @@ class Plan:
     batch_norm: str = ""
     measured_ms: float = 0.0
     memory: int = 0
+    may_recompute: bool = False
+    disk: Disk | None = None
+    ways: tuple[Way, ...] = ()
 
     @property
     def strategy(self) -> str:
@@ -82,6 +64,11 @@ class Plan:
         return -(-self.samples // self.schedule.micro_batches)
 
     @cached_property
+    def _counts(self) -> list[int]:
+        """By piece: of how many micro-batches activations are held at once."""
+        return held(self.schedule)
+
+    @cached_property
     def slots(self) -> dict[Channel, int]:
         """Room for how many messages each channel between ranks has, in each direction."""
         return slots_needed(self.schedule, self.remote(self.pieces.channels))
@@ -94,12 +81,16 @@ class Plan:
     @cached_property
     def run(self) -> Run:
         """The step on paper."""
-        times = [self._times(piece) for piece in range(self.pieces.count)]
-        links, sizes = self.graph.links, self.pieces
+        times = [self._passes_of(piece) for piece in range(self.pieces.count)]
+        links, sizes, holders = self.graph.links, self.pieces, self.schedule.holders
+        moves = [
+            way.spilling_ms / len(own) for way, own in zip(self.ways, self.schedule.actions, strict=False)
+        ]
 
         def duration(action: Action) -> float:
             forward, backward = times[action.piece]
             share = {FORWARD: forward, BACKWARD: backward}.get(action.kind, backward / 2)
+            share += moves[holders[action.piece]] if moves else 0.0
             # Whoever puts a message copies it.
             return share + sum(
                 links.milliseconds(sizes.bytes(c, self.micro_samples, back=action.kind != FORWARD))
@@ -116,12 +107,80 @@ class Plan:
     @property
     def floor_ms(self) -> float:
         """What the slowest stage computes, without waiting for anything."""
-        return max(stage.forward_ms + stage.backward_ms for stage in self.stages)
+        return max(stage.busy_ms for stage in self.stages)
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """What each rank does and holds."""
         return tuple(self._stage(rank) for rank in range(self.schedule.ranks))
+
+    @property
+    def over(self) -> int:
+        """What the stage needs that exceeds its rank's memory most; 0 where none does."""
+        most = max(stage.memory_bytes - stage.spilled_bytes for stage in self.stages)
+        return most if self.memory and most > self.memory else 0
+
+    def fitted(self) -> "Plan":
+        """The same plan with what its stages do to fit into memory: the cheapest that each one can."""
+        if not self.memory:
+            return self
+        found = []
+        for rank in range(self.schedule.ranks):
+            least = min(self._all_ways(rank), key=lambda way: way.needed_bytes)
+            nearest = Way(least.recomputes, least.needed_bytes, least.recomputed_ms)
+            found.append(next(iter(self.ways_of(rank)), nearest))
+        return replace(self, ways=tuple(found))
+
+    def recomputes(self, rank: int) -> bool:
+        """Whether the stage of a rank computes its forward passes again, instead of holding activations."""
+        return bool(self.ways) and self.ways[rank].recomputes
+
+    def ways_of(self, rank: int) -> list[Way]:
+        """How the stage of a rank can fit into memory, the cheapest first."""
+        least = self._least_present(rank) if self.disk else 0
+        fitting = [
+            way
+            for way in self._all_ways(rank)
+            if way.needed_bytes - way.spilled_bytes <= self.memory
+            and (not way.spilled_bytes or least <= self.memory)
+        ]
+        return sorted(fitting, key=lambda way: way.milliseconds)
+
+    def _all_ways(self, rank: int) -> list[Way]:
+        found = []
+        for recomputes in (False, True) if self.may_recompute and not self.schedule.split else (False,):
+            needed = self._needed(rank, recomputes)
+            over = max(needed - self.memory, 0) if self.disk else 0
+            again = self._recomputed_ms(rank) if recomputes else 0.0
+            found.append(Way(recomputes, needed, again, over, self._spilling_ms(rank, over, again)))
+        return found
+
+    def _recomputed_ms(self, rank: int) -> float:
+        # The last piece's forward pass waits for its backward pass: it is computed once even so.
+        own = [piece for piece in self._own(rank) if piece != self.pieces.count - 1]
+        return self.schedule.micro_batches * sum(self._times(piece)[0] for piece in own)
+
+    def _spilling_ms(self, rank: int, over: int, again: float) -> float:
+        """What moving does not hide behind computing: each micro-batch has other activations."""
+        if not over or self.disk is None:
+            return 0.0
+        own, m = self._own(rank), self.schedule.micro_batches
+        counts = self._counts
+        turns = max(m / max(counts[piece] for piece in own), 1.0)
+        computing = again + m * sum(sum(self._times(piece)) for piece in own)
+        return max(self.disk.milliseconds(over * turns) - computing, 0.0)
+
+    def _least_present(self, rank: int) -> float:
+        """Bytes that the most demanding operator of a stage needs at a time, and its messages."""
+        graph, share = self.graph, self.micro_samples / self.graph.samples
+        most = 0.0
+        for piece in self._own(rank):
+            for place in self.pieces.span(piece):
+                one = graph.operators[place]
+                trained = graph.parameter_bytes(one.parameters, trainable=True)
+                room = share * (one.held_bytes + max(one.workspace_bytes, one.backward_bytes))
+                most = max(most, room + (2 + self.state_factor) * trained)
+        return most + self._slot_bytes(rank)
 
     def after(self, measured_ms: float) -> "Plan":
         """The same plan with what steps took."""
@@ -133,13 +192,24 @@ class Plan:
         return [(a, b) for a, b in remote if (a if forward else b) == action.piece]
 
     def _times(self, piece: int) -> tuple[float, float]:
-        own = [self.graph.operators[place] for place in self.pieces.span(piece)]
-        samples = self.micro_samples
-        return sum(o.forward_ms(samples) for o in own), sum(o.backward_ms(samples) for o in own)
+        """Milliseconds of a micro-batch's forward and backward pass through a piece."""
+        span = self.pieces.span(piece)
+        forward, backward = self.graph.times_before(self.micro_samples)
+        return forward[span.stop] - forward[span.start], backward[span.stop] - backward[span.start]
+
+    def _passes_of(self, piece: int) -> tuple[float, float]:
+        """The same with what is computed again, at the times when it is."""
+        forward, backward = self._times(piece)
+        if not self.recomputes(self.schedule.holders[piece]):
+            return forward, backward
+        return 0.0 if piece == self.pieces.count - 1 else forward, forward + backward
+
+    def _own(self, rank: int) -> list[int]:
+        return [piece for piece, holder in enumerate(self.schedule.holders) if holder == rank]
 
     def _stage(self, rank: int) -> Stage:
         pieces, m = self.pieces, self.schedule.micro_batches
-        own = [piece for piece, holder in enumerate(self.schedule.holders) if holder == rank]
+        own = self._own(rank)
         places = [place for piece in own for place in pieces.span(piece)]
         names = frozenset(itertools.chain.from_iterable(pieces.parameters(piece) for piece in own))
         times = [self._times(piece) for piece in own]
@@ -150,6 +220,7 @@ class Plan:
         )
         layers = [self.graph.operators[place].module for place in places]
         named = [layer for layer in layers if layer] or [self.graph.operators[places[0]].name]
+        way = self.ways[rank] if self.ways else Way(False, self._needed(rank, False))
         return Stage(
             rank=rank,
             operators=len(places),
@@ -157,21 +228,94 @@ class Plan:
             forward_ms=m * sum(forward for forward, _ in times),
             backward_ms=m * sum(backward for _, backward in times),
             parameter_bytes=self.graph.parameter_bytes(names),
-            memory_bytes=self._memory(rank, own, names),
+            memory_bytes=way.needed_bytes,
             sent_bytes=int(sent),
+            recomputed_ms=way.recomputed_ms,
+            spilled_bytes=way.spilled_bytes,
+            spilling_ms=way.spilling_ms,
         )
 
-    def _memory(self, rank: int, own: list[int], names: frozenset[str]) -> int:
-        graph, counts = self.graph, held(self.schedule)
-        share = self.micro_samples / graph.samples
-        total: float = graph.parameter_bytes(names)
-        total += (1 + self.state_factor) * graph.parameter_bytes(names, trainable=True)
-        workspace = 0.0
+    def _needed(self, rank: int, recomputes: bool) -> int:
+        """Bytes that a stage needs at its peak."""
+        graph, own = self.graph, self._own(rank)
+        names = frozenset(itertools.chain.from_iterable(self.pieces.parameters(piece) for piece in own))
+        trained = graph.parameter_bytes(names, trainable=True)
+        total = graph.parameter_bytes(names) + (1 + self.state_factor) * trained + self._slot_bytes(rank)
+        counts, share = self._counts, self.micro_samples / graph.samples
+        activations = extra = 0.0
         for piece in own:
-            operators = [graph.operators[place] for place in self.pieces.span(piece)]
-            total += counts[piece] * share * sum(o.held_bytes for o in operators)
-            workspace = max(workspace, max(share * o.workspace_bytes for o in operators))
-        return int(total + workspace + self._slot_bytes(rank))
+            levels = self._held_levels(piece)
+            whole, peak = share * levels[-1], self._peak(piece, share, levels)
+            if recomputes:
+                activations += counts[piece] * self._received_here(piece)
+                extra = max(extra, peak)
+            else:
+                activations += counts[piece] * whole
+                extra = max(extra, peak - whole)
+        return int(total + max(activations + extra + self._mask_bytes(own), self._step_bytes(names)))
+
+    def _held_levels(self, piece: int) -> list[float]:
+        """Bytes that the graph's number of samples leaves after each operator of a piece.
+
+        What other ranks sent lies in their messages, and what the model is given is the caller's. What is
+        sent is held until the piece's backward pass, and so is what the loss makes of the results.
+        """
+        graph, span = self.graph, self.pieces.span(piece)
+        level, seen, levels = 0.0, set[str](), []
+        for place in span:
+            level += graph.own_held[place]
+            for name in graph.operators[place].holds:
+                if name not in seen and graph.maker[name] in span:
+                    seen.add(name)
+                    level += graph.value[name].bytes
+            levels.append(level)
+        if not seen:  # it is not known which values are held
+            return levels
+        last = piece == self.pieces.count - 1
+        results = [name for name in graph.results if last]
+        sent = {v for (source, _), values in self.pieces.channels.items() if source == piece for v in values}
+        places = {name: graph.maker[name] for name in {*sent, *results}}
+        alone = {graph.operators[place].within or name for name, place in places.items() if place in span}
+        more = sum(graph.value[name].bytes for name in alone - seen)
+        return [each + more + sum(graph.value[name].bytes for name in results) for each in levels]
+
+    def _received_here(self, piece: int) -> float:
+        """Bytes of a micro-batch that a piece gets of others on the same rank."""
+        holders = self.schedule.holders
+        return sum(
+            self.pieces.bytes((source, target), self.micro_samples)
+            for source, target in self.pieces.channels
+            if target == piece and holders[source] == holders[target]
+        )
+
+    def _peak(self, piece: int, share: float, levels: list[float]) -> float:
+        """The most that one micro-batch takes in a piece: what is held until an operator, and that one's own.
+
+        Gradients of parameters are in memory anyway, but those of the second micro-batch are added to others.
+        """
+        graph, span = self.graph, self.pieces.span(piece)
+        several = self.schedule.micro_batches > 1
+        most = 0.0
+        for place in span:
+            one = graph.operators[place]
+            gradients = graph.parameter_bytes(one.parameters, trainable=True) if one.backward_bytes else 0
+            back = share * max(one.backward_bytes - gradients, 0) + several * gradients
+            own = max(share * one.workspace_bytes, back)
+            most = max(most, share * levels[place - span.start] + own)
+        return most
+
+    def _mask_bytes(self, own: list[int]) -> float:
+        """Dropout's masks: those of all samples of all replicas are drawn together."""
+        graph, samples = self.graph, self.samples * self.replicas
+        operators = [graph.operators[place] for piece in own for place in self.pieces.span(piece)]
+        dropped = [one.outputs[0] for one in operators if one.kind.startswith("dropout.")]
+        return sum(graph.value_bytes(name, samples) for name in dropped)
+
+    def _step_bytes(self, names: Iterable[str]) -> int:
+        """What the optimizer's step takes for itself: Adam makes tensors as large as a parameter."""
+        parameters = [self.graph.parameter[name] for name in names]
+        largest = max((one.bytes for one in parameters if one.trainable), default=0)
+        return _OF_STEP * largest if self.state_factor > 1 else 0
 
     def _slot_bytes(self, rank: int) -> float:
         """Received messages, and those that wait to be sent."""
@@ -213,6 +357,7 @@ class Plan:
         ]
         if self.memory:
             lines.append(f"Memory of each rank for its stage: at most {size_text(self.memory)}.")
+        lines += self.reasons
         if self.measured_ms:
             off = 100 * (self.step_ms / self.measured_ms - 1)
             lines.append(f"Measured step: {self.measured_ms:.2f} ms. The prediction is off by {off:+.0f} %.")
@@ -220,11 +365,22 @@ class Plan:
             lines.append(f"BatchNorm: {_BATCH_NORM[self.batch_norm]}")
         return "\n".join(lines) + "\n"
 
+    @property
+    def reasons(self) -> list[str]:
+        """Sentences on what stages do to fit into memory."""
+        found = []
+        for rank, way in enumerate(self.ways):
+            if way.recomputes or way.spilled_bytes:
+                others = [other for other in self.ways_of(rank) if other != way]
+                found.append(sentence(rank, self._needed(rank, False), self.memory, way, others))
+        return found
+
     def drawing(self) -> str:
         """The graph with its cuts as a picture (SVG)."""
         return drawing(self.graph, self.cuts)
 
 
+_OF_STEP = 2  # tensors as large as a parameter that an optimizer with several of them as its state makes
 _BATCH_NORM = {
     "micro": "micro. Each micro-batch has its own statistics, as with torch.distributed.pipelining.",
     "deferred": "deferred. Micro-batches have their own statistics; running ones are updated once a step.",

@@ -22,10 +22,11 @@ from torch import fx
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Timing, Value
+from carme_runtime.out_of_core.watch import Storage
 from carme_runtime.torch.traced import Traced, resized, with_values
 
 _MOST_REPEATS = 7
-_MARK = "carme operator "
+_MARK, _BACKWARD_MARK = "carme operator ", "carme backward pass of "
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 
 
@@ -59,7 +60,10 @@ def measured(
             one,
             timings=tuple(timings[one.name]),
             held_bytes=largest.held[one.name],
+            holds=largest.holds[one.name],
+            within=largest.within.get(one.name, ""),
             workspace_bytes=largest.workspace.get(one.name, 0),
+            backward_bytes=largest.backward.get(one.name, 0),
         )
         for one in traced.graph.operators
     )
@@ -90,23 +94,37 @@ class _Measurement:
         self._gradient = traced.graph.with_gradients
         self.described: dict[str, Value] = {}
         self.held: dict[str, int] = {}
+        self.holds: dict[str, tuple[str, ...]] = {}
+        self.within: dict[str, str] = {}
+        self._watched: _Held | None = None
         self.workspace: dict[str, int] = {}
+        self.backward: dict[str, int] = {}
 
     def look(self) -> float:
         """Run all once, see how large everything is; how long that took."""
         began = time.perf_counter()
         with _memory_profile() as profile:
-            held = _Held(self._traced.named_tensors().values())
+            held = self._watched = _Held(self._traced.named_tensors().values())
             for value, tensor in zip(self._traced.graph.inputs, self._example, strict=True):
                 self._describe(value, tensor)
+                held.name(value, tensor)
+            counted: set[str] = set()
             for node, run, inputs in self._steps():
                 with torch.profiler.record_function(_MARK + node.name), held.counting():
                     result = run()
-                self.held[node.name] = held.count
-                held.made(result)
                 self._describe(node.name, result)
-                self._backward(result, inputs)
-        self.workspace = _workspaces(profile, {n: v.bytes for n, v in self.described.items()})
+                others, values = held.of(node.name, result)
+                new = [value for value in values if value not in counted]
+                counted.update(new)
+                self.holds[node.name] = values
+                self.held[node.name] = others + sum(self.described[value].bytes for value in new)
+                with torch.profiler.record_function(_BACKWARD_MARK + node.name):
+                    self._backward(result, inputs)
+        taken = _taken(profile, _MARK)
+        self.workspace = {name: max(most - self.described[name].bytes, 0) for name, most in taken.items()}
+        self.backward = _taken(profile, _BACKWARD_MARK)
+        self._watched = None
+        held.close()
         return time.perf_counter() - began
 
     def timings(self, repeats: int) -> Iterator[tuple[str, Timing]]:
@@ -132,8 +150,7 @@ class _Measurement:
             yield name, Timing(samples, round(statistics.median(forward[kind]), 6), round(back, 6))
 
     def _describe(self, name: str, result: Any) -> None:
-        parts = [result] if not isinstance(result, list | tuple) else result
-        tensors = [part for part in parts if isinstance(part, torch.Tensor)]
+        tensors = _tensors_of(result)
         size = sum(t.numel() * t.element_size() for t in tensors) or 8
         first = tensors[0] if tensors else None
         self.described[name] = Value(
@@ -153,6 +170,8 @@ class _Measurement:
         given = iter(self._example)
         last = {used: node for node in traced.nodes for used in node.all_input_nodes}
         buffers = {n: t.clone() for n, t in known.items() if not t.requires_grad and t.numel()}
+        if self._watched:
+            self._watched.own(buffers.values())
         for node in traced.nodes:
             if node.op == "placeholder":
                 name = traced.tensors.get(node.name)
@@ -164,6 +183,8 @@ class _Measurement:
                 yield node, run, inputs
                 with torch.no_grad():
                     env[node.name] = _detached(_fresh(run))
+                if self._watched and (within := self._watched.name(node.name, env[node.name])):
+                    self.within[node.name] = within
             for used in node.all_input_nodes:
                 if last[used] is node and used.op not in ("placeholder", "get_attr"):
                     env.pop(used.name, None)
@@ -260,32 +281,78 @@ def _idle_backward_ms(device: torch.device) -> float:
 
 
 class _Held:
-    """Counts memory that autograd saves, each block once, and without the model's own tensors."""
+    """What autograd saves of an operator: values by their names, and other memory; not the model's tensors.
+
+    Args:
+        own: Those.
+    """
 
     def __init__(self, own: Iterable[torch.Tensor]) -> None:
-        self.count = 0
-        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
-        self._counted: set[int] = set()
+        self._own: set[int] = set()
+        self._named: dict[int, tuple[str, Storage]] = {}  # by address
+        self._values: dict[str, None] = {}
+        self._others: dict[int, int] = {}  # bytes by address
+        self.own(own)
+
+    def own(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are the model's, too."""
+        self._own.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
+
+    def close(self) -> None:
+        """Let go of all that was seen."""
+        for _, storage in self._named.values():
+            storage.forget()
+        self._named.clear()
 
     def counting(self) -> Any:
         """While an operator runs."""
-        self.count = 0
+        self._values, self._others = {}, {}
         return torch.autograd.graph.saved_tensors_hooks(self._save, lambda tensor: tensor)
 
     def _save(self, tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         at = storage.data_ptr()
-        if at not in self._own and at not in self._counted:
-            self._counted.add(at)
-            self.count += storage.nbytes()
+        if at and at not in self._own:
+            if name := self._name_at(at):
+                self._values[name] = None
+            else:
+                self._others[at] = storage.nbytes()
         return tensor
 
-    def made(self, result: Any) -> None:
-        """What lies at an address that was counted before may be new."""
-        parts = [result] if not isinstance(result, list | tuple) else result
-        for part in parts:
-            if isinstance(part, torch.Tensor) and not part.is_leaf and part._base is None:
-                self._counted.discard(part.untyped_storage().data_ptr())
+    def _name_at(self, at: int) -> str:
+        name, storage = self._named.get(at, ("", None))
+        if storage is not None and storage.expired():
+            storage.forget()
+            del self._named[at]
+            return ""
+        return name
+
+    def of(self, name: str, result: Any) -> tuple[int, tuple[str, ...]]:
+        """Bytes besides values, and values, that the operator with this name saved, whose result this is."""
+        for tensor in _tensors_of(result):
+            if self._others.pop(tensor.untyped_storage().data_ptr(), None) is not None:
+                self._values[name] = None
+        return sum(self._others.values()), tuple(self._values)
+
+    def name(self, name: str, value: Any) -> str:
+        """This is the value with this name. Returns the one in whose memory it lies; empty: its own."""
+        within = ""
+        for tensor in _tensors_of(value):
+            storage = tensor.untyped_storage()
+            at = storage.data_ptr()
+            if not at or at in self._own:
+                continue
+            known = self._name_at(at)
+            if not known:
+                self._named[at] = (name, Storage(storage))
+            elif known != name:
+                within = known
+        return within
+
+
+def _tensors_of(result: Any) -> list[torch.Tensor]:
+    parts = [result] if not isinstance(result, list | tuple) else result
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 @contextlib.contextmanager
@@ -302,8 +369,8 @@ def _memory_profile() -> Iterator[Any]:
             del os.environ[_LOG_LEVEL]
 
 
-def _workspaces(profile: Any, sizes: dict[str, int]) -> dict[str, int]:
-    """The most that each operator took beyond its result, from the profiler's events of the allocator."""
+def _taken(profile: Any, mark: str) -> dict[str, int]:
+    """The most bytes that each operator took at a time under its mark, by the profiler's events."""
     results = getattr(getattr(profile, "profiler", None), "kineto_results", None)
     if results is None:
         return {}
@@ -311,7 +378,7 @@ def _workspaces(profile: Any, sizes: dict[str, int]) -> dict[str, int]:
     for event in results.events():
         if event.name() == "[memory]":
             changes.append((event.start_ns(), event.nbytes()))
-        elif event.name().startswith(_MARK):
+        elif event.name().startswith(mark):
             marks.append((event.start_ns(), event.start_ns() + event.duration_ns(), event.name()))
     changes.sort()
     found, at = {}, 0
@@ -323,6 +390,5 @@ def _workspaces(profile: Any, sizes: dict[str, int]) -> dict[str, int]:
             level += changes[at][1]
             most = max(most, level)
             at += 1
-        operator = name.removeprefix(_MARK)
-        found[operator] = max(most - sizes.get(operator, 0), 0)
+        found[name.removeprefix(mark)] = most
     return found

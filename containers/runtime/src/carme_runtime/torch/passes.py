@@ -31,9 +31,11 @@ from carme_runtime.torch.pieces import (
     Piece,
     Statistics,
     is_dropout,
+    other_random,
     piece_of,
     update_running_statistics,
 )
+from carme_runtime.torch.recomputing import Before, changed_tensors, first_time
 from carme_runtime.torch.traced import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -57,6 +59,7 @@ class _Held:
     later: list[Callable[[], None]] = dataclasses.field(default_factory=list)
     outputs: list[Any] = dataclasses.field(default_factory=list)
     gradients: list[Any] = dataclasses.field(default_factory=list)  # of the outputs, for the backward pass
+    compute: Callable[[], None] | None = None  # what the backward pass begins with: the forward pass
 
 
 @dataclasses.dataclass
@@ -121,6 +124,9 @@ class Passes:
         self._losses: list[torch.Tensor] = []
         self._device = next((t.device for t in traced.named_tensors().values()), torch.device("cpu"))
         self._failed = False
+        self._recomputes = made.recomputes(self._stage)
+        self._changed = changed_tensors(traced) if self._recomputes else frozenset()
+        self._draws = bool(other_random(traced))
 
     def _own_pieces(self, constants: Constants | None = None) -> dict[int, Piece]:
         made = self._plan
@@ -398,6 +404,34 @@ class Passes:
                 self._finish(action.piece, action.micro)
 
     def _forward(self, piece: int, micro: int, batch: _Batch) -> None:
+        held, values = self._received(piece, micro, batch)
+        self._held[piece, micro] = held
+        compute = partial(self._compute, piece, micro, batch, values)
+        is_last = piece == self._plan.pieces.count - 1
+        if not self._recomputes or not torch.is_grad_enabled():
+            compute(held, self._tensors, self._statistics)
+        elif is_last and batch.loss is not None:
+            # Nothing waits for it but its backward pass.
+            held.compute = partial(compute, held, self._tensors, self._statistics)
+            return
+        else:
+            names = {name for kind, name in batch.pieces[piece].arguments if kind == "parameter"}
+            before = Before(self._device, self._tensors, self._changed & names, self._draws)
+            with first_time(self._device):
+                compute(held, self._tensors, self._statistics)
+            held.compute = partial(self._compute_again, compute, held, before)
+        for channel, names in self._plan.pieces.channels.items():
+            if channel[0] == piece:
+                self._post.send(channel, False, micro, [held.results[name] for name in names])
+        if held.compute:
+            held.results = {}
+
+    def _compute_again(self, compute: Callable[..., None], held: _Held, before: Before) -> None:
+        with before.again():
+            compute(held, {**self._tensors, **before.tensors}, Statistics())
+
+    def _received(self, piece: int, micro: int, batch: _Batch) -> tuple[_Held, dict[str, Any]]:
+        """What a forward pass is given by other pieces, and what will hold it."""
         held = _Held({}, {}, [])
         values: dict[str, Any] = {}
         for channel, names in self._plan.pieces.channels.items():
@@ -415,12 +449,25 @@ class Passes:
                 if name in gradients and isinstance(part, torch.Tensor):
                     part = held.leaves[name] = part.detach().requires_grad_()
                 values[name] = part
+        return held, values
+
+    def _compute(
+        self,
+        piece: int,
+        micro: int,
+        batch: _Batch,
+        values: dict[str, Any],
+        held: _Held,
+        tensors: Mapping[str, torch.Tensor],
+        statistics: Statistics,
+    ) -> None:
+        """Run a piece; `held` gets its results, of the last piece the model's outputs or the loss."""
         own = batch.pieces[piece]
         inputs, target = batch.parts[micro]
         given = dict(zip(self._traced.graph.inputs, inputs, strict=True))
-        helpers = {"statistics": self._statistics, "later": self._later}
-        sources: dict[str, dict[str, Any]] = {
-            "parameter": self._tensors,
+        helpers = {"statistics": statistics, "later": self._later}
+        sources: dict[str, Mapping[str, Any]] = {
+            "parameter": tensors,
             "input": given,
             "value": values,
             "mask": batch.masks[micro],
@@ -431,9 +478,6 @@ class Passes:
         with self._arrivals.looking(first) if self._arrivals else contextlib.nullcontext():
             results = own.function(*given_to)
         held.results = dict(zip(own.results, results, strict=True))
-        for channel, names in self._plan.pieces.channels.items():
-            if channel[0] == piece:
-                self._post.send(channel, False, micro, [held.results[name] for name in names])
         if piece == self._plan.pieces.count - 1:
             outputs = [{**values, **held.results}[name] for name in self._traced.graph.results]
             if batch.loss is None:
@@ -442,10 +486,12 @@ class Passes:
                 mean = _mean_loss(batch.loss, outputs, target)
                 held.loss = mean * batch.shares[micro]
                 self._losses.append(held.loss.detach())
-        self._held[piece, micro] = held
 
     def _backward(self, piece: int, micro: int) -> None:
         held = self._held[piece, micro]
+        if held.compute:
+            held.compute()
+            held.compute = None
         roots: list[torch.Tensor] = []
         gradients: list[torch.Tensor | None] = []
         if held.loss is not None and held.loss.requires_grad:

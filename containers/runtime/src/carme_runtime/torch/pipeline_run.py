@@ -104,7 +104,8 @@ class Run:
 
     def check_same(self, made: Plan) -> None:
         """Raise Mismatch where ranks have other plans than this one."""
-        if not self._same(repr((made.cuts, made.schedule, made.samples, made.batch_norm))):
+        ways = [(way.recomputes, way.spilled_bytes) for way in made.ways]
+        if not self._same(repr((made.cuts, made.schedule, made.samples, made.batch_norm, ways))):
             raise Mismatch(
                 "Ranks asked for different pipelines.",
                 "Call pipeline() with the same arguments on all ranks.",

@@ -5,7 +5,6 @@
 
 import contextlib
 import dataclasses
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,16 +20,17 @@ from carme_runtime.logs import log
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
-from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.starts import STREAMED, check_start
 from carme_runtime.torch.arrivals import Arrivals, settle_given
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
+from carme_runtime.torch.pipeline_memory import disk_of, free_memory, state_factor
 from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.pipeline_start import bytes_of, check_arguments, send_buffers, send_parameters
 from carme_runtime.torch.pipeline_sums import allreduce, refuse_sparse, sum_gradients
+from carme_runtime.torch.recomputing import can_recompute
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
 from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
@@ -72,7 +72,8 @@ def pipeline(
         micro_batches: Into how many parts a batch is divided.
         schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. None: `1f1b`.
         memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
-            share of the job's limit, without what its process takes besides the model.
+            share of the job's limit, without what the job's processes take besides the model. Stages that do
+            not fit compute their forward passes again, instead of holding activations, where that helps.
         strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one pipeline. `hybrid`:
             several pipelines. `auto`: what is predicted to be fastest and fits. `carme-run --strategy` counts
             before this.
@@ -152,35 +153,18 @@ def _planned(
     request = dataclasses.replace(
         requested.request,
         samples=samples,
-        memory=limit or _free_memory(model, run),
-        state_factor=_state_factor(optimizer),
+        memory=limit or free_memory(model, run),
+        state_factor=state_factor(optimizer),
         batch_norm=requested.batch_norm or "",
         strategy=strategy,
+        may_recompute=can_recompute(traced),
+        disk=disk_of(run),
     )
     made = _with_batch_norm(plan(traced.graph, request), traced, requested.batch_norm)
     run.check_same(made)
     if (name := other_random(traced)) and run.rank == 0:
         log.warning("Operator %s draws other random numbers than in a single process.", name)
     return traced, made
-
-
-def _free_memory(model: nn.Module, run: Run) -> int | None:
-    """What each rank has for a stage: of the job's limit, without what its process takes already."""
-    own = sum(t.numel() * t.element_size() for t in _persistent(model).values())
-    device = next((t.device for t in _persistent(model).values()), torch.device("cpu"))
-    if device.type == "cuda":
-        sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", "1")) // torch.cuda.device_count())
-        return run.least(torch.cuda.mem_get_info(device)[0] // sharing + own)
-    limit = memory_of_rank()
-    free = max(limit - max(pages.resident() - own, 0), 1) if limit else 0
-    return run.least(free) or None
-
-
-def _state_factor(optimizer: torch.optim.Optimizer) -> float:
-    """Bytes that an optimizer keeps for each byte of a parameter."""
-    if isinstance(optimizer, torch.optim.SGD):
-        return float(any(group.get("momentum") for group in optimizer.param_groups))
-    return 2.0
 
 
 def _with_batch_norm(made: Plan, traced: Traced, requested: str | None) -> Plan:
@@ -239,6 +223,8 @@ class Pipeline:
         self._groups = named_groups(optimizer, {id(p): name for name, p in traced.model.named_parameters()})
         self._keep_own(optimizer)
         self._sharing = self._groups_of_shared()
+        if all(parameter.device.type == "cpu" for parameter in traced.model.parameters()):
+            pages.trim()  # what other stages have is free
         self._passes = Passes(traced, made, run, self._ranks, self._pipeline, self._arrivals)
         watch_clipping(self)
 

@@ -264,8 +264,8 @@ def _beside(node: fx.Node, tensors: dict[str, str]) -> str:
         if argument.alias_info is None or not argument.alias_info.is_write or place >= len(node.args):
             continue
         changed = node.args[place]
-        while isinstance(changed, fx.Node) and (viewed := _viewed(changed)) is not None:
-            changed = viewed
+        while isinstance(changed, fx.Node) and (source := viewed(changed)) is not None:
+            changed = source
         if not isinstance(changed, fx.Node) or changed.name in tensors or changed.op == "get_attr":
             continue
         if changed.op == "placeholder":
@@ -282,7 +282,7 @@ def _made_by(node: Any, tensors: dict[str, str]) -> str:
     return node.name if computed else ""
 
 
-def _viewed(node: fx.Node) -> fx.Node | None:
+def viewed(node: fx.Node) -> fx.Node | None:
     """What a node's result is a view of."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not any(result.alias_info is not None for result in schema.returns):
