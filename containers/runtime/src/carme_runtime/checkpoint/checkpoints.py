@@ -95,8 +95,8 @@ class Checkpoints:
     The ranks have joined before, by `parallelize`, `hvd.init()` or `init_process_group`, or for Keras.
 
     The state is the same on all ranks, as it is with DistributedDataParallel, `parallelize`, Horovod or
-    `carme_runtime.keras`, or FSDP has divided it among all of them. Each rank writes an equal share of it,
-    and any number of ranks can load it, divided or not. One run at a time uses the folder.
+    `carme_runtime.keras`, or FSDP or `pipeline` has divided it among all of them. Each rank writes an equal
+    share of it, and any number of ranks can load it, divided or not. One run at a time uses the folder.
 
     Args:
         folder: On a file system that all nodes of the run share; it is made if it is not there.
@@ -211,7 +211,9 @@ class Checkpoints:
         newest = self._newest(step, Filling if self._rank == 0 else None)
         return newest and (newest[0], newest[1] and newest[1].state)
 
-    def _newest(self, step: int | None, receiver: type[Filling | Stream] | None) -> tuple[int, Any] | None:
+    def _newest(
+        self, step: int | None, receiver: Callable[[bytes, Layout], Filling | Stream] | None
+    ) -> tuple[int, Any] | None:
         """Step, and what has received the checkpoint; None in its place where this rank does not read."""
         if self._last:
             self._last.settle()
@@ -255,10 +257,10 @@ class Checkpoints:
         """
         if self._carrier is not None:
             return self._resume_streamed(step, state)
-        loaded = self.load(step)
-        if loaded is None:
+        newest = self._newest(step, functools.partial(Filling, own=functools.partial(_own, state)))
+        if newest is None:
             return None
-        number, parts = loaded
+        number, parts = newest[0], newest[1].state
         _check_has(number, parts, state)
         for name, target in state.items():
             states.give(name, target, parts.pop(name), state.values())
@@ -318,6 +320,13 @@ class Checkpoints:
         if error:
             raise CarmeRuntimeError(error, "Choose a folder that you may write to.")
         return result
+
+
+def _own(targets: dict[str, Any], structure: dict[str, Any]) -> dict[str, Any]:
+    """Of a checkpoint's structure: what this rank needs of it for these targets, and all values."""
+    return {
+        name: states.own(targets[name], part) if name in targets else part for name, part in structure.items()
+    }
 
 
 def _check_has(number: int, parts: dict[str, Any], state: dict[str, Any]) -> None:

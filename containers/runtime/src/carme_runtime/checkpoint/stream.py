@@ -77,13 +77,26 @@ class Stream:
 
 
 class Filling:
-    """A state with tensors of its own, which pieces of the stream fill: nothing else has all the bytes."""
+    """A state with tensors of its own, which pieces of the stream fill: nothing else has all the bytes.
 
-    def __init__(self, packed: bytes, layout: Layout) -> None:
+    Args:
+        packed: The structure.
+        layout: Of all its tensors.
+        own: Of the structure: what is wanted. There are no tensors for the rest.
+    """
+
+    def __init__(
+        self, packed: bytes, layout: Layout, own: Callable[[Any], Any] = lambda structure: structure
+    ) -> None:
         self._layout = layout
         self._begins = [begin for _, _, begin in layout.tensors]
         self._flat: list[Any] = [None] * len(layout.tensors)  # the bytes of each
-        self.state = _with(unpack(packed), self._empty)
+        self.state = _with(own(unpack(packed)), self._empty)
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the tensors that are wanted."""
+        return sum(len(flat) for flat in self._flat if flat is not None)
 
     def put(self, begin: int, piece: np.ndarray) -> None:
         """These bytes of the stream begin there."""
@@ -92,9 +105,11 @@ class Filling:
             first = self._begins[number]
             if first >= end:
                 return
-            low, high = max(begin, first), min(end, first + len(self._flat[number]))
+            if (flat := self._flat[number]) is None:
+                continue
+            low, high = max(begin, first), min(end, first + len(flat))
             if low < high:
-                _copy(self._flat[number][low - first : high - first], piece[low - begin : high - begin])
+                _copy(flat[low - first : high - first], piece[low - begin : high - begin])
 
     def _empty(self, kind: str, number: int) -> Any:
         shape, name, _ = self._layout.tensors[number]
@@ -230,6 +245,9 @@ def _without_tensors(state: Any, tensors: list[Any]) -> Any:
                 f"A checkpoint cannot take a tensor of type {type(state).__name__}, layout {state.layout}.",
                 "Save the whole state, dense and the same on all ranks.",
             )
+        tensors.append(state)
+        return {_TENSOR: len(tensors) - 1}
+    if is_divided(state):  # one of a stage
         tensors.append(state)
         return {_TENSOR: len(tensors) - 1}
     if isinstance(state, dict):

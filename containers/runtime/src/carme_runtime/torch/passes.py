@@ -21,7 +21,8 @@ from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import Mailboxes
 from carme_runtime.pipeline import KINDS, Plan, Schedule, Schedules, losses
 from carme_runtime.pipeline.messages import Post, boxes_of
-from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
+from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, Action
+from carme_runtime.pipeline.timeline import NAMES
 from carme_runtime.torch import messages
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.calls import Called
@@ -37,12 +38,6 @@ from carme_runtime.torch.pieces import (
 from carme_runtime.torch.traced import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
-_NAMES = {
-    FORWARD: "forward pass",
-    BACKWARD: "backward pass",
-    INPUTS: "gradients of inputs",
-    WEIGHTS: "gradients of weights",
-}
 Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
@@ -151,7 +146,7 @@ class Passes:
         schedule = self._schedule(len(batch[0]))
         prepared = self._prepared(batch, targets, loss, counts, schedule.micro_batches)
         self._tensors, self._losses, self._held = self._traced.named_tensors(), [], {}
-        with torch.enable_grad(), profile.pipeline_step(self._stage, schedule.bubble):
+        with torch.enable_grad(), profile.pipeline_step(self._stage, schedule):
             for action in schedule.actions[self._stage]:
                 self._do(action, prepared)
         self._end()
@@ -183,7 +178,7 @@ class Passes:
         # In this order a rank waits only for what comes before in it: no number of slots is too small.
         for micro in range(micro_batches):
             for piece in sorted(self._pieces):
-                with doing(self._stage, _NAMES[FORWARD], micro):
+                with doing(self._stage, NAMES[FORWARD], micro):
                     self._forward(piece, micro, prepared)
                 if piece == self._plan.pieces.count - 1:
                     outputs.append([part.detach() for part in self._held[piece, micro].outputs])
@@ -210,7 +205,7 @@ class Passes:
                         self._held[piece, micro].gradients = [
                             None if part is None else part * called.share for part in parts
                         ]
-                    with doing(self._stage, _NAMES[BACKWARD], micro):
+                    with doing(self._stage, NAMES[BACKWARD], micro):
                         self._backward(piece, micro)
                     with torch.no_grad():
                         for call in self._held[piece, micro].later:
@@ -383,7 +378,7 @@ class Passes:
     # Passes
 
     def _do(self, action: Action, batch: _Batch) -> None:
-        with doing(self._stage, _NAMES[action.kind], action.micro):
+        with doing(self._stage, NAMES[action.kind], action.micro):
             if action.kind == FORWARD:
                 self._forward(action.piece, action.micro, batch)
             elif action.kind in (BACKWARD, INPUTS):

@@ -23,7 +23,7 @@ from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.starts import STREAMED, check_start
-from carme_runtime.torch.arrivals import Arrivals, settle_given
+from carme_runtime.torch.arrivals import Arrivals, settle_given, settle_optimizer
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
@@ -31,9 +31,10 @@ from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_bat
 from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.pipeline_start import bytes_of, check_arguments, send_buffers, send_parameters
 from carme_runtime.torch.pipeline_sums import allreduce, refuse_sparse, sum_gradients
+from carme_runtime.torch.stage_states import StageStates, note_stages
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
-from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
+from carme_runtime.torch.whole_state import mismatch, named_groups, on_host, whole_optimizer_state
 
 _STEP_COUNT = 50
 # How names of BatchNorm's statistics end, in PyTorch and in Keras.
@@ -93,6 +94,7 @@ def pipeline(
     """
     check_start(start)
     settle_given(model)
+    settle_optimizer(optimizer)
     strategies.follow()
     run = Run()
     points = tuple(cut_points)
@@ -238,6 +240,7 @@ class Pipeline:
         self._optimizer = optimizer
         self._groups = named_groups(optimizer, {id(p): name for name, p in traced.model.named_parameters()})
         self._keep_own(optimizer)
+        self._states = self._states_of_stages()
         self._sharing = self._groups_of_shared()
         self._passes = Passes(traced, made, run, self._ranks, self._pipeline, self._arrivals)
         watch_clipping(self)
@@ -433,12 +436,12 @@ class Pipeline:
         for name, (shape, dtype) in self._described.items():
             owner = self._owners[name][0]
             held = self._stage == owner and self._run.rank < self._plan.schedule.ranks
-            content = _on_host(self._tensors[name]) if held else torch.empty(shape, dtype=dtype)
+            content = on_host(self._tensors[name]) if held else torch.empty(shape, dtype=dtype)
             if self._run.everyone and content.numel():
                 self._run.everyone.broadcast(bytes_of(content), owner, timeout=self._run.timeout)
             if self._run.rank == 0:
                 whole[name] = content
-        names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
+        names = self._states.names
         return {name: whole[first] for name, first in names.items()} if self._run.rank == 0 else {}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -450,7 +453,7 @@ class Pipeline:
             InvalidCall: Its names or shapes are not the model's. No rank has changed anything then.
         """
         self._settle()
-        names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
+        names = self._states.names
         problem = mismatch(state, names, self._described) if self._run.rank == 0 else ""
         problem = self._run.broadcast(problem.encode()).decode()
         if problem:
@@ -466,6 +469,20 @@ class Pipeline:
             if self._stage in self._owners[first]:
                 with torch.no_grad():
                     self._tensors[first].copy_(content)
+
+    def take_state(self) -> dict[str, Any]:
+        """The whole model's state for `Checkpoints`, of which each rank has its stage's tensors."""
+        self._settle()
+        return self._states.take_model()
+
+    def own_state(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a checkpoint's part for the whole model: what this rank needs of it."""
+        return self._states.own_of_model(part)
+
+    def give_state(self, own: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what `own_state` has chosen. All ranks call it together; raises InvalidCall."""
+        self._settle()
+        self._states.give_model(own)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's state as one process has it, of all stages: on rank 0; nothing on the others.
@@ -514,6 +531,15 @@ class Pipeline:
                 parameter.grad = None
                 parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
+    def _states_of_stages(self) -> StageStates:
+        """What checkpoints take, of which they find the optimizer's by the optimizer alone."""
+        states = StageStates(
+            self._run, self._stage, self._owners, self._described, self._tensors,
+            self._traced.model, self._optimizer, self._groups,
+        )  # fmt: skip
+        note_stages(states)
+        return states
+
     def _groups_of_shared(self) -> list[tuple[Group, list[nn.Parameter]]]:
         """Whose gradients are made on several stages: their groups, and these parameters."""
         sharing: dict[tuple[int, ...], list[nn.Parameter]] = {}
@@ -555,19 +581,6 @@ class Pipeline:
             sum_gradients(group, parameters, self._run.timeout)
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, in order."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
 def _persistent(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers by their first names."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _first(model: nn.Module, name: str) -> str:
-    known = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    return next(first for first, tensor in _persistent(model).items() if tensor is known[name])
