@@ -14,7 +14,7 @@ from patience import HANG
 
 SECONDS = 3 * HANG  # a busy machine: tracing alone takes seconds of computing for each pipeline
 pytestmark = pytest.mark.timeout(4 * HANG)
-MODELS = ("mlp", "resnet", "unet", "transformer", "dropout", "inputs")
+MODELS = ("mlp", "resnet", "unet", "transformer", "dropout", "inputs", "densenet")
 WAYS = (
     ("1f1b:4:clip", "zb1p:6", "gpipe:8:frozen"),
     ("gpipe:1", "zbv:6", "1f1b:8:accumulate"),
@@ -38,6 +38,11 @@ def test_losses_and_gradients_are_those_of_one_process(launcher, model, ways, no
 def test_a_parameter_for_which_no_rank_has_a_gradient_gets_none(launcher, nodes):
     """It is in both stages; weight decay and momentum leave it as it is."""
     run(launcher, nodes, "untrained", "2", "1f1b:4:clip", "zb1p:4:accumulate")
+
+
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1]], ids=["2 stages", "3 stages"])
+def test_outputs_of_several_stages_are_trained(launcher, nodes):
+    run(launcher, nodes, "outputs", str(len(nodes)), "outputs")
 
 
 def test_one_process_alone_is_a_pipeline_of_one_stage(launcher):

@@ -160,6 +160,29 @@ def replica_statistics(stages: int) -> None:
     ours.close()
 
 
+def several_outputs(stages: int) -> None:
+    """Of two stages; the loss takes both, with several targets."""
+    torch.manual_seed(5)
+    model, inputs = pipeline_models.TwoOutputs(), torch.randn(12, 8)
+    targets = {"early": torch.randn(12, 2), "late": torch.randint(0, 3, (12,))}
+    reference = copy.deepcopy(model)
+
+    def loss(outputs: Any, wanted: Any) -> torch.Tensor:
+        early, late = outputs
+        return functional.mse_loss(early, wanted["early"]) + functional.cross_entropy(late, wanted["late"])
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ours, _ = pipeline(model, optimizer, example=inputs, stages=stages, micro_batches=4)
+    alike(
+        ours.step(inputs, targets, loss=loss), (expected := loss(reference(inputs), targets)).detach(), "loss"
+    )
+    expected.backward()
+    known = dict(reference.named_parameters())
+    for name, parameter in ours.named_parameters():
+        alike(parameter.grad, known[name].grad, name)  # pyright: ignore[reportArgumentType]
+    ours.close()
+
+
 def in_bfloat16(stages: int) -> None:
     """With weights in bfloat16, and with autocast; rounding is that of bfloat16."""
     for schedule, whole in (("zb1p", False), ("1f1b", True)):
@@ -191,7 +214,12 @@ def size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-ONCE = {"statistics": deferred_statistics, "replicas": replica_statistics, "bfloat16": in_bfloat16}
+ONCE = {
+    "statistics": deferred_statistics,
+    "replicas": replica_statistics,
+    "bfloat16": in_bfloat16,
+    "outputs": several_outputs,
+}
 
 if __name__ == "__main__":
     dist.init_process_group("carme")
