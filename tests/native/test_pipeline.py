@@ -40,6 +40,12 @@ def test_a_parameter_for_which_no_rank_has_a_gradient_gets_none(launcher, nodes)
     run(launcher, nodes, "untrained", "2", "1f1b:4:clip", "zb1p:4:accumulate")
 
 
+def test_what_cannot_be_traced_trains_in_stages_that_begin_with_named_layers(launcher):
+    ranks = run(launcher, [0, 0], "undecided", "2", "1f1b:4:clip", "zb1p:4:accumulate")
+    assert "It is cut between its layers only." in ranks.outputs[0], ranks.output()
+    assert re.search(r"^1 +2 \.\. 4 ", ranks.outputs[0], re.M), ranks.output()
+
+
 @pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1]], ids=["2 stages", "3 stages"])
 def test_outputs_of_several_stages_are_trained(launcher, nodes):
     run(launcher, nodes, "outputs", str(len(nodes)), "outputs")

@@ -146,6 +146,22 @@ class TwoOutputs(nn.Module):
         return self.early(x), self.late(self.middle(x))
 
 
+class Deciding(nn.Module):
+    """Its code depends on the data, so nobody can trace it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) if float(x.detach().abs().max()) < 1e6 else x
+
+
+class Undecided(nn.Sequential):
+    """Stages can begin with layers only."""
+
+    cut_points = ("2",)
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), Deciding(), nn.Linear(8, 8), Deciding(), nn.Linear(8, 3))
+
+
 class Untrained(nn.Module):
     """Both stages have a layer that gets no gradients."""
 
@@ -180,6 +196,7 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "transformer": lambda: (Transformer(), (words,), words.roll(1, 1)),
         "dropout": lambda: (Transformer(0.2), (words,), words.roll(1, 1)),
         "lstm": lambda: (Recurrent(), (words,), classes),
+        "undecided": lambda: (Undecided(), (torch.randn(24, 8),), classes),
         "untrained": lambda: (Untrained(), (torch.randn(24, 8),), classes),
         "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),
     }[name]()
