@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from carme_runtime.checkpoint import files, ranks, states, streamed
+from carme_runtime.checkpoint.relay import Relay
 from carme_runtime.checkpoint.stream import (
     Filling,
     Layout,
@@ -34,6 +35,7 @@ _AT_LEAST = 60.0  # seconds that it may take in any case
 _PIECE = 16 << 20  # bytes that are written and hashed at once
 
 Result = TypeVar("Result")
+_Read = Callable[[Path], Any]  # a checkpoint's folder; what has received it
 
 
 class Saving:
@@ -104,7 +106,8 @@ class Checkpoints:
         start: `streamed`: rank 0 alone reads a checkpoint, and it travels to the others. `resume` returns
             while it does: a model of PyTorch waits for each parameter in its first forward pass, and its
             optimizer for its state before the first step. Also before `parallelize`, which then sends
-            nothing again with the same `start`.
+            nothing again with the same `start`. Where `carme_runtime.memory` limits the host's memory on any
+            rank, `resume` returns when all is there, and holds to the limit.
 
     Raises:
         InvalidCall: An argument that cannot be, or ranks that have not joined.
@@ -199,10 +202,11 @@ class Checkpoints:
         Raises:
             Damaged: There are some, and none is undamaged.
         """
-        if self._carrier is None:
-            newest = self._newest(step, functools.partial(Filling, as_tensors=as_tensors))
+        if not self._streams():
+            newest = self._newest(step, self._reader(functools.partial(Filling, as_tensors=as_tensors)))
             return newest and (newest[0], newest[1].state)
-        newest = self._newest(step, Stream if self._rank == 0 else None)
+        assert self._carrier is not None
+        newest = self._newest(step, _read_as(Stream) if self._rank == 0 else None)
         if newest is None:
             return None
         arriving = streamed.Arriving(self._ranks, self._carrier, newest[1], lambda _: [])
@@ -213,12 +217,20 @@ class Checkpoints:
 
         All ranks call it together. Raises what `load` raises.
         """
-        newest = self._newest(step, Filling if self._rank == 0 else None)
+        newest = self._newest(step, _read_as(Filling) if self._rank == 0 else None)
         return newest and (newest[0], newest[1] and newest[1].state)
 
-    def _newest(
-        self, step: int | None, receiver: Callable[[bytes, Layout], Filling | Stream] | None
-    ) -> tuple[int, Any] | None:
+    def _streams(self) -> bool:
+        """Whether a checkpoint travels while training begins; not where a rank's memory is limited."""
+        return self._carrier is not None and not any(self._ranks.exchange(limits_host()))
+
+    def _reader(self, receiver: Callable[[bytes, Layout], Filling]) -> _Read:
+        """What reads a checkpoint on all ranks, or on rank 0 for all."""
+        if self._carrier is None:
+            return _read_as(receiver)
+        return Relay(self._rank, self._carrier, receiver).read
+
+    def _newest(self, step: int | None, read: _Read | None) -> tuple[int, Any] | None:
         """Step, and what has received the checkpoint; None in its place where this rank does not read."""
         if self._last:
             self._last.settle()
@@ -231,7 +243,7 @@ class Checkpoints:
             state: Any = None
             mine: Exception | None = None
             try:
-                state = files.read(self._folder / name, receiver) if receiver else None
+                state = read(self._folder / name) if read else None
             except Exception as reason:
                 mine = reason
             damage = mine.message if isinstance(mine, files.Damaged) else None
@@ -260,9 +272,10 @@ class Checkpoints:
         Returns:
             All values of the checkpoint that were not named, and its number as `step`; None without any.
         """
-        if self._carrier is not None:
+        if self._streams():
             return self._resume_streamed(step, state)
-        newest = self._newest(step, functools.partial(Filling, own=functools.partial(_own, state)))
+        receiver = functools.partial(Filling, own=functools.partial(_own, state))
+        newest = self._newest(step, self._reader(receiver))
         if newest is None:
             return None
         number, parts = newest[0], newest[1].state
@@ -272,7 +285,7 @@ class Checkpoints:
         return {"step": number} | parts
 
     def _resume_streamed(self, step: int | None, state: dict[str, Any]) -> dict[str, Any] | None:
-        newest = self._newest(step, Stream if self._rank == 0 else None)
+        newest = self._newest(step, _read_as(Stream) if self._rank == 0 else None)
         if newest is None:
             return None
         assert self._carrier is not None
@@ -325,6 +338,10 @@ class Checkpoints:
         if error:
             raise CarmeRuntimeError(error, "Choose a folder that you may write to.")
         return result
+
+
+def _read_as(receiver: Callable[[bytes, Layout], Any]) -> _Read:
+    return lambda checkpoint: files.read(checkpoint, receiver)
 
 
 def _own(targets: dict[str, Any], structure: dict[str, Any]) -> dict[str, Any]:
