@@ -114,7 +114,7 @@ def note_needed() -> list[tuple[int, int]]:
     class Noting(Filling):
         def __init__(self, packed: Any, layout: Any, *more: Any, **options: Any) -> None:
             super().__init__(packed, layout, *more, **options)
-            needed.append((self.held_bytes, layout.size))
+            needed.append((sum(len(flat) for flat in self._flat if flat is not None), layout.size))
 
     checkpoints.Filling = Noting  # pyright: ignore[reportPrivateImportUsage]
     return needed

@@ -99,11 +99,6 @@ class Filling:
         self._flat: list[Any] = [None] * len(layout.tensors)  # the bytes of each
         self.state = _with(own(unpack(packed)), self._empty)
 
-    @property
-    def held_bytes(self) -> int:
-        """Of the tensors that are wanted."""
-        return sum(len(flat) for flat in self._flat if flat is not None)
-
     def put(self, begin: int, piece: np.ndarray) -> None:
         """These bytes of the stream begin there."""
         end = begin + len(piece)
