@@ -65,7 +65,8 @@ def test_the_last_whole_step_of_a_pipeline_is_drawn(tmp_path: Path, monkeypatch:
 
 def test_a_picture_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / profile.SCHEDULE).mkdir()
-    last = {"schedule": "gpipe", "stages": 1, "micro_batches": 1, "passes": [["forward pass", 0, 0.0, 1.0]]}
+    last: dict[str, Any] = {"schedule": "gpipe", "stages": 1, "micro_batches": 1, "clock": 0.0}
+    last["passes"] = [["forward pass", 0, 0.0, 1.0]]
     sums: dict[str, Any] = dict.fromkeys(("seconds", "compute", "waiting", "loader", "calls", "bytes"), 1)
     sums["pipeline"] = {"stage": 0, "idle": 0, "steps": 1, "waited": 0, "last": last}
     profile.file_of(tmp_path, 0).write_text(json.dumps({"carme": sums}))

@@ -21,7 +21,9 @@ def step_of(rank: int, name: str = "1f1b", stages: int = 2, micro_batches: int =
             passes.append((WAITING, 0, free, begin))
         passes.append((NAMES[action.kind], action.micro, free, end))
         free = end
-    return {"schedule": name, "stages": stages, "micro_batches": micro_batches, "passes": passes}
+    passes = [(what, micro, begin - 100 * rank, end - 100 * rank) for what, micro, begin, end in passes]
+    step = {"schedule": name, "stages": stages, "micro_batches": micro_batches, "clock": 1e9 + 100 * rank}
+    return step | {"passes": passes}
 
 
 def bars(picture: str) -> int:
@@ -50,8 +52,9 @@ def test_even_passes_are_drawn_with_the_idle_time_of_the_formula(name, stages, m
 
 def test_what_a_stage_waits_longer_is_seen_beside_the_formula():
     steps = {rank: step_of(rank) for rank in range(2)}
-    late = [(n, m, begin + (begin >= 3) * 5, end + (end > 3) * 5) for n, m, begin, end in steps[1]["passes"]]
-    steps[1]["passes"] = [*late, (WAITING, 0, 3.0, 8.0)]
+    passes = steps[1]["passes"]
+    late = [(n, m, begin + (begin >= -97) * 5, end + (end > -97) * 5) for n, m, begin, end in passes]
+    steps[1]["passes"] = [*late, (WAITING, 0, -97.0, -92.0)]
     measured, paper = re.findall(r"idle at most ([\d.]+) %", drawing(steps))
     assert float(measured) > float(paper) == 20.0
 

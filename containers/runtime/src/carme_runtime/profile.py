@@ -180,12 +180,12 @@ class Recorder:
         own["waited"] = own.get("waited", 0) + self.waits()[0] - waited
         # A smaller last batch takes fewer micro-batches.
         if self._folder and schedule.micro_batches >= own.get("last", {}).get("micro_batches", 0):
-            apart = time.time() - time.perf_counter()  # ranks have clocks of their own, but for the day's
             own["last"] = {
                 "schedule": schedule.name,
                 "stages": schedule.ranks,
                 "micro_batches": schedule.micro_batches,
-                "passes": [(name, m, begin + apart, end + apart) for name, m, begin, end in step.passes],
+                "clock": time.time() - time.perf_counter(),  # ranks have no other clock in common
+                "passes": step.passes,
             }
 
     @property

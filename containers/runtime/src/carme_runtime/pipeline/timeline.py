@@ -39,11 +39,12 @@ def idle(bars: Sequence[Bar]) -> float:
     return 1 - sum(bar.end - bar.begin for bar in bars) / window if window else 0.0
 
 
-def computed(passes: Iterable[Sequence[Any]]) -> list[Bar]:
+def computed(passes: Iterable[Sequence[Any]], shift: float = 0.0) -> list[Bar]:
     """What of the passes of a rank was no waiting.
 
     Args:
         passes: Name of NAMES or WAITING, micro-batch, begin and end, as `profile` keeps them.
+        shift: How much later the times of the others are.
     """
     kinds = {name: kind for kind, name in NAMES.items()}
     waits = sorted((begin, end) for name, _, begin, end in passes if name == WAITING)
@@ -55,10 +56,10 @@ def computed(passes: Iterable[Sequence[Any]]) -> list[Bar]:
         for first, last in waits:
             if first < end and last > at:
                 if first > at:
-                    bars.append(Bar(kinds[name], micro, at, first))
+                    bars.append(Bar(kinds[name], micro, at + shift, first + shift))
                 at = min(last, end)
         if at < end:
-            bars.append(Bar(kinds[name], micro, at, end))
+            bars.append(Bar(kinds[name], micro, at + shift, end + shift))
     return bars
 
 
@@ -66,8 +67,9 @@ def drawing(steps: Mapping[int, Mapping[str, Any]]) -> str:
     """The last whole step as a picture (SVG) that needs no other file, above the schedule with even passes.
 
     Args:
-        steps: By rank: its `schedule`, `stages`, `micro_batches` and `passes` with times in seconds, as
-            `profile` keeps them. Those of the first pipeline are drawn.
+        steps: By rank: its `schedule`, `stages`, `micro_batches` and `passes` with times in seconds, and the
+            time of day, `clock`, from which they count, as `profile` keeps them. Those of the first pipeline
+            are drawn.
 
     Returns:
         Nothing, where a stage's step is not there.
@@ -78,7 +80,7 @@ def drawing(steps: Mapping[int, Mapping[str, Any]]) -> str:
     whole = [(step["schedule"], step["micro_batches"]) for step in known]
     if not first or len(known) < len(stages) or len(set(whole)) > 1:
         return ""
-    measured = [computed(step["passes"]) for step in known]
+    measured = [computed(step["passes"], step["clock"] - first["clock"]) for step in known]
     if not all(measured):
         return ""
     name, micro_batches = whole[0]
