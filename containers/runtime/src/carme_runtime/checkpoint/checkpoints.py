@@ -94,7 +94,8 @@ class _Writing:
 class Checkpoints:
     """The checkpoints of one run in one folder. All ranks make it, and call its methods in the same order.
 
-    The ranks have joined before, by `parallelize`, `pipeline`, `hvd.init()` or `init_process_group`, or for Keras.
+    The ranks have joined before, by `parallelize`, `pipeline`, `hvd.init()` or `init_process_group`, or for
+    Keras.
 
     The state is the same on all ranks, as it is with DistributedDataParallel, `parallelize`, Horovod or
     `carme_runtime.keras`, or FSDP or `pipeline` has divided it among all of them. Each rank writes an equal
