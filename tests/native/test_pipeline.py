@@ -51,6 +51,11 @@ def test_outputs_of_several_stages_are_trained(launcher, nodes):
     run(launcher, nodes, "outputs", str(len(nodes)), "outputs")
 
 
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
+def test_sentences_of_other_lengths_train_as_in_one_process(launcher, nodes):
+    run(launcher, nodes, "words", "2", "lengths")
+
+
 def test_one_process_alone_is_a_pipeline_of_one_stage(launcher):
     run(launcher, [0], "inputs", "1", "zbv:4", "1f1b:3")
 

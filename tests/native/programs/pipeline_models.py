@@ -162,6 +162,23 @@ class Undecided(nn.Sequential):
         super().__init__(nn.Linear(8, 8), Deciding(), nn.Linear(8, 8), Deciding(), nn.Linear(8, 3))
 
 
+class Words(nn.Module):
+    """Takes sentences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.first = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 8))
+        self.second = nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(words)
+        x = x + self.first(x)
+        x = x + self.second(x.transpose(1, 2)).transpose(1, 2)
+        return self.head(x.mean(1))
+
+
 class Untrained(nn.Module):
     """Both stages have a layer that gets no gradients."""
 
@@ -196,6 +213,7 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "transformer": lambda: (Transformer(), (words,), words.roll(1, 1)),
         "dropout": lambda: (Transformer(0.2), (words,), words.roll(1, 1)),
         "lstm": lambda: (Recurrent(), (words,), classes),
+        "words": lambda: (Words(), (words,), classes),
         "undecided": lambda: (Undecided(), (torch.randn(24, 8),), classes),
         "untrained": lambda: (Untrained(), (torch.randn(24, 8),), classes),
         "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),

@@ -35,6 +35,7 @@ from carme_runtime.torch.pieces import (
     piece_of,
     update_running_statistics,
 )
+from carme_runtime.torch.shapes import InputShapes
 from carme_runtime.torch.traced import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -100,7 +101,7 @@ class Passes:
         self._opaque = made.schedule.split or any(node.op == "call_module" for node in traced.nodes)
         self._stage = ranks.index(run.rank)
         self._statistics, self._later = Statistics(), Later()
-        self._pieces = self._own_pieces()
+        self._pieces, self._shapes = self._own_pieces(), InputShapes(traced)
         self._evaluating: dict[int, Piece] = {}
         operators = traced.graph.operators
         self._own_operators = {operators[at].name for p in self._pieces for at in made.pieces.span(p)}
@@ -267,9 +268,10 @@ class Passes:
                 f"The batch has {len(batch)} tensors, and the example had {len(graph.inputs)}.",
                 "Give step() the inputs as in the example, and targets separately.",
             )
-        for name, tensor in zip(graph.inputs, batch, strict=True):
+        for number, (name, tensor) in enumerate(zip(graph.inputs, batch, strict=True)):
             value = graph.value[name]
-            if tuple(tensor.shape[1:]) != value.shape[1:] or str(tensor.dtype)[6:] != value.dtype:
+            fits = self._shapes.fit(number, tensor.shape, value.shape)
+            if not fits or str(tensor.dtype)[6:] != value.dtype:
                 raise InvalidCall(
                     f"The input {name} has samples of shape {list(tensor.shape[1:])} and type "
                     f"{str(tensor.dtype)[6:]}; in the example they had {list(value.shape[1:])} and "
@@ -334,7 +336,7 @@ class Passes:
         masks: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
         if not evaluating:
             before = sum(counts[:replica]) if counts[replica] else 0
-            masks = self._masks(sum(counts), before, offsets, sizes)
+            masks = self._masks(batch, sum(counts), before, offsets, sizes)
         pieces = self._evaluating if evaluating else self._pieces
         shares = [size / sum(counts) if evaluating or counts[replica] else 0.0 for size in sizes]
         return _Batch(parts, shares, masks, loss, pieces)
@@ -348,21 +350,20 @@ class Passes:
         return self._schedules.of(micro_batches)
 
     def _masks(
-        self, total: int, before: int, offsets: list[int], sizes: list[int]
+        self, batch: tuple[torch.Tensor, ...], total: int, before: int, offsets: list[int], sizes: list[int]
     ) -> list[dict[str, torch.Tensor]]:
         """Dropout's masks, drawn for the whole batch in the order of the model, as a single process does."""
         masks: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
         graph = self._traced.graph
         for node in self._dropouts:
-            value, symbolic = graph.value[node.name], node.meta["val"].shape
-            dims = [d for d, size in enumerate(symbolic) if not isinstance(size, int)]
-            per_sample = value.shape[dims[0]] // graph.samples if len(dims) == 1 else 0
+            value = graph.value[node.name]
+            shape, dims, samples = self._shapes.of_mask(node, value, batch)
+            per_sample = shape[dims[0]] // samples if len(dims) == 1 else 0
             if not per_sample:
                 raise InvalidCall(
                     f"Dropout {node.name} takes values in which samples cannot be told apart.",
                     "Let one dimension of them count the samples.",
                 )
-            shape = list(value.shape)
             shape[dims[0]] = total * per_sample
             keep = 1 - float(node.args[1])  # pyright: ignore
             on_gpu = functools.partial(_draw_on_gpu, self._device)

@@ -57,6 +57,7 @@ def pipeline(
     graph: Graph | None = None,
     whole_batch: bool = False,
     start: str = "",
+    variable_shapes: bool = False,
 ) -> tuple["Pipeline", torch.optim.Optimizer]:
     """Train `model` as a pipeline over all ranks of the run.
 
@@ -86,6 +87,8 @@ def pipeline(
         start: `streamed`: return while rank 0's parameters still travel to the stages and their replicas, and
             wait for each in the first forward pass. Until then use them by the pipeline's calls, `state_dict`
             and `load_state_dict` only.
+        variable_shapes: Whether inputs may be smaller than the example in any dimension that the model
+            leaves open, as sentences of other lengths are; the same on all ranks of a replica.
 
     Raises:
         InvalidCall: An argument that cannot be, or a model that cannot be traced.
@@ -99,7 +102,7 @@ def pipeline(
     run = Run()
     points = tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
-    requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
+    requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph, variable_shapes)
     traced, made = _planned_or_ended(model, optimizer, example, requested, run)
     return Pipeline(traced, made, optimizer, run, start == STREAMED), optimizer
 
@@ -114,6 +117,7 @@ class _Requested:
     batch_norm: str | None
     whole_layers: tuple[str, ...]
     graph: Graph | None
+    variable_shapes: bool
 
 
 def _planned_or_ended(
@@ -146,7 +150,7 @@ def _planned(
     check_arguments(model, optimizer, inputs, requested.batch_norm)
     strategy = strategies.chosen_strategy(requested.strategy)
     limit = parse_size(requested.memory) if requested.memory is not None else None
-    traced = capture(model, inputs, requested.whole_layers)
+    traced = capture(model, inputs, requested.whole_layers, requested.variable_shapes)
     samples, micro_batches = len(inputs[0]), requested.request.micro_batches
     smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
     traced.graph = run.agreed(traced, inputs, requested.graph, (smallest, samples))
