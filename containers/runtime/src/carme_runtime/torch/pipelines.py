@@ -75,20 +75,18 @@ def pipeline(
         schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. None: `1f1b`.
         memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
             share of the job's limit, without what its process takes besides the model.
-        strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one pipeline. `hybrid`:
-            several pipelines. `auto`: what is predicted to be fastest and fits. `carme-run --strategy` counts
-            before this.
-        batch_norm: How BatchNorm treats micro-batches: `micro`, `deferred` or `exact`, see the user
-            documentation. None: `micro`, which a warning says.
+        strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one. `hybrid`: several
+            pipelines. `auto`: the fastest that fits, by prediction. `carme-run --strategy` counts before.
+        batch_norm: How BatchNorm treats micro-batches: `micro`, `deferred` or `exact`. None: `micro`, which
+            a warning says.
         cut_points: Names of layers with which stages begin, instead of what is measured to be best.
         whole_layers: Names of layers that are not traced into.
         graph: Of this model, measured before (see `trace`): nothing is measured then.
         whole_batch: Whether the example is a batch of all replicas together.
-        start: `streamed`: return while rank 0's parameters still travel to the stages and their replicas, and
-            wait for each in the first forward pass. Until then use them by the pipeline's calls, `state_dict`
-            and `load_state_dict` only.
-        variable_shapes: Whether inputs may be smaller than the example in any dimension that the model
-            leaves open, as sentences of other lengths are; the same on all ranks of a replica.
+        start: `streamed`: return while rank 0's parameters travel; the first forward pass waits for each.
+            Until then use them by the pipeline's calls, `state_dict` and `load_state_dict` only.
+        variable_shapes: Whether inputs may be smaller than the example in dimensions that the model leaves
+            open, as sentences of other lengths are.
 
     Raises:
         InvalidCall: An argument that cannot be, or a model that cannot be traced.
@@ -99,8 +97,7 @@ def pipeline(
     settle_given(model)
     settle_optimizer(optimizer)
     strategies.follow()
-    run = Run()
-    points = tuple(cut_points)
+    run, points = Run(), tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
     requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph, variable_shapes)
     traced, made = _planned_or_ended(model, optimizer, example, requested, run)
