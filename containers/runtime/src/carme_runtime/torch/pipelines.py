@@ -66,8 +66,7 @@ def pipeline(
     0 to `stages` - 1 are the first pipeline; further ranks are replicas of it.
 
     Args:
-        model: On the host or on this rank's GPU, and in training. The same on all ranks. Stages on GPUs send
-            their messages through host memory.
+        model: On the host or on this rank's GPU, and in training. The same on all ranks.
         optimizer: Over parameters of this model.
         example: What the model is called with, as large as the largest batch of a replica.
         stages: Ranks of one pipeline. None: chosen, as are the next two.
@@ -77,8 +76,7 @@ def pipeline(
             share of the job's limit, without what its process takes besides the model.
         strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one. `hybrid`: several
             pipelines. `auto`: the fastest that fits, by prediction. `carme-run --strategy` counts before.
-        batch_norm: How BatchNorm treats micro-batches: `micro`, `deferred` or `exact`. None: `micro`, which
-            a warning says.
+        batch_norm: How BatchNorm treats micro-batches: `micro` (None too, with a warning), `deferred`, `exact`.
         cut_points: Names of layers with which stages begin, instead of what is measured to be best.
         whole_layers: Names of layers that are not traced into.
         graph: Of this model, measured before (see `trace`): nothing is measured then.
