@@ -76,7 +76,7 @@ def pipeline(
             share of the job's limit, without what its process takes besides the model.
         strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one. `hybrid`: several
             pipelines. `auto`: the fastest that fits, by prediction. `carme-run --strategy` counts before.
-        batch_norm: How BatchNorm treats micro-batches: `micro` (None too, with a warning), `deferred`, `exact`.
+        batch_norm: How BatchNorm treats micro-batches: `micro` (also None; it warns), `deferred`, `exact`.
         cut_points: Names of layers with which stages begin, instead of what is measured to be best.
         whole_layers: Names of layers that are not traced into.
         graph: Of this model, measured before (see `trace`): nothing is measured then.
