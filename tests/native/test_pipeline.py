@@ -14,7 +14,7 @@ from patience import HANG
 
 SECONDS = 3 * HANG  # a busy machine: tracing alone takes seconds of computing for each pipeline
 pytestmark = pytest.mark.timeout(4 * HANG)
-MODELS = ("mlp", "resnet", "unet", "transformer", "dropout", "inputs")
+MODELS = ("mlp", "resnet", "unet", "transformer", "dropout", "inputs", "densenet")
 WAYS = (
     ("1f1b:4:clip", "zb1p:6", "gpipe:8:frozen"),
     ("gpipe:1", "zbv:6", "1f1b:8:accumulate"),
@@ -38,6 +38,22 @@ def test_losses_and_gradients_are_those_of_one_process(launcher, model, ways, no
 def test_a_parameter_for_which_no_rank_has_a_gradient_gets_none(launcher, nodes):
     """It is in both stages; weight decay and momentum leave it as it is."""
     run(launcher, nodes, "untrained", "2", "1f1b:4:clip", "zb1p:4:accumulate")
+
+
+def test_what_cannot_be_traced_trains_in_stages_that_begin_with_named_layers(launcher):
+    ranks = run(launcher, [0, 0], "undecided", "2", "1f1b:4:clip", "zb1p:4:accumulate")
+    assert "It is cut between its layers only." in ranks.outputs[0], ranks.output()
+    assert re.search(r"^1 +2 \.\. 4 ", ranks.outputs[0], re.M), ranks.output()
+
+
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 0, 1]], ids=["2 stages", "3 stages"])
+def test_outputs_of_several_stages_are_trained(launcher, nodes):
+    run(launcher, nodes, "outputs", str(len(nodes)), "outputs")
+
+
+@pytest.mark.parametrize("nodes", [[0, 1], [0, 1, 0, 1]], ids=["2 stages", "2 replicas of 2 stages"])
+def test_sentences_of_other_lengths_train_as_in_one_process(launcher, nodes):
+    run(launcher, nodes, "words", "2", "lengths")
 
 
 def test_one_process_alone_is_a_pipeline_of_one_stage(launcher):
@@ -110,12 +126,16 @@ def test_pipelines_that_nobody_closes_use_up_nothing(launcher, face):
     assert ranks.finish(SECONDS) == [0, 0], ranks.output()
 
 
-def test_a_stage_that_ends_is_named_within_a_second(launcher, tmp_path):
+@pytest.mark.parametrize(("what", "ending"), [("lost", 1), ("lost start", 0)], ids=["step", "streamed start"])
+def test_a_stage_that_ends_is_named_within_a_second(launcher, tmp_path, what, ending):
+    expected = [-signal.SIGKILL if rank == ending else 0 for rank in range(3)]
     late = []
     for attempt in range(3):  # a busy machine may let a rank wait for its core
-        ranks = launcher.start("pipeline_mistakes", [0, 0, 0], "lost", str(tmp_path / str(attempt)))
-        assert ranks.finish(SECONDS) == [0, -signal.SIGKILL, 0], ranks.output()
-        late.append(max(float(seconds) for seconds in re.findall(r"LATE ([\d.]+) s", ranks.output())))
+        ranks = launcher.start("pipeline_mistakes", [0, 0, 0], what, str(tmp_path / str(attempt)))
+        assert ranks.finish(SECONDS) == expected, ranks.output()
+        found = re.findall(r"LATE ([\d.]+) s", ranks.output())
+        assert len(found) == 2, ranks.output()
+        late.append(max(map(float, found)))
         if late[-1] < 1:
             return
     raise AssertionError(f"it took {late} s")
@@ -123,6 +143,11 @@ def test_a_stage_that_ends_is_named_within_a_second(launcher, tmp_path):
 
 def test_mistakes_end_in_sentences(launcher):
     ranks = launcher.start("pipeline_mistakes", [0, 0], "mistakes")
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
+
+
+def test_checkpoints_that_do_not_fit_are_refused_on_all_ranks(launcher, tmp_path):
+    ranks = launcher.start("pipeline_mistakes", [0, 0], "checkpoints", str(tmp_path / "run"))
     assert ranks.finish(SECONDS) == [0, 0], ranks.output()
 
 
@@ -165,20 +190,25 @@ def test_ordinary_loops_evaluation_and_checkpoints_are_those_of_one_process(
     assert ranks.finish(SECONDS) == [0] * len(nodes), ranks.output()
 
 
-def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(launcher, tmp_path):
+CHECKPOINTS = ("file", "streamed", "stages")  # see programs/pipeline_restarted.py
+
+
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(launcher, tmp_path, way):
     """Each start plans anew for the ranks it has: two stages, then three, then the whole model on one."""
     for began, (size, steps) in enumerate([(2, 2), (3, 4), (1, 6)]):
-        ranks = launcher.start("pipeline_restarted", [0] * size, str(tmp_path), str(steps))
+        ranks = launcher.start("pipeline_restarted", [0] * size, way, str(tmp_path), str(steps))
         assert ranks.finish(SECONDS) == [0] * size, ranks.output()
         assert f"BEGAN at step {2 * began} with {size} stages" in ranks.outputs[0]
         assert f"ENDED with {size} ranks as one process does" in ranks.outputs[0]
 
 
-def test_a_run_that_loses_ranks_goes_on_as_a_shorter_pipeline(tmp_path):
+@pytest.mark.parametrize("way", CHECKPOINTS)
+def test_a_run_that_loses_ranks_goes_on_as_a_shorter_pipeline(tmp_path, way):
     program = Path(__file__).parent / "programs/pipeline_restarted.py"
     command = [sys.executable, "-m", "carme_runtime.launcher.command", "-n", "3", "--max-restarts", "2"]
     done = subprocess.run(
-        [*command, str(program), str(tmp_path), "6", "2", "4"],
+        [*command, str(program), way, str(tmp_path), "6", "2", "4"],
         capture_output=True,
         text=True,
         timeout=SECONDS,

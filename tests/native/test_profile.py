@@ -45,6 +45,11 @@ def test_passes_of_a_pipeline_are_seen(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     idle = r"Rank 1, stage 1: idle for [\d.]+ % of its steps \(even stages: 33\.3 %\)\."
     assert re.search(idle, done.stderr), done.stderr
+    picture = (folder / "schedule.svg").read_text()
+    assert f"is drawn beside its schedule in {folder / 'schedule.svg'}." in done.stderr, done.stderr
+    assert "Schedule 1f1b with even passes: idle at most 33.3 %" in picture
+    measured = re.search(r"Measured: [\d.]+ ms, idle at most ([\d.]+) %", picture)
+    assert measured and float(measured[1]) < 100, picture
     events = json.loads((folder / "rank-1.json").read_text())["traceEvents"]
     names = [event["name"] for event in events if event.get("cat") == "pipeline"]
     passes = [f"stage 1, {each} pass of micro-batch {m}" for m in (0, 1) for each in ("forward", "backward")]

@@ -37,6 +37,11 @@ def test_rank_0_reads_a_checkpoint_that_travels_while_it_is_used(launcher, what,
 
 
 @pytest.mark.timeout(4 * HANG)
+def test_a_checkpoint_that_rank_0_reads_holds_to_a_limit_of_memory(launcher, tmp_path):
+    launcher.run("streamed_checkpoint", [0, 1], "limited", str(tmp_path / "run"))
+
+
+@pytest.mark.timeout(4 * HANG)
 def test_ranks_that_join_get_the_checkpoint_of_those_that_saved_it(launcher, tmp_path):
     launcher.run("streamed_checkpoint", [0, 0], "save", str(tmp_path / "run"))
     launcher.run("streamed_checkpoint", [0, 0, 1], "orders", str(tmp_path / "run"))

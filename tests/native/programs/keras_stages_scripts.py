@@ -2,7 +2,11 @@
 
 # pyright: reportMissingImports=false, reportArgumentType=false
 
+import os
+import re
+import signal
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -259,4 +263,27 @@ def deferred():
         train(compiled(network(*inner.layers), stages=size, batch_norm="deferred"))
 
 
-{"files": files, "callbacks": callbacks, "deferred": deferred, "mistakes": mistakes}[kind]()
+class Dying(keras.callbacks.Callback):
+    """Rank 1 ends in the middle of the first epoch."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if rank == 1 and batch == 2:
+            (folder / "ended").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lost():
+    """The other rank says so, within a second at one of several tries."""
+    ours = compiled(stages=size, micro_batches=2)
+    try:
+        train(ours, callbacks=[Dying()])
+    except CarmeRuntimeError as error:
+        seconds = time.time() - float((folder / "ended").read_text())
+        assert re.search(r"[Rr]ank 1 (ended|was lost)", str(error)) and error.remedy, str(error)
+        print(f"LATE {seconds:.3f} s: {error}", flush=True)
+        os._exit(0)
+    raise AssertionError("rank 1 was not missed")
+
+
+actions = {"files": files, "callbacks": callbacks, "deferred": deferred, "lost": lost, "mistakes": mistakes}
+actions[kind]()

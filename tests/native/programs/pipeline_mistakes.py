@@ -16,6 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from carme_runtime import CarmeRuntimeError
+from carme_runtime.checkpoint import Checkpoints
+from carme_runtime.collectives import Group
 from carme_runtime.collectives.mailboxes import Mailboxes
 from carme_runtime.torch import pipeline
 
@@ -217,6 +219,55 @@ def lost() -> None:
     raise AssertionError("rank 1 was not missed")
 
 
+def checkpoints() -> None:
+    """Those of other models and optimizers do not fit, and change nothing."""
+    ours, optimizer = make(stages=2, micro_batches=4)
+    folder = Checkpoints(sys.argv[2])
+    folder.save(1, model=ours, optimizer=optimizer, epoch=3).wait()
+    wide = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 5), nn.Linear(5, 3))
+    other, _ = make(wide, stages=2, micro_batches=4)
+    before = [parameter.detach().clone() for parameter in other.parameters()]
+    # The rank whose stage it is names the tensor.
+    refused("checkpoint", lambda: folder.resume(model=other))
+    for now, earlier in zip(other.parameters(), before, strict=True):
+        assert torch.equal(now, earlier)
+    deep, few = nn.Sequential(*model(), nn.Linear(3, 3)), model()
+    longer, _ = make(deep, stages=2, micro_batches=4)
+    refused("The checkpoint lacks 4.weight, which the model has", lambda: folder.resume(model=longer))
+    shorter, _ = make(model()[:3], stages=2, micro_batches=4)
+    refused("The checkpoint has 3.weight, which the model lacks", lambda: folder.resume(model=shorter))
+    _, partly = pipeline(
+        few, torch.optim.SGD(few[0].parameters(), 0.1), example=INPUTS, stages=2, micro_batches=4
+    )
+    refused("groups of [6] parameters, and this one of [2]", lambda: folder.resume(optimizer=partly))
+    assert folder.resume(model=ours, optimizer=optimizer) == {"step": 1, "epoch": 3}
+    assert float(ours.step(INPUTS, TARGETS, loss=functional.cross_entropy)) > 0
+
+
+def lost_start() -> None:
+    """Rank 0 ends while its parameters travel; whoever needs one of them says so."""
+    ended = Path(sys.argv[2])
+    if dist.get_rank() == 0:
+        begun, broadcast = itertools.count(), Group.broadcast
+
+        def dying(*arguments: Any, **options: Any) -> Any:
+            if options.get("asynchronous") and next(begun) == 3:
+                ended.write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            return broadcast(*arguments, **options)
+
+        setattr(Group, "broadcast", dying)  # noqa: B010
+    try:
+        ours, _ = make(stages=3, micro_batches=4, start="streamed")
+        ours.step(INPUTS, TARGETS, loss=functional.cross_entropy)
+    except CarmeRuntimeError as error:
+        seconds = time.time() - float(ended.read_text())
+        assert re.search(r"[Rr]ank 0 (was lost|ended)", str(error)) and error.remedy, str(error)
+        print(f"LATE {seconds:.3f} s: {error}", flush=True)
+        os._exit(0)
+    raise AssertionError("rank 0 was not missed")
+
+
 def unlike() -> None:
     """Targets that the loss cannot take: the last stage says so, and the other one that it ended."""
     squares, entropy = functional.mse_loss, functional.cross_entropy
@@ -236,4 +287,12 @@ def unlike() -> None:
 
 
 dist.init_process_group("carme")
-{"mistakes": mistakes, "sparse": sparse, "lost": lost, "unlike": unlike}[sys.argv[1]]()
+actions = {
+    "mistakes": mistakes,
+    "checkpoints": checkpoints,
+    "sparse": sparse,
+    "lost": lost,
+    "lost start": lost_start,
+    "unlike": unlike,
+}
+actions[sys.argv[1]]()

@@ -103,6 +103,82 @@ class Recurrent(nn.Module):
         return self.head(self.norm(hidden[:, -1]))
 
 
+class Dense(nn.Module):
+    """Each layer of a block takes the outputs of all before it, as in DenseNet."""
+
+    def __init__(self, growth: int = 4, blocks: int = 2, layers: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.layers, self.narrow = nn.ModuleList(), nn.ModuleList()
+        width = 8
+        for _ in range(blocks):
+            self.layers.append(nn.ModuleList(self._layer(width + growth * n, growth) for n in range(layers)))
+            width = (width + growth * layers) // 2
+            self.narrow.append(nn.Conv2d(2 * width, width, 1))
+        self.head = nn.Linear(width, 5)
+
+    def _layer(self, width: int, growth: int) -> nn.Module:
+        return nn.Sequential(
+            nn.GroupNorm(1, width), nn.ReLU(), nn.Conv2d(width, growth, 3, padding=1, bias=False)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        for layers, narrow in zip(self.layers, self.narrow, strict=True):
+            parts = [x]
+            for layer in layers:  # pyright: ignore[reportGeneralTypeIssues]
+                parts.append(layer(torch.cat(parts, 1)))
+            x = functional.avg_pool2d(narrow(torch.cat(parts, 1)), 2)
+        return self.head(x.mean((2, 3)))
+
+
+class TwoOutputs(nn.Module):
+    """The first output is there early, the second late; both are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.early = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.middle = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh())
+        self.late = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.tanh(self.first(x))
+        return self.early(x), self.late(self.middle(x))
+
+
+class Deciding(nn.Module):
+    """Its code depends on the data, so nobody can trace it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x) if float(x.detach().abs().max()) < 1e6 else x
+
+
+class Undecided(nn.Sequential):
+    """Stages can begin with layers only."""
+
+    cut_points = ("2",)
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(8, 8), Deciding(), nn.Linear(8, 8), Deciding(), nn.Linear(8, 3))
+
+
+class Words(nn.Module):
+    """Takes sentences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.first = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 8))
+        self.second = nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.ReLU(), nn.Dropout(0.2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(words)
+        x = x + self.first(x)
+        x = x + self.second(x.transpose(1, 2)).transpose(1, 2)
+        return self.head(x.mean(1))
+
+
 class Untrained(nn.Module):
     """Both stages have a layer that gets no gradients."""
 
@@ -177,10 +253,13 @@ def make(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], torch.Tensor]:
         "mlp": lambda: (mlp(), (torch.randn(24, 8),), classes),
         "resnet": lambda: (Residual(), (images,), classes),
         "batchnorm": lambda: (Residual(nn.BatchNorm2d), (images,), classes),
+        "densenet": lambda: (Dense(), (images,), classes),
         "unet": lambda: (UNet(), (images,), torch.randint(0, 2, (24, 8, 8))),
         "transformer": lambda: (Transformer(), (words,), words.roll(1, 1)),
         "dropout": lambda: (Transformer(0.2), (words,), words.roll(1, 1)),
         "lstm": lambda: (Recurrent(), (words,), classes),
+        "words": lambda: (Words(), (words,), classes),
+        "undecided": lambda: (Undecided(), (torch.randn(24, 8),), classes),
         "untrained": lambda: (Untrained(), (torch.randn(24, 8),), classes),
         "inputs": lambda: (TwoInputs(), (torch.randn(24, 6), torch.randn(24, 4)), classes),
     }[name]()

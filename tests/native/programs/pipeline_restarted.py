@@ -1,9 +1,13 @@
 """A pipeline over all ranks there are, which goes on from its last checkpoint, of whatever layout.
 
-    pipeline_restarted.py FOLDER STEPS [LOST ...]
+    pipeline_restarted.py file|streamed|stages FOLDER STEPS [LOST ...]
 
 Trains up to STEPS, and sees then that a single process does the same. In its start number N the last rank
-ends itself before the step that LOST names in place N.
+ends itself before the step that LOST names in place N. Its checkpoints are
+
+    file: one of `torch.save`, by rank 0; all ranks load it before they cut the model.
+    streamed: those of `Checkpoints`, which rank 0 alone reads before the cut; its parameters are streamed.
+    stages: the same, of which each rank reads its own stage after the cut.
 """
 
 import os
@@ -17,10 +21,14 @@ from pipelined import alike
 from torch import nn
 from torch.nn import functional
 
+from carme_runtime.checkpoint import Checkpoints, checkpoints, files
+from carme_runtime.checkpoint.stream import Filling
 from carme_runtime.torch import pipeline
 
 torch.set_num_threads(1)
-STEPS, LOST = int(sys.argv[2]), [int(step) for step in sys.argv[3:]]
+WAY, FOLDER = sys.argv[1], Path(sys.argv[2])
+STEPS, LOST = int(sys.argv[3]), [int(step) for step in sys.argv[4:]]
+START = "streamed" if WAY == "streamed" else ""
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -51,17 +59,79 @@ def compare(state: Any, optimizer_state: Any) -> None:
             alike(optimizer_state["state"][number][key], value, f"{key} of parameter {number}")
 
 
-def main() -> None:
-    file = Path(sys.argv[1]) / "checkpoint.pt"
+def mine() -> tuple[Any, Any]:
+    """As `make`; other ranks than 0 have other parameters, where a checkpoint must bring them all."""
     model, optimizer = make()
-    first = 0
-    if file.exists():
-        saved = torch.load(file)
-        first = saved["step"]
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
+    for parameter in model.parameters() if rank and WAY != "file" else ():
+        parameter.data.fill_(float("nan"))
+    return model, optimizer
+
+
+def cut(model: Any, optimizer: Any) -> tuple[Any, Any]:
     inputs, _ = batch(0)
-    model, optimizer = pipeline(model, optimizer, example=inputs, micro_batches=4, strategy="pipeline")
+    return pipeline(model, optimizer, example=inputs, micro_batches=4, strategy="pipeline", start=START)
+
+
+def begun() -> tuple[Any, Any, Any, int]:
+    """The pipeline and its optimizer, as the last checkpoint has them; where that is; and its step."""
+    model, optimizer = mine()
+    file = FOLDER / "checkpoint.pt"
+    if WAY == "file":
+        saved = torch.load(file) if file.exists() else {"step": 0}
+        if file.exists():
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+        return *cut(model, optimizer), file, saved["step"]
+    if WAY == "streamed":
+        read_on_rank_0_only()
+        folder = Checkpoints(FOLDER, start="streamed")
+        values = folder.resume(model=model, optimizer=optimizer) or {"step": 0}
+        return *cut(model, optimizer), folder, values["step"]
+    model, optimizer = cut(model, optimizer)
+    folder = Checkpoints(FOLDER)
+    needed = note_needed()
+    values = folder.resume(model=model, optimizer=optimizer) or {"step": 0}
+    if needed and size > 1:
+        held, whole = needed[0]
+        assert held < 0.8 * whole, f"a rank of {size} has read {held} of {whole} bytes"
+    return model, optimizer, folder, values["step"]
+
+
+def read_on_rank_0_only() -> None:
+    read: Any = files.read
+
+    def on_rank_0(*arguments: Any) -> Any:
+        assert rank == 0, "another rank than 0 reads the checkpoint"
+        return read(*arguments)
+
+    files.read = on_rank_0
+
+
+def note_needed() -> list[tuple[int, int]]:
+    """Bytes that this rank keeps of the next checkpoint that it reads, and all of them."""
+    needed: list[tuple[int, int]] = []
+
+    class Noting(Filling):
+        def __init__(self, packed: Any, layout: Any, *more: Any, **options: Any) -> None:
+            super().__init__(packed, layout, *more, **options)
+            needed.append((sum(len(flat) for flat in self._flat if flat is not None), layout.size))
+
+    checkpoints.Filling = Noting  # pyright: ignore[reportPrivateImportUsage]
+    return needed
+
+
+def save(model: Any, optimizer: Any, where: Any, step: int) -> None:
+    if WAY != "file":
+        where.save(step, model=model, optimizer=optimizer).wait()
+        return
+    whole = {"model": model.state_dict(), "optimizer": model.optimizer_state_dict(), "step": step}
+    if rank == 0:
+        torch.save(whole, where.with_suffix(".new"))
+        where.with_suffix(".new").replace(where)
+
+
+def main() -> None:
+    model, optimizer, where, first = begun()
     if rank == 0:
         print(f"BEGAN at step {first} with {model.plan().schedule.ranks} stages", flush=True)
     starts = int(os.environ.get("CARME_RESTARTS", "0"))
@@ -73,12 +143,10 @@ def main() -> None:
         model.step(inputs, targets, loss=functional.cross_entropy)
         optimizer.step()
         optimizer.zero_grad()
-        whole = {"model": model.state_dict(), "optimizer": model.optimizer_state_dict(), "step": step + 1}
-        if rank == 0:
-            torch.save(whole, file.with_suffix(".new"))
-            file.with_suffix(".new").replace(file)
+        save(model, optimizer, where, step + 1)
+    whole = model.state_dict(), model.optimizer_state_dict()
     if rank == 0:
-        compare(whole["model"], whole["optimizer"])
+        compare(*whole)
         print(f"ENDED with {size} ranks as one process does", flush=True)
 
 

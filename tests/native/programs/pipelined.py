@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional
 
+from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.collectives.mailboxes import Mailboxes
 from carme_runtime.pipeline import PlanError
 from carme_runtime.torch import pipeline, trace
@@ -174,6 +175,71 @@ def replica_statistics(stages: int) -> None:
     ours.close()
 
 
+def several_outputs(stages: int) -> None:
+    """Of two stages; the loss takes both, with several targets."""
+    torch.manual_seed(5)
+    model, inputs = pipeline_models.TwoOutputs(), torch.randn(12, 8)
+    targets = {"early": torch.randn(12, 2), "late": torch.randint(0, 3, (12,))}
+    reference = copy.deepcopy(model)
+
+    def loss(outputs: Any, wanted: Any) -> torch.Tensor:
+        early, late = outputs
+        return functional.mse_loss(early, wanted["early"]) + functional.cross_entropy(late, wanted["late"])
+
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    ours, _ = pipeline(model, optimizer, example=inputs, stages=stages, micro_batches=4)
+    alike(
+        ours.step(inputs, targets, loss=loss), (expected := loss(reference(inputs), targets)).detach(), "loss"
+    )
+    expected.backward()
+    known = dict(reference.named_parameters())
+    for name, parameter in ours.named_parameters():
+        alike(parameter.grad, known[name].grad, name)  # pyright: ignore[reportArgumentType]
+    ours.close()
+
+
+def several_lengths(stages: int) -> None:
+    """Sentences of other lengths than the example, in training and evaluation."""
+    for name in ("words", "lstm"):
+        model, (words,), targets = pipeline_models.make(name)
+        reference, replicas = copy.deepcopy(model), size() // stages
+        count = len(targets) // replicas
+        part = slice(rank() // stages * count, (rank() // stages + 1) * count)
+        theirs = torch.optim.SGD(reference.parameters(), 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        options: dict[str, Any] = {"stages": stages, "micro_batches": 4, "variable_shapes": True}
+        ours, optimizer = pipeline(model, optimizer, example=words[part], **options)
+        for step, length in enumerate((6, 4, 5)):
+            torch.manual_seed(step)
+            loss = ours.step(words[part, :length], targets[part], loss=functional.cross_entropy)
+            torch.manual_seed(step)
+            expected = single_step(reference, (words[:, :length],), targets, 1, True)
+            alike(loss, expected, f"loss of {name} with {length} words")
+            known = dict(reference.named_parameters())
+            for each, parameter in ours.named_parameters():
+                alike(parameter.grad, known[each].grad, f"{each} with {length} words")  # pyright: ignore
+            for one in (optimizer, theirs):
+                one.step()
+                one.zero_grad()
+        for length in (3, 7):
+            with torch.no_grad():
+                if length == 7:
+                    refuse_long_sentences(ours, length)
+                    continue
+                outputs = ours.eval()(words[:, :length])
+                alike(outputs, reference.eval()(words[:, :length]), f"evaluation of {length} words")
+        ours.close()
+
+
+def refuse_long_sentences(ours: Any, length: int) -> None:
+    try:
+        ours(torch.zeros(4, length, dtype=torch.int64))
+    except InvalidCall as error:
+        assert f"has samples of shape [{length}]" in str(error), error
+        return
+    raise AssertionError("a sentence for which there is no room was taken")
+
+
 def in_bfloat16(stages: int, again: bool = False) -> None:
     """With weights in bfloat16, and with autocast; rounding is that of bfloat16."""
     for schedule, whole in (("gpipe" if again else "zb1p", False), ("1f1b", True)):
@@ -215,6 +281,8 @@ ONCE = {
     "replicas": replica_statistics,
     "bfloat16": in_bfloat16,
     "bfloat16-again": functools.partial(in_bfloat16, again=True),
+    "outputs": several_outputs,
+    "lengths": several_lengths,
 }
 
 if __name__ == "__main__":

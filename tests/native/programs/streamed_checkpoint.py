@@ -1,21 +1,26 @@
 """Rank 0 reads a checkpoint, which travels to the others while they begin to use it.
 
-streamed_checkpoint.py save|overlap|orders|mistakes FOLDER
+streamed_checkpoint.py save|overlap|orders|limited|mistakes FOLDER
 """
 
 # pyright: reportMissingImports=false
 
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from native.memory_limits import limit
 from torch import nn
 
-from carme_runtime.checkpoint import Checkpoints, files, streamed
+import carme_runtime
+from carme_runtime.checkpoint import Checkpoints, Damaged, files, streamed
 from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
+from carme_runtime.out_of_core import pages
 from carme_runtime.torch import parallelize, pipeline
 from carme_runtime.torch.parallel import join_run
 
@@ -168,6 +173,57 @@ def overlap() -> None:
     Checkpoints(folder).resume(model=other, optimizer=optimizer)
     with torch.no_grad():
         assert torch.equal(found, other.eval()(torch.ones(2, 8)))
+
+
+def large(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Weights and momentum of 48 MiB each."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
+    optimizer.zero_grad()
+    loss = model(torch.ones(4, 1024)).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def limited() -> None:
+    """Where memory is limited, what rank 0 reads is not in memory as a whole: not there, and nowhere else."""
+    model, optimizer = large(0)
+    stepped(model, optimizer)
+    Checkpoints(folder).save(1, model=model, optimizer=optimizer, epoch=1).wait()
+    expected = [stepped(model, optimizer) for _ in range(2)]
+    del model, optimizer
+    files.read = read_on_rank_0
+    with tempfile.TemporaryDirectory() as spill, carme_runtime.memory(most := limit(), spill) as budget:
+        model, optimizer = budget.adopt(*large(1 + rank))
+        pages.forget_peak()
+        values = Checkpoints(folder, start="streamed").resume(model=model, optimizer=optimizer)
+        assert values == {"step": 1, "epoch": 1}
+        assert pages.peak() <= most, (pages.peak(), most)
+        assert [stepped(model, optimizer) for _ in range(2)] == expected
+        del model, optimizer
+    files.read = read
+    whole = Checkpoints(folder, start="streamed").load()
+    assert whole is not None and whole[0] == 1
+    damage(Path(folder) / "step-0000000001.0" / "share-1")
+    with tempfile.TemporaryDirectory() as spill, carme_runtime.memory(limit(), spill):
+        checkpoints = Checkpoints(folder, start="streamed")
+        with pytest.raises(Damaged, match="share-1 does not hold what was written"):
+            checkpoints.load()
+        assert checkpoints.load(2) is None
+
+
+def damage(file: Path) -> None:
+    dist.barrier()
+    if rank == 0:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    dist.barrier()
 
 
 def mistakes() -> None:

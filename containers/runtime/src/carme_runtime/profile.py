@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,22 @@ from carme_runtime.traces.recordings import RECORD_BYTES, SUFFIX, Plain, read
 PROFILE = "CARME_PROFILE"
 TRACE, LIMIT = "CARME_TRACE", "CARME_TRACE_LIMIT"  # a folder of recordings, and bytes of each of them
 RESTARTS = "CARME_RESTARTS"
+SCHEDULE = "schedule.svg"  # in the folder of profiles
 MOST_EVENTS = 200_000  # of one rank in its profile; what comes later is summed up only
 WAITING, LOADING, COLLECTIVE, PIPELINE = "waiting", "loader", "collective", "pipeline"
 PHASE, FIRING, TRANSFER = "phase", "firing", "transfer"
+
+
+class _Step:
+    """A step of a pipeline that runs now.
+
+    Args:
+        thread: That runs it.
+    """
+
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
+        self.passes: list[tuple[str, int, float, float]] = []  # and waits: name, micro-batch, begin, end
 
 
 class Recorder:
@@ -61,7 +74,8 @@ class Recorder:
         self._process = os.getpid()
         self._begin = time.perf_counter()
         self._sums: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-        self._stage: dict[str, float] = {}  # of the pipeline, and how its steps went
+        self._stage: dict[str, Any] = {}  # of the pipeline, and how its steps went
+        self._step: _Step | None = None  # that runs now
         self._calls = self._bytes = 0
         self._clock = time.pthread_getcpuclockid(self._main or threading.get_ident())
         self._waited_until = 0.0
@@ -125,6 +139,8 @@ class Recorder:
         """
         end = time.perf_counter() if end is None else end
         thread = threading.get_ident()
+        if self._step and thread == self._step.thread and kind in (PIPELINE, WAITING):
+            self._step.passes.append((name if kind == PIPELINE else kind, extra, begin, end))
         if kind == COLLECTIVE or thread == self._main:
             self._sums[kind] += end - begin
         if kind == COLLECTIVE:
@@ -143,19 +159,34 @@ class Recorder:
             number = self._names[name] = self._core.recorder_name(name)
         return number
 
-    def add_step(self, stage: int, seconds: float, waited: float, idle: float) -> None:
-        """A step of a pipeline is over on this rank.
+    @contextmanager
+    def step(self, stage: int, schedule: Any) -> Iterator[None]:
+        """See how a step of a pipeline goes on this rank.
 
         Args:
             stage: This rank's.
-            seconds: How long it took.
-            waited: For other stages meanwhile.
-            idle: The part of the time that even stages would wait with this schedule.
+            schedule: With its `name`, numbers of `ranks` and `micro_batches`, and its `bubble`: the part of
+                the time that even stages would wait.
         """
+        began, waited = time.perf_counter(), self.waits()[0]
+        step = self._step = _Step(threading.get_ident())
+        try:
+            yield
+        finally:
+            self._step = None
         own = self._stage
-        own["stage"], own["idle"] = stage, idle
-        own["steps"] = own.get("steps", 0) + seconds
-        own["waited"] = own.get("waited", 0) + waited
+        own["stage"], own["idle"] = stage, schedule.bubble
+        own["steps"] = own.get("steps", 0) + time.perf_counter() - began
+        own["waited"] = own.get("waited", 0) + self.waits()[0] - waited
+        # A smaller last batch takes fewer micro-batches.
+        if self._folder and schedule.micro_batches >= own.get("last", {}).get("micro_batches", 0):
+            own["last"] = {
+                "schedule": schedule.name,
+                "stages": schedule.ranks,
+                "micro_batches": schedule.micro_batches,
+                "clock": time.time() - time.perf_counter(),  # ranks have no other clock in common
+                "passes": step.passes,
+            }
 
     @property
     def records(self) -> bool:
@@ -261,15 +292,9 @@ def record(kind: str, name: str, begin: float, size: int = 0) -> None:
         recorder.add(kind, name, begin, size)
 
 
-@contextmanager
-def pipeline_step(stage: int, idle: float) -> Iterator[None]:
-    """See how long a step of a pipeline takes, and waits; see `Recorder.add_step`."""
-    if recorder is None:
-        yield
-        return
-    began, waited = time.perf_counter(), recorder.waits()[0]
-    yield
-    recorder.add_step(stage, time.perf_counter() - began, recorder.waits()[0] - waited, idle)
+def pipeline_step(stage: int, schedule: Any) -> AbstractContextManager[None]:
+    """See how a step of a pipeline goes, where this process records; see `Recorder.step`."""
+    return recorder.step(stage, schedule) if recorder else contextlib.nullcontext()
 
 
 def begin() -> None:
@@ -327,8 +352,8 @@ def file_of(folder: Path, rank: int) -> Path:
 
 def forget(folder: Path, ranks: int) -> None:
     """Remove what an earlier run left there."""
-    for rank in range(ranks):
-        file_of(folder, rank).unlink(missing_ok=True)
+    for file in (*(file_of(folder, rank) for rank in range(ranks)), folder / SCHEDULE):
+        file.unlink(missing_ok=True)
 
 
 def table(folder: Path, ranks: int) -> str:
@@ -354,20 +379,40 @@ def table(folder: Path, ranks: int) -> str:
 
 
 def _stages(folder: Path, ranks: int) -> list[str]:
-    """How long the stages of pipelines waited for each other."""
+    """How long the stages of pipelines waited for each other, and where their last step is drawn."""
+    found = {rank: own for rank in range(ranks) if (own := _pipeline_of(folder, rank))}
     lines = []
-    for rank in range(ranks):
-        try:
-            own = json.loads(file_of(folder, rank).read_text())["carme"]["pipeline"]
-        except (OSError, ValueError, KeyError):
-            continue
-        if own:
-            measured = 100 * own["waited"] / max(own["steps"], 1e-9)
-            lines.append(
-                f"Rank {rank}, stage {own['stage']}: idle for {measured:.1f} % of its steps "
-                f"(even stages: {100 * own['idle']:.1f} %)."
-            )
-    return lines
+    for rank, own in found.items():
+        measured = 100 * own["waited"] / max(own["steps"], 1e-9)
+        lines.append(
+            f"Rank {rank}, stage {own['stage']}: idle for {measured:.1f} % of its steps "
+            f"(even stages: {100 * own['idle']:.1f} %)."
+        )
+    return [*lines, *_drawn(folder, {rank: own["last"] for rank, own in found.items() if "last" in own})]
+
+
+def _pipeline_of(folder: Path, rank: int) -> dict[str, Any]:
+    """What a rank's profile says of its stage; empty: nothing."""
+    try:
+        return json.loads(file_of(folder, rank).read_text())["carme"]["pipeline"]
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def _drawn(folder: Path, steps: dict[int, dict[str, Any]]) -> list[str]:
+    """Draw the last step of the first pipeline; a sentence about it."""
+    if not steps:
+        return []
+    from carme_runtime.pipeline import timeline  # which scripts without pipelines do not need
+
+    picture = timeline.drawing(steps)
+    if not picture:
+        return []
+    try:
+        (folder / SCHEDULE).write_text(picture)
+    except OSError as error:
+        return [f"The schedule cannot be drawn into {folder / SCHEDULE}: {error.strerror}."]
+    return [f"The last step of each stage is drawn beside its schedule in {folder / SCHEDULE}."]
 
 
 begin()

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from carme_runtime.checkpoint import files, ranks, states, streamed
+from carme_runtime.checkpoint.relay import Relay
 from carme_runtime.checkpoint.stream import (
     Filling,
     Layout,
@@ -34,6 +35,7 @@ _AT_LEAST = 60.0  # seconds that it may take in any case
 _PIECE = 16 << 20  # bytes that are written and hashed at once
 
 Result = TypeVar("Result")
+_Read = Callable[[Path], Any]  # a checkpoint's folder; what has received it
 
 
 class Saving:
@@ -92,11 +94,12 @@ class _Writing:
 class Checkpoints:
     """The checkpoints of one run in one folder. All ranks make it, and call its methods in the same order.
 
-    The ranks have joined before, by `parallelize`, `hvd.init()` or `init_process_group`, or for Keras.
+    The ranks have joined before, by `parallelize`, `pipeline`, `hvd.init()` or `init_process_group`, or for
+    Keras.
 
     The state is the same on all ranks, as it is with DistributedDataParallel, `parallelize`, Horovod or
-    `carme_runtime.keras`, or FSDP has divided it among all of them. Each rank writes an equal share of it,
-    and any number of ranks can load it, divided or not. One run at a time uses the folder.
+    `carme_runtime.keras`, or FSDP or `pipeline` has divided it among all of them. Each rank writes an equal
+    share of it, and any number of ranks can load it, divided or not. One run at a time uses the folder.
 
     Args:
         folder: On a file system that all nodes of the run share; it is made if it is not there.
@@ -104,7 +107,8 @@ class Checkpoints:
         start: `streamed`: rank 0 alone reads a checkpoint, and it travels to the others. `resume` returns
             while it does: a model of PyTorch waits for each parameter in its first forward pass, and its
             optimizer for its state before the first step. Also before `parallelize`, which then sends
-            nothing again with the same `start`.
+            nothing again with the same `start`. Where `carme_runtime.memory` limits the host's memory on any
+            rank, `resume` returns when all is there, and holds to the limit.
 
     Raises:
         InvalidCall: An argument that cannot be, or ranks that have not joined.
@@ -186,18 +190,24 @@ class Checkpoints:
         """The steps of the checkpoints that are there, the newest first."""
         return [files.step_of(checkpoint) for checkpoint in files.found(self._folder)]
 
-    def load(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+    def load(self, step: int | None = None, *, as_tensors: bool = False) -> tuple[int, dict[str, Any]] | None:
         """Step and state of the newest checkpoint that is undamaged, or of that of `step`; None without any.
 
         Training goes on from it: what is saved next takes the place of those that are later than that.
 
+        Args:
+            step: Of the checkpoint.
+            as_tensors: Let large NumPy arrays become tensors of PyTorch. They leave memory where
+                `carme_runtime.memory` limits it, which arrays cannot.
+
         Raises:
             Damaged: There are some, and none is undamaged.
         """
-        if self._carrier is None:
-            newest = self._newest(step, Filling)
+        if not self._streams():
+            newest = self._newest(step, self._reader(functools.partial(Filling, as_tensors=as_tensors)))
             return newest and (newest[0], newest[1].state)
-        newest = self._newest(step, Stream if self._rank == 0 else None)
+        assert self._carrier is not None
+        newest = self._newest(step, _read_as(Stream) if self._rank == 0 else None)
         if newest is None:
             return None
         arriving = streamed.Arriving(self._ranks, self._carrier, newest[1], lambda _: [])
@@ -208,10 +218,20 @@ class Checkpoints:
 
         All ranks call it together. Raises what `load` raises.
         """
-        newest = self._newest(step, Filling if self._rank == 0 else None)
+        newest = self._newest(step, _read_as(Filling) if self._rank == 0 else None)
         return newest and (newest[0], newest[1] and newest[1].state)
 
-    def _newest(self, step: int | None, receiver: type[Filling | Stream] | None) -> tuple[int, Any] | None:
+    def _streams(self) -> bool:
+        """Whether a checkpoint travels while training begins; not where a rank's memory is limited."""
+        return self._carrier is not None and not any(self._ranks.exchange(limits_host()))
+
+    def _reader(self, receiver: Callable[[bytes, Layout], Filling]) -> _Read:
+        """What reads a checkpoint on all ranks, or on rank 0 for all."""
+        if self._carrier is None:
+            return _read_as(receiver)
+        return Relay(self._rank, self._carrier, receiver).read
+
+    def _newest(self, step: int | None, read: _Read | None) -> tuple[int, Any] | None:
         """Step, and what has received the checkpoint; None in its place where this rank does not read."""
         if self._last:
             self._last.settle()
@@ -224,7 +244,7 @@ class Checkpoints:
             state: Any = None
             mine: Exception | None = None
             try:
-                state = files.read(self._folder / name, receiver) if receiver else None
+                state = read(self._folder / name) if read else None
             except Exception as reason:
                 mine = reason
             damage = mine.message if isinstance(mine, files.Damaged) else None
@@ -253,19 +273,20 @@ class Checkpoints:
         Returns:
             All values of the checkpoint that were not named, and its number as `step`; None without any.
         """
-        if self._carrier is not None:
+        if self._streams():
             return self._resume_streamed(step, state)
-        loaded = self.load(step)
-        if loaded is None:
+        receiver = functools.partial(Filling, own=functools.partial(_own, state))
+        newest = self._newest(step, self._reader(receiver))
+        if newest is None:
             return None
-        number, parts = loaded
+        number, parts = newest[0], newest[1].state
         _check_has(number, parts, state)
         for name, target in state.items():
             states.give(name, target, parts.pop(name), state.values())
         return {"step": number} | parts
 
     def _resume_streamed(self, step: int | None, state: dict[str, Any]) -> dict[str, Any] | None:
-        newest = self._newest(step, Stream if self._rank == 0 else None)
+        newest = self._newest(step, _read_as(Stream) if self._rank == 0 else None)
         if newest is None:
             return None
         assert self._carrier is not None
@@ -318,6 +339,17 @@ class Checkpoints:
         if error:
             raise CarmeRuntimeError(error, "Choose a folder that you may write to.")
         return result
+
+
+def _read_as(receiver: Callable[[bytes, Layout], Any]) -> _Read:
+    return lambda checkpoint: files.read(checkpoint, receiver)
+
+
+def _own(targets: dict[str, Any], structure: dict[str, Any]) -> dict[str, Any]:
+    """Of a checkpoint's structure: what this rank needs of it for these targets, and all values."""
+    return {
+        name: states.own(targets[name], part) if name in targets else part for name, part in structure.items()
+    }
 
 
 def _check_has(number: int, parts: dict[str, Any], state: dict[str, Any]) -> None:

@@ -53,7 +53,7 @@ def joined() -> Ranks:
         # Each would take the folder for its own, and write whole checkpoints into it beside the others.
         raise InvalidCall(
             f"Checkpoints were asked for before this rank had joined the {size} ranks of its run.",
-            "Make them after parallelize, init_process_group or init() of carme_runtime.horovod.",
+            "Make them after parallelize, pipeline, init_process_group or init() of carme_runtime.horovod.",
         )
     return Ranks(0, 1, lambda content: [content])
 

@@ -34,6 +34,8 @@ def take(name: str, part: Any, others: Iterable[Any]) -> Any:
 
             # The older FSDP puts its tensors together itself; with today's the stream does, one by one.
             return get_model_state_dict(part, options=_whole() if _is_wrapped(part.parameters()) else None)
+        if stages := _stages_of(part):
+            return stages.take_optimizer()
         if isinstance(part, torch.optim.Optimizer) and (model := _wrapped_model(name, part, others)):
             from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
@@ -41,10 +43,25 @@ def take(name: str, part: Any, others: Iterable[Any]) -> Any:
     return part.state_dict()
 
 
+def own(part: Any, structure: Any) -> Any:
+    """Of a state, or of its structure without tensors: what `give` needs for this part on this rank.
+
+    Raises:
+        InvalidCall: It is the state of something else.
+    """
+    if hasattr(part, "own_state"):
+        return part.own_state(structure)
+    stages = _stages_of(part)
+    return stages.own_of_optimizer(structure) if stages else structure
+
+
 def give(name: str, part: Any, state: Any, others: Iterable[Any]) -> None:
-    """Let a part have this state; see `take`."""
+    """Let a part have this state, as `own` gives it; see `take`."""
     if hasattr(part, "give_state"):
         part.give_state(state)
+        return
+    if stages := _stages_of(part):
+        stages.give_optimizer(state)
         return
     if "torch" in sys.modules:
         import torch
@@ -82,9 +99,21 @@ def is_divided(tensor: Any) -> bool:
 
 
 def is_spread(optimizer: Any) -> bool:
-    """Whether parameters of an optimizer lie in parts on several ranks."""
+    """Whether parameters of an optimizer lie on several ranks, in parts or in stages."""
     parameters = _parameters(optimizer)
-    return _is_wrapped(parameters) or any(is_divided(parameter) for parameter in parameters)
+    return (
+        _stages_of(optimizer) is not None
+        or _is_wrapped(parameters)
+        or any(is_divided(parameter) for parameter in parameters)
+    )
+
+
+def _stages_of(part: Any) -> Any:
+    """The stages of a pipeline whose parameters an optimizer has; None: it is no such optimizer."""
+    known = sys.modules.get("carme_runtime.torch.stage_states")
+    if known is None or not isinstance(part, sys.modules["torch"].optim.Optimizer):
+        return None
+    return known.stages_of(part)
 
 
 def _is_wrapped(parameters: Iterable[Any]) -> bool:

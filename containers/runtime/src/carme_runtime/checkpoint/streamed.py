@@ -134,6 +134,7 @@ class Arriving:
 
 def give(name: str, target: Any, structure: Any, arriving: Arriving, others: Iterable[Any]) -> None:
     """Let a part of the script's state have its part of the checkpoint, by and by where that can be."""
+    structure = states.own(target, structure)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(target, torch.nn.Module) and not hasattr(target, "give_state"):
         _give_model(name, target, structure, arriving, others)

@@ -94,7 +94,7 @@ class Passes:
         """All passes of a step; gradients of this rank's variables, by name."""
         self._gradients, self._held = {}, {}
         schedule = self._schedules.of(len(batch.shares))
-        with profile.pipeline_step(self.stage, schedule.bubble):
+        with profile.pipeline_step(self.stage, schedule):
             for action in schedule.actions[self.stage]:
                 self._do(action, batch)
         self._post.flush()

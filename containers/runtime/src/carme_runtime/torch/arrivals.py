@@ -8,6 +8,7 @@ travels waits for it first. Modules that are called by themselves wait for all.
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import contextlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from carme_runtime.torch.flat import tensors_in
 
-__all__ = ["Arrivals", "is_given", "note_given", "settle_given"]
+__all__ = ["Arrivals", "is_given", "note_given", "settle_given", "settle_optimizer"]
 
 # What may be asked of a parameter whose values are not there yet.
 _NOT_VALUES = frozenset(
@@ -215,6 +216,12 @@ def settle_given(model: nn.Module) -> None:
     """Wait for all values of a model that travel so."""
     if model in _given:
         _given[model].wait_all()
+
+
+def settle_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Wait for the state that a checkpoint brings an optimizer, where one does."""
+    if streamed := sys.modules.get("carme_runtime.checkpoint.streamed"):
+        streamed.settle_optimizer(optimizer)
 
 
 def _before_load(module: nn.Module, hook: _Hook) -> RemovableHandle:

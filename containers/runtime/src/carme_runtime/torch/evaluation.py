@@ -38,7 +38,7 @@ def evaluated(
         InvalidCall: The model has other operators in evaluation.
     """
     with _all_parameters(traced.model, shapes), _in_evaluation(traced.model):
-        other = capture(traced.model, example, traced.whole_layers)
+        other = capture(traced.model, example, traced.whole_layers, traced.variable_shapes)
     ours = [n for n in traced.nodes if n.op in COMPUTED and not counts_batches(traced, n)]
     theirs = [n for n in other.nodes if n.op in COMPUTED]
     known = _sources(traced, other)

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import functools
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from carme_runtime.addresses import port_in_use
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.logs import log
 from carme_runtime.torch import backend
-from carme_runtime.torch.arrivals import Arrivals, is_given, settle_given
+from carme_runtime.torch.arrivals import Arrivals, is_given, settle_given, settle_optimizer
 from carme_runtime.torch.buckets import Bucket
 from carme_runtime.torch.core_group import CoreGroup, core_group
 from carme_runtime.torch.filling import Filling, check_divisible
@@ -155,7 +154,7 @@ class Parallel:
         if self._agree(streams=stream_group is not None):
             stream_group = None
         if optimizer and shard:
-            _settle_optimizer(optimizer)
+            settle_optimizer(optimizer)
         keep_freed_memory(self._parameters)
         if optimizer and not shard:
             fuse(optimizer)
@@ -534,12 +533,6 @@ class _BeforeForward:
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return _BeforeForward, ()
-
-
-def _settle_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Wait for the state that a checkpoint brings it, where one does."""
-    if streamed := sys.modules.get("carme_runtime.checkpoint.streamed"):
-        streamed.settle_optimizer(optimizer)
 
 
 def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:

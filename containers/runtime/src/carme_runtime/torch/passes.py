@@ -21,7 +21,8 @@ from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import Mailboxes
 from carme_runtime.pipeline import KINDS, Plan, Schedule, Schedules, losses
 from carme_runtime.pipeline.messages import Post, boxes_of
-from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Action
+from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, INPUTS, Action
+from carme_runtime.pipeline.timeline import NAMES
 from carme_runtime.torch import messages
 from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.calls import Called
@@ -36,15 +37,10 @@ from carme_runtime.torch.pieces import (
     update_running_statistics,
 )
 from carme_runtime.torch.recomputing import Before, changed_tensors, first_time
+from carme_runtime.torch.shapes import InputShapes
 from carme_runtime.torch.traced import Traced
 
 Loss = Callable[[Any, Any], torch.Tensor]
-_NAMES = {
-    FORWARD: "forward pass",
-    BACKWARD: "backward pass",
-    INPUTS: "gradients of inputs",
-    WEIGHTS: "gradients of weights",
-}
 Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]
 
 
@@ -108,7 +104,7 @@ class Passes:
         self._opaque = made.schedule.split or any(node.op == "call_module" for node in traced.nodes)
         self._stage = ranks.index(run.rank)
         self._statistics, self._later = Statistics(), Later()
-        self._pieces = self._own_pieces()
+        self._pieces, self._shapes = self._own_pieces(), InputShapes(traced)
         self._evaluating: dict[int, Piece] = {}
         operators = traced.graph.operators
         self._own_operators = {operators[at].name for p in self._pieces for at in made.pieces.span(p)}
@@ -157,7 +153,7 @@ class Passes:
         schedule = self._schedule(len(batch[0]))
         prepared = self._prepared(batch, targets, loss, counts, schedule.micro_batches)
         self._tensors, self._losses, self._held = self._traced.named_tensors(), [], {}
-        with torch.enable_grad(), profile.pipeline_step(self._stage, schedule.bubble):
+        with torch.enable_grad(), profile.pipeline_step(self._stage, schedule):
             for action in schedule.actions[self._stage]:
                 self._do(action, prepared)
         self._end()
@@ -189,7 +185,7 @@ class Passes:
         # In this order a rank waits only for what comes before in it: no number of slots is too small.
         for micro in range(micro_batches):
             for piece in sorted(self._pieces):
-                with doing(self._stage, _NAMES[FORWARD], micro):
+                with doing(self._stage, NAMES[FORWARD], micro):
                     self._forward(piece, micro, prepared)
                 if piece == self._plan.pieces.count - 1:
                     outputs.append([part.detach() for part in self._held[piece, micro].outputs])
@@ -216,7 +212,7 @@ class Passes:
                         self._held[piece, micro].gradients = [
                             None if part is None else part * called.share for part in parts
                         ]
-                    with doing(self._stage, _NAMES[BACKWARD], micro):
+                    with doing(self._stage, NAMES[BACKWARD], micro):
                         self._backward(piece, micro)
                     with torch.no_grad():
                         for call in self._held[piece, micro].later:
@@ -278,9 +274,10 @@ class Passes:
                 f"The batch has {len(batch)} tensors, and the example had {len(graph.inputs)}.",
                 "Give step() the inputs as in the example, and targets separately.",
             )
-        for name, tensor in zip(graph.inputs, batch, strict=True):
+        for number, (name, tensor) in enumerate(zip(graph.inputs, batch, strict=True)):
             value = graph.value[name]
-            if tuple(tensor.shape[1:]) != value.shape[1:] or str(tensor.dtype)[6:] != value.dtype:
+            fits = self._shapes.fit(number, tensor.shape, value.shape)
+            if not fits or str(tensor.dtype)[6:] != value.dtype:
                 raise InvalidCall(
                     f"The input {name} has samples of shape {list(tensor.shape[1:])} and type "
                     f"{str(tensor.dtype)[6:]}; in the example they had {list(value.shape[1:])} and "
@@ -345,7 +342,7 @@ class Passes:
         masks: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
         if not evaluating:
             before = sum(counts[:replica]) if counts[replica] else 0
-            masks = self._masks(sum(counts), before, offsets, sizes)
+            masks = self._masks(batch, sum(counts), before, offsets, sizes)
         pieces = self._evaluating if evaluating else self._pieces
         shares = [size / sum(counts) if evaluating or counts[replica] else 0.0 for size in sizes]
         return _Batch(parts, shares, masks, loss, pieces)
@@ -359,21 +356,20 @@ class Passes:
         return self._schedules.of(micro_batches)
 
     def _masks(
-        self, total: int, before: int, offsets: list[int], sizes: list[int]
+        self, batch: tuple[torch.Tensor, ...], total: int, before: int, offsets: list[int], sizes: list[int]
     ) -> list[dict[str, torch.Tensor]]:
         """Dropout's masks, drawn for the whole batch in the order of the model, as a single process does."""
         masks: list[dict[str, torch.Tensor]] = [{} for _ in sizes]
         graph = self._traced.graph
         for node in self._dropouts:
-            value, symbolic = graph.value[node.name], node.meta["val"].shape
-            dims = [d for d, size in enumerate(symbolic) if not isinstance(size, int)]
-            per_sample = value.shape[dims[0]] // graph.samples if len(dims) == 1 else 0
+            value = graph.value[node.name]
+            shape, dims, samples = self._shapes.of_mask(node, value, batch)
+            per_sample = shape[dims[0]] // samples if len(dims) == 1 else 0
             if not per_sample:
                 raise InvalidCall(
                     f"Dropout {node.name} takes values in which samples cannot be distinguished.",
                     "Let one dimension of them count the samples.",
                 )
-            shape = list(value.shape)
             shape[dims[0]] = total * per_sample
             keep = 1 - float(node.args[1])  # pyright: ignore
             on_gpu = functools.partial(_draw_on_gpu, self._device)
@@ -389,7 +385,7 @@ class Passes:
     # Passes
 
     def _do(self, action: Action, batch: _Batch) -> None:
-        with doing(self._stage, _NAMES[action.kind], action.micro):
+        with doing(self._stage, NAMES[action.kind], action.micro):
             if action.kind == FORWARD:
                 self._forward(action.piece, action.micro, batch)
             elif action.kind in (BACKWARD, INPUTS):

@@ -21,7 +21,7 @@ from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.starts import STREAMED, check_start
-from carme_runtime.torch.arrivals import Arrivals, settle_given
+from carme_runtime.torch.arrivals import Arrivals, settle_given, settle_optimizer
 from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
@@ -31,9 +31,10 @@ from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.pipeline_start import bytes_of, check_arguments, send_buffers, send_parameters
 from carme_runtime.torch.pipeline_sums import allreduce, refuse_sparse, sum_gradients
 from carme_runtime.torch.recomputing import can_recompute
+from carme_runtime.torch.stage_states import StageStates, note_stages
 from carme_runtime.torch.traced import Traced
 from carme_runtime.torch.tracing import capture, example_tensors
-from carme_runtime.torch.whole_state import mismatch, named_groups, whole_optimizer_state
+from carme_runtime.torch.whole_state import mismatch, named_groups, on_host, whole_optimizer_state
 
 _STEP_COUNT = 50
 # How names of BatchNorm's statistics end, in PyTorch and in Keras.
@@ -56,6 +57,7 @@ def pipeline(
     graph: Graph | None = None,
     whole_batch: bool = False,
     start: str = "",
+    variable_shapes: bool = False,
 ) -> tuple["Pipeline", torch.optim.Optimizer]:
     """Train `model` as a pipeline over all ranks of the run.
 
@@ -64,8 +66,7 @@ def pipeline(
     0 to `stages` - 1 are the first pipeline; further ranks are replicas of it.
 
     Args:
-        model: On the host or on this rank's GPU, and in training. The same on all ranks. Stages on GPUs send
-            their messages through host memory.
+        model: On the host or on this rank's GPU, and in training. The same on all ranks.
         optimizer: Over parameters of this model.
         example: What the model is called with, as large as the largest batch of a replica.
         stages: Ranks of one pipeline. None: chosen, as are the next two.
@@ -74,18 +75,17 @@ def pipeline(
         memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
             share of the job's limit, without what the job's processes take besides the model. Stages that do
             not fit compute their forward passes again, instead of holding activations, where that helps.
-        strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one pipeline. `hybrid`:
-            several pipelines. `auto`: what is predicted to be fastest and fits. `carme-run --strategy` counts
-            before this.
-        batch_norm: How BatchNorm treats micro-batches: `micro`, `deferred` or `exact`, see the user
-            documentation. None: `micro`, which a warning says.
+        strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one. `hybrid`: several
+            pipelines. `auto`: the fastest that fits, by prediction. `carme-run --strategy` counts before.
+        batch_norm: How BatchNorm treats micro-batches: `micro` (also None; it warns), `deferred`, `exact`.
         cut_points: Names of layers with which stages begin, instead of what is measured to be best.
         whole_layers: Names of layers that are not traced into.
         graph: Of this model, measured before (see `trace`): nothing is measured then.
         whole_batch: Whether the example is a batch of all replicas together.
-        start: `streamed`: return while rank 0's parameters still travel to the stages and their replicas, and
-            wait for each in the first forward pass. Until then use them by the pipeline's calls, `state_dict`
-            and `load_state_dict` only.
+        start: `streamed`: return while rank 0's parameters travel; the first forward pass waits for each.
+            Until then use them by the pipeline's calls, `state_dict` and `load_state_dict` only.
+        variable_shapes: Whether inputs may be smaller than the example in dimensions that the model leaves
+            open, as sentences of other lengths are.
 
     Raises:
         InvalidCall: An argument that cannot be, or a model that cannot be traced.
@@ -94,11 +94,11 @@ def pipeline(
     """
     check_start(start)
     settle_given(model)
+    settle_optimizer(optimizer)
     strategies.follow()
-    run = Run()
-    points = tuple(cut_points)
+    run, points = Run(), tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
-    requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph)
+    requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph, variable_shapes)
     traced, made = _planned_or_ended(model, optimizer, example, requested, run)
     return Pipeline(traced, made, optimizer, run, start == STREAMED), optimizer
 
@@ -113,6 +113,7 @@ class _Requested:
     batch_norm: str | None
     whole_layers: tuple[str, ...]
     graph: Graph | None
+    variable_shapes: bool
 
 
 def _planned_or_ended(
@@ -145,7 +146,7 @@ def _planned(
     check_arguments(model, optimizer, inputs, requested.batch_norm)
     strategy = strategies.chosen_strategy(requested.strategy)
     limit = parse_size(requested.memory) if requested.memory is not None else None
-    traced = capture(model, inputs, requested.whole_layers)
+    traced = capture(model, inputs, requested.whole_layers, requested.variable_shapes)
     samples, micro_batches = len(inputs[0]), requested.request.micro_batches
     smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
     traced.graph = run.agreed(traced, inputs, requested.graph, (smallest, samples))
@@ -222,6 +223,7 @@ class Pipeline:
         self._optimizer = optimizer
         self._groups = named_groups(optimizer, {id(p): name for name, p in traced.model.named_parameters()})
         self._keep_own(optimizer)
+        self._states = self._states_of_stages()
         self._sharing = self._groups_of_shared()
         if all(parameter.device.type == "cpu" for parameter in traced.model.parameters()):
             pages.trim()  # what other stages have is free
@@ -419,12 +421,12 @@ class Pipeline:
         for name, (shape, dtype) in self._described.items():
             owner = self._owners[name][0]
             held = self._stage == owner and self._run.rank < self._plan.schedule.ranks
-            content = _on_host(self._tensors[name]) if held else torch.empty(shape, dtype=dtype)
+            content = on_host(self._tensors[name]) if held else torch.empty(shape, dtype=dtype)
             if self._run.everyone and content.numel():
                 self._run.everyone.broadcast(bytes_of(content), owner, timeout=self._run.timeout)
             if self._run.rank == 0:
                 whole[name] = content
-        names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
+        names = self._states.names
         return {name: whole[first] for name, first in names.items()} if self._run.rank == 0 else {}
 
     def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -436,7 +438,7 @@ class Pipeline:
             InvalidCall: Its names or shapes are not the model's. No rank has changed anything then.
         """
         self._settle()
-        names = {name: _first(self._traced.model, name) for name in self._traced.model.state_dict()}
+        names = self._states.names
         problem = mismatch(state, names, self._described) if self._run.rank == 0 else ""
         problem = self._run.broadcast(problem.encode()).decode()
         if problem:
@@ -452,6 +454,20 @@ class Pipeline:
             if self._stage in self._owners[first]:
                 with torch.no_grad():
                     self._tensors[first].copy_(content)
+
+    def take_state(self) -> dict[str, Any]:
+        """The whole model's state for `Checkpoints`, of which each rank has its stage's tensors."""
+        self._settle()
+        return self._states.take_model()
+
+    def own_state(self, part: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a checkpoint's part for the whole model: what this rank needs of it."""
+        return self._states.own_of_model(part)
+
+    def give_state(self, own: Mapping[str, torch.Tensor]) -> None:
+        """Go on from what `own_state` has chosen. All ranks call it together; raises InvalidCall."""
+        self._settle()
+        self._states.give_model(own)
 
     def optimizer_state_dict(self) -> dict[str, Any]:
         """The optimizer's state as one process has it, of all stages: on rank 0; nothing on the others.
@@ -500,6 +516,15 @@ class Pipeline:
                 parameter.grad = None
                 parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
+    def _states_of_stages(self) -> StageStates:
+        """What checkpoints take, of which they find the optimizer's by the optimizer alone."""
+        states = StageStates(
+            self._run, self._stage, self._owners, self._described, self._tensors,
+            self._traced.model, self._optimizer, self._groups,
+        )  # fmt: skip
+        note_stages(states)
+        return states
+
     def _groups_of_shared(self) -> list[tuple[Group, list[nn.Parameter]]]:
         """Whose gradients are made on several stages: their groups, and these parameters."""
         sharing: dict[tuple[int, ...], list[nn.Parameter]] = {}
@@ -541,19 +566,6 @@ class Pipeline:
             sum_gradients(group, parameters, self._run.timeout)
 
 
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in host memory, in order."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
 def _persistent(model: nn.Module) -> dict[str, torch.Tensor]:
     """Parameters and buffers by their first names."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _first(model: nn.Module, name: str) -> str:
-    known = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers(remove_duplicate=False)),
-    }
-    return next(first for first, tensor in _persistent(model).items() if tensor is known[name])

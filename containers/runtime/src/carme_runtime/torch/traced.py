@@ -26,6 +26,7 @@ class Traced:
         constants: Tensors that are no parameter or buffer of the model, by name.
         graph: Ours; operators have the names of their nodes.
         whole_layers: Names of layers that were not traced into, where the user named some.
+        variable_shapes: Whether inputs may be smaller than the example, and not only in samples.
     """
 
     model: nn.Module
@@ -35,6 +36,7 @@ class Traced:
     constants: dict[str, torch.Tensor]
     graph: Graph
     whole_layers: Sequence[str] = ()
+    variable_shapes: bool = False
 
     def named_tensors(self) -> dict[str, torch.Tensor]:
         """Parameters, buffers and constants of the model, by the graph's names."""

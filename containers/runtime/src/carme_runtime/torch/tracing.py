@@ -67,8 +67,20 @@ def example_tensors(example: Any) -> tuple[torch.Tensor, ...]:
     return tuple(tensors)
 
 
-def capture(model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: Sequence[str] = ()) -> Traced:
-    """Trace a model without measuring it. Raises InvalidCall."""
+def capture(
+    model: nn.Module,
+    example: tuple[torch.Tensor, ...],
+    whole_layers: Sequence[str] = (),
+    variable_shapes: bool = False,
+) -> Traced:
+    """Trace a model without measuring it; see `Traced`. Raises InvalidCall."""
+    traced = _captured(model, example, whole_layers, variable_shapes)
+    return dataclasses.replace(traced, variable_shapes=variable_shapes) if variable_shapes else traced
+
+
+def _captured(
+    model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: Sequence[str], variable_shapes: bool
+) -> Traced:
     if isinstance(model, SelfTraced):
         return model.traced()
     unknown = [name for name in whole_layers if name not in dict(model.named_modules())]
@@ -80,7 +92,8 @@ def capture(model: nn.Module, example: tuple[torch.Tensor, ...], whole_layers: S
         named = _by_layers(model, whole_layers, "You named layers to be taken as they are.")
         return dataclasses.replace(named, whole_layers=tuple(whole_layers))
     example = resized(example, max(len(example[0]), 2))  # one sample would count as a fixed size
-    sizes = tuple({0: torch.export.Dim.AUTO} for _ in example)
+    varying = [range(tensor.dim() if variable_shapes else 1) for tensor in example]
+    sizes = tuple(dict.fromkeys(dimensions, torch.export.Dim.AUTO) for dimensions in varying)
     try:
         # A model whose forward takes *args has them as one argument.
         star = _takes_star(model)

@@ -13,6 +13,11 @@ from torch.utils._pytree import tree_map_only
 from carme_runtime.torch.pipeline_run import Run
 
 
+def on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in host memory, in order."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
 def named_groups(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> list[list[str]]:
     """The names of the parameters in an optimizer's groups, in their order."""
     return [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
