@@ -6,6 +6,7 @@ import os
 import random
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from carme_runtime.compare.entries import LAUNCH, Entry, Progress, address_of, s
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import spread
 from carme_runtime.compare.hosts import threads_of
-from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.compare.networks import NETWORKS, Network
 from carme_runtime.compare.results import Result, Row, Turn
 from carme_runtime.compare.work_folder import work_folder
 
@@ -46,6 +47,9 @@ class Plan:
         slower: By contestant, by how many percent it is slowed.
         precision: `float32`, or `bf16`: each framework's mixed precision.
         pythons: By contestant, the Python that it runs with where that is not this one.
+        data: The images, by name.
+        size: Their side in pixels; None: what the images or the network have.
+        width: By which the channels of the networks are multiplied; None: each network's own.
     """
 
     contestants: tuple[str, ...]
@@ -61,6 +65,13 @@ class Plan:
     slower: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
     pythons: dict[str, str] = field(default_factory=dict)
+    data: str = "digits"
+    size: int | None = None
+    width: float | None = None
+
+    def network(self, name: str) -> Network:
+        """As it takes the images. Raises CompareError where it cannot."""
+        return tasks.network_for(name, self.data, self.size, self.width)
 
     def batch_of(self, network: str, ranks: int) -> int:
         """Samples of a step over all ranks."""
@@ -72,10 +83,11 @@ class Plan:
         return self.pythons.get(contestant, sys.executable)
 
     def check(self) -> None:
-        """Raises CompareError where a batch cannot be shared, or a Python cannot be used."""
+        """Raises CompareError for a batch that cannot be shared, a Python or a size that cannot be used."""
         for name in self.contestants:
             CONTESTANTS[name].missing(self.python_of(name))
         for network in self.networks:
+            self.network(network)
             for ranks in self.ranks:
                 if self.batch_of(network, ranks) % ranks:
                     raise CompareError(
@@ -149,6 +161,8 @@ class _Raw:
     probes: tuple[float, float]
     parts: dict[str, float]
     joules: dict[str, float]
+    began: float
+    lasted_s: float
 
 
 class _Contest:
@@ -188,11 +202,12 @@ class _Contest:
     def _prepare(self) -> None:
         """Start all, one after the other, in a drawn order."""
         made: dict[int, tasks.Task] = {}
+        network, data, seed = self.plan.network(self.network), self.plan.data, self.plan.seed
         self.first_loss: dict[int, float] = {}
         for ranks in self.plan.ranks:
             batch = self.plan.batch_of(self.network, ranks)
             if batch not in made:
-                made[batch] = tasks.make(NETWORKS[self.network], batch, self.plan.seed)
+                made[batch] = tasks.make(network, batch, seed, data)
                 self.files[batch] = self.folder / f"{self.network}-{batch}.npz"
                 tasks.write(made[batch], self.files[batch])
             self.first_loss[ranks] = made[batch].first_loss(ranks)
@@ -269,13 +284,15 @@ class _Contest:
         order = list(places)
         self.random.shuffle(order)
         for place in order:
-            before, drew = self.probes[-1], energy()
+            before, drew, began = self.probes[-1], energy(), time.time()
             answers = self._make(place, steps[place])
+            lasted = time.time() - began
             joules = drawn(drew, energy(), max(steps[place], 1))
             self.probes.append(machine.probe(cores))
             if answers:
                 ms, foreign, parts = sample(answers)
-                raw = _Raw(number, ms, foreign, (before, self.probes[-1]), parts, joules)
+                probes = (before, self.probes[-1])
+                raw = _Raw(number, ms, foreign, probes, parts, joules, began, lasted)
                 self.turns.setdefault(place, []).append(raw)
 
     def _reasons(self, raw: _Raw) -> tuple[str, ...]:
@@ -290,7 +307,7 @@ class _Contest:
     def _conclude(self, place: int) -> None:
         row, turns = self.entries[place].row, self.turns.get(place, [])
         row.half_loss_steps = checks.steps_to_half(self.losses[place])
-        row.turns = [Turn(raw.round, raw.ms, self._reasons(raw)) for raw in turns]
+        row.turns = [Turn(raw.round, raw.ms, self._reasons(raw), raw.began, raw.lasted_s) for raw in turns]
         names = dict.fromkeys(name for raw in turns for name in raw.parts)
         row.parts_ms = {name: statistics.median(raw.parts.get(name, 0.0) for raw in turns) for name in names}
         drew = [raw.joules for raw in turns if not self._reasons(raw)] or [raw.joules for raw in turns]
