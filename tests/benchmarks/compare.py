@@ -40,7 +40,7 @@ OURS, SLOWED, PERCENT = "parallelize", "torch-gloo", 10.0
 NEIGHBOURED, ROUNDS = (SLOWED, OURS), ("--rounds", "15")  # with the neighbour: more than a hundred turns
 STEADY = "horovod-face"  # what the slowed one is compared with, before and after
 SPELL_SECONDS, BREAK_SECONDS = (1.0, 2.0), (2.0, 5.0)  # of the neighbour, drawn between these
-DISTURBED_SHARE = 0.25  # of a turn, from which on a neighbour disturbs it
+DISTURBED_SHARE = 1 / 3  # of a turn, from which on a neighbour disturbs it: its cores lose a sixth
 MOST_MINUTES, FRAMEWORKS = 20, 6
 
 Spell = tuple[float, float]  # when the neighbour began to compute, and when it ended

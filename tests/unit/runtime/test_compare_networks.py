@@ -1,4 +1,4 @@
-"""The networks and images of the comparison: their published sizes, other sizes, and what a task is made of."""
+"""The networks and images of the comparison: their published sizes, other sizes, and tasks."""
 
 import os
 import subprocess
@@ -54,7 +54,7 @@ def test_sizes_are_parameters() -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("data", ["digits", "imagenet"])
 def test_a_network_takes_images_of_several_sizes(name: str, data: str) -> None:
-    """By what plain NumPy makes of them: a number for each class, and for each pixel where it judges pixels."""
+    """By what plain NumPy makes of them: a number for each class, of each pixel where it judges pixels."""
     own = NETWORKS[name]
     for side in (own.multiple, 3 * own.multiple):
         network = network_for(name, data, side, 0.1)
