@@ -218,7 +218,8 @@ def _how(result: Result) -> list[str]:
         "All are started before the first turn and take turns in rounds, in an order that is drawn anew "
         "for each round. Each rank has cores of its own. The first step of a turn is not timed.",
         "Between all turns a probe of known work runs on all cores. A turn is disturbed if other processes "
-        f"had more than {foreign} of its cores, or if a probe beside it took {slow} longer than usual. "
+        f"had more than {foreign} of its cores, or if a probe beside it took {slow} longer than usual, or "
+        "if heat slowed a processor of the first node down meanwhile, where the kernel counts that. "
         "Disturbed turns are repeated. If they stay disturbed they are left out, or used and marked where "
         "fewer than three others are left.",
         "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
@@ -236,6 +237,8 @@ def _how(result: Result) -> list[str]:
 
 def _environment(result: Result) -> list[str]:
     found: dict[str, Any] = {**result.environment, "seed": result.seed}
+    if "least_mhz" in result.noise:
+        found["clocks"] = f"{result.noise['least_mhz']:.0f} to {result.noise['most_mhz']:.0f} MHz"
     requested = {name: value for name, value in result.options.items() if value not in (None, "", {})}
     found |= {f"option {name}": _option(value) for name, value in requested.items()}
     versions = {name: version for row in result.rows for name, version in row.versions.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.compare import checks, machine, tasks
+from carme_runtime.compare.clocks import megahertz, slowdowns
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door
 from carme_runtime.compare.energy import drawn, energy
@@ -125,9 +126,10 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
     )
     with work_folder(folder) as work, _door(address) as door:
         probes: list[float] = []
+        clocks: list[float] = []
         for network in plan.networks:
-            _Contest(plan, network, result, work, door, progress).hold(probes)
-    _note_noise(result, probes)
+            _Contest(plan, network, result, work, door, progress).hold(probes, clocks)
+    _note_noise(result, probes, clocks)
     return result
 
 
@@ -140,7 +142,7 @@ def _door(host: str) -> Iterator[Door]:
         door.close()
 
 
-def _note_noise(result: Result, probes: list[float]) -> None:
+def _note_noise(result: Result, probes: list[float], clocks: list[float]) -> None:
     turns = [turn for row in result.rows for turn in row.turns]
     result.noise = {
         "turns": len(turns),
@@ -149,6 +151,8 @@ def _note_noise(result: Result, probes: list[float]) -> None:
         "probe_ms": statistics.median(probes) if probes else 0.0,
         "probe_spread": spread(probes) if probes else 0.0,
     }
+    if clocks:
+        result.noise |= {"least_mhz": min(clocks), "most_mhz": max(clocks)}
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,7 @@ class _Raw:
     joules: dict[str, float]
     began: float
     lasted_s: float
+    slowdowns: int
 
 
 class _Contest:
@@ -180,14 +185,15 @@ class _Contest:
         self.turns: dict[int, list[_Raw]] = {}  # by the entry's place
         self.losses: dict[int, list[float]] = {}  # by the entry's place, of all its steps
         self.probes: list[float] = []
+        self.clocks: list[float] = []  # in MHz, beside the probes
 
     @property
     def able(self) -> list[int]:
         """Places of the entries that are not void."""
         return [place for place, entry in enumerate(self.entries) if not entry.row.void]
 
-    def hold(self, all_probes: list[float]) -> None:
-        """From the start of all to their end; rows go into the result."""
+    def hold(self, all_probes: list[float], all_clocks: list[float]) -> None:
+        """From the start of all to their end; rows go into the result, probes and clocks into the lists."""
         try:
             self._prepare()
             self._check_work()
@@ -198,6 +204,7 @@ class _Contest:
         finally:
             stop_all(self.entries)  # those that an error or a cancelled job has left
         all_probes += self.probes
+        all_clocks += self.clocks
 
     def _prepare(self) -> None:
         """Start all, one after the other, in a drawn order."""
@@ -257,7 +264,7 @@ class _Contest:
         own = {core for place in self.able for core in self.entries[place].cores}
         cores = sorted(own or os.sched_getaffinity(0))
         steps = {place: self._steps_of_a_turn(place) for place in self.able}
-        self.probes.append(machine.probe(cores))
+        self._probe(cores)
         for number in range(1, self.plan.rounds + 1):
             self._round(number, self.able, steps, cores)
             self.progress(f"{self.network}: round {number} of {self.plan.rounds}")
@@ -272,6 +279,11 @@ class _Contest:
         for place in self.able:
             self._conclude(place)
 
+    def _probe(self, cores: list[int]) -> None:
+        self.probes.append(machine.probe(cores))
+        if (clock := megahertz(cores)) is not None:
+            self.clocks.append(clock)
+
     def _steps_of_a_turn(self, place: int) -> int:
         """By a first turn, which also warms up what compiles or measures at first."""
         answers = self._make(place, _LEAST_STEPS)
@@ -284,19 +296,20 @@ class _Contest:
         order = list(places)
         self.random.shuffle(order)
         for place in order:
-            before, drew, began = self.probes[-1], energy(), time.time()
+            before, drew, slowed, began = self.probes[-1], energy(), slowdowns(cores), time.time()
             answers = self._make(place, steps[place])
             lasted = time.time() - began
             joules = drawn(drew, energy(), max(steps[place], 1))
-            self.probes.append(machine.probe(cores))
+            self._probe(cores)
             if answers:
                 ms, foreign, parts = sample(answers)
                 probes = (before, self.probes[-1])
-                raw = _Raw(number, ms, foreign, probes, parts, joules, began, lasted)
+                more = (slowdowns(cores) or 0) - (slowed or 0)
+                raw = _Raw(number, ms, foreign, probes, parts, joules, began, lasted, more)
                 self.turns.setdefault(place, []).append(raw)
 
     def _reasons(self, raw: _Raw) -> tuple[str, ...]:
-        return checks.disturbances(raw.foreign, raw.probes, checks.usual_probe(self.probes))
+        return checks.disturbances(raw.foreign, raw.probes, checks.usual_probe(self.probes), raw.slowdowns)
 
     def _disturbed(self, place: int) -> list[_Raw]:
         """The disturbed turns of rounds that have no undisturbed one."""
