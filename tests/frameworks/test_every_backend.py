@@ -21,7 +21,7 @@ from patience import HANG
 PROGRAM = ROOT / "tests/native/programs/frameworks.py"
 # One step from 0 over all four samples, whatever the number of ranks.
 WEIGHT = "0.45000"
-#: A program for GPI-2 must be compiled with it; tests/cluster has its start without it.
+#: GPI-2, with which programs for it are compiled, is in no package index; tests/cluster has its start.
 NAMES = [name for name in BACKENDS if name != "gaspi"]
 #: Scripts that run once, and find both nodes.
 DRIVERS = ["dask", "ray"]

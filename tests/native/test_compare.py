@@ -1,5 +1,6 @@
 """`carme compare` for real: equal networks in all frameworks that are installed, and two that take turns."""
 
+import importlib.util
 import json
 import os
 import re
@@ -7,14 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from carme_runtime.compare import load, tasks
 from carme_runtime.compare.contestants import CONTESTANTS
-from carme_runtime.compare.networks import NETWORKS
-from carme_runtime.options import USUAL_NETWORKS
+from carme_runtime.compare.networks import ALL_NETWORKS, NETWORKS
+from carme_runtime.compare.tasks import network_for
 from patience import HANG
 
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()", "compare"]
 
 pytestmark = pytest.mark.timeout(3 * HANG)
@@ -66,12 +69,12 @@ def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> No
     python = Path(sys.prefix) / "mxnet/bin/python"
     if not python.exists():
         pytest.skip("MXNet needs Python 3.11 at most, for which ./test native makes it an environment")
-    networks = ",".join(["tiny", *USUAL_NETWORKS])
+    networks = ",".join(NETWORKS)
     names = ("mxnet", "torch-gloo")
     options = ("--python", f"mxnet={python}", "--networks", networks, "--ranks", "2", "--rounds", "1")
     compare(tmp_path / "out", *names, *options)
     rows = load(tmp_path / "out/compare.json").rows
-    assert [one.void for one in rows] == [""] * len(rows) and len(rows) == 2 * (1 + len(USUAL_NETWORKS))
+    assert [one.void for one in rows] == [""] * len(rows) and len(rows) == 2 * len(NETWORKS)
     assert {one.versions["mxnet"] for one in rows if one.contestant == "mxnet"} == {"1.9.1"}
     for other in ("mxnet", "torch-gloo"):
         assert [one.losses for one in rows if one.contestant == other] == [
@@ -172,14 +175,65 @@ def test_a_comparison_in_which_all_are_void_fails_and_says_why(
     assert json.loads((tmp_path / "out/compare.json").read_text())["rows"][0]["status"] == "void"
 
 
-@pytest.mark.parametrize("name", USUAL_NETWORKS)
-def test_networks_of_pytorch_are_those_that_are_computed_without_it(name: str) -> None:
+@pytest.mark.parametrize("network", ["googlenet", "resnet50", "unet"])
+def test_all_frameworks_do_the_same_work_with_large_networks(tmp_path: Path, network: str) -> None:
+    """Of each framework one contestant, so that they fit into memory at once; three steps agree to 1e-4."""
+    names = ("torch-gloo", "keras-torch", "keras-tensorflow", "tensorflow", "jax")
+    able = [name for name in names if not CONTESTANTS[name].missing()]
+    compare(tmp_path / "out", *able, "--networks", network, "--ranks", "1", "--rounds", "1")
+    rows = load(tmp_path / "out/compare.json").rows
+    assert [(one.contestant, one.void) for one in rows] == [(name, "") for name in able]
+    expected = tasks.make(network_for(network), NETWORKS[network].batch, 1).first_loss(1)
+    assert len(able) > 1
+    for one in rows:
+        assert len(one.losses) == 3 and one.losses[0] == pytest.approx(expected, abs=1e-4)
+        assert one.losses == pytest.approx(rows[0].losses, abs=1e-4)
+        assert one.losses[2] != pytest.approx(one.losses[0], abs=1e-4), "the steps train"
+
+
+def test_images_of_imagenets_shape_and_sizes_that_were_chosen(tmp_path: Path) -> None:
+    options = ("--networks", "unet,transformer", "--data", "imagenet", "--size", "32", "--width", "0.1")
+    ranks = ("--batch", "8", "--rounds", "1")
+    compare(tmp_path / "out", "torch-gloo", "parallelize", *options, *ranks)
+    result = load(tmp_path / "out/compare.json")
+    assert [one.void for one in result.rows] == [""] * 8
+    assert result.data == "synthetic images of ImageNet's shape"
+    page = (tmp_path / "out/compare.html").read_text()
+    assert "U-Net, channels x 0.1 (" in page and "samples of 32x32x3" in page and "samples of 16x196" in page
+
+
+def test_faces_that_scikit_learn_has_fetched_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file as scikit-learn leaves it there, with other faces."""
+    joblib = pytest.importorskip("joblib")
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path / "data"))
+    (tmp_path / "data").mkdir()
+    options = ("torch-gloo", "--data", "faces", "--networks", "resnet20", "--ranks", "1", "--rounds", "1")
+    out = compare(tmp_path / "out", *options, code=1)
+    assert "The faces of scikit-learn are not on this machine. Fetch them once with" in out
+    assert not list((tmp_path / "out").iterdir()), "nothing half-done stays behind"
+    joblib.dump(np.random.default_rng(1).random((400, 4096), np.float32), tmp_path / "data/olivetti_py3.pkz")
+    compare(tmp_path / "out", *options)
+    result = load(tmp_path / "out/compare.json")
+    assert result.data == "the Olivetti faces of scikit-learn" and not result.rows[0].void
+
+
+#: Of each network its own size, and images of ImageNet's shape as they are.
+SIZES = [(name, "digits", None) for name in ALL_NETWORKS]
+SIZES += [(name, "imagenet", 0.1) for name in ("alexnet", "googlenet", "resnet50", "transformer")]
+
+
+@pytest.mark.parametrize(("name", "data", "width"), SIZES)
+def test_networks_of_pytorch_are_those_that_are_computed_without_it(
+    name: str, data: str, width: float | None
+) -> None:
     import torch
     from torch.nn import functional
 
     from carme_runtime.compare.programs.torch_networks import build, prepare_inputs
 
-    task = tasks.make(NETWORKS[name], 16, seed=3)
+    task = tasks.make(network_for(name, data, width=width), 8, seed=3, data=data)
     for ranks in (1, 2):
         shares = [task.share(rank, ranks) for rank in range(ranks)]
         losses = [
@@ -191,15 +245,34 @@ def test_networks_of_pytorch_are_those_that_are_computed_without_it(name: str) -
         assert sum(losses) / ranks == pytest.approx(task.first_loss(ranks), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", USUAL_NETWORKS)
-def test_networks_of_jax_are_those_that_are_computed_without_it(name: str) -> None:
+@pytest.mark.parametrize(("name", "data", "width"), SIZES)
+def test_networks_of_jax_are_those_that_are_computed_without_it(
+    name: str, data: str, width: float | None
+) -> None:
     jax = pytest.importorskip("jax")
     from carme_runtime.compare.programs.jax_shards import forward
 
-    task = tasks.make(NETWORKS[name], 16, seed=3)
+    task = tasks.make(network_for(name, data, width=width), 8, seed=3, data=data)
     logits = jax.nn.log_softmax(forward(task.network.layers, task.weights, task.inputs[0]))
-    loss = -logits[jax.numpy.arange(16), task.targets[0]].mean()
+    loss = -jax.numpy.take_along_axis(logits, task.targets[0][..., None], -1).mean()
     assert float(loss) == pytest.approx(task.first_loss(1), abs=1e-4)
+
+
+def test_turns_beside_a_neighbour_are_marked(tmp_path: Path) -> None:
+    """One that computes on all cores now and then, as the benchmark starts it."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        spec = importlib.util.spec_from_file_location("benchmark_of_compare", BENCHMARKS / "compare.py")
+        assert spec and spec.loader
+        benchmark = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(benchmark)
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    with benchmark.neighbour() as spells:
+        compare(tmp_path / "out", "torch-gloo", "--networks", "tiny", "--ranks", "1", "--rounds", "40")
+    result = load(tmp_path / "out/compare.json")
+    marked = benchmark.marked(result, spells)
+    assert marked["disturbed_turns"] >= 3 and marked["ours"] >= 95, marked
 
 
 def test_a_task_survives_its_file(tmp_path: Path) -> None:

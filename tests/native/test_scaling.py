@@ -91,6 +91,36 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
         assert done.returncode == 2 and sentence in done.stderr
 
 
+NOTEBOOK = """
+import sys
+from IPython.core.interactiveshell import InteractiveShell
+
+shell = InteractiveShell.instance()
+shell.run_cell("%load_ext carme_runtime.notebook")
+line = f"--scale-seconds 2 --network '10 Gbit/s, 20 us' '{sys.argv[1]}'"
+found = shell.run_line_magic("carme_scale", f"{line} plain")
+print("CURVE", "<svg" in found._repr_html_(), "given: 10 Gbit/s, 20 us" in repr(found))
+try:
+    shell.run_line_magic("carme_scale", f"{line} short")
+except Exception as error:
+    print("REFUSED", error)
+"""
+
+
+def test_a_line_of_a_notebook_draws_how_a_script_scales(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    environment = os.environ | {"IPYTHONDIR": str(tmp_path / "ipython")}
+    command = [sys.executable, "-c", NOTEBOOK, str(PROGRAM)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=2 * HANG
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CURVE True True" in done.stdout
+    output = done.stdout + done.stderr
+    assert "The script ended after 5 steps, and the probe needs 7." in output
+    assert "REFUSED the probe ended with exit code 2; its output above says why." in output
+
+
 def test_advice_leaves_the_model_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(), nn.Linear(16, 4))
     model(torch.randn(8, 8)).sum().backward()

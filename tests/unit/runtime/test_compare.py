@@ -29,6 +29,7 @@ from carme_runtime.compare import (
     verdict,
 )
 from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
+from carme_runtime.compare.images import DATA
 from carme_runtime.compare.machine import busy_seconds, probe
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, MEASURED, VOID, Result, Row, Turn
@@ -364,6 +365,28 @@ def test_contestants_that_cannot_be_distinguished_are_level(result: Result) -> N
     assert "level)" in report.text(result)
 
 
+def test_a_noisy_machine_is_named_in_the_verdict_and_at_its_rows(result: Result) -> None:
+    assert "not quiet" not in report.page(result)
+    result.noise |= {"turns": 80, "disturbed_turns": 41}
+    first = result.rows[0]
+    first.turns = [dataclasses.replace(turn, reasons=("a neighbour",)) for turn in first.turns]
+    trust = verdict.sentences(result)[2]
+    assert "1 disturbed; 41 of 80 turns were disturbed" in trust
+    assert trust.endswith("the machine was not quiet, take figures as rough.")
+    assert trust in report.text(result) and trust in unescape(report.page(result))
+    assert "<td>disturbed</td>" in report.page(result) and "a neighbour" in report.page(result)
+    found = results.as_dict(result)
+    assert [each["status"] for each in found["rows"]][:2] == [DISTURBED, MEASURED]
+
+
+def test_columns_without_a_figure_are_left_out(result: Result) -> None:
+    assert "s to half the loss" not in report.page(result) and "J a step</th>" not in report.page(result)
+    result.rows[0].half_loss_steps, result.rows[1].step_joules = 250, {"gpus": 2.0}
+    page = report.page(result)
+    assert page.count("<th>s to half the loss</th>") == 1 and page.count("<th>J a step</th>") == 1
+    assert "s to half the loss" in report.text(result)
+
+
 def test_one_round_gives_no_interval(result: Result) -> None:
     for each in result.rows:
         each.turns = each.turns[:1]
@@ -418,6 +441,14 @@ def test_differences_of_two_results(result: Result) -> None:
         (["--ranks", "0"], "--ranks 0 cannot be read."),
         (["--rounds", "0"], "--rounds 0 is not possible. Give 1 to 1000."),
         (["--seed", "-1"], "--seed -1 is not possible."),
+        (["--data", "cats"], "There is no data set 'cats'. Choose from digits, faces, imagenet."),
+        (["--size", "0"], "--size 0 is not possible. Give 1 to 1024."),
+        (["--width", "0"], "--width 0 is not possible. Give more than 0 and up to 8."),
+        (["--width", "nan"], "--width nan is not possible."),
+        (
+            ["--networks", "mlp,resnet50", "--size", "48"],
+            "The network 'resnet50' takes no images with a side of 48 pixels. Use --size with a",
+        ),
         (["--slower", "jax"], "--slower jax cannot be read."),
         (["--slower", "jax=-5"], "--slower jax=-5 cannot be read."),
         (["--ranks", "3", "--batch", "32"], "A batch of 32 cannot be shared by 3 ranks."),
@@ -457,7 +488,7 @@ def test_files_that_are_no_results(text: str, sentence: str, tmp_path: Path) -> 
 def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--list"]) == 0
     text = capsys.readouterr().out
-    assert all(name in text for name in (*CONTESTANTS, *NETWORKS))
+    assert all(name in text for name in (*CONTESTANTS, *NETWORKS, *DATA))
     assert command.main(["--list", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert [each["name"] for each in shown["contestants"]] == list(CONTESTANTS)

@@ -1,8 +1,12 @@
 """What the benchmark of the comparison concludes: who was slowed, what was disturbed, what moved."""
 
 import dataclasses
+import itertools
+import os
 import random
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -14,6 +18,7 @@ from carme_runtime.compare import worker
 from carme_runtime.compare.checks import disturbances, usual_probe
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.results import DISTURBED, Result, Row, Turn
+from patience import HANG
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 ROUNDS = 20
@@ -70,16 +75,104 @@ def test_repetitions_are_judged_without_the_one_that_was_slowed(benchmark: Any) 
     assert not moved["holds"] and moved["ours"] == pytest.approx(5)
 
 
-@pytest.mark.parametrize(("disturbed", "holds"), [(40, True), (38, True), (37, False), (0, False)])
-def test_all_turns_beside_a_neighbour_must_be_marked(benchmark: Any, disturbed: int, holds: bool) -> None:
-    result = dataclasses.replace(comparison(1), noise={"turns": 40, "disturbed_turns": disturbed})
-    (row,) = benchmark.marked(result)
-    assert row["ours"] == 100 * disturbed / 40 and row["holds"] is holds
+def beside_a_neighbour(unmarked: int = 0, slower: float = 2.0) -> Result:
+    """Every fifth turn lies in a spell of the neighbour; so many of these are not marked."""
+    result = comparison(1)
+    for each in result.rows:
+        each.turns = [
+            dataclasses.replace(
+                turn,
+                ms=slower * turn.ms if is_beside(turn) else turn.ms,
+                reasons=("a neighbour",) if is_beside(turn) and turn.round >= 5 * unmarked else (),
+                began=10.0 * turn.round,
+                lasted_s=1.0,
+            )
+            for turn in each.turns
+        ]
+    return result
 
 
-def test_without_a_turn_nothing_is_known_of_the_neighbour(benchmark: Any) -> None:
-    (row,) = benchmark.marked(dataclasses.replace(comparison(1), noise={"turns": 0, "disturbed_turns": 0}))
+def is_beside(turn: Turn) -> bool:
+    return turn.round % 5 == 0
+
+
+#: Each begins in the middle of a turn.
+SPELLS = [(10.0 * number + 0.5, 10.0 * number + 3) for number in range(0, ROUNDS, 5)]
+
+
+def test_turns_beside_a_neighbour_must_be_marked(benchmark: Any) -> None:
+    row = benchmark.marked(beside_a_neighbour(), SPELLS)
+    assert row["ours"] == 100 and row["holds"]
+    assert (row["turns"], row["disturbed_turns"]) == (6 * ROUNDS, 6 * ROUNDS / 5)
+    row = benchmark.marked(beside_a_neighbour(unmarked=1), SPELLS)
+    assert row["ours"] == 75 and row["holds"] is False
+    # Who marks all turns has marked these, but nobody knows anything where there were none.
+    assert benchmark.marked(beside_a_neighbour(), [])["ours"] is None
+
+
+def test_the_share_of_a_turn_that_a_neighbour_had(benchmark: Any) -> None:
+    turn = Turn(1, 5.0, (), began=100.0, lasted_s=2.0)
+    assert benchmark.disturbed_share(turn, [(90.0, 99.0), (102.0, 103.0)]) == 0
+    assert benchmark.disturbed_share(turn, [(99.0, 100.5), (101.0, 101.5)]) == 0.5
+    assert benchmark.disturbed_share(turn, [(0.0, 1000.0)]) == 1
+    assert benchmark.disturbed_share(dataclasses.replace(turn, lasted_s=0.0), [(0.0, 1000.0)]) == 0
+
+
+def test_a_neighbour_moves_medians_unless_its_turns_are_marked(benchmark: Any) -> None:
+    (row,) = benchmark.moved(beside_a_neighbour(), SPELLS)
+    assert row["ours"] == 0 and row["holds"] and row["disturbed_rows"] == 0
+    (row,) = benchmark.moved(beside_a_neighbour(unmarked=4, slower=10.0), SPELLS)
+    assert row["ours"] > 3 and row["holds"] is False
+    disturbed = beside_a_neighbour()
+    for each in disturbed.rows:
+        each.turns = [turn for turn in each.turns if turn.reasons]
+    (row,) = benchmark.moved(disturbed, SPELLS)
+    assert row["ours"] is None and not row["holds"] and row["disturbed_rows"] == 6
+
+
+def test_medians_beside_a_neighbour_are_near_those_before_and_after(benchmark: Any) -> None:
+    (row,) = benchmark.apart(comparison(1), beside_a_neighbour(), comparison(1))
+    assert row["ours"] == pytest.approx(0, abs=3) and row["holds"]
+    slower = {name.replace("-", "_"): 1.1 for name in NAMES}
+    (row,) = benchmark.apart(comparison(1), beside_a_neighbour(), comparison(1, **slower))
+    assert row["ours"] > 3 and row["holds"] is False
+    (row,) = benchmark.apart(comparison(1), beside_a_neighbour(), dataclasses.replace(comparison(1), rows=[]))
     assert row["ours"] is None and not row["holds"]
+
+
+def test_a_comparison_of_few_contestants_is_not_judged_by_its_minutes(benchmark: Any) -> None:
+    few, many = comparison(1), comparison(1)
+    many.rows = [
+        dataclasses.replace(each, contestant=f"{each.contestant} {number}")
+        for each in many.rows
+        for number in (1, 2)
+    ]
+    assert benchmark.duration(few, 5.0)["holds"] is None
+    assert benchmark.duration(many, 5.0)["holds"] and benchmark.duration(many, 25.0)["holds"] is False
+
+
+def test_the_neighbour_computes_now_and_then(benchmark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it did is known, and nothing of it stays behind."""
+    monkeypatch.setattr(benchmark, "SPELL_SECONDS", (0.02, 0.04))
+    monkeypatch.setattr(benchmark, "BREAK_SECONDS", (0.02, 0.04))
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(subprocess_popen(*arguments, **options))
+        return started[-1]
+
+    subprocess_popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with benchmark.neighbour() as spells:
+        end = time.monotonic() + HANG
+        while len(spells) < 3:
+            assert time.monotonic() < end
+            time.sleep(0.005)
+        assert len(started) == len(os.sched_getaffinity(0))
+        assert all(process.poll() is None for process in started)
+    assert all(first < last for first, last in spells)
+    assert all(one[1] < two[0] for one, two in itertools.pairwise(spells))
+    assert all(process.poll() is not None for process in started)
 
 
 def test_turns_beside_a_neighbour_are_marked_and_move_no_median() -> None:

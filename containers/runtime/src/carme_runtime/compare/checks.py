@@ -64,13 +64,16 @@ def usual_probe(probes: Sequence[float]) -> float:
     return statistics.quantiles(probes, n=4)[0] if len(probes) > 1 else probes[0]
 
 
-def disturbances(foreign: float | None, probes: Sequence[float], usual: float) -> tuple[str, ...]:
+def disturbances(
+    foreign: float | None, probes: Sequence[float], usual: float, slowdowns: int = 0
+) -> tuple[str, ...]:
     """Why a turn does not count.
 
     Args:
         foreign: The share of its cores' time that other processes had.
         probes: Milliseconds of the probes before and after it.
         usual: Milliseconds of the probe on the quiet machine.
+        slowdowns: How often heat slowed a processor down meanwhile.
     """
     reasons = []
     if foreign is not None and foreign > FOREIGN_LIMIT:
@@ -78,6 +81,8 @@ def disturbances(foreign: float | None, probes: Sequence[float], usual: float) -
     slow = max(probes) / usual - 1
     if slow > PROBE_LIMIT:
         reasons.append(f"the probe took {100 * slow:.0f} % longer than usual")
+    if slowdowns:
+        reasons.append("heat slowed a processor down")
     return tuple(reasons)
 
 

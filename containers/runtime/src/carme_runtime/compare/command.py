@@ -5,7 +5,7 @@ import dataclasses
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from carme_runtime.compare import report, results
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.differences import difference
 from carme_runtime.compare.errors import CompareError
-from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.compare.images import DATA
+from carme_runtime.compare.networks import ALL_NETWORKS, MOST_SIDE, MOST_WIDTH, NETWORKS
 from carme_runtime.compare.rounds import Plan, compare
 from carme_runtime.graph.show import columns
 from carme_runtime.options import USUAL_NETWORKS, add_compare_options
@@ -60,15 +61,24 @@ def _listing(as_json: bool, pythons: Mapping[str, str]) -> str:
             for one in CONTESTANTS.values()
         ]
         networks = [
-            {"name": one.name, "title": one.title, "batch": one.batch, "parameters": one.parameters()}
+            {"name": one.name, "title": one.full_title, "batch": one.batch, "parameters": one.parameters()}
             for one in NETWORKS.values()
         ]
-        return json.dumps({"contestants": found, "networks": networks}, indent=1)
+        data = [
+            {"name": one.name, "side": one.side, "channels": one.channels, "classes": one.classes}
+            for one in DATA.values()
+        ]
+        return json.dumps({"contestants": found, "networks": networks, "data": data}, indent=1)
     rows: list[tuple[str, ...]] = [("contestant", "", "carme-run --backend", "missing")]
     rows += [(one.name, one.title, one.backend, ", ".join(missing[one.name])) for one in CONTESTANTS.values()]
     more: list[tuple[str, ...]] = [("network", "", "parameters", "batch")]
-    more += [(one.name, one.title, f"{one.parameters():,}", str(one.batch)) for one in NETWORKS.values()]
-    return f"{columns(rows, left=4)}\n\n{columns(more, left=2)}"
+    more += [(one.name, one.full_title, f"{one.parameters():,}", str(one.batch)) for one in NETWORKS.values()]
+    data: list[tuple[str, ...]] = [("data", "pixels", "channels", "classes")]
+    data += [
+        (one.name, str(one.side or "the network's"), str(one.channels), str(one.classes))
+        for one in DATA.values()
+    ]
+    return f"{columns(rows, left=4)}\n\n{columns(more, left=2)}\n\n{columns(data, left=1)}"
 
 
 def _compare(options: argparse.Namespace) -> None:
@@ -115,12 +125,18 @@ def plan_of(options: argparse.Namespace) -> Plan:
     """What the options ask for. Raises CompareError."""
     chosen: dict[str, Any] = dict(_QUICK) if options.quick else {"networks": USUAL_NETWORKS}
     if options.networks:
-        chosen["networks"] = _names(options.networks.split(","), NETWORKS, "network")
-    for name, most in (("rounds", _MOST_ROUNDS), ("batch", 1 << 20), ("threads", 4096)):
+        given = ALL_NETWORKS if options.networks == "all" else options.networks.split(",")
+        chosen["networks"] = _names(given, NETWORKS, "network")
+    limits = {"rounds": _MOST_ROUNDS, "batch": 1 << 20, "threads": 4096, "size": MOST_SIDE}
+    for name, most in limits.items():
         if (value := getattr(options, name)) is not None:
             if not 1 <= value <= most:
                 raise CompareError(f"--{name} {value} is not possible.", f"Give 1 to {most}.")
             chosen[name] = value
+    if options.width is not None and not 0 < options.width <= MOST_WIDTH:
+        raise CompareError(
+            f"--width {options.width:g} is not possible.", f"Give more than 0 and up to {MOST_WIDTH:g}."
+        )
     if options.seed < 0:
         raise CompareError(f"--seed {options.seed} is not possible.", "Give 0 or more.")
     return Plan(
@@ -128,6 +144,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
         ranks=_ranks(options.ranks),
         scaling=options.scaling,
         precision=options.precision,
+        data=_names([options.data], DATA, "data set")[0],
+        width=options.width,
         seed=options.seed,
         slower=dict(map(_slower, options.slower)),
         pythons=_pythons(options.python),
@@ -135,7 +153,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     )
 
 
-def _names(given: list[str], known: Mapping[str, Any], what: str) -> tuple[str, ...]:
+def _names(given: Iterable[str], known: Mapping[str, Any], what: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in given))
     for name in names:
         if name not in known:

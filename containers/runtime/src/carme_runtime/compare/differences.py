@@ -48,6 +48,8 @@ def _circumstances(before: Result, after: Result) -> list[str]:
     """What is not the same, apart from the times."""
     one, two = (
         {name: str(value) for name, value in result.environment.items() if name not in ("load", "job")}
+        | {"data": str(result.options.get("data", "digits"))}
+        | {name: str(result.options.get(name) or "") for name in ("size", "width")}
         | {f"version of {name}": version for row in result.rows for name, version in row.versions.items()}
         for result in (before, after)
     )

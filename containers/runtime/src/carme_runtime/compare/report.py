@@ -6,8 +6,10 @@ from typing import Any
 
 from carme_runtime.compare import checks, drawings
 from carme_runtime.compare.figures import Estimate, is_different
+from carme_runtime.compare.images import DATA
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, VOID, Result, Row
+from carme_runtime.compare.tasks import network_for
 from carme_runtime.compare.verdict import Standing, counted, sentences, standings
 from carme_runtime.graph.show import columns
 from carme_runtime.out_of_core.sizes import show_size
@@ -52,8 +54,8 @@ def text(result: Result) -> str:
         for ranks in result.ranks():
             several = standings(result, network, ranks)
             if several:
-                rows: list[tuple[str, ...]] = [_HEAD, *(_cells(one) for one in several)]
-                parts += [f"{_titled(network)}, {counted(ranks)}:", columns(rows, left=1), ""]
+                rows = _filled([_HEAD, *(_cells(one) for one in several)])
+                parts += [f"{_titled(result, network)}, {counted(ranks)}:", columns(rows, left=1), ""]
     void = [row for row in result.rows if row.status == VOID]
     parts += [f"void: {row.title}, {row.network}, {counted(row.ranks)}: {row.void}" for row in _once(void)]
     return "\n".join(parts).rstrip() + "\n"
@@ -73,14 +75,18 @@ def _precision(result: Result) -> str:
     return str(result.environment.get("precision", "float32"))
 
 
-def _titled(network: str) -> str:
-    known = NETWORKS.get(network)
-    return f"{known.title} ({known.parameters() / 1e6:.2f} million parameters)" if known else network
+def _titled(result: Result, name: str) -> str:
+    if name not in NETWORKS or result.options.get("data", "digits") not in DATA:
+        return name  # of another version
+    chosen = {key: result.options[key] for key in ("data", "width") if key in result.options}
+    network = network_for(name, side=result.options.get("size"), **chosen)
+    shape = "x".join(map(str, network.shape))
+    return f"{network.full_title} ({network.parameters() / 1e6:.2f} million parameters, samples of {shape})"
 
 
 def _network(result: Result, network: str) -> list[str]:
     colors = _colors(result)
-    parts = [f"<h2>{escape(_titled(network))}</h2>"]
+    parts = [f"<h2>{escape(_titled(result, network))}</h2>"]
     for ranks in result.ranks():
         several = standings(result, network, ranks)
         if not several:
@@ -90,7 +96,7 @@ def _network(result: Result, network: str) -> list[str]:
         parts += [
             f"<h3>{counted(ranks).capitalize()}, batch of {batch}</h3>",
             drawings.bars(shown, "ms"),
-            _table([_HEAD, *(_cells(one) for one in several)]),
+            _table(_filled([_HEAD, *(_cells(one) for one in several)])),
         ]
         parts += _parts([one.row for one in several])
     lines = _lines(result, network, colors)
@@ -138,6 +144,12 @@ def _cells(standing: Standing) -> tuple[str, ...]:
         str(row.user_lines),
         "disturbed" if row.status == DISTURBED else "",
     )
+
+
+def _filled(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Without the columns in which no row has anything."""
+    full = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
+    return [tuple(row[at] for at in full) for row in rows]
 
 
 def _parts(rows: Sequence[Row]) -> list[str]:
@@ -206,23 +218,27 @@ def _how(result: Result) -> list[str]:
         "All are started before the first turn and take turns in rounds, in an order that is drawn anew "
         "for each round. Each rank has cores of its own. The first step of a turn is not timed.",
         "Between all turns a probe of known work runs on all cores. A turn is disturbed if other processes "
-        f"had more than {foreign} of its cores, or if a probe beside it took {slow} longer than usual. "
+        f"had more than {foreign} of its cores, or if a probe beside it took {slow} longer than usual, or "
+        "if heat slowed a processor of the first node down meanwhile, where the kernel counts that. "
         "Disturbed turns are repeated. If they stay disturbed they are left out, or used and marked where "
         "fewer than three others are left.",
         "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
         "compared round by round; “level” is who is not measurably slower than the fastest.",
         "The time to half the loss is that of the steps after which the mean loss over all batches was "
-        "at most half of the first loss. It is empty where the comparison made too few steps for that.",
+        "at most half of the first loss. It is empty, or has no column, where the comparison made too few "
+        "steps for that.",
         "Lines are those that a user writes to train like this, without the network and its data. Start is "
         "the time from the command to ranks that are ready for their first step. Memory is the most that a "
         "rank had at once. J a step is the energy that the first node's processors (RAPL) and GPUs (NVML) "
-        "drew meanwhile, whoever used them; it is empty where these counters cannot be read.",
+        "drew meanwhile, whoever used them; it has no column where these counters cannot be read.",
     )
     return ["<h2>How this was measured</h2>", "<ul>", *(f"<li>{point}</li>" for point in points), "</ul>"]
 
 
 def _environment(result: Result) -> list[str]:
     found: dict[str, Any] = {**result.environment, "seed": result.seed}
+    if "least_mhz" in result.noise:
+        found["clocks"] = f"{result.noise['least_mhz']:.0f} to {result.noise['most_mhz']:.0f} MHz"
     requested = {name: value for name, value in result.options.items() if value not in (None, "", {})}
     found |= {f"option {name}": _option(value) for name, value in requested.items()}
     versions = {name: version for row in result.rows for name, version in row.versions.items()}

@@ -26,11 +26,15 @@ class Turn:
         round: In which they were made; a repeated turn has the round of the one that it stands for.
         ms: The median of its steps.
         reasons: What disturbed it.
+        began: When, in seconds since 1970.
+        lasted_s: From its first step to its last one.
     """
 
     round: int
     ms: float
     reasons: tuple[str, ...] = ()
+    began: float = 0.0
+    lasted_s: float = 0.0
 
 
 @dataclass
@@ -178,9 +182,13 @@ def load(file: Path) -> Result:
 def _row(found: dict[str, Any]) -> Row:
     known = {each.name for each in dataclasses.fields(Row)}
     values: dict[str, Any] = {key: value for key, value in found.items() if key in known}
-    turns = [Turn(each["round"], float(each["ms"]), tuple(each["reasons"])) for each in found["turns"]]
-    values["turns"] = turns
+    values["turns"] = [_turn(each) for each in found["turns"]]
     return Row(**values)
+
+
+def _turn(found: dict[str, Any]) -> Turn:
+    when = [float(found.get(name, 0.0)) for name in ("began", "lasted_s")]
+    return Turn(found["round"], float(found["ms"]), tuple(found["reasons"]), *when)
 
 
 def _no_result(file: Path) -> CompareError:

@@ -6,6 +6,7 @@ import os
 import random
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.compare import checks, machine, tasks
+from carme_runtime.compare.clocks import megahertz, slowdowns
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door
 from carme_runtime.compare.energy import drawn, energy
@@ -20,7 +22,7 @@ from carme_runtime.compare.entries import LAUNCH, Entry, Progress, address_of, s
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import spread
 from carme_runtime.compare.hosts import threads_of
-from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.compare.networks import NETWORKS, Network
 from carme_runtime.compare.results import Result, Row, Turn
 from carme_runtime.compare.work_folder import work_folder
 
@@ -46,6 +48,9 @@ class Plan:
         slower: By contestant, by how many percent it is slowed.
         precision: `float32`, or `bf16`: each framework's mixed precision.
         pythons: By contestant, the Python that it runs with where that is not this one.
+        data: The images, by name.
+        size: Their side in pixels; None: what the images or the network have.
+        width: By which the channels of the networks are multiplied; None: each network's own.
     """
 
     contestants: tuple[str, ...]
@@ -61,6 +66,13 @@ class Plan:
     slower: dict[str, float] = field(default_factory=dict)
     precision: str = "float32"
     pythons: dict[str, str] = field(default_factory=dict)
+    data: str = "digits"
+    size: int | None = None
+    width: float | None = None
+
+    def network(self, name: str) -> Network:
+        """As it takes the images. Raises CompareError where it cannot."""
+        return tasks.network_for(name, self.data, self.size, self.width)
 
     def batch_of(self, network: str, ranks: int) -> int:
         """Samples of a step over all ranks."""
@@ -72,10 +84,11 @@ class Plan:
         return self.pythons.get(contestant, sys.executable)
 
     def check(self) -> None:
-        """Raises CompareError where a batch cannot be shared, or a Python cannot be used."""
+        """Raises CompareError for a batch that cannot be shared, a Python or a size that cannot be used."""
         for name in self.contestants:
             CONTESTANTS[name].missing(self.python_of(name))
         for network in self.networks:
+            self.network(network)
             for ranks in self.ranks:
                 if self.batch_of(network, ranks) % ranks:
                     raise CompareError(
@@ -113,9 +126,10 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
     )
     with work_folder(folder) as work, _door(address) as door:
         probes: list[float] = []
+        clocks: list[float] = []
         for network in plan.networks:
-            _Contest(plan, network, result, work, door, progress).hold(probes)
-    _note_noise(result, probes)
+            _Contest(plan, network, result, work, door, progress).hold(probes, clocks)
+    _note_noise(result, probes, clocks)
     return result
 
 
@@ -128,7 +142,7 @@ def _door(host: str) -> Iterator[Door]:
         door.close()
 
 
-def _note_noise(result: Result, probes: list[float]) -> None:
+def _note_noise(result: Result, probes: list[float], clocks: list[float]) -> None:
     turns = [turn for row in result.rows for turn in row.turns]
     result.noise = {
         "turns": len(turns),
@@ -137,6 +151,8 @@ def _note_noise(result: Result, probes: list[float]) -> None:
         "probe_ms": statistics.median(probes) if probes else 0.0,
         "probe_spread": spread(probes) if probes else 0.0,
     }
+    if clocks:
+        result.noise |= {"least_mhz": min(clocks), "most_mhz": max(clocks)}
 
 
 @dataclass(frozen=True)
@@ -149,6 +165,9 @@ class _Raw:
     probes: tuple[float, float]
     parts: dict[str, float]
     joules: dict[str, float]
+    began: float
+    lasted_s: float
+    slowdowns: int
 
 
 class _Contest:
@@ -166,14 +185,15 @@ class _Contest:
         self.turns: dict[int, list[_Raw]] = {}  # by the entry's place
         self.losses: dict[int, list[float]] = {}  # by the entry's place, of all its steps
         self.probes: list[float] = []
+        self.clocks: list[float] = []  # in MHz, beside the probes
 
     @property
     def able(self) -> list[int]:
         """Places of the entries that are not void."""
         return [place for place, entry in enumerate(self.entries) if not entry.row.void]
 
-    def hold(self, all_probes: list[float]) -> None:
-        """From the start of all to their end; rows go into the result."""
+    def hold(self, all_probes: list[float], all_clocks: list[float]) -> None:
+        """From the start of all to their end; rows go into the result, probes and clocks into the lists."""
         try:
             self._prepare()
             self._check_work()
@@ -184,15 +204,17 @@ class _Contest:
         finally:
             stop_all(self.entries)  # those that an error or a cancelled job has left
         all_probes += self.probes
+        all_clocks += self.clocks
 
     def _prepare(self) -> None:
         """Start all, one after the other, in a drawn order."""
         made: dict[int, tasks.Task] = {}
+        network, data, seed = self.plan.network(self.network), self.plan.data, self.plan.seed
         self.first_loss: dict[int, float] = {}
         for ranks in self.plan.ranks:
             batch = self.plan.batch_of(self.network, ranks)
             if batch not in made:
-                made[batch] = tasks.make(NETWORKS[self.network], batch, self.plan.seed)
+                made[batch] = tasks.make(network, batch, seed, data)
                 self.files[batch] = self.folder / f"{self.network}-{batch}.npz"
                 tasks.write(made[batch], self.files[batch])
             self.first_loss[ranks] = made[batch].first_loss(ranks)
@@ -242,7 +264,7 @@ class _Contest:
         own = {core for place in self.able for core in self.entries[place].cores}
         cores = sorted(own or os.sched_getaffinity(0))
         steps = {place: self._steps_of_a_turn(place) for place in self.able}
-        self.probes.append(machine.probe(cores))
+        self._probe(cores)
         for number in range(1, self.plan.rounds + 1):
             self._round(number, self.able, steps, cores)
             self.progress(f"{self.network}: round {number} of {self.plan.rounds}")
@@ -257,6 +279,11 @@ class _Contest:
         for place in self.able:
             self._conclude(place)
 
+    def _probe(self, cores: list[int]) -> None:
+        self.probes.append(machine.probe(cores))
+        if (clock := megahertz(cores)) is not None:
+            self.clocks.append(clock)
+
     def _steps_of_a_turn(self, place: int) -> int:
         """By a first turn, which also warms up what compiles or measures at first."""
         answers = self._make(place, _LEAST_STEPS)
@@ -269,17 +296,20 @@ class _Contest:
         order = list(places)
         self.random.shuffle(order)
         for place in order:
-            before, drew = self.probes[-1], energy()
+            before, drew, slowed, began = self.probes[-1], energy(), slowdowns(cores), time.time()
             answers = self._make(place, steps[place])
+            lasted = time.time() - began
             joules = drawn(drew, energy(), max(steps[place], 1))
-            self.probes.append(machine.probe(cores))
+            self._probe(cores)
             if answers:
                 ms, foreign, parts = sample(answers)
-                raw = _Raw(number, ms, foreign, (before, self.probes[-1]), parts, joules)
+                probes = (before, self.probes[-1])
+                more = (slowdowns(cores) or 0) - (slowed or 0)
+                raw = _Raw(number, ms, foreign, probes, parts, joules, began, lasted, more)
                 self.turns.setdefault(place, []).append(raw)
 
     def _reasons(self, raw: _Raw) -> tuple[str, ...]:
-        return checks.disturbances(raw.foreign, raw.probes, checks.usual_probe(self.probes))
+        return checks.disturbances(raw.foreign, raw.probes, checks.usual_probe(self.probes), raw.slowdowns)
 
     def _disturbed(self, place: int) -> list[_Raw]:
         """The disturbed turns of rounds that have no undisturbed one."""
@@ -290,7 +320,7 @@ class _Contest:
     def _conclude(self, place: int) -> None:
         row, turns = self.entries[place].row, self.turns.get(place, [])
         row.half_loss_steps = checks.steps_to_half(self.losses[place])
-        row.turns = [Turn(raw.round, raw.ms, self._reasons(raw)) for raw in turns]
+        row.turns = [Turn(raw.round, raw.ms, self._reasons(raw), raw.began, raw.lasted_s) for raw in turns]
         names = dict.fromkeys(name for raw in turns for name in raw.parts)
         row.parts_ms = {name: statistics.median(raw.parts.get(name, 0.0) for raw in turns) for name in names}
         drew = [raw.joules for raw in turns if not self._reasons(raw)] or [raw.joules for raw in turns]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carme_runtime.compare.networks import CLASSES, NETWORKS, Network, draw, loss
+from carme_runtime.compare import designs
+from carme_runtime.compare.images import DATA
+from carme_runtime.compare.networks import NETWORKS, Network, draw
+from carme_runtime.compare.reference import loss
 
 if TYPE_CHECKING:
     import numpy as np
 
 BATCHES = 8  # of which steps take one after the other
 MOMENTUM = 0.9  # of SGD
+_BRIGHT = 0.5  # from which on a pixel is of an object
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,7 @@ class Task:
     network: What is trained.
     weights: At the beginning, by name.
     inputs: (batches, samples of a batch over all ranks, ...).
-    targets: (batches, samples).
+    targets: (batches, samples), or (batches, samples, height, width) where each pixel has one.
     data: Where the samples are from.
     """
 
@@ -49,50 +54,65 @@ class Task:
         return sum(loss(self.network, self.weights, x[0], y[0]) for x, y in shares) / ranks
 
 
-def make(network: Network, batch: int, seed: int) -> Task:
-    """Draw weights and batches: digits of scikit-learn where that is installed, else synthetic images."""
+def network_for(
+    name: str, data: str = "digits", side: int | None = None, width: float | None = None
+) -> Network:
+    """A network as it takes the images of a set.
+
+    Args:
+        name: Of the network.
+        data: Name of the set.
+        side: Of the images in pixels; None: the set's own, or the network's.
+        width: By which its channels are multiplied; None: its own.
+
+    Raises:
+        CompareError: It cannot take images of this side.
+    """
+    images = DATA[data]
+    return NETWORKS[name].sized(side or images.side, images.channels, images.classes, width)
+
+
+def make(network: Network, batch: int, seed: int, data: str = "digits") -> Task:
+    """Draw weights and batches.
+
+    Args:
+        network: As `network_for` returns it for these images.
+        batch: Samples of a step over all ranks.
+        seed: Of all that is drawn.
+        data: Name of the set of images.
+
+    Raises:
+        CompareError: The images are not on this machine.
+    """
     import numpy as np
 
     random = np.random.default_rng([seed, zlib.crc32(network.name.encode())])
     weights = draw(network, random)
-    images, classes, data = _digits() or _synthetic(random)
-    chosen = random.integers(len(images), size=(BATCHES, batch))
-    inputs = _shaped(images[chosen], network.shape)
-    return Task(network, weights, inputs.astype(np.float32), classes[chosen].astype(np.int64), data)
+    images = DATA[data].draw(random, network.side)
+    chosen = random.integers(len(images.values), size=(BATCHES, batch))
+    batches = images.values.astype(np.float32)[chosen]
+    targets = batches.mean(axis=-1) > _BRIGHT if network.judges_pixels else images.classes[chosen]
+    return Task(network, weights, _shaped(batches, network), targets.astype(np.int64), images.title)
 
 
-def _digits() -> tuple[Any, Any, str] | None:
-    try:
-        from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        return None
-    digits: Any = load_digits()
-    return digits.images / 16, digits.target, "the digits of scikit-learn"
-
-
-def _synthetic(random: Any) -> tuple[Any, Any, str]:
-    """A pattern for each class, under noise."""
-    patterns = random.random((CLASSES, 8, 8))
-    classes = random.integers(CLASSES, size=1797)
-    noise = 0.3 * random.standard_normal((len(classes), 8, 8))
-    return (patterns[classes] + noise).clip(0, 1), classes, "synthetic images of 8x8"
-
-
-def _shaped(images: Any, shape: tuple[int, ...]) -> Any:
-    """Images of 8x8 as a network takes samples."""
+def _shaped(images: np.ndarray, network: Network) -> np.ndarray:
+    """Images as a network takes samples."""
     import numpy as np
 
-    head = images.shape[:2]
-    if len(shape) == 3:  # larger ones
-        factor = shape[0] // 8
-        return images.repeat(factor, axis=2).repeat(factor, axis=3)[..., None]
-    if len(shape) == 1:
-        return images.reshape(*head, *shape)
-    # Pieces of 2x2, and where they are.
-    pieces = images.reshape(*head, 4, 2, 4, 2).swapaxes(3, 4).reshape(*head, 16, 4)
-    places = np.arange(16)[:, None] * np.array([1.0, 1.0, 0.25, 0.25])
+    head, side, channels = images.shape[:2], images.shape[2], images.shape[-1]
+    if network.sample == "image":
+        return images
+    if network.sample == "flat":
+        return images.reshape(*head, -1)
+    # Pieces, and where they are.
+    count = designs.pieces_of(side)
+    size = side // count
+    pieces = images.reshape(*head, count, size, count, size, channels).swapaxes(3, 4)
+    pieces = pieces.reshape(*head, count * count, -1)
+    places = np.arange(count * count)[:, None] * np.array([1.0, 1.0, 0.25, 0.25])
     where = np.sin(places + np.array([0, np.pi / 2, 0, np.pi / 2]))
-    return np.concatenate([pieces, np.broadcast_to(where, (*head, 16, 4))], axis=-1)
+    where = np.broadcast_to(where.astype(np.float32), (*head, *where.shape))
+    return np.concatenate([pieces, where], axis=-1)
 
 
 def write(task: Task, file: Path) -> None:
@@ -100,8 +120,10 @@ def write(task: Task, file: Path) -> None:
     import numpy as np
 
     named: dict[str, Any] = {f"weight {name}": value for name, value in task.weights.items()}
-    about = np.array([task.network.name, task.data])
-    np.savez(file, about=about, inputs=task.inputs, targets=task.targets, **named)
+    network = task.network
+    about = {"name": network.name, "data": task.data, "side": network.side, "width": network.width}
+    about |= {"channels": network.channels, "classes": network.classes}
+    np.savez(file, about=np.array(json.dumps(about)), inputs=task.inputs, targets=task.targets, **named)
 
 
 def read(file: Path) -> Task:
@@ -109,6 +131,7 @@ def read(file: Path) -> Task:
     import numpy as np
 
     with np.load(file) as found:
-        name, data = found["about"]
+        about: dict[str, Any] = json.loads(str(found["about"]))
+        name, data = about.pop("name"), about.pop("data")
         weights = {key[7:]: found[key] for key in found.files if key.startswith("weight ")}
-        return Task(NETWORKS[str(name)], weights, found["inputs"], found["targets"], str(data))
+        return Task(NETWORKS[name].sized(**about), weights, found["inputs"], found["targets"], data)

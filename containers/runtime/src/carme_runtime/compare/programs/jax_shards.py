@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 
-from carme_runtime.compare.networks import EPSILON, Layer
+from carme_runtime.compare.layers import EPSILON, Layer
 from carme_runtime.compare.programs import Mark, Step, Work
 from carme_runtime.compare.tasks import MOMENTUM
 
@@ -37,7 +37,7 @@ def prepare(work: Work) -> Step:
         if is_bf16:
             weights, x = jax.tree.map(lambda value: value.astype(jnp.bfloat16), (weights, x))
         logits = forward(layers, weights, x).astype(jnp.float32)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), y[..., None], -1)
         return -chosen.mean()
 
     def train(weights: Any, velocities: Any, x: Any, y: Any) -> Any:
@@ -72,23 +72,23 @@ def prepare(work: Work) -> Step:
 def forward(layers: tuple[Layer, ...], weights: Any, values: Any) -> Any:
     """The network's result."""
     for layer in layers:
-        if layer.kind == "residual":
-            saved = forward(layer.shortcut, weights, values)
-            values = forward(layer.inner, weights, values) + saved
-        else:
-            values = _apply(layer, weights, values)
+        values = _join(layer, weights, values) if layer.branches else _apply(layer, weights, values)
     return values
+
+
+def _join(layer: Layer, weights: Any, values: Any) -> Any:
+    parts = [forward(branch, weights, values) for branch in layer.branches]
+    return jnp.concatenate(parts, -1) if layer.kind == "concat" else sum(parts[1:], parts[0])
 
 
 def _apply(layer: Layer, weights: Any, values: Any) -> Any:
     def dense(name: str) -> Any:
         return values @ weights[f"{name}.kernel"] + weights[f"{name}.bias"]
 
-    name, kind = layer.name, layer.kind
+    name, kind, half = layer.name, layer.kind, (layer.padding, layer.padding)
     if kind == "dense":
         return dense(name)
     if kind == "conv":
-        half = (layer.size // 2, layer.size // 2)
         order = ("NHWC", "HWIO", "NHWC")
         kernel, strides = weights[f"{name}.kernel"], (layer.stride, layer.stride)
         return (
@@ -98,8 +98,13 @@ def _apply(layer: Layer, weights: Any, values: Any) -> Any:
     if kind == "relu":
         return jax.nn.relu(values)
     if kind == "pool":
-        window = (1, 2, 2, 1)
-        return jax.lax.reduce_window(values, -jnp.inf, jax.lax.max, window, window, "VALID")
+        window, strides = ((1, number, number, 1) for number in (layer.size, layer.stride))
+        padding = ((0, 0), half, half, (0, 0))
+        return jax.lax.reduce_window(values, -jnp.inf, jax.lax.max, window, strides, padding)
+    if kind == "up":
+        return values.repeat(2, 1).repeat(2, 2)
+    if kind == "pixels":
+        return values
     if kind == "flatten":
         return values.reshape(len(values), -1)
     if kind == "mean":

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from carme_runtime.compare.networks import EPSILON, Layer
+from carme_runtime.compare.layers import EPSILON, Layer
 from carme_runtime.compare.tasks import Task
 
 
@@ -31,18 +31,19 @@ class _Builder:
     def __init__(self, keras: Any, channels_first: bool) -> None:
         self.layers = keras.layers
         self.axis = 1 if channels_first else -1
+        self.channels_first = channels_first
         self.format = {"data_format": "channels_first" if channels_first else "channels_last"}
         self.weighted: list[tuple[Layer, Any]] = []
 
     def apply(self, layers: tuple[Layer, ...], values: Any) -> Any:
         for layer in layers:
-            if layer.kind == "residual":
-                saved = self.apply(layer.shortcut, values)
-                values = self.layers.Add()([self.apply(layer.inner, values), saved])
-            elif layer.kind == "conv":
-                if layer.size > 1:
-                    values = self.layers.ZeroPadding2D(layer.size // 2, **self.format)(values)
-                values = self._make(layer)(values)
+            if layer.padding:
+                values = self.layers.ZeroPadding2D(layer.padding, **self.format)(values)
+            if layer.branches:
+                join = self.layers.Concatenate(self.axis) if layer.kind == "concat" else self.layers.Add()
+                values = join([self.apply(branch, values) for branch in layer.branches])
+            elif layer.kind == "pixels":
+                values = self.layers.Permute((2, 3, 1))(values) if self.channels_first else values
             elif layer.kind == "attention":
                 values = self._make(layer)(values, values)
             elif layer.kind == "mean" and len(values.shape) == 4:
@@ -57,7 +58,8 @@ class _Builder:
             "dense": lambda: kinds.Dense(layer.outputs),
             "conv": lambda: kinds.Conv2D(layer.outputs, layer.size, layer.stride, **self.format),
             "relu": kinds.ReLU,
-            "pool": lambda: kinds.MaxPooling2D(2, **self.format),
+            "pool": lambda: kinds.MaxPooling2D(layer.size, layer.stride, **self.format),
+            "up": lambda: kinds.UpSampling2D(2, **self.format),
             "flatten": lambda: kinds.Flatten(data_format="channels_last"),
             "mean": kinds.GlobalAveragePooling1D,
             "batch_norm": lambda: kinds.BatchNormalization(self.axis, momentum=0.9, epsilon=EPSILON),

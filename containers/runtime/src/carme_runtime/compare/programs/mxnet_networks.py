@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
 
-from carme_runtime.compare.networks import EPSILON, Layer
+from carme_runtime.compare.layers import EPSILON, Layer
 from carme_runtime.compare.tasks import Task
 
 
@@ -42,15 +42,31 @@ class _ImageMean(nn.HybridBlock):
         return F.mean(values, axis=(2, 3))
 
 
-class _Residual(nn.HybridBlock):
+class _Branches(nn.HybridBlock):
     def __init__(self, layer: Layer, is_image: bool) -> None:
         super().__init__()
+        self.kind = layer.kind
         with self.name_scope():
-            self.inner, self.shortcut = (_sequence(part, is_image) for part in (layer.inner, layer.shortcut))
+            self.branches = [_sequence(branch, is_image) for branch in layer.branches]
+        for branch in self.branches:
+            self.register_child(branch)
 
     def hybrid_forward(self, F: Any, values: Any) -> Any:
-        """The result added to the input."""
-        return self.inner(values) + self.shortcut(values)
+        """Their results, joined by channels or added."""
+        parts = [branch(values) for branch in self.branches]
+        return F.concat(*parts, dim=1) if self.kind == "concat" else sum(parts[1:], parts[0])
+
+
+class _Larger(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
+        """Each pixel becomes 2x2."""
+        return F.UpSampling(values, scale=2, sample_type="nearest")
+
+
+class _Pixels(nn.HybridBlock):
+    def hybrid_forward(self, F: Any, values: Any) -> Any:
+        """The classes last."""
+        return F.transpose(values, axes=(0, 2, 3, 1))
 
 
 class _Attention(nn.HybridBlock):
@@ -83,15 +99,18 @@ def _sequence(layers: tuple[Layer, ...], is_image: bool) -> Any:
 def _block(layer: Layer, is_image: bool) -> Any:
     made: dict[str, Any] = {
         "dense": lambda: nn.Dense(layer.outputs, flatten=False),
-        "conv": lambda: nn.Conv2D(layer.outputs, layer.size, layer.stride, layer.size // 2),
+        "conv": lambda: nn.Conv2D(layer.outputs, layer.size, layer.stride, layer.padding),
         "relu": lambda: nn.Activation("relu"),
-        "pool": lambda: nn.MaxPool2D(2),
+        "pool": lambda: nn.MaxPool2D(layer.size, layer.stride, layer.padding),
+        "up": _Larger,
+        "pixels": _Pixels,
         "flatten": nn.Flatten,
         "mean": _ImageMean if is_image else _Mean,
         "batch_norm": lambda: nn.BatchNorm(epsilon=EPSILON),
         "layer_norm": lambda: nn.LayerNorm(epsilon=EPSILON),
         "attention": lambda: _Attention(layer.outputs, layer.heads),
-        "residual": lambda: _Residual(layer, is_image),
+        "sum": lambda: _Branches(layer, is_image),
+        "concat": lambda: _Branches(layer, is_image),
     }
     return made[layer.kind]()
 
@@ -99,9 +118,9 @@ def _block(layer: Layer, is_image: bool) -> Any:
 def _load(layers: tuple[Layer, ...], blocks: Any, weights: dict[str, np.ndarray]) -> None:
     for number, layer in enumerate(layers):
         name, block = layer.name, blocks[number]
-        if layer.kind == "residual":
-            _load(layer.inner, block.inner, weights)
-            _load(layer.shortcut, block.shortcut, weights)
+        if layer.branches:
+            for branch, blocks_of_branch in zip(layer.branches, block.branches, strict=True):
+                _load(branch, blocks_of_branch, weights)
         elif layer.kind == "attention":
             for part in "qkvo":
                 _load((Layer("dense", f"{name}.{part}"),), [getattr(block, part)], weights)

@@ -22,7 +22,7 @@ def prepare(work: Work) -> Step:
     """The step of one rank."""
     set_threads(work.threads)
     inputs, targets = work.task.share(work.rank, work.ranks)
-    batch = work.task.batch
+    count = work.task.targets[0].size  # over all ranks; of pixels where each has one
     if work.is_bf16:
         tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
     rate = work.task.network.rate
@@ -36,7 +36,7 @@ def prepare(work: Work) -> Step:
         with tf.GradientTape() as tape:
             logits = tf.cast(model(x, training=True), tf.float32)
             losses = tf.keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-            loss = tf.nn.compute_average_loss(losses, global_batch_size=batch)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=count)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables))  # noqa: B905 (unknown to TensorFlow)
         return loss

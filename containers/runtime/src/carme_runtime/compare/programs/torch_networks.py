@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from carme_runtime.compare.networks import EPSILON, Layer
+from carme_runtime.compare.layers import EPSILON, Layer
 from carme_runtime.compare.programs import Work
 from carme_runtime.compare.tasks import Task
 
@@ -45,13 +45,16 @@ class _Mean(nn.Module):
         return values.mean((2, 3)) if values.ndim == 4 else values.mean(1)
 
 
-class _Residual(nn.Module):
+class _Branches(nn.Module):
     def __init__(self, layer: Layer) -> None:
         super().__init__()
-        self.inner, self.shortcut = _sequence(layer.inner), _sequence(layer.shortcut)
+        self.kind = layer.kind
+        self.branches = nn.ModuleList(map(_sequence, layer.branches))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.inner(values) + self.shortcut(values)
+        """Their results, joined by channels or added."""
+        parts = [branch(values) for branch in self.branches]
+        return torch.cat(parts, 1) if self.kind == "concat" else sum(parts[1:], parts[0])
 
 
 class _Attention(nn.Module):
@@ -74,17 +77,18 @@ def _sequence(layers: tuple[Layer, ...]) -> nn.Sequential:
 def _module(layer: Layer) -> nn.Module:
     made: dict[str, Any] = {
         "dense": lambda: nn.Linear(layer.inputs, layer.outputs),
-        "conv": lambda: nn.Conv2d(
-            layer.inputs, layer.outputs, layer.size, layer.stride, padding=layer.size // 2
-        ),
+        "conv": lambda: nn.Conv2d(layer.inputs, layer.outputs, layer.size, layer.stride, layer.padding),
         "relu": nn.ReLU,
-        "pool": lambda: nn.MaxPool2d(2),
+        "pool": lambda: nn.MaxPool2d(layer.size, layer.stride, layer.padding),
+        "up": lambda: nn.Upsample(scale_factor=2),
+        "pixels": nn.Identity,  # functions of loss take images with their classes first, too
         "flatten": nn.Flatten,
         "mean": _Mean,
         "batch_norm": lambda: nn.BatchNorm2d(layer.outputs, eps=EPSILON),
         "layer_norm": lambda: nn.LayerNorm(layer.outputs, eps=EPSILON),
         "attention": lambda: _Attention(layer.outputs, layer.heads),
-        "residual": lambda: _Residual(layer),
+        "sum": lambda: _Branches(layer),
+        "concat": lambda: _Branches(layer),
     }
     return made[layer.kind]()
 
@@ -92,9 +96,9 @@ def _module(layer: Layer) -> nn.Module:
 def _load(layers: tuple[Layer, ...], modules: Any, weights: dict[str, np.ndarray]) -> None:
     for layer, module in zip(layers, modules, strict=True):
         name = layer.name
-        if layer.kind == "residual":
-            _load(layer.inner, module.inner, weights)
-            _load(layer.shortcut, module.shortcut, weights)
+        if layer.branches:
+            for branch, modules_of_branch in zip(layer.branches, module.branches, strict=True):
+                _load(branch, modules_of_branch, weights)
         elif layer.kind == "attention":
             for part in "qkvo":
                 _load((Layer("dense", f"{name}.{part}"),), [getattr(module, part)], weights)
