@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import socket
 import struct
 import threading
@@ -22,13 +23,17 @@ from patience import HANG
 pytestmark = pytest.mark.usefixtures("shared")
 
 SECRET = bytes(32)
+#: Of a run: sockets are named after it, also those of tests beside this one.
+IDENTITY = f"copies-{os.getpid()}"
 DATA = bytes(range(256)) * 4096
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Store]]:
     """The ranges of a run on two nodes, of which the first one has "there"."""
-    found = [Store("0123", tmp_path / "run", 1 << 26, [tmp_path / "scratch"], node) for node in ("n1", "n2")]
+    found = [
+        Store(IDENTITY, tmp_path / "run", 1 << 26, [tmp_path / "scratch"], node) for node in ("n1", "n2")
+    ]
     for each in found:
         each.begin()
     store.unlock(found[0].create(Description("there", len(DATA), "net"), memoryview(DATA)))
@@ -76,7 +81,7 @@ def test_a_node_whose_ranges_are_busy_for_long_does_not_stand_still(
 
     monkeypatch.setattr(Connection, "recv_bytes", count)
     source, target = serve(nodes[0]), serve(nodes[1])
-    busy = Store("0123", nodes[0].folder, 0, [], "n1")
+    busy = Store(IDENTITY, nodes[0].folder, 0, [], "n1")
     with busy.locked():
         pull, found = pull_in_thread(target, source.where)
         for _ in range(2 * serving._BEATS):  # for twice the time after which it counts as one that does

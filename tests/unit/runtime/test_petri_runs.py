@@ -125,6 +125,45 @@ def test_put_waits_for_room_and_says_when_there_will_be_none(folder: Path):
         assert run.marking() == {"jobs": [4], "done": [1, 2, 3]}
 
 
+def test_a_program_takes_tokens_while_the_net_runs(folder: Path):
+    net = Net("taking")
+    numbers, squares = net.place("numbers", int), net.place("squares", int, capacity=2)
+    other = net.place("other", int, tokens=[7])
+
+    @net.transition(numbers >> squares)
+    def square(number):
+        return number * number
+
+    with net.start(folder=folder, workers=2) as run:
+        run.put(numbers, *range(50))
+        taken: list[int] = []
+        while found := run.take(squares, HANG):
+            assert len(found) <= 2  # which makes room for the next
+            taken += found
+        assert sorted(taken) == [each * each for each in range(50)]
+        assert run.wait(HANG) == {"numbers": [], "squares": [], "other": [7]}
+        assert run.take("other") == [7] and run.take(other) == []
+        with pytest.raises(PetriError, match="no such place more"):
+            run.take("more")
+    with net.start(folder=folder, resume=True) as run:  # what was taken does not come again
+        assert run.wait(HANG) == {"numbers": [], "squares": [], "other": []}
+
+
+def test_what_cannot_be_taken_is_one_sentence(folder: Path):
+    net = Net("failing")
+    numbers, squares = net.place("numbers", int), net.place("squares", int)
+
+    @net.transition(numbers >> squares)
+    def square(number):
+        raise ValueError(f"not {number}")
+
+    with net.start(folder=folder) as run:
+        run.put(numbers, 3)
+        with pytest.raises(PetriError, match="Transition square failed: ValueError: not 3"):
+            run.take(squares, HANG)
+        assert run.marking()["numbers"] == [3]
+
+
 def test_programs_are_started_without_a_shell(folder: Path, tmp_path: Path):
     net = Net("programs")
     text, out, code = net.place("text", str), net.place("out", str), net.place("code", int)

@@ -212,7 +212,7 @@ class RangeServer:
 
 @contextlib.contextmanager
 def _beating(connection: "Connection[Any, Any]") -> Iterator[Callable[[Any], None]]:
-    """What sends a message; a thread that no copy and no lock of the store blocks shows that this node lives."""
+    """What sends a message; a thread that no copy and no lock blocks says that this node lives."""
     sending, ended = threading.Lock(), threading.Event()
 
     def send(message: Any) -> None:
