@@ -130,13 +130,13 @@ def test_a_copy_whose_source_stops_in_the_middle_is_repeated_from_another_node(
 ):
     monkeypatch.setattr(serving, "_STILL", 1)
     source = serve(nodes[0])
-    asked: list[str] = []
+    requests: list[str] = []
 
     def coordinator(kind: str, name: str, reply: Callable[[Any], None]) -> None:
         if kind == "where":
-            asked.append(name)
-            where = listener.getsockname() if len(asked) == 1 else source.where
-            reply([where, len(asked)])
+            requests.append(name)
+            where = listener.getsockname() if len(requests) == 1 else source.where
+            reply([where, len(requests)])
         else:
             reply(True)  # the copy that has come is good
 
@@ -147,7 +147,7 @@ def test_a_copy_whose_source_stops_in_the_middle_is_repeated_from_another_node(
         assert ask(nodes[1], "fetch", "there") == []
         stopping.join(HANG)
     found = nodes[1].find("there")
-    assert asked == ["there", "there"] and found
+    assert requests == ["there", "there"] and found
     assert found[0].read_bytes() == DATA and found[1].copy == 2
     assert not list(nodes[1].shared.glob(".new-*"))
 

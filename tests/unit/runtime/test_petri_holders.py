@@ -61,9 +61,9 @@ def test_who_asks_again_is_sent_to_another_node(places: Places):
     target, number, _ = places.push("n1")
     places.take_pulled(target, "x", number, True)
     other = next(each for each in NODES if each not in ("n1", target))
-    asked = [places.ask(other, "where")[0] for _ in range(4)]
-    assert [node for (node, _), _ in asked] == ["n1", target, "n1", target]
-    assert places.ask(other, "confirm", f"{asked[-1][1]} x") == [True]
+    answers = [places.ask(other, "where")[0] for _ in range(4)]
+    assert [node for (node, _), _ in answers] == ["n1", target, "n1", target]
+    assert places.ask(other, "confirm", f"{answers[-1][1]} x") == [True]
     assert places.ask(other, "where")[0][0] == ("n1", 1)  # the last one came
 
 

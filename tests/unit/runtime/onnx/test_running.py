@@ -237,7 +237,7 @@ def test_a_killed_worker_leaves_the_memory_of_its_micro_batch_to_the_next(shared
         check(outputs, onnx_models.expected(proto, inputs))
 
 
-def test_a_tensor_too_large_to_be_kept_has_memory_of_its_own(shared: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_tensor_too_large_for_a_slot_has_memory_of_its_own(shared: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(slots, "MOST_BYTES", 1 << 16)
     proto = onnx_models.branches(batch=1, size=96)
     given = [{"x": onnx_models.random(1, 3, 96, 96, seed=k)} for k in range(8)]
@@ -320,6 +320,13 @@ def test_what_fails_is_reported_in_a_sentence():
 def test_gpus_that_are_not_there_are_refused_before_anything_runs():
     with pytest.raises(OnnxError, match="cannot use GPUs"):
         carme_onnx.run(onnx_models.chain(2), {"x": onnx_models.random(2, 64)}, workers="cpu:1,gpu:1")
+
+
+def test_threads_of_workers_are_a_number():
+    model = carme_onnx.load(onnx_models.chain())
+    for threads in (0, "2"):
+        with pytest.raises(OnnxError, match="no number of threads"):
+            Runner(model, 2, threads=threads)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

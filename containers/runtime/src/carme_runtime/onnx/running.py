@@ -86,6 +86,8 @@ class Runner:
         folder: For the net's journal and the tasks' models; it stays. None: a temporary one. All nodes of a
             job need to see it, so for workers of "job" a temporary one is in the working directory.
         memory: The most that tensors in flight take of the node's shared memory, such as "8GiB".
+        threads: Of one operator in each worker. None: the processors of the node by the number of workers, and
+            1 for workers of "job".
         watch: Is called with the run of the net and a number when that micro-batch was given to it.
 
     Attributes:
@@ -102,6 +104,7 @@ class Runner:
         compiled: Plan | None = None,
         folder: str | os.PathLike[str] | None = None,
         memory: int | str | None = None,
+        threads: int | None = None,
         watch: Any = None,
     ) -> None:
         self.model, self.workers = model, parse_workers(workers)
@@ -109,6 +112,9 @@ class Runner:
         self.plan = compiled
         self.notices: list[str] = []
         self._tasks, self._folder, self._memory, self._watch = tasks, folder, memory, watch
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise OnnxError(f"{threads!r} is no number of threads.", "Give 1 or more.")
+        self._threads = threads
         if self.workers.get("gpu") and CUDA not in library("onnxruntime").get_available_providers():
             raise OnnxError(
                 "This ONNX Runtime cannot use GPUs.",
@@ -137,7 +143,7 @@ class Runner:
 
     def _run(self, folder: Path, found: Plan, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
         count = sum(found.workers.values())
-        threads = 1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1)
+        threads = self._threads or (1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1))
         # A run that may be resumed has all results in the net; with a limit of memory each tensor goes early.
         is_slotted = not self._job and self._folder is None and self._memory is None
         slots = EACH * count if is_slotted else 0
