@@ -86,8 +86,8 @@ class Runner:
         folder: For the net's journal and the tasks' models; it stays. None: a temporary one. All nodes of a
             job need to see it, so for workers of "job" a temporary one is in the working directory.
         memory: The most that tensors in flight take of the node's shared memory, such as "8GiB".
-        threads: Of one operator in each worker. None: the processors of the node by the number of workers, and
-            1 for workers of "job".
+        threads: Of one operator in each worker. None: the node's processors by the number of workers, and 1 for
+            workers of "job".
         watch: Is called with the run of the net and a number when that micro-batch was given to it.
 
     Attributes:
