@@ -86,8 +86,8 @@ class Runner:
         folder: For the net's journal and the tasks' models; it stays. None: a temporary one. All nodes of a
             job need to see it, so for workers of "job" a temporary one is in the working directory.
         memory: The most that tensors in flight take of the node's shared memory, such as "8GiB".
-        threads: Of one operator in each worker. None: the node's processors by the number of workers, and 1 for
-            workers of "job".
+        threads: Of one operator in each worker. None: the node's processors by the number of workers, and 1
+            for workers of "job".
         watch: Is called with the run of the net and a number when that micro-batch was given to it.
 
     Attributes:
@@ -172,12 +172,13 @@ class Runner:
         net, workers = pipeline.net, self._job or sum(found.workers.values())
         with net.start(workers, folder=folder, offers=offers, memory=self._memory, checked=False) as run:
             nodes = run.status()["nodes"]
+            if self._folder is None:
+                run.discard()  # its folder goes: nothing needs to be on the disk
             try:
                 _Feed(run, pipeline, results).give(batches, self._watch)
             except BaseException as error:
                 if self._folder is not None:
                     raise
-                run.discard()  # its folder goes
                 lost = [node for node in nodes if node not in run.status()["nodes"]]
                 if isinstance(error, PetriError) and lost:
                     self.notices.append(
@@ -189,8 +190,6 @@ class Runner:
                     raise PetriError(error.message, _remedy(error)) from error.__cause__
                 raise
             self.notices += run.notices
-            if self._folder is None:
-                run.discard()  # its folder goes: nothing needs to be journaled or moved to the disk
         return results
 
 

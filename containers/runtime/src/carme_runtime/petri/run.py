@@ -263,7 +263,7 @@ class Run(Observed):
 
     def discard(self) -> None:
         """Nobody is to resume the run: when it is closed, no node's memory has anything of it any more."""
-        self._ranges.discarded = True
+        self._ranges.discarded, self._journal.commits = True, False
 
     def __enter__(self) -> "Run":
         return self
