@@ -401,6 +401,25 @@ def test_a_full_disk_stops_the_run_as_it_was_last_written(folder: Path):
         assert run.wait(HANG) == {"x": [], "y": [b"a" * 1_000_000]}
 
 
+def test_a_run_that_nobody_is_to_resume_commits_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    commits: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", commits.append)
+    net = Net("discarded")
+    numbers, squares = net.place("numbers", int), net.place("squares", int)
+
+    @net.transition(numbers >> squares)
+    def square(number):
+        return number * number
+
+    for is_discarded in (True, False):
+        with net.start(folder=folder / str(is_discarded)) as run:
+            if is_discarded:
+                run.discard()
+            run.put(numbers, *range(20))
+            assert len(run.wait(HANG)["squares"]) == 20
+        assert bool(commits) != is_discarded
+
+
 def test_what_tasks_print_is_stored_up_to_a_limit(folder: Path):
     net = Net("loud")
     x, y = net.place("x", int, tokens=[30]), net.place("y", int)
