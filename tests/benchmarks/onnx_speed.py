@@ -4,8 +4,9 @@
     ./test bench onnx --json result.json
 
 `ocr_200_images_speedup`: detector and recogniser of PP-OCRv4, each for all images, on two workers against
-one. As a peer, two processes of ONNX Runtime that share the images and have one thread each, against one such
-process: the most that these processors give. Each has its sessions before it is timed, and they take turns.
+one; each worker has one thread. As a peer, two processes of ONNX Runtime that share the images and have one
+thread each, against one such process: the most that these processors give. Each has its sessions before it is
+timed, and they take turns.
 `vgg19_bytes_over_min_cut`: what the plan for two tasks sends, over the fewest bytes of all cuts whose longer
 part takes at most 5 % longer than the most balanced one's; and what it sends over what the unfused graph
 would. All cuts are tried here, without the planner's code; both use the same measured times.
@@ -52,8 +53,8 @@ def through_net(model: Any, given: list[dict[str, Any]], workers: int) -> float:
     """Seconds per image of ours: the slope between few and all images, which leaves the start out."""
     plan = carme_onnx.plan(carme_onnx.trace(model, given[0]), workers, micro_batches=len(given))
     few = given[: max(len(given) // 10, 2)]
-    short = seconds(lambda: Runner(model, workers, compiled=plan).run(few))
-    long = seconds(lambda: Runner(model, workers, compiled=plan).run(given))
+    short = seconds(lambda: Runner(model, workers, compiled=plan, threads=1).run(few))
+    long = seconds(lambda: Runner(model, workers, compiled=plan, threads=1).run(given))
     return (long - short) / (len(given) - len(few))
 
 

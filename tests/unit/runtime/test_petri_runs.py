@@ -125,6 +125,45 @@ def test_put_waits_for_room_and_says_when_there_will_be_none(folder: Path):
         assert run.marking() == {"jobs": [4], "done": [1, 2, 3]}
 
 
+def test_a_program_takes_tokens_while_the_net_runs(folder: Path):
+    net = Net("taking")
+    numbers, squares = net.place("numbers", int), net.place("squares", int, capacity=2)
+    other = net.place("other", int, tokens=[7])
+
+    @net.transition(numbers >> squares)
+    def square(number):
+        return number * number
+
+    with net.start(folder=folder, workers=2) as run:
+        run.put(numbers, *range(50))
+        taken: list[int] = []
+        while found := run.take(squares, HANG):
+            assert len(found) <= 2  # which makes room for the next
+            taken += found
+        assert sorted(taken) == [each * each for each in range(50)]
+        assert run.wait(HANG) == {"numbers": [], "squares": [], "other": [7]}
+        assert run.take("other") == [7] and run.take(other) == []
+        with pytest.raises(PetriError, match="no such place more"):
+            run.take("more")
+    with net.start(folder=folder, resume=True) as run:  # what was taken does not come again
+        assert run.wait(HANG) == {"numbers": [], "squares": [], "other": []}
+
+
+def test_what_cannot_be_taken_is_one_sentence(folder: Path):
+    net = Net("failing")
+    numbers, squares = net.place("numbers", int), net.place("squares", int)
+
+    @net.transition(numbers >> squares)
+    def square(number):
+        raise ValueError(f"not {number}")
+
+    with net.start(folder=folder) as run:
+        run.put(numbers, 3)
+        with pytest.raises(PetriError, match="Transition square failed: ValueError: not 3"):
+            run.take(squares, HANG)
+        assert run.marking()["numbers"] == [3]
+
+
 def test_programs_are_started_without_a_shell(folder: Path, tmp_path: Path):
     net = Net("programs")
     text, out, code = net.place("text", str), net.place("out", str), net.place("code", int)
@@ -360,6 +399,25 @@ def test_a_full_disk_stops_the_run_as_it_was_last_written(folder: Path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     with Net.resume(folder, net=net, workers=1) as run:
         assert run.wait(HANG) == {"x": [], "y": [b"a" * 1_000_000]}
+
+
+def test_a_run_that_nobody_is_to_resume_commits_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    commits: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", commits.append)
+    net = Net("discarded")
+    numbers, squares = net.place("numbers", int), net.place("squares", int)
+
+    @net.transition(numbers >> squares)
+    def square(number):
+        return number * number
+
+    for is_discarded in (True, False):
+        with net.start(folder=folder / str(is_discarded)) as run:
+            if is_discarded:
+                run.discard()
+            run.put(numbers, *range(20))
+            assert len(run.wait(HANG)["squares"]) == 20
+        assert bool(commits) != is_discarded
 
 
 def test_what_tasks_print_is_stored_up_to_a_limit(folder: Path):

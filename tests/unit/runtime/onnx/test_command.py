@@ -108,7 +108,7 @@ def test_a_trace_has_a_row_for_each_worker_and_the_micro_batch_of_each_firing(
     data = json.loads(text)
     workers = [row for row in data["rows"] if ": worker " in row["name"]]
     assert workers and {data["names"][span[2]] for row in workers for span in row["spans"]} == {
-        f"{task} of micro-batch {number}" for task in ("part_0", "part_1", "collect") for number in range(4)
+        f"{task} of micro-batch {number}" for task in ("part_0", "part_1") for number in range(4)
     }
     for row in workers:  # a worker does one thing after the other
         spans = sorted(row["spans"])

@@ -74,6 +74,52 @@ def test_weights_in_another_file_are_read_and_missed(tmp_path: Path):
     assert "are missing" in refusal(path)
 
 
+@pytest.fixture
+def snapshot(tmp_path: Path) -> Path:
+    """A model in Hugging Face's cache: its files are links to those of `blobs`."""
+    model = tmp_path / "hub" / "models--maker--chain"
+    made = model / "snapshots" / "0a1b" / "onnx"
+    (model / "blobs").mkdir(parents=True)
+    made.mkdir(parents=True)
+    proto = onnx_models.chain(2)
+    onnx.save(
+        proto, made / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0
+    )
+    for number, name in enumerate(("model.onnx", "model.onnx_data")):
+        (made / name).rename(model / "blobs" / f"hash{number}")
+        (made / name).symlink_to(f"../../../blobs/hash{number}")
+    return made
+
+
+def test_links_within_a_cache_of_models_are_followed(snapshot: Path):
+    proto, x = onnx_models.chain(2), onnx_models.random(2, 64)
+    wanted = onnx_models.expected(proto, {"x": x})
+    found = carme_onnx.run(snapshot / "model.onnx", {"x": x}, workers=1)
+    np.testing.assert_allclose(found["r1"], wanted["r1"], atol=1e-5)
+    (snapshot / "model.onnx_data").resolve().write_bytes(b"short")
+    assert "are missing" in refusal(snapshot / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["models--other--model/blobs/hash", "models--maker--chain/secret", "models--maker--chain/blobs/a/b"],
+)
+def test_links_out_of_a_models_own_cache_are_refused(snapshot: Path, tmp_path: Path, target: str):
+    link, secret = snapshot / "model.onnx_data", tmp_path / "hub" / target
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    secret.write_bytes(link.read_bytes())
+    link.unlink()
+    link.symlink_to(secret)
+    assert "are in model.onnx_data, which is outside of the folder" in refusal(snapshot / "model.onnx")
+
+
+def test_a_folder_that_only_looks_like_a_cache_is_none(snapshot: Path, tmp_path: Path):
+    """Its name is the model's author's to choose; the cache's is not."""
+    (tmp_path / "hub" / "models--maker--chain").rename(tmp_path / "hub" / "chain")
+    path = tmp_path / "hub" / "chain" / snapshot.relative_to(tmp_path / "hub" / "models--maker--chain")
+    assert "are in model.onnx_data, which is outside of the folder" in refusal(path / "model.onnx")
+
+
 def test_weights_outside_of_the_models_folder_are_refused(tmp_path: Path):
     """A model of somebody else does not choose which files are read."""
     path = tmp_path / "models" / "model.onnx"

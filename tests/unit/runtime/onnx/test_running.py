@@ -1,10 +1,12 @@
 """Models run as Petri nets give what ONNX Runtime gives for the whole model, whatever is killed meanwhile."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import carme_runtime
 import carme_runtime.onnx as carme_onnx
 import onnx_models
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.onnx import OnnxError, Runner, execution, folding
+from carme_runtime.onnx import OnnxError, Runner, execution, folding, slots
 from carme_runtime.onnx.execution import Pipeline, TaskBody
+from carme_runtime.onnx.slots import EACH, Bound
 from carme_runtime.petri import PetriError
 from carme_runtime.petri.run import Run
 
@@ -178,6 +181,74 @@ def test_a_killed_worker_changes_nothing_but_the_time(tmp_path: Path):
         check(outputs, onnx_models.expected(proto, inputs))
 
 
+def test_micro_batches_use_the_same_memory_one_after_the_other(shared: Path):
+    """However many there are: results leave the net while it runs."""
+    proto = onnx_models.branches(batch=1, size=96)
+    given = [{"x": onnx_models.random(1, 3, 96, 96, seed=k)} for k in range(40)]
+    ranges: list[dict[str, int]] = []
+    runner = Runner(
+        carme_onnx.load(proto), 2, tasks=2, watch=lambda run, _: ranges.append(run.status()["ranges"])
+    )
+    for inputs, outputs in zip(given, runner.run(given), strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+    count, names = 2 * EACH, {name for each in ranges for name in each}
+    values = {name.split("-", 1)[1] for name in names if name.startswith("slot")}
+    assert len(values) >= 3  # the input, what travels, and what is given
+    assert {name.split("-", 1)[0] for name in names} >= {f"slot{k}" for k in range(count)}
+    # Besides them there is what each worker made when it saw the model for the first time.
+    assert len(ranges[-1]) <= count * len(values) + 2 * len(values)
+
+
+def test_results_in_a_slot_are_taken_before_the_next_micro_batch_comes(monkeypatch: pytest.MonkeyPatch):
+    """One worker is slower than the others, which must not write over what it reads and gives."""
+    run_session, slow = Bound.run, []
+
+    def run_slowly(self: Bound) -> bool:
+        found = run_session(self)
+        if not slow:
+            with contextlib.suppress(FileExistsError):
+                Path("slow").touch(exist_ok=False)
+                slow.append(True)
+        time.sleep(0.02 if slow else 0)
+        return found
+
+    monkeypatch.setattr(Bound, "run", run_slowly)
+    proto = onnx_models.branches(batch=1, size=64)
+    given = [{"x": onnx_models.random(1, 3, 64, 64, seed=k)} for k in range(60)]
+    for inputs, outputs in zip(given, Runner(carme_onnx.load(proto), 3, tasks=2).run(given), strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+
+
+def test_a_killed_worker_leaves_the_memory_of_its_micro_batch_to_the_next(shared: Path):
+    proto = onnx_models.branches(batch=1, size=96)
+    given = [{"x": onnx_models.random(1, 3, 96, 96, seed=k)} for k in range(60)]
+    killed: list[int] = []
+
+    def kill(run: Any, number: int) -> None:
+        if number % 10 == 9:
+            living = [each for each in run.workers if each not in killed]
+            if living:
+                killed.append(living[number % len(living)])
+                os.kill(killed[-1], signal.SIGKILL)
+
+    found = Runner(carme_onnx.load(proto), 2, tasks=3, watch=kill).run(given)
+    assert len(killed) > 1
+    for inputs, outputs in zip(given, found, strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+
+
+def test_a_tensor_too_large_for_a_slot_has_memory_of_its_own(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(slots, "MOST_BYTES", 1 << 16)
+    proto = onnx_models.branches(batch=1, size=96)
+    given = [{"x": onnx_models.random(1, 3, 96, 96, seed=k)} for k in range(8)]
+    ranges: list[str] = []
+    watch = lambda run, _: ranges.extend(run.status()["ranges"])  # noqa: E731
+    found = Runner(carme_onnx.load(proto), 1, tasks=2, watch=watch).run(given)
+    assert ranges and not any(name.startswith("slot") for name in ranges)
+    for inputs, outputs in zip(given, found, strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+
+
 def test_tensors_between_tasks_lie_in_shared_memory(shared: Path):
     """A token has the name of a range; the journal, which has all tokens, stays small."""
     proto, folder = onnx_models.branches(batch=1, size=128), Path("kept")
@@ -249,6 +320,13 @@ def test_what_fails_is_reported_in_a_sentence():
 def test_gpus_that_are_not_there_are_refused_before_anything_runs():
     with pytest.raises(OnnxError, match="cannot use GPUs"):
         carme_onnx.run(onnx_models.chain(2), {"x": onnx_models.random(2, 64)}, workers="cpu:1,gpu:1")
+
+
+def test_threads_of_workers_are_a_number():
+    model = carme_onnx.load(onnx_models.chain())
+    for threads in (0, "2"):
+        with pytest.raises(OnnxError, match="no number of threads"):
+            Runner(model, 2, threads=threads)  # type: ignore[arg-type]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

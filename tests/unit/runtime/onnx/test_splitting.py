@@ -90,6 +90,31 @@ def squares() -> Any:
     return onnx_models.model(nodes, {"x": (1, 4, 8, 8)}, ["y"], [onnx_models.weights("w", 4, 4, 3, 3)])
 
 
+def residual() -> Any:
+    """Blocks whose input is added to their result, one with a stride on both ways, and branches in a row."""
+    weights = onnx_models.weights
+    nodes = [
+        node("Conv", "x", "a", "w3", pads=[1] * 4),
+        node("Relu", "a", "b"),
+        node("Conv", "b", "c", "w1"),
+        node("Conv", "c", "d", "w5", pads=[2] * 4),
+        node("Add", "d", "e", "b"),
+        node("Relu", "e", "f"),
+        node("Conv", "f", "g", "w6", pads=[1] * 4, strides=[2, 2]),
+        node("Conv", "f", "h", "w7", strides=[2, 2]),
+        node("Add", "g", "i", "h"),
+        node("Conv", "i", "j", "w8", pads=[1] * 4),
+        node("MaxPool", "i", "k", kernel_shape=[5, 3], pads=[2, 1, 2, 1]),
+        node("Concat", "j", "l", "k", "i", axis=1),
+        node("GlobalAveragePool", "l", "y"),
+    ]
+    tensors = [
+        weights("w3", 4, 3, 3, 3), weights("w1", 4, 4, 1, 1), weights("w5", 4, 4, 5, 5),
+        weights("w6", 6, 4, 3, 3), weights("w7", 6, 4, 1, 1), weights("w8", 6, 6, 3, 3),
+    ]  # fmt: skip
+    return onnx_models.model(nodes, {"x": (2, 3, 23, 17)}, ["y"], tensors)
+
+
 def tied() -> Any:
     """A weight of several operators, which take it apart along different axes."""
     nodes = [
@@ -114,9 +139,10 @@ def check(found: Any, wanted: Any) -> None:
         (image(opset=9), (2, 3, 19, 17)),
         (products(), (3, 12)),
         (squares(), (1, 4, 8, 8)),
+        (residual(), (2, 3, 23, 17)),
         (tied(), (3, 8)),
     ],
-    ids=["image", "opset 9", "products", "squares", "tied"],
+    ids=["image", "opset 9", "products", "squares", "residual", "tied"],
 )
 def test_each_split_gives_what_the_whole_gives(proto: Any, shape: tuple[int, ...], ways: int):
     model, x = carme_onnx.load(proto), onnx_models.random(*shape)
@@ -145,6 +171,14 @@ def test_what_is_split_follows_each_other():
     assert {("node_a", "node_b", "node_c", "node_d"), ("node_h",), ("node_i", "node_j", "node_y")} == channels
 
 
+def test_rows_are_split_across_what_branches_and_joins_again():
+    model = carme_onnx.load(residual())
+    splitter = Splitter(model, traced(model, onnx_models.random(2, 3, 23, 17)))
+    rows = [[each.operators for each in group] for group in splitter.candidates(2) if group[0].by == ROWS]
+    names = [tuple(f"node_{name}" for name in part) for part in ("abcdefghi", "jkl", "abcde", "fghi")]
+    assert names[:2] in rows and [names[2], names[3], names[1]] in rows
+
+
 def test_rows_are_split_only_where_all_inputs_have_the_same_height():
     model = carme_onnx.load(image(height="H"))
     splitter = Splitter(model, traced(model, onnx_models.random(2, 3, 19, 17)))
@@ -157,7 +191,9 @@ def test_rows_are_split_only_where_all_inputs_have_the_same_height():
         check(onnx_models.expected(split.proto, {"x": x})["y"], wanted)
 
 
-@pytest.mark.parametrize(("proto", "shape"), [(image(), (2, 3, 19, 17)), (products(), (3, 12))])
+@pytest.mark.parametrize(
+    ("proto", "shape"), [(image(), (2, 3, 19, 17)), (products(), (3, 12)), (residual(), (2, 3, 23, 17))]
+)
 def test_a_plan_splits_what_takes_long_and_gives_what_the_whole_gives(
     proto: Any, shape: tuple[int, ...], tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ):

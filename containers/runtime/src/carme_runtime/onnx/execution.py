@@ -1,7 +1,8 @@
 """Runs a plan as a Petri net: its tasks are transitions, the tensors of a micro-batch are tokens.
 
 Large tensors lie in ranges of shared memory, so the next task maps what the last one wrote. Each micro-batch
-has a number, which its tokens carry: tasks with several inputs take those of one number together.
+has a number, which its tokens carry: tasks with several inputs take those of one number together. Where all
+workers are on this node, a micro-batch may use the ranges of an earlier one, see `slots`.
 """
 
 import pickle
@@ -15,6 +16,7 @@ from carme_runtime.onnx.files import replaced
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.plans import Plan
 from carme_runtime.onnx.sessions import result_of, session
+from carme_runtime.onnx.slots import Bound, Slots, Slotted, names_of, product_of
 from carme_runtime.petri import Net
 from carme_runtime.petri.frames import bytes_of
 
@@ -36,6 +38,9 @@ pipeline = Pipeline.saved(__file__)
 _sessions: dict[str, Any] = {}
 #: Shapes and types of what a task gives, by its file and the shapes of what it got.
 _shapes: dict[tuple[Any, ...], list[tuple[Any, tuple[int, ...]]]] = {}
+#: What this worker has of the slots of its run, and tasks that are ready to run in them, by file and slot.
+_slots = Slots()
+_ready: dict[tuple[str, int], Bound] = {}
 
 
 class TaskBody:
@@ -48,6 +53,8 @@ class TaskBody:
         outputs: For each output place, the names of values, and whether each of them is its only user's.
         threads: Of one operator.
         gpu: Whether it runs on a GPU.
+        slots: How many micro-batches are in the net at most: number n uses the memory of n - slots. 0: each
+            tensor has a range of its own.
         packed: Whether each worker has a copy of the matrices, see `session`.
     """
 
@@ -60,29 +67,44 @@ class TaskBody:
         shared: frozenset[str],
         threads: int,
         gpu: bool,
+        slots: int = 0,
         packed: bool = True,
     ) -> None:
-        self._file, self._name = str(file), name
+        self._file, self._name, self._slots = str(file), name, slots
         self._inputs, self._outputs = inputs, outputs
         self._shared, self._threads, self._gpu, self._packed = shared, threads, gpu, packed
 
     def __call__(self, *tokens: Any, memory: Any) -> Any:
-        number, arrays, ranges = tokens[0][0], {}, []
-        for names, (_, values) in zip(self._inputs, tokens, strict=True):
-            for name, value in zip(names, values, strict=True):
-                is_range = hasattr(value, "lifetime")
-                arrays[name] = value.array() if is_range else value
-                if is_range and name not in self._shared:
-                    ranges.append(value)
-        made = self._run(arrays, number, memory)
-        arrays.clear()
-        for each in ranges:
-            memory.delete(each)
+        number, values = tokens[0][0], [value for _, each in tokens for value in each]
+        made = self._run_ready(number, values) or self._run_given(tokens, number, values, memory)
         given = tuple((number, tuple(made[name] for name in names)) for names in self._outputs)
         return given[0] if len(given) == 1 else given
 
-    def _run(self, arrays: dict[str, Any], number: int, memory: Any) -> dict[str, Any]:
-        """The results by name: ranges, or arrays where they are small."""
+    def _run_ready(self, number: int, values: list[Any]) -> dict[str, Any] | None:
+        """The results, where an earlier micro-batch of this slot has left all that is needed."""
+        ready = _ready.get((self._file, number % self._slots)) if self._slots else None
+        return ready.made if ready and ready.given == names_of(values) and ready.run() else None
+
+    def _run_given(self, tokens: Any, number: int, values: list[Any], memory: Any) -> dict[str, Any]:
+        arrays, ranges = {}, []
+        for names, (_, given) in zip(self._inputs, tokens, strict=True):
+            for name, value in zip(names, given, strict=True):
+                is_range = hasattr(value, "lifetime")
+                arrays[name] = value.array() if is_range else value
+                if isinstance(value, Slotted):
+                    arrays[name] = _slots.array(memory, value.name)
+                if is_range and name not in self._shared:
+                    ranges.append(value)
+        made = self._run(arrays, number, names_of(values), memory)
+        arrays.clear()
+        for each in ranges:
+            memory.delete(each)
+        return made
+
+    def _run(
+        self, arrays: dict[str, Any], number: int, given: tuple[str, ...] | None, memory: Any
+    ) -> dict[str, Any]:
+        """The results by name: ranges or slots, or arrays where they are small."""
         own = _sessions.get(self._file)
         if own is None:
             own = _sessions[self._file] = session(
@@ -91,7 +113,8 @@ class TaskBody:
         names = [each.name for each in own.get_outputs()]
         key = (self._file, *((name, each.shape) for name, each in arrays.items()))
         if key in _shapes:
-            made = self._bound(own, arrays, number, memory, dict(zip(names, _shapes[key], strict=True)))
+            shapes = dict(zip(names, _shapes[key], strict=True))
+            made = self._bound(own, arrays, number, given, memory, shapes)
             if made is not None:
                 return made
         again = key in _shapes
@@ -104,31 +127,53 @@ class TaskBody:
         }
 
     def _bound(
-        self, own: Any, arrays: dict[str, Any], number: int, memory: Any, shapes: dict[str, Any]
+        self,
+        own: Any,
+        arrays: dict[str, Any],
+        number: int,
+        given: tuple[str, ...] | None,
+        memory: Any,
+        shapes: dict[str, Any],
     ) -> dict[str, Any] | None:
         """Run so that results are written where the next task reads them.
 
         None where shapes turn out to be others than with the last input of these shapes.
         """
-        numpy = library("numpy")
-        binding, made = own.io_binding(), {}
+        binding, made, targets, new = own.io_binding(), {}, [], []
         for name, array in arrays.items():
-            binding.bind_cpu_input(name, array)
-        for name, (dtype, shape) in shapes.items():
-            if dtype.itemsize * int(numpy.prod(shape)) > INLINE_BYTES:
-                made[name] = memory.allocate(self._label(name, number), shape, dtype)
-                target = made[name].array()
+            if given:  # it will be read from there again and again
+                binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             else:
-                made[name] = target = numpy.empty(shape, dtype)
-            binding.bind_output(name, "cpu", 0, target.dtype, shape, target.ctypes.data)
-        try:
-            own.run_with_iobinding(binding)
-        except Exception:  # whatever it is: the plain way tries again, and says what is wrong
-            for each in made.values():
-                if hasattr(each, "lifetime"):
-                    memory.delete(each)
+                binding.bind_cpu_input(name, array)
+        for name, (dtype, shape) in shapes.items():
+            made[name], target, is_new = self._target(name, number, shape, dtype, memory)
+            new += [target] if is_new else []
+            array = target.array() if is_new else target
+            targets.append(array)
+            binding.bind_output(name, "cpu", 0, array.dtype, shape, array.ctypes.data)
+        bound = Bound(own, binding, given or (), made, (*arrays.values(), *targets))
+        if not bound.run():
+            for each in new:
+                memory.delete(each)
             return None
+        if given and not new and self._slots:
+            _ready[self._file, number % self._slots] = bound
         return made
+
+    def _target(
+        self, name: str, number: int, shape: tuple[int, ...], dtype: Any, memory: Any
+    ) -> tuple[Any, Any, bool]:
+        """For a result: what its token says, the array or the range to write it to, and if that is new."""
+        if dtype.itemsize * product_of(shape) <= INLINE_BYTES:
+            array = library("numpy").empty(shape, dtype)
+            return array, array, False
+        if self._slots:
+            slot = slot_of(name, number % self._slots)
+            target = _slots.target(memory, slot, shape, dtype)
+            if target is not None:
+                return Slotted(slot), target, hasattr(target, "lifetime")
+        made = memory.allocate(self._label(name, number), shape, dtype)
+        return made, made, True
 
     def _label(self, name: str, number: int, again: bool = False) -> str:
         return label(name, number, again) if name in self._shared else ""
@@ -147,8 +192,16 @@ def label(name: str, number: int, again: bool = False) -> str:
         again: Whether its task has made a range of another shape for it, whose name is taken until the task
             has ended.
     """
-    text = "".join(each if each.isalnum() and each.isascii() else "_" for each in name)
-    return f"n{number}-{hash_of(name)}-{text[:80]}{'-again' if again else ''}"
+    return f"n{number}-{hash_of(name)}-{_plain(name)}{'-again' if again else ''}"
+
+
+def slot_of(name: str, slot: int) -> str:
+    """The range of a value in a slot."""
+    return f"slot{slot}-{hash_of(name)}-{_plain(name)}"
+
+
+def _plain(name: str) -> str:
+    return "".join(each if each.isalnum() and each.isascii() else "_" for each in name)[:80]
 
 
 def hash_of(name: str) -> str:
@@ -206,6 +259,8 @@ class Pipeline:
         results: Names of the values that the model returns.
         folder: With the tasks' models.
         threads: Of one operator.
+        slots: As for `TaskBody`; the program takes results and puts inputs so that this holds. 0: inputs wait
+            for room.
 
     Attributes:
         net: Put what `entries` names, and `done` has the results.
@@ -213,63 +268,75 @@ class Pipeline:
         results: Names of the values of a token in `done`.
     """
 
-    def __init__(self, plan: Plan, results: Sequence[str], folder: Path, threads: int = 1) -> None:
+    def __init__(
+        self, plan: Plan, results: Sequence[str], folder: Path, threads: int = 1, slots: int = 0
+    ) -> None:
         self.net = Net("onnx")
         self.net.number_of = number_of
-        self._given, self._script = (plan, tuple(results), folder, threads), folder / f"{_MODULE}.py"
+        self.slots = slots
+        self._given, self._script = (plan, tuple(results), folder, threads, slots), folder / f"{_MODULE}.py"
         self.net.origin = (_MODULE, str(self._script))
-        files = [folder / f"{task.name}.onnx" for task in plan.tasks]
         outputs = [name for name in dict.fromkeys(results) if name in plan.maker]
-        shared = _shared(plan, outputs)
+        self._shared = _shared(plan, outputs)
         waiting = _WAITING * sum(plan.workers.values())
         places = {
             (maker, task): self.net.place(
                 f"to_{task}_from_{maker}" if maker >= 0 else f"input_{task}",
                 tuple,
-                capacity=waiting if maker < 0 else None,
+                capacity=waiting if maker < 0 and not slots else None,
             )
             for maker, task in plan.edges
         }
         self.entries = {places[edge].name: names for edge, names in plan.edges.items() if edge[0] < 0}
-        ends: list[Any] = []
         self.results: list[str] = []
         self.done = self.net.place("done", tuple)
-        for number, (task, file) in enumerate(zip(plan.tasks, files, strict=True)):
+        freed = sorted(self._shared - set(outputs))
+        is_alone = len({plan.maker[name] for name in outputs}) == 1 and not freed
+        ends: list[Any] = []
+        for number in range(len(plan.tasks)):
             into = [(places[edge], names) for edge, names in plan.edges.items() if edge[1] == number]
             out = [(places[edge], names) for edge, names in plan.edges.items() if edge[0] == number]
             own = [name for name in outputs if plan.maker[name] == number]
             if own:
-                ends.append(self.net.place(f"results_{number}", tuple))
+                ends.append(self.done if is_alone else self.net.place(f"results_{number}", tuple))
                 self.results += own
                 out.append((ends[-1], tuple(own)))
-            if not into:
-                raise OnnxError(
-                    f"Task {task.name} needs no input at all.", "Load the model with constant folding."
-                )
-            body = TaskBody(
-                file,
-                task.name,
-                [names for _, names in into],
-                [names for _, names in out],
-                shared,
-                threads,
-                task.kind == "gpu",
-                task.parameter_bytes <= _MOST_PACKED,
-            )
-            self.net.add(
-                task.name,
-                _sum(place for place, _ in into) >> _sum(place for place, _ in out),
-                body,
-                guard=same_number if len(into) > 1 else None,
-                priority=number,
-                needs="gpu:1" if task.kind == "gpu" else "",
-            )
+            self._add(plan, number, into, out)
+        if is_alone:  # what the one task gives is all that there is to collect
+            return
         self.net.add(
             "collect",
             _sum(ends) >> self.done,
-            Collect(sorted(shared - set(outputs))),
+            Collect(freed),
             guard=same_number if len(ends) > 1 else None,
             priority=len(plan.tasks),
+        )
+
+    def _add(self, plan: Plan, number: int, into: Sequence[Any], out: Sequence[Any]) -> None:
+        """Add the transition of a task, with its places and what their tokens bring."""
+        task, (_, _, folder, threads, slots) = plan.tasks[number], self._given
+        if not into:
+            raise OnnxError(
+                f"Task {task.name} needs no input at all.", "Load the model with constant folding."
+            )
+        body = TaskBody(
+            folder / f"{task.name}.onnx",
+            task.name,
+            [names for _, names in into],
+            [names for _, names in out],
+            self._shared,
+            threads,
+            task.kind == "gpu",
+            slots,
+            task.parameter_bytes <= _MOST_PACKED,
+        )
+        self.net.add(
+            task.name,
+            _sum(place for place, _ in into) >> _sum(place for place, _ in out),
+            body,
+            guard=same_number if len(into) > 1 else None,
+            priority=number,
+            needs="gpu:1" if task.kind == "gpu" else "",
         )
 
     def save(self) -> None:

@@ -157,14 +157,17 @@ def _check_weights(onnx: Any, proto: Any, name: str, folder: Path | None) -> Non
                     f"The weights {tensor.name} of {name.lower()} are in another file, {location}.",
                     "Load the model from its file, which lies beside that one.",
                 )
-            if not (folder / location).resolve().is_relative_to(folder.resolve()):
+            cached = _cached(folder, location)
+            if cached:
+                next(each for each in tensor.external_data if each.key == "location").value = cached.name
+            elif not (folder / location).resolve().is_relative_to(folder.resolve()):
                 raise OnnxError(
                     f"The weights {tensor.name} of {name} are in {location}, which is outside of the folder "
                     f"of the model, {folder}.",
                     "Copy the model and its weights into one folder; of links what they lead to: cp -L.",
                 )
             try:
-                helper.load_external_data_for_tensor(tensor, str(folder))
+                helper.load_external_data_for_tensor(tensor, str(cached.parent if cached else folder))
             except (OSError, ValueError, onnx.checker.ValidationError):
                 raise OnnxError(
                     f"The weights {tensor.name} of {name} are missing: {folder / location} cannot be read, "
@@ -173,6 +176,23 @@ def _check_weights(onnx: Any, proto: Any, name: str, folder: Path | None) -> Non
                 ) from None
             tensor.data_location = onnx.TensorProto.DEFAULT
             del tensor.external_data[:]
+
+
+def _cached(folder: Path, location: str) -> Path | None:
+    """The file that a link in Hugging Face's cache leads to; None: it is no such link.
+
+    There `models--NAME/snapshots/REVISION/model.onnx_data` leads to a file of `models--NAME/blobs`. A link to
+    anything else, another model's files too, is none.
+    """
+    snapshots = next((each for each in folder.parents if each.name == "snapshots"), None)
+    link = folder / location
+    if snapshots is None or not snapshots.parent.name.startswith("models--"):
+        return None
+    if ".." in Path(location).parts or not link.is_relative_to(folder) or not link.is_symlink():
+        return None
+    found = link.resolve()
+    is_own = found.parent == snapshots.parent.resolve() / "blobs"
+    return found if is_own and found.is_file() else None
 
 
 def _name_nodes(graph: Any) -> None:

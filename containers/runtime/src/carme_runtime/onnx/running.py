@@ -11,13 +11,14 @@ from typing import Any, overload
 
 from carme_runtime.onnx.errors import OnnxError
 from carme_runtime.onnx.examples import check_inputs
-from carme_runtime.onnx.execution import Pipeline, label, stored
+from carme_runtime.onnx.execution import INLINE_BYTES, Pipeline, label, slot_of, stored
 from carme_runtime.onnx.files import temporary, unwritable
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.parts import split_model, write_parts
 from carme_runtime.onnx.plans import Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
+from carme_runtime.onnx.slots import EACH, Slots, Slotted
 from carme_runtime.onnx.tracing import as_source, trace
 from carme_runtime.petri import PetriError, store
 from carme_runtime.petri.ranges import lasting
@@ -85,6 +86,8 @@ class Runner:
         folder: For the net's journal and the tasks' models; it stays. None: a temporary one. All nodes of a
             job need to see it, so for workers of "job" a temporary one is in the working directory.
         memory: The most that tensors in flight take of the node's shared memory, such as "8GiB".
+        threads: Of one operator in each worker. None: the node's processors by the number of workers, and 1
+            for workers of "job".
         watch: Is called with the run of the net and a number when that micro-batch was given to it.
 
     Attributes:
@@ -101,6 +104,7 @@ class Runner:
         compiled: Plan | None = None,
         folder: str | os.PathLike[str] | None = None,
         memory: int | str | None = None,
+        threads: int | None = None,
         watch: Any = None,
     ) -> None:
         self.model, self.workers = model, parse_workers(workers)
@@ -108,6 +112,9 @@ class Runner:
         self.plan = compiled
         self.notices: list[str] = []
         self._tasks, self._folder, self._memory, self._watch = tasks, folder, memory, watch
+        if threads is not None and (not isinstance(threads, int) or threads < 1):
+            raise OnnxError(f"{threads!r} is no number of threads.", "Give 1 or more.")
+        self._threads = threads
         if self.workers.get("gpu") and CUDA not in library("onnxruntime").get_available_providers():
             raise OnnxError(
                 "This ONNX Runtime cannot use GPUs.",
@@ -136,8 +143,11 @@ class Runner:
 
     def _run(self, folder: Path, found: Plan, batches: Sequence[Inputs]) -> list[dict[str, Any]]:
         count = sum(found.workers.values())
-        threads = 1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1)
-        pipeline = Pipeline(found, self.model.outputs, folder, threads)
+        threads = self._threads or (1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1))
+        # A run that may be resumed has all results in the net; with a limit of memory each tensor goes early.
+        is_slotted = not self._job and self._folder is None and self._memory is None
+        slots = EACH * count if is_slotted else 0
+        pipeline = Pipeline(found, self.model.outputs, folder, threads, slots)
         try:
             write_parts(split_model(self.model, found), found, folder)
             pipeline.save()
@@ -162,18 +172,13 @@ class Runner:
         net, workers = pipeline.net, self._job or sum(found.workers.values())
         with net.start(workers, folder=folder, offers=offers, memory=self._memory, checked=False) as run:
             nodes = run.status()["nodes"]
+            if self._folder is None:
+                run.discard()  # its folder goes: nothing needs to be on the disk
             try:
-                for number, batch in enumerate(batches):
-                    _put(run, pipeline, number, batch)
-                    if self._watch:
-                        self._watch(run, number)
-                for number, values in run.wait()["done"]:
-                    for name, value in zip(pipeline.results, values, strict=True):
-                        results[number][name] = _taken(value)
+                _Feed(run, pipeline, results).give(batches, self._watch)
             except BaseException as error:
                 if self._folder is not None:
                     raise
-                run.discard()  # its folder goes
                 lost = [node for node in nodes if node not in run.status()["nodes"]]
                 if isinstance(error, PetriError) and lost:
                     self.notices.append(
@@ -185,8 +190,6 @@ class Runner:
                     raise PetriError(error.message, _remedy(error)) from error.__cause__
                 raise
             self.notices += run.notices
-            if self._folder is None:
-                run.discard()  # its folder goes: nothing needs to be journaled or moved to the disk
         return results
 
 
@@ -211,12 +214,69 @@ def _free(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def _put(run: Any, pipeline: Pipeline, number: int, batch: Inputs) -> None:
-    made: dict[str, Any] = {}
-    for name in dict.fromkeys(name for names in pipeline.entries.values() for name in names):
-        made[name] = stored(run.memory, label(name, number), batch[name])
-    for place, names in pipeline.entries.items():
-        run.put(place, (number, tuple(made[name] for name in names)))
+class _Feed:
+    """Puts micro-batches into a run, and takes their results.
+
+    Args:
+        run: Of the net.
+        pipeline: With the net.
+        results: Get what comes.
+    """
+
+    def __init__(self, run: Any, pipeline: Pipeline, results: list[dict[str, Any]]) -> None:
+        self._run, self._pipeline, self._results = run, pipeline, results
+        self._slots = Slots()
+        self._names = list(dict.fromkeys(name for names in pipeline.entries.values() for name in names))
+
+    def give(self, batches: Sequence[Inputs], watch: Any) -> None:
+        """Have all computed; `watch` is called with the run and a number when that one was put."""
+        count, pipeline, run = self._pipeline.slots, self._pipeline, self._run
+        try:
+            for number, batch in enumerate(batches):
+                while count and number >= count and not self._results[number - count]:
+                    self._take_some()
+                self._put(number, batch)
+                if watch:
+                    watch(run, number)
+            while count and not all(self._results):
+                self._take_some()
+            for number, values in run.wait()[pipeline.done.name]:
+                self._take(number, values)
+        finally:
+            self._slots.close()
+
+    def _put(self, number: int, batch: Inputs) -> None:
+        made = {name: self._placed(name, number, batch[name]) for name in self._names}
+        for place, names in self._pipeline.entries.items():
+            self._run.put(place, (number, tuple(made[name] for name in names)))
+
+    def _placed(self, name: str, number: int, array: Any) -> Any:
+        """An input as its token has it."""
+        count, memory = self._pipeline.slots, self._run.memory
+        if count and array.nbytes > INLINE_BYTES and not array.dtype.hasobject:
+            slot = slot_of(name, number % count)
+            target = self._slots.target(memory, slot, array.shape, array.dtype)
+            if target is not None:
+                target[...] = array
+                return Slotted(slot)
+        return stored(memory, label(name, number), array)
+
+    def _take_some(self) -> None:
+        found = self._run.take(self._pipeline.done)
+        for number, values in found:
+            self._take(number, values)
+        if not found:
+            missing = next(number for number, each in enumerate(self._results) if not each)
+            raise PetriError(
+                f"The net has ended without a result for micro-batch {missing}.", "Run it again."
+            )
+
+    def _take(self, number: int, values: Sequence[Any]) -> None:
+        for name, value in zip(self._pipeline.results, values, strict=True):
+            if isinstance(value, Slotted):
+                self._results[number][name] = self._slots.array(self._run.memory, value.name).copy()
+            else:
+                self._results[number][name] = _taken(value)
 
 
 def _taken(value: Any) -> Any:

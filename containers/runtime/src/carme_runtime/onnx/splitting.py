@@ -4,11 +4,12 @@ Operators that follow each other and of which each is the only user of the last 
 together. By channels each part has its share of the first operator's weights (Conv, ConvTranspose, Gemm,
 MatMul) and needs all of its input; element-wise operators, normalisation and pooling of these channels belong
 to it. By rows each part computes some rows of the last result and reads the rows of the input that these
-depend on: halos are computed twice, and nothing is exchanged between the operators. Both give the model's
-results to rounding. Whether a split is worth while is decided by the plan's predicted time.
+depend on: halos are computed twice, and nothing is exchanged between the operators; that also holds for
+operators that branch and join again, as around residual sums. Both give the model's results to rounding.
+Whether a split is worth while is decided by the plan's predicted time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -17,13 +18,11 @@ from carme_runtime.graph import Graph, Operator, Parameter, Timing, Value
 from carme_runtime.onnx.library import library
 from carme_runtime.onnx.loading import Model
 from carme_runtime.onnx.nodes import needed
+from carme_runtime.onnx.rows import POOLS, ROW_AXIS, Piece, Rows, copied, number_of, slice_of, window
 
 CHANNELS, ROWS = "channels", "rows"
 #: Bytes that a processor copies in a millisecond, to take values apart and to join them.
 COPIED = 4e6
-_ROW_AXIS = 2
-#: Of a Slice, whose bounds are inputs since opset 10.
-_SLICE_OPSET = 10
 
 #: Of these each number depends on one number of the first input; their other inputs are constants.
 _POINTWISE = frozenset(
@@ -51,7 +50,8 @@ _POINTWISE = frozenset(
     )
 )
 _WITH_CONSTANT = frozenset(("Add", "Sub", "Mul", "Div"))
-_POOLS = frozenset(("MaxPool", "AveragePool"))
+#: Of these, with several inputs that are no constants, each row depends on one row of each.
+_JOINS = frozenset(("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "Concat"))
 _NORMALISED = "BatchNormalization"
 #: The axis of output channels in the weights of these.
 _WEIGHTS = {"Conv": 0, "ConvTranspose": 1}
@@ -90,25 +90,14 @@ class _WeightPart:
 
 
 @dataclass
-class _Piece:
-    """A node of a split graph: `of` is the operator that it is a part of, or empty; `share` of its work."""
-
-    node: Any
-    of: str
-    share: float
-    made: str
-    size: int
-
-
-@dataclass
 class _Pieces:
-    before: list[_Piece] = field(default_factory=list)
-    parts: list[list[_Piece]] = field(default_factory=list)
-    joined: list[_Piece] = field(default_factory=list)
+    before: list[Piece] = field(default_factory=list)
+    parts: list[list[Piece]] = field(default_factory=list)
+    joined: list[Piece] = field(default_factory=list)
     weights: list[_WeightPart] = field(default_factory=list)
     numbers: dict[str, int] = field(default_factory=dict)
 
-    def all(self) -> list[_Piece]:
+    def all(self) -> list[Piece]:
         return [*self.before, *(piece for part in self.parts for piece in part), *self.joined]
 
 
@@ -137,6 +126,7 @@ class Splitter:
             row = self._row(operator.name)
             seen.update(row)
             found += self._groups(row, ways)
+        found += self._across_joins(ways)
         return sorted(found, key=lambda group: -sum(map(self.milliseconds, group)))
 
     def milliseconds(self, split: Split) -> float:
@@ -187,16 +177,69 @@ class Splitter:
                 stretch = []
         return [each for each in (*found, self._rows(stretch, ways)) if each]
 
+    def _across_joins(self, ways: int) -> list[list[Split]]:
+        """Stretches by rows that branch and join again, as residual networks do."""
+        found: list[list[Split]] = []
+        for stretch in self._stretches():
+            for ends in (self._makes_fewer_rows, self._has_join):
+                splits: list[Split | None] = []
+                names: list[str] = []
+                for segment in stretch:
+                    names += segment
+                    if ends(segment):
+                        splits.append(self._rows(names, ways))
+                        names = []
+                group = [each for each in (*splits, self._rows(names, ways)) if each]
+                found += [group] if group else []
+        return found
+
+    def _stretches(self) -> list[list[list[str]]]:
+        """Segments in a row that can be split by rows, where one of them has a join.
+
+        A segment is what lies between two places at which a single value crosses.
+        """
+        found: list[list[list[str]]] = [[]]
+        for begin, end in pairwise([0, *_narrow_places(self.graph), len(self.graph.operators)]):
+            names = [each.name for each in self.graph.operators[begin:end]]
+            if self._is_segment(names):
+                found[-1].append(names)
+            else:
+                found.append([])
+        return [stretch for stretch in found if any(map(self._has_join, stretch))]
+
+    def _is_segment(self, names: Sequence[str]) -> bool:
+        if not names or not all(self._is_local(name) or self._is_join(self._nodes[name]) for name in names):
+            return False
+        return len(self._given([self._nodes[name] for name in names])) == 1
+
+    def _has_join(self, names: Sequence[str]) -> bool:
+        return any(self._is_join(self._nodes[name]) for name in names)
+
+    def _makes_fewer_rows(self, names: Sequence[str]) -> bool:
+        return self._heights(names[-1])[1] < self._heights(names[0])[0]
+
+    def _is_join(self, node: Any) -> bool:
+        """Whether it has several inputs, each row of which belongs to one row of what it makes."""
+        inputs = list(node.input)
+        if node.op_type not in _JOINS or node.domain or len(inputs) < 2:
+            return False
+        if any(name not in self.graph.value or not self._is_fixed(name) for name in inputs):
+            return False
+        shapes = {self.graph.value[name].shape for name in inputs}
+        if node.op_type != "Concat":
+            return len(shapes) == 1
+        return number_of(node, "axis", 0) == 1 and len({shape[ROW_AXIS] for shape in shapes}) == 1
+
     def _rows(self, stretch: Sequence[str], ways: int) -> Split | None:
         if not any(self._nodes[name].op_type in _WEIGHTS for name in stretch):
             return None
-        split = Split(tuple(stretch), ROWS, _ROW_AXIS, min(ways, self._heights(stretch[-1])[1]))
+        split = Split(tuple(stretch), ROWS, ROW_AXIS, min(ways, self._heights(stretch[-1])[1]))
         return split if split.ways > 1 and self._pieces(split) else None
 
     def _heights(self, name: str) -> tuple[int, int]:
         """Rows that an operator is given, and makes."""
         node, value = self._nodes[name], self.graph.value
-        return value[node.input[0]].shape[_ROW_AXIS], value[node.output[0]].shape[_ROW_AXIS]
+        return value[node.input[0]].shape[ROW_AXIS], value[node.output[0]].shape[ROW_AXIS]
 
     def _is_local(self, name: str) -> bool:
         """Whether each row that it makes depends on rows nearby, and heights are the same for all inputs."""
@@ -204,14 +247,14 @@ class Splitter:
         if not node.input or node.input[0] not in self.graph.value:
             return False
         value, kind = self.graph.value[node.input[0]], node.op_type
-        if len(value.shape) <= _ROW_AXIS or not self._is_fixed(value.name) or not self._is_plain(node):
+        if len(value.shape) <= ROW_AXIS or not self._is_fixed(value.name) or not self._is_plain(node):
             return False
         if kind in _WITH_CONSTANT:
-            axis, size = self._constant_axis(node, _ROW_AXIS)
+            axis, size = self._constant_axis(node, ROW_AXIS)
             return axis < 0 or size == 1
         if kind in _POINTWISE or self._is_normalised(node):
             return True
-        return (kind == "Conv" or kind in _POOLS) and _window(node, self._weights) is not None
+        return (kind == "Conv" or kind in POOLS) and window(node, self._weights) is not None
 
     def _is_plain(self, node: Any) -> bool:
         """Whether it has one result, and all of its inputs but the first one are constants."""
@@ -225,7 +268,7 @@ class Splitter:
         if info is None or not info.type.HasField("tensor_type"):
             return False
         dims = info.type.tensor_type.shape.dim
-        return len(dims) > _ROW_AXIS and dims[_ROW_AXIS].dim_value > 0
+        return len(dims) > ROW_AXIS and dims[ROW_AXIS].dim_value > 0
 
     def _constant_axis(self, node: Any, axis: int) -> tuple[int, int]:
         """The axis of an element-wise operator's constant that goes along an axis of the other input."""
@@ -261,7 +304,7 @@ class Splitter:
         if len(node.input) < 2 or node.input[0] not in self.graph.value or node.input[1] == node.input[0]:
             return None
         if node.op_type in _WEIGHTS:
-            return 1 if len(shape) > 1 and _number(node, "group", 1) == 1 else None
+            return 1 if len(shape) > 1 and number_of(node, "group", 1) == 1 else None
         dims = self._weights[node.input[1]]
         return len(shape) - 1 if len(dims) > 1 and len(shape) > 1 else None
 
@@ -273,14 +316,14 @@ class Splitter:
         if kind in _WITH_CONSTANT:
             own, size = self._constant_axis(node, axis)
             return own < 0 or size in (1, value.shape[axis])
-        pooled = kind in _POOLS or kind.startswith("Global")
+        pooled = kind in POOLS or kind.startswith("Global")
         if axis == 1 and len(value.shape) > 2 and (pooled or self._is_normalised(node)):
             return True
         return kind in _POINTWISE
 
     def _is_normalised(self, node: Any) -> bool:
         """A normalisation of each channel with constants."""
-        own = node.op_type == _NORMALISED and not _number(node, "training_mode", 0)
+        own = node.op_type == _NORMALISED and not number_of(node, "training_mode", 0)
         return own and all(len(self._weights[name]) == 1 for name in node.input[1:])
 
     def _pieces(self, split: Split) -> _Pieces | None:
@@ -289,28 +332,18 @@ class Splitter:
 
     def _row_pieces(self, split: Split) -> _Pieces | None:
         made, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
-        given = nodes[0].input[0]
-        for part, (begin, end) in enumerate(_bounds(self._heights(nodes[-1].name)[1], split.ways)):
-            own: list[_Piece] = []
-            for node in reversed(nodes):
-                height, full = self._heights(node.name)
-                window = _window(node, self._weights) or (1, 1, 0)
-                reach, stride, pad = window
-                low, high = begin * stride - pad, (end - 1) * stride + reach - pad
-                pads = max(-low, 0), max(high - height, 0)
-                share, rows = (end - begin) / full, end - begin
-                begin, end = max(low, 0), min(high, height)
-                if begin >= end:
-                    return None
-                copy = _copied(node, part)
-                if node.op_type == "Conv" or node.op_type in _POOLS:
-                    _set_row_pads(copy, self._weights, pads)
-                own.append(_Piece(copy, node.name, share, node.output[0], rows))
-            own.reverse()
+        (given,) = self._given(nodes)
+        values = {given, *(node.output[0] for node in nodes)}
+        heights = {name: self.graph.value[name].shape[ROW_AXIS] for name in values}
+        rows = Rows(nodes, given, heights, self._weights, self.model.opset)
+        for part, span in enumerate(_bounds(heights[nodes[-1].output[0]], split.ways)):
             label = f"{nodes[0].output[0]}__rows{part}"
-            cut = _slice(given, label, self.model.opset, made.numbers, begin, end)
-            own[0].node.input[0] = cut.output[0]
-            taken = _Piece(cut, "", 0.0, given, end - begin)
+            found = rows.part(part, span, label, made.numbers)
+            if found is None:
+                return None
+            own, (begin, end) = found
+            cut = slice_of(given, label, self.model.opset, made.numbers, begin, end)
+            taken = Piece(cut, "", 0.0, given, end - begin)
             if self.graph.maker[given] < 0:  # what a task is given by the program it takes apart itself
                 own.insert(0, taken)
             else:
@@ -319,13 +352,19 @@ class Splitter:
         self._join(made, split)
         return made
 
+    def _given(self, nodes: Sequence[Any]) -> list[str]:
+        """Values that nodes are given by others."""
+        made = {name for node in nodes for name in node.output}
+        found = dict.fromkeys(name for node in nodes for name in needed(node) if name not in self._weights)
+        return [name for name in found if name not in made]
+
     def _channel_pieces(self, split: Split) -> _Pieces:
         made, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
         count = self.graph.value[nodes[0].output[0]].shape[split.axis]
         for part, (begin, end) in enumerate(_bounds(count, split.ways)):
             own = []
             for place, node in enumerate(nodes):
-                copy = _copied(node, part)
+                copy = copied(node, part)
                 if not place:
                     copy.input[0] = node.input[0]
                 for which, axis in self._weight_axes(node, split.axis, count):
@@ -334,7 +373,7 @@ class Splitter:
                     made.weights.append(weight)
                     copy.input[which] = weight.name
                 share = (end - begin) / count
-                own.append(_Piece(copy, node.name, share, node.output[0], end - begin))
+                own.append(Piece(copy, node.name, share, node.output[0], end - begin))
             made.parts.append(own)
         made.weights = list(dict.fromkeys(made.weights))
         self._join(made, split)
@@ -346,7 +385,7 @@ class Splitter:
         if kind in _WEIGHTS:
             return [(1, _WEIGHTS[kind]), *([(2, 0)] if len(dims) > 2 and dims[2] else [])]
         if kind in _PRODUCTS:
-            columns = 0 if kind == "Gemm" and _number(node, "transB", 0) else len(dims[1]) - 1
+            columns = 0 if kind == "Gemm" and number_of(node, "transB", 0) else len(dims[1]) - 1
             bias = len(dims) > 2 and dims[2] and dims[2][-1] == count
             return [(1, columns), *([(2, len(dims[2]) - 1)] if bias else [])]
         if kind == _NORMALISED:
@@ -360,7 +399,7 @@ class Splitter:
         last = self._nodes[split.operators[-1]].output[0]
         parts = [part[-1].node.output[0] for part in made.parts]
         node = library("onnx").helper.make_node("Concat", parts, [last], f"{last}__join", axis=split.axis)
-        made.joined.append(_Piece(node, "", 0.0, last, self.graph.value[last].shape[split.axis]))
+        made.joined.append(Piece(node, "", 0.0, last, self.graph.value[last].shape[split.axis]))
 
     def split_graph(self, splits: Sequence[Split]) -> tuple[Graph, tuple[int, ...]]:
         """The graph with these operators split, and the places where their parts begin and are joined."""
@@ -410,7 +449,7 @@ class Splitter:
             parameters.update({name: Parameter(name, 8, trainable=False) for name in pieces.numbers})
         return first, gone, list(values.values()), list(parameters.values())
 
-    def _operator(self, piece: _Piece, split: Split, pieces: _Pieces) -> Operator:
+    def _operator(self, piece: Piece, split: Split, pieces: _Pieces) -> Operator:
         node, samples = piece.node, self.graph.samples
         whole = self._operators.get(piece.of)
         moved = 2 * _part_of(self.graph.value[piece.made], "", split.axis, piece.size).bytes / COPIED
@@ -454,6 +493,20 @@ class Splitter:
         return replace(self.model, proto=proto)
 
 
+def _narrow_places(graph: Graph) -> list[int]:
+    """Places before which a single value crosses: the result of the operator before it."""
+    count, level, found = [0] * (len(graph.operators) + 2), 0, []
+    for name, users in graph.users.items():
+        if users:
+            count[graph.maker[name] + 1] += 1
+            count[users[-1] + 1] -= 1
+    for place in range(len(graph.operators)):
+        level += count[place]
+        if place and level == 1 and any(graph.users[name] for name in graph.operators[place - 1].outputs):
+            found.append(place)
+    return found
+
+
 def _bounds(count: int, ways: int) -> list[tuple[int, int]]:
     ends = [count * k // ways for k in range(ways + 1)]
     return list(pairwise(ends))
@@ -464,63 +517,3 @@ def _part_of(whole: Value, name: str, axis: int, size: int) -> Value:
     full = whole.shape[axis]
     shape = (*whole.shape[:axis], size, *whole.shape[axis + 1 :])
     return replace(whole, name=name, shape=shape, bytes=whole.bytes * size // max(full, 1))
-
-
-def _copied(node: Any, part: int) -> Any:
-    """The node of a part: what it is given first, and what it makes, are the part's."""
-    copy = type(node)()
-    copy.CopyFrom(node)
-    copy.name = f"{node.name}__part{part}"
-    copy.input[0] = f"{node.input[0]}__part{part}"
-    for place, name in enumerate(node.output):
-        copy.output[place] = f"{name}__part{part}" if name else ""
-    return copy
-
-
-def _slice(given: str, label: str, opset: int, numbers: dict[str, int], begin: int, end: int) -> Any:
-    make = library("onnx").helper.make_node
-    if opset < _SLICE_OPSET:
-        bounds: dict[str, Any] = {"axes": [_ROW_AXIS], "starts": [begin], "ends": [end]}
-        return make("Slice", [given], [label], label, **bounds)
-    own = {f"{label}_start": begin, f"{label}_end": end, f"{label}_axis": _ROW_AXIS}
-    numbers.update(own)
-    return make("Slice", [given, *own], [label], label)
-
-
-def _attributes(node: Any) -> dict[str, Any]:
-    helper = library("onnx").helper
-    return {each.name: helper.get_attribute_value(each) for each in node.attribute}
-
-
-def _number(node: Any, name: str, default: int) -> int:
-    return int(_attributes(node).get(name, default))
-
-
-def _window(node: Any, weights: Mapping[str, tuple[int, ...]]) -> tuple[int, int, int] | None:
-    """Rows on which a row depends, the step from row to row, and rows of padding before the first one.
-
-    None where it does not pay to find out: rounding up, and padding that depends on the size.
-    """
-    if node.op_type != "Conv" and node.op_type not in _POOLS:
-        return 1, 1, 0
-    given = _attributes(node)
-    if given.get("ceil_mode") or given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID", b""):
-        return None
-    kernel = given.get("kernel_shape") or weights[node.input[1]][2:]
-    dilation, stride = given.get("dilations", [1])[0], given.get("strides", [1])[0]
-    return (kernel[0] - 1) * dilation + 1, stride, _pads(given, len(kernel))[0]
-
-
-def _pads(given: Mapping[str, Any], rank: int) -> list[int]:
-    return list(given.get("pads") or [0] * (2 * rank))
-
-
-def _set_row_pads(node: Any, weights: Mapping[str, tuple[int, ...]], rows: tuple[int, int]) -> None:
-    given = _attributes(node)
-    rank = len(given.get("kernel_shape") or weights[node.input[1]][2:])
-    pads = _pads(given, rank)
-    pads[0], pads[rank] = rows
-    for place in reversed(range(len(node.attribute))):
-        if node.attribute[place].name in ("pads", "auto_pad"):
-            del node.attribute[place]
-    node.attribute.append(library("onnx").helper.make_attribute("pads", pads))

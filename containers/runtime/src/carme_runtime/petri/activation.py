@@ -186,6 +186,21 @@ class Activation:
         capacity = state.place.capacity
         return capacity is None or state.count + state.reserved < capacity
 
+    def holds(self, place: int) -> bool:
+        """Whether a place has a token that no task has."""
+        return bool(self.states[place].free)
+
+    def take(self, place: int) -> list[Token]:
+        """Take all tokens that no task has out of a place: they leave the net."""
+        state = self.states[place]
+        tokens = list(state.free)
+        state.free.clear()
+        if state.tracked:
+            state.count -= len(tokens)
+        for waiter in state.waiters:
+            self._wake(waiter)
+        return tokens
+
     def next(self, skipped: Collection[int] = ()) -> Task | None:
         """Start a task, of the highest priority that can, and in turn among equals.
 

@@ -72,6 +72,7 @@ class Holders:
         self._numbers = itertools.count(1)
         self._waiting: list[tuple[str, str, str, Reply]] = []
         self._under_way: dict[tuple[str, str], int] = {}  # copies that a node fetches, by name and node
+        self._sources: dict[tuple[str, str], str] = {}  # and where it was last sent for it
         #: By name and node: copies that others got from a task there which has not ended yet.
         self._pushed: dict[tuple[str, str], dict[str, int]] = {}
         self._pulls: dict[int, _Pull] = {}
@@ -183,8 +184,9 @@ class Holders:
 
     def _stop_fetching(self, name: str) -> None:
         """Copies that are under way are old when they have come."""
-        for key in [key for key in self._under_way if key[0] == name]:
-            del self._under_way[key]
+        for there in (self._under_way, self._sources):
+            for key in [key for key in there if key[0] == name]:
+                del there[key]
 
     def take_pulled(self, node: str, name: str, copy: int, well: bool) -> None:
         """A node has copied a range, as it was asked to."""
@@ -258,13 +260,16 @@ class Holders:
         if name not in self.known:
             reply(None)
             return
-        self._under_way.pop((name, node), None)  # it was in vain
+        in_vain = self._sources.get((name, node)) if self._under_way.pop((name, node), 0) else None
         copies, homes = self.copies.setdefault(name, {}), self.homes.get(name, [])
         sources = [each for each in copies if each != node and each in self.addresses]
         if sources:
             copies.pop(node, None)  # it would not ask if it had it
             self._under_way[name, node] = number = next(self._numbers)
-            reply([self.addresses[sources[0]], number])
+            # After one that stands still the next.
+            place = (sources.index(in_vain) + 1) % len(sources) if in_vain in sources else 0
+            self._sources[name, node] = sources[place]
+            reply([self.addresses[sources[place]], number])
         elif self.awaited & {*homes, *copies}:
             self._waiting.append((node, "where", name, reply))
         else:

@@ -100,6 +100,8 @@ class Journal:
         except BaseException:
             self._free_lock()
             raise
+        #: Whether what is written is committed to the disk; not for a run that nobody is to resume.
+        self.commits = True
         self._dirty = threading.Event()
         self._closed = False
         self._sync_error: OSError | None = None
@@ -123,7 +125,8 @@ class Journal:
             os.ftruncate(self._descriptor, self._size)
             raise unusable_journal(self.folder, error) from error
         self._size += len(frame)
-        self._dirty.set()
+        if self.commits:
+            self._dirty.set()
 
     def sync(self) -> None:
         """Return when all that was written is on the disk.
@@ -131,6 +134,8 @@ class Journal:
         Raises:
             PetriError: The disk fails.
         """
+        if not self.commits:
+            return
         try:
             os.fdatasync(self._descriptor)
         except OSError as error:
@@ -178,7 +183,8 @@ class Journal:
             self._dirty.wait()
             self._dirty.clear()
             try:
-                os.fdatasync(self._descriptor)
+                if self.commits:
+                    os.fdatasync(self._descriptor)
             except OSError as error:
                 self._sync_error = error
             if self._closed:

@@ -332,6 +332,22 @@ class Pool:
         else:
             answers.append(message)
 
+    def patience(self) -> float:
+        """Seconds to `wait`: few where a worker is idle and another one has tasks that it has not begun."""
+        connections = self.connections.values()
+        uneven = any(len(each.given) > 1 for each in connections)
+        return RECALL_SECONDS if uneven and any(not each.given for each in connections) else 1.0
+
+    def recall(self, now: float) -> None:
+        """Idle workers get what waits behind a task that takes longer than expected."""
+        connections = self.connections.values()
+        if all(each.given for each in connections):
+            return
+        for each in connections:
+            if len(each.given) > 1 and now - each.reported > RECALL_SECONDS:
+                each.reported = now  # and once more if it had not read its tasks yet
+                each.recall()
+
     def last_reports(self, connection: Connection) -> list[Any]:
         """What a worker that has ended had reported still."""
         results: list[Any] = []

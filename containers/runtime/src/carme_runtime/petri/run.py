@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -23,7 +24,7 @@ from carme_runtime.petri.memory import Changes, Memory, handed_over
 from carme_runtime.petri.model import Place
 from carme_runtime.petri.observed import Observed
 from carme_runtime.petri.placing import Placing
-from carme_runtime.petri.pool import RECALL_SECONDS, Connection, Pool
+from carme_runtime.petri.pool import Connection, Pool
 from carme_runtime.petri.ranges import Ranges
 from carme_runtime.petri.slurm_jobs import SlurmJobs
 from carme_runtime.petri.starting import (
@@ -34,6 +35,7 @@ from carme_runtime.petri.starting import (
     per_node,
     pickled,
     run_folder,
+    still_full,
     still_running,
 )
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
@@ -180,8 +182,32 @@ class Run(Observed):
                 self._put(found, data)
                 return
             for each in data:
-                self._wait_for(lambda: self._activation.has_room(found.index), timeout, found)
+                self._wait_for(lambda: self._activation.has_room(found.index), timeout, watch=True)
+                if not self._activation.has_room(found.index):
+                    raise still_full(found)
                 self._put(found, [each])
+
+    def take(self, place: Place | str, timeout: float | None = None) -> list[Any]:
+        """Take tokens out of the net while it runs: all that a place has, as soon as it has some.
+
+        They are this program's from there on: the run does not know them any more, also when it is resumed.
+        What tasks have at that moment stays the net's.
+
+        Returns:
+            The tokens; none where nothing can start and nothing runs that would bring some.
+
+        Raises:
+            PetriError: As for `wait`.
+        """
+        found = self.place(place)
+        with self._changed:
+            self._wait_for(lambda: self._activation.holds(found.index), timeout, watch=True)
+            tokens = self._activation.take(found.index)
+            if tokens:
+                self._write([(FIRE, [token.number for token in tokens], [])])
+                self._rest = False  # something may have waited for room
+                self._pool.wake()
+        return [pickle.loads(token.data) for token in tokens]
 
     def wait(self, timeout: float | None = None) -> dict[str, list[Any]]:
         """Wait until nothing can start and nothing runs, and all is on the disk: the marking then.
@@ -190,7 +216,7 @@ class Run(Observed):
             PetriError: A task failed for good, the journal cannot be written, or `timeout` seconds passed.
         """
         with self._changed:
-            self._wait_for(lambda: self._rest, timeout, None)
+            self._wait_for(lambda: self._rest, timeout)
             self._journal.sync()
             return self.marking()
 
@@ -237,7 +263,7 @@ class Run(Observed):
 
     def discard(self) -> None:
         """Nobody is to resume the run: when it is closed, no node's memory has anything of it any more."""
-        self._ranges.discarded = True
+        self._ranges.discarded, self._journal.commits = True, False
 
     def __enter__(self) -> "Run":
         return self
@@ -290,24 +316,18 @@ class Run(Observed):
         self._rest = False
         self._pool.wake()
 
-    def _wait_for(self, condition: Callable[[], bool], timeout: float | None, full: Place | None) -> None:
-        def over() -> bool:
-            stuck = full is not None and self._rest
-            return condition() or stuck or self._closing or self._error is not None
+    def _wait_for(self, condition: Callable[[], bool], timeout: float | None, watch: bool = False) -> None:
+        """Wait until it holds, or the run is over; `watch`: look after each step, and end when it rests."""
 
-        self._watchers += full is not None
+        def over() -> bool:
+            return condition() or (watch and self._rest) or self._closing or self._error is not None
+
+        self._watchers += watch
         came = self._changed.wait_for(over, timeout)
-        self._watchers -= full is not None
+        self._watchers -= watch
         if not came:
             raise still_running(self, timeout)
         self._refuse_if_over()
-        if full is not None and not condition():
-            raise PetriError(
-                f"Place {full.name} is full with its capacity of {full.capacity}, and nothing runs "
-                "that takes "
-                "from it.",
-                "Raise the capacity, or put what its transitions wait for.",
-            )
 
     def _refuse_if_over(self) -> None:
         if self._error is not None:
@@ -357,26 +377,11 @@ class Run(Observed):
         for connection, batch in batches:
             connection.reported = now
             connection.send(batch)
-        self._recall(now)
+        self._pool.recall(now)
         rest = self._error is None and self._exhausted and not self._activation.running
         if rest != self._rest or self._watchers:
             self._rest = rest
             self._changed.notify_all()
-
-    def _patience(self) -> float:
-        connections = self._pool.connections.values()
-        uneven = any(len(c.given) > 1 for c in connections) and any(not c.given for c in connections)
-        return RECALL_SECONDS if uneven else 1.0
-
-    def _recall(self, now: float) -> None:
-        """Idle workers get what waits behind a task that takes longer than expected."""
-        connections = self._pool.connections.values()
-        if all(each.given for each in connections):
-            return
-        for each in connections:
-            if len(each.given) > 1 and now - each.reported > RECALL_SECONDS:
-                each.reported = now  # and once more if it had not read its tasks yet
-                each.recall()
 
     def _choose(self, entries: list[Any]) -> list[tuple[Connection, list[Any]]]:
         """Start tasks, in turn among the workers that accept some."""
@@ -585,7 +590,7 @@ def _coordinate(reference: "weakref.ref[Run]", pool: Pool, left: list[Run]) -> N
     answer_here()  # what nodes ask of ranges
     while not left:
         run = reference()
-        seconds = run._patience() if run else 0.0
+        seconds = pool.patience() if run else 0.0
         del run  # the thread alone does not keep it
         found = pool.wait(seconds)
         run = reference()

@@ -14,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
@@ -35,6 +35,8 @@ _CONNECTING, _AGAIN = 10.0, 0.1
 _SILENCE = 15
 #: Seconds without a byte, after which a copy is tried again: the system of a node that stands still answers.
 _STILL = 30
+#: An empty message, so often while bytes do not come: this node is busy, and does not stand still.
+_BEATS, _BEAT = 6, b""
 _TIME = struct.Struct("@ll")  # as the system has it
 #: Asks the coordinator a question: (kind, name, what takes the answer). From any thread.
 Ask = Callable[[str, str, Callable[[Any], None]], None]
@@ -118,21 +120,21 @@ class RangeServer:
             deliver_challenge(connection, self._secret)
             answer_challenge(connection, self._secret)
             name = connection.recv_bytes(1000).decode()
-            with self._store.locked():
-                found = self._store.find(name)
-                # Without a lock: a task may delete it meanwhile, and the bytes stay while it is open.
-                file = os.open(found[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) if found else -1
-            if not found:
-                connection.send_bytes(b"null")
-                return
-            try:
-                connection.send_bytes(json.dumps(asdict(found[1])).encode())
-                mapped = mmap.mmap(file, found[1].size, access=mmap.ACCESS_READ)
-                with mapped, memoryview(mapped) as data:
-                    for start in range(0, len(data), _PIECE):
-                        connection.send_bytes(data[start : start + _PIECE])
-            finally:
-                os.close(file)
+            with _beating(connection) as send:
+                with self._store.locked():
+                    found = self._store.find(name)
+                    # Without a lock: a task may delete it meanwhile, and the bytes stay while it is open.
+                    file = os.open(found[0], os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC) if found else -1
+                if not found:
+                    send(b"null")
+                    return
+                try:
+                    send(json.dumps(asdict(found[1])).encode())
+                    is_shared = found[0].parent == self._store.shared
+                    for piece in (_mapped if is_shared else _read)(file, found[1].size):
+                        send(piece)
+                finally:
+                    os.close(file)
 
     def _pull(self, name: str, copy: int, source: tuple[str, int]) -> bool:
         try:
@@ -154,7 +156,9 @@ class RangeServer:
         answer_challenge(connection, self._secret)
         deliver_challenge(connection, self._secret)
         connection.send_bytes(name.encode())
-        values = json.loads(connection.recv_bytes(1 << 16))
+        while (answer := connection.recv_bytes(1 << 16)) == _BEAT:
+            pass
+        values = json.loads(answer)
         if values is None:
             return False
         description = Description(**{**values, "shape": tuple(values["shape"])})
@@ -163,7 +167,7 @@ class RangeServer:
             with memoryview(mapped) as data:
                 start = 0
                 while start < len(data):
-                    start += connection.recv_bytes_into(data, start)
+                    start += connection.recv_bytes_into(data, start)  # nothing for a beat
 
         self._store.receive(replace(description, copy=copy), fill)
         return True
@@ -204,6 +208,56 @@ class RangeServer:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ask_coordinator(kind, name, answers.put)
         return answers.get()
+
+
+@contextlib.contextmanager
+def _beating(connection: "Connection[Any, Any]") -> Iterator[Callable[[Any], None]]:
+    """What sends a message; a thread that no copy and no lock blocks says that this node lives."""
+    sending, ended = threading.Lock(), threading.Event()
+
+    def send(message: Any) -> None:
+        with sending:
+            connection.send_bytes(message)
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):
+            while not ended.wait(_STILL / _BEATS):
+                # A message that is on its way says the same.
+                if sending.acquire(blocking=False):
+                    try:
+                        connection.send_bytes(_BEAT)
+                    finally:
+                        sending.release()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield send
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _mapped(file: int, size: int) -> Iterator[memoryview]:
+    """The bytes of a range in shared memory, without a copy."""
+    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+        for start in range(0, size, _PIECE):
+            with data[start : start + _PIECE] as piece:
+                yield piece
+
+
+def _read(file: int, size: int) -> Iterator[memoryview]:
+    """The bytes of a range on a disk, which may be slow: they are read before they are sent."""
+    buffer = memoryview(bytearray(min(size, _PIECE)))
+    for start in range(0, size, _PIECE):
+        piece = buffer[: min(_PIECE, size - start)]
+        done = 0
+        while done < len(piece):
+            count = os.preadv(file, [piece[done:]], start + done)
+            if not count:
+                raise EOFError
+            done += count
+        yield piece
 
 
 def _watch(connection: socket.socket) -> None:

@@ -58,6 +58,15 @@ def still_running(run: Observed, timeout: float | None) -> PetriError:
     )
 
 
+def still_full(place: Place) -> PetriError:
+    """What to say of a place without room, from which nothing will take a token."""
+    return PetriError(
+        f"Place {place.name} is full with its capacity of {place.capacity}, and nothing runs that takes "
+        "from it.",
+        "Raise the capacity, or put what its transitions wait for.",
+    )
+
+
 def check_units(net: Definition, units: dict[str, int]) -> None:
     """Raise PetriError where a transition needs more than a node of the run offers."""
     able = set[Transition]()
