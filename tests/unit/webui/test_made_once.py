@@ -193,6 +193,19 @@ def test_what_a_user_may_use_holds_up_no_page_but_who_just_joined_a_project_wait
     assert cluster.access_of("alice", anew=True) == broker.accesses["alice"]
 
 
+def test_an_answer_that_stayed_the_same_is_not_read_again(broker: FakeBroker) -> None:
+    broker.cluster = CLUSTER.model_copy(update={"taken": timezone.now()})
+    shown = Picture()
+    shown.seconds = 0.0
+    nodes, jobs = shown.cluster(), shown.running()
+    assert shown.cluster() is nodes and shown.running() is jobs == []
+    broker.cluster = nodes.model_copy(update={"taken": timezone.now()})
+    assert shown.cluster() == broker.cluster != nodes
+    broker.queue[7] = make_job(7, state="RUNNING", started=timezone.now(), node_list="n[1-2]")
+    ((job, names),) = shown.running()
+    assert (job.id, names) == (7, ["n1", "n2"])
+
+
 def test_what_takes_the_broker_long_is_requested_less_often() -> None:
     assert shown_seconds(1.25, 0.01) == 1.25, "an ordinary site sees each look at Slurm"
     assert shown_seconds(1.25, 0.2) == pytest.approx(4.0)

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar, cast
 from django.conf import settings
 from django.core.cache import caches
 
-from carme.broker import BrokerClient
+from carme.broker import BrokerClient, LastAnswers
 from carme.broker.protocol import Failure, RunningJob
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
@@ -53,9 +53,13 @@ class Supply:
 BROKER_TIMEOUT = 10.0
 
 
-def broker() -> BrokerClient:
-    """The broker of this site."""
-    return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
+def broker(answers: LastAnswers | None = None) -> BrokerClient:
+    """The broker of this site.
+
+    Args:
+        answers: Its earlier ones, which are not read again while they stay the same.
+    """
+    return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT, answers=answers)
 
 
 #: Seconds for which the calendar shows the same running jobs.
@@ -73,6 +77,10 @@ WAIT_SECONDS = 0.02
 SLOW_SECONDS = 0.05
 
 
+#: What the broker said of running jobs, and the same with their nodes' names.
+_Expanded = tuple[list[RunningJob], list[tuple[RunningJob, list[str]]]]
+
+
 class Picture:
     """What the broker said a moment ago, for pages that only show it; not for who decides something.
 
@@ -86,39 +94,54 @@ class Picture:
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self._answers = LastAnswers()
+        self._expanded: _Expanded = [], []
         self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def cluster(self) -> Cluster:
         """Partitions and nodes. Raises CarmeError, as the broker does; so do the others."""
-        return self._cached("cluster", lambda: broker().cluster())
+        return self._cached("cluster", lambda: broker(self._answers).cluster())
 
     def forecast(self) -> Forecast:
         """How many GPUs will be free."""
-        return self._cached("forecast", lambda: broker().forecast())
+        return self._cached("forecast", lambda: broker(self._answers).forecast())
 
     def running(self) -> list[tuple[RunningJob, list[str]]]:
         """The jobs that run, with their nodes' names; requested less often, as there may be thousands."""
-        return self._cached("running", _running_jobs, least=JOBS_SECONDS)
+        return self._cached("running", self._running_jobs, least=JOBS_SECONDS)
+
+    def _running_jobs(self) -> list[tuple[RunningJob, list[str]]]:
+        """Only one thread at a time asks for them."""
+        jobs = broker(self._answers).running()
+        if jobs is not self._expanded[0]:
+            self._expanded = jobs, [(job, expand(job.node_list)) for job in jobs]
+        return self._expanded[1]
 
     def reservations(self) -> list[Reservation]:
         """Slurm's."""
-        return self._cached("reservations", lambda: broker().reservations())
+        return self._cached("reservations", lambda: broker(self._answers).reservations())
 
     def access(self, user: str, *, anew: bool = False) -> Access:
         """What Slurm lets somebody use; asked for at once if `anew`, whatever is cached."""
-        if anew:
-            caches["pages"].delete(f"broker-access-{user}")
-        return self._cached(f"access-{user}", lambda: broker().access(user=user), seconds=ACCESS_SECONDS)
+        name, ask = f"access-{user}", lambda: broker().access(user=user)
+        return self._cached(name, ask, seconds=ACCESS_SECONDS, anew=anew)
 
-    def _cached(self, name: str, ask: Callable[[], T], least: float = 0.0, seconds: float | None = None) -> T:
+    def _cached(
+        self,
+        name: str,
+        ask: Callable[[], T],
+        least: float = 0.0,
+        seconds: float | None = None,
+        anew: bool = False,
+    ) -> T:
         key, pages = f"broker-{name}", caches["pages"]
-        known: _Known[T] | None = pages.get(key)
+        known: _Known[T] | None = None if anew else pages.get(key)
         # One thread asks, however long the broker takes; the others show what it said before. Who has nothing
         # to show waits for that one's answer.
         if known is None or not pages.get(f"{key}-new"):
             lock = self._asking[name]
             if lock.acquire(blocking=known is None):
-                again: _Known[T] | None = pages.get(key)
+                again: _Known[T] | None = None if anew else pages.get(key)
                 if again is not None and pages.get(f"{key}-new"):
                     known = again
                     lock.release()
@@ -171,10 +194,6 @@ def shown_seconds(least: float, took: float) -> float:
     return max(least, min(REST_SECONDS, REST_TIMES * took))
 
 
-def _running_jobs() -> list[tuple[RunningJob, list[str]]]:
-    return [(job, expand(job.node_list)) for job in broker().running()]
-
-
 @dataclass(frozen=True)
 class _Known(Generic[T]):
     """What the broker said: a value or a failure, and whether that took long."""
@@ -193,11 +212,12 @@ def _answer(ask: Callable[[], T]) -> _Known[T]:
 
 def _renew(before: _Known[object] | None, known: _Known[object]) -> None:
     """Derive of a new answer what pages used of the one before, so that none of them has to."""
-    if before is not None and before.value is not None and known.value is not None:
-        try:
-            derived.renew(before.value, known.value)
-        except Exception:
-            logger.exception("What pages derive of an answer of the broker could not be made ahead")
+    if before is None or before.value is None or known.value is None or known.value is before.value:
+        return
+    try:
+        derived.renew(before.value, known.value)
+    except Exception:
+        logger.exception("What pages derive of an answer of the broker could not be made ahead")
 
 
 picture = Picture()
