@@ -74,7 +74,7 @@ def test_a_job_is_near_its_end_by_minutes_and_by_the_share_of_its_time(
 
 
 def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: FakeBroker) -> None:
-    for job, monitored, message in (
+    for job, monitored, sentence in (
         (make_job(1, state="PENDING"), True, "nothing yet: it has not started"),
         (make_job(1, started=NOW), True, "not known yet: the first measurements come"),
         (make_job(1, started=NOW), False, "this site has no monitoring"),
@@ -82,7 +82,7 @@ def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: Fa
     ):
         Job.store([broker.put(job)])
         broker.reports[1] = Report(job=job, monitored=monitored)
-        assert message in words(browser.get("/jobs/1/use/"))
+        assert sentence in words(browser.get("/jobs/1/use/"))
     broker.put(make_job(1, started=NOW))
     news()
     assert "state from:body" in text(browser.get("/jobs/1/use/")), "asked for anew when the job starts"

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from bs4 import BeautifulSoup
-from django.conf import settings as django_settings
 from django.utils import timezone
 
 from carme.config.settings import HardwareSettings

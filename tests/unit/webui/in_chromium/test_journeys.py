@@ -238,7 +238,7 @@ def test_a_log_begins_at_its_end_and_follows_unless_its_reader_looks_back(
     expect(log).to_contain_text("more 4")
     assert log.evaluate(END_OF_LOG) > 0 and log.evaluate("log => log.scrollTop") == 0
     # What a session that failed wrote last.
-    Session.objects.filter(name="s87654321").update(job_id=8, ending="failed")
+    Session.objects.filter(name="s87654321").update(job_id=8)
     page.goto("/sessions/s87654321/")
     last = page.locator(".log")
     expect(last).to_contain_text("line 39 ")
