@@ -113,9 +113,12 @@ class Picture:
     def _running_jobs(self) -> list[tuple[RunningJob, list[str]]]:
         """Only one thread at a time asks for them."""
         jobs = broker(self._answers).running()
-        if jobs is not self._expanded[0]:
-            self._expanded = jobs, [(job, expand(job.node_list)) for job in jobs]
-        return self._expanded[1]
+        before, expanded = self._expanded
+        if jobs is not before:
+            known = {job.node_list: names for job, names in expanded}
+            expanded = [(job, known.get(job.node_list) or expand(job.node_list)) for job in jobs]
+            self._expanded = jobs, expanded
+        return expanded
 
     def reservations(self) -> list[Reservation]:
         """Slurm's."""
