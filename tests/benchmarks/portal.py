@@ -112,20 +112,34 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
     from unit.webui.fake_broker import FakeBroker, make_job
 
     from carme.broker import protocol
-    from carme.jobs import Cluster, Node, Partition
+    from carme.broker.watch import CLUSTER_EVERY
+    from carme.jobs import Cluster, JobState, Node, Partition
 
     class Broker(FakeBroker):
-        forecast: Any = None
+        def __init__(self, address: Path) -> None:
+            super().__init__(address)
+            self.cached: dict[type[Any], tuple[float, Any]] = {}
 
         def answer(self, request: protocol.Request) -> Any:
             if isinstance(request, protocol.GetEvents) and request.wait and request.cursor:
                 time.sleep(request.wait)  # nothing happens
-            if not isinstance(request, protocol.GetForecast):
+            if isinstance(request, protocol.GetRunning):
+                self.let_begin()
+            # As the real one, which looks at the nodes no more often, and plans once a minute while it lasts.
+            seconds = {protocol.GetForecast: FORECAST_SECONDS, protocol.GetCluster: CLUSTER_EVERY}
+            if type(request) not in seconds:
                 return super().answer(request)
-            # As the real one, which makes it once a minute while no job begins or ends.
-            if self.forecast is None or time.monotonic() > self.forecast[0]:
-                self.forecast = time.monotonic() + FORECAST_SECONDS, super().answer(request)
-            return self.forecast[1]
+            until, answer = self.cached.get(type(request), (0.0, None))
+            if time.monotonic() > until:
+                answer = super().answer(request)
+                self.cached[type(request)] = time.monotonic() + seconds[type(request)], answer
+            return answer
+
+        def let_begin(self) -> None:
+            """Of all who ask, each sees other jobs run than before."""
+            job = next(job for job in self.queue.values() if job.state == JobState.PENDING)
+            began = {"state": JobState.RUNNING, "started": job.submitted, "node_list": names[0]}
+            self.queue[job.id] = job.model_copy(update=began)
 
     names = [f"n{number:03}" for number in range(NODES)]
     with Broker(socket) as broker:

@@ -86,7 +86,8 @@ def form(visitor: Visitor, page: str, field: str, **values: str) -> Any:
 def run_in(demo: DemoSite, visitor: Visitor, image: str, command: str) -> dict[str, Any]:
     """A batch job of the visitor's, submitted in the browser; what Slurm knows of it at its end."""
     script = f"#!/bin/sh\n{command}\n"
-    answer = form(visitor, "jobs/submit/", "script", script=script, image=image, minutes="5")
+    time = {"time": "custom", "hours": "0", "minutes": "5"}
+    answer = form(visitor, "jobs/submit/", "script", script=script, image=image, **time)
     number = int(str(answer.url).rstrip("/").rpartition("/")[2])
 
     def over() -> dict[str, Any] | None:

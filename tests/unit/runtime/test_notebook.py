@@ -175,8 +175,10 @@ class Kernel:
         return text + error
 
     def complete(self, code: str) -> list[str]:
-        """What Tab offers at the end of a cell."""
-        return self._client.complete(code, reply=True, timeout=HANG)["content"]["matches"]
+        """What Tab offers at the end of a cell, or where it has a bar."""
+        before, _, after = code.partition("|")
+        answer = self._client.complete(before + after, len(before), reply=True, timeout=HANG)
+        return answer["content"]["matches"]
 
     def help(self, name: str) -> str:
         """What `NAME?` shows."""
@@ -262,7 +264,11 @@ def test_a_line_runs_a_script_and_lists_what_there_is(kernel: Kernel, tmp_path: 
         ("%carme_stage --ver", ["--verify"], "--nodes"),
         ("%carme_stage --verify ", ["device", "none", "read"], "--nodes"),
         ("%carme_stage --verify d", ["device"], "read"),
-        ("%carme_scale --", ["--network"], "--nodes"),
+        ("%carme_scale --", ["--network", "--scale-seconds"], "--nodes"),
+        ("%carme_scale --", ["--network"], "--scale-result"),
+        ("%%carme_run --backend ", ["torch", "tensorflow"], "--nodes"),
+        ("%%carme_run --torch-backend=g|\nimport torch\n", ["gloo"], "nccl"),
+        ("%%carme_run --output=all --dev|\nprint(1)\n", ["--devices-per-node"], "--nodes"),
         ("%%carme_run -n 2 -- --no", [], "--nodes"),
     ],
 )

@@ -9,12 +9,14 @@ import pytest
 from bs4 import BeautifulSoup
 from django.utils import timezone
 
+from carme.broker import AsyncBrokerClient
 from carme.broker.protocol import JobFacts
 from carme.errors import SlurmError
 from carme.jobs import JobRequest, SessionOptions, contents
 from carme.jobs.scripts import sent
 from carme.jobs.templates import TEMPLATES
 from carme.reports import Report
+from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.views import _follow
@@ -72,7 +74,7 @@ def test_a_job_is_near_its_end_by_minutes_and_by_the_share_of_its_time(
 
 
 def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: FakeBroker) -> None:
-    for job, monitored, message in (
+    for job, monitored, sentence in (
         (make_job(1, state="PENDING"), True, "nothing yet: it has not started"),
         (make_job(1, started=NOW), True, "not known yet: the first measurements come"),
         (make_job(1, started=NOW), False, "this site has no monitoring"),
@@ -80,7 +82,7 @@ def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: Fa
     ):
         Job.store([broker.put(job)])
         broker.reports[1] = Report(job=job, monitored=monitored)
-        assert message in words(browser.get("/jobs/1/use/"))
+        assert sentence in words(browser.get("/jobs/1/use/"))
     broker.put(make_job(1, started=NOW))
     news()
     assert "state from:body" in text(browser.get("/jobs/1/use/")), "asked for anew when the job starts"
@@ -212,12 +214,43 @@ def test_an_arrays_tasks_are_a_grid(browser: Browser, broker: FakeBroker) -> Non
 def test_what_few_jobs_need_is_behind_a_switch(browser: Browser, broker: FakeBroker) -> None:
     page = browser.get("/jobs/submit/").content.decode()
     common, _, more = page.partition('<details class="more">')
-    for name in ("script", "name", "image", "gpus_per_node", "nodes", "minutes"):
+    for name in ("script", "name", "image", "gpus_per_node", "nodes", "time", "hours", "minutes"):
         assert f'name="{name}"' in common and f'name="{name}"' not in more
     for name in ("array", "stage", "results", "workdir", "partition", "account", "cpus_per_node"):
         assert f'name="{name}"' in more
     refused = browser.send("/jobs/submit/", "/jobs/submit/", script="x", cpus_per_node="0", **FIELDS)
     assert refused.status_code == 422 and '<details class="more" open>' in refused.content.decode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "minutes"),
+    [
+        ({"time": "240", "hours": "9", "minutes": "9"}, 240),
+        ({"time": "1440"}, 1440),
+        ({"time": "custom", "hours": "2", "minutes": "30"}, 150),
+        ({"time": "", "minutes": "90"}, 90),
+        ({"time": "60", "own_fields": "minutes"}, 60),
+        ({"time": "60"}, 30),
+    ],
+)
+def test_a_time_is_a_choice_or_hours_and_minutes(
+    browser: Browser, broker: FakeBroker, sent: dict[str, str], minutes: int
+) -> None:
+    fields = {"nodes": "1", "gpus_per_node": "0", "script": "#!/bin/sh\n#SBATCH --time=30\ntrue\n", **sent}
+    # Beyond eight hours only this partition takes jobs.
+    answer = browser.send("/jobs/submit/", "/jobs/submit/", partition="cpu", **fields)
+    assert answer.status_code == 302, answer.content.decode()
+    (made,) = broker.requests_of("submit")
+    assert made.request.minutes == minutes
+
+
+def test_a_job_that_is_submitted_again_has_its_time(browser: Browser, broker: FakeBroker) -> None:
+    for number, minutes in ((50, 240), (51, 95)):
+        broker.wanted[number] = JobRequest(kind="batch", name="old", command=["true"], minutes=minutes)
+        Job.store([broker.put(make_job(number, kind="batch", name="old"))])
+    forms = [browser.get(f"/jobs/submit/?job={number}").context["form"] for number in (50, 51)]
+    values = [tuple(form[name].value() for name in ("time", "hours", "minutes")) for form in forms]
+    assert values == [("240", 4, 0), ("custom", 1, 35)]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
@@ -295,7 +328,8 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
         ({"script": "x", "arguments": "'"}, "not closed"),
         ({"script": "x", "image": "none"}, "There is no image"),
         ({"script": "x", "name": "<b>"}, "must be 1 to 64 letters"),
-        ({"script": "x", "minutes": "0"}, "greater than or equal"),
+        ({"script": "x", "minutes": "0"}, "Enter a time of at least one minute."),
+        ({"script": "x", "hours": "-1"}, "greater than or equal"),
         ({"script": "x", "reservation": "carme-0123456789ab"}, None),
     ],
 )
@@ -397,7 +431,7 @@ def test_nobody_touches_anothers_job(other: Browser, broker: FakeBroker, path: s
 async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker) -> None:
     broker.put(make_job(1))
     broker.logs[1] = "first ü\n".encode()
-    events = _follow(1, "alice", 0)
+    events = _follow(1, "alice", 0, "en")
     assert await anext(events) == "retry: 2000\n\n"
     assert await anext(events) == 'id: 9\nevent: text\ndata: "first \\u00fc\\n"\n\n'
     broker.logs[1] += b"</script>\n"
@@ -406,9 +440,27 @@ async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker
     assert (await anext(events)).startswith("id: 19\nevent: over")
     with pytest.raises(StopAsyncIteration):
         await anext(events)
-    others = _follow(1, "bob", 0)
+    others = _follow(1, "bob", 0, "en")
     await anext(others)
     assert "event: trouble" in await anext(others)
+
+
+async def test_what_is_wrong_with_a_log_is_said_in_the_readers_language_and_leads_to_the_help(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_arguments: Any, **_options: Any) -> None:
+        raise SlurmError(message("This site has no scratch for staging."))
+
+    monkeypatch.setattr(AsyncBrokerClient, "job", fail)
+    found = []
+    for language in ("en", "de"):
+        events = [event async for event in _follow(1, "alice", 0, language)]
+        _, data = events[1].split("event: trouble\ndata: ")
+        found.append(json.loads(data))
+    english, german = found
+    assert english["text"] == "This site has no scratch for staging." != german["text"]
+    assert english["help"] == german["help"] == "/help/data/#data-for-jobs-and-sessions"
+    assert (english["more"], german["more"]) == ("More in the help", "Mehr in der Hilfe")
 
 
 @pytest.mark.parametrize("page", ["2", "0", "-1", "9999999", "x", "1e9", "' OR 1=1", "9" * 5000])

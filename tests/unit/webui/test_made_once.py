@@ -17,7 +17,7 @@ from django.utils import timezone, translation
 from carme.api import Overview
 from carme.bookings import Cause
 from carme.errors import BrokerUnavailable
-from carme.jobs import Access, Association, Partition
+from carme.jobs import Access, Association, Cluster, Partition
 from carme_webui import cluster
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
@@ -149,6 +149,63 @@ def test_no_page_waits_for_a_broker_that_takes_long_while_there_is_an_answer(
         assert not given.wait(0.01)
 
 
+def test_a_short_question_holds_up_no_page_either_while_the_broker_is_busy(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = threading.Event()
+
+    def ask() -> str:
+        assert answer.wait(HANG)
+        return "new"
+
+    shown = Picture()
+    assert shown._cached("test", lambda: "old") == "old"
+    monkeypatch.setattr(cluster, "WAIT_SECONDS", HANG)
+    cluster.caches["pages"].delete("broker-test-new")  # as if its time were over
+    assert shown._cached("test", lambda: "renewed") == "renewed", "an answer that comes at once is shown"
+    monkeypatch.setattr(cluster, "WAIT_SECONDS", 0.001)
+    cluster.caches["pages"].delete("broker-test-new")
+    try:
+        assert shown._cached("test", ask) == "renewed"
+    finally:
+        answer.set()
+
+
+def test_what_a_user_may_use_holds_up_no_page_but_who_just_joined_a_project_waits_for_it(
+    alice: User, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster.picture, "seconds", None)
+    monkeypatch.setattr(cluster, "WAIT_SECONDS", 0.0)
+    asked, answer = threading.Event(), threading.Event()
+    real = cluster.broker
+
+    def busy() -> Any:
+        asked.set()
+        assert answer.wait(HANG)
+        return real()
+
+    before = cluster.access_of("alice")
+    broker.accesses["alice"] = Access(user="alice", groups=["staff"])
+    monkeypatch.setattr(cluster, "broker", busy)
+    assert cluster.access_of("alice") == before != broker.accesses["alice"]
+    assert asked.wait(HANG)
+    answer.set()
+    assert cluster.access_of("alice", anew=True) == broker.accesses["alice"]
+
+
+def test_an_answer_that_stayed_the_same_is_not_read_again(broker: FakeBroker) -> None:
+    broker.cluster = CLUSTER.model_copy(update={"taken": timezone.now()})
+    shown = Picture()
+    shown.seconds = 0.0
+    nodes, jobs = shown.cluster(), shown.running()
+    assert shown.cluster() is nodes and shown.running() is jobs == []
+    broker.cluster = nodes.model_copy(update={"taken": timezone.now()})
+    assert shown.cluster() == broker.cluster != nodes
+    broker.queue[7] = make_job(7, state="RUNNING", started=timezone.now(), node_list="n[1-2]")
+    ((job, names),) = shown.running()
+    assert (job.id, names) == (7, ["n1", "n2"])
+
+
 def test_what_takes_the_broker_long_is_requested_less_often() -> None:
     assert shown_seconds(1.25, 0.01) == 1.25, "an ordinary site sees each look at Slurm"
     assert shown_seconds(1.25, 0.2) == pytest.approx(4.0)
@@ -189,12 +246,50 @@ def test_what_is_derived_of_a_snapshot_is_made_once_and_forgotten_with_it() -> N
     first, second = CLUSTER.model_copy(), CLUSTER.model_copy()
     assert first == second, "that they are equal does not make them the same"
     for source, key in ((first, "a"), (first, "a"), (first, "b"), (second, "a"), (first, "a")):
-        assert values.get(source, key, lambda key=key: make(key)) == key
+        assert values.get(source, key, lambda _source, key=key: make(key)) == key
     assert made == ["a", "b", "a"] and len(values) == 2
     del first, source
     gc.collect()
     assert len(values) == 1
-    assert values.get(second, "a", lambda: make("new")) == "a"
+    assert values.get(second, "a", lambda _source: make("new")) == "a"
+
+
+def test_what_was_used_of_a_snapshot_is_made_of_the_next_one_ahead() -> None:
+    values, made = DerivedValues(), list[str]()
+
+    def limited(whole: Cluster) -> Cluster:
+        made.append("limited")
+        return whole.limited_to(whole.partitions[:1])
+
+    def names(some: Cluster) -> list[str]:
+        made.append("names")
+        return [node.name for node in some.nodes]
+
+    first, second, third = (CLUSTER.model_copy() for _ in range(3))
+    fewer = values.get(first, "limited", limited)
+    assert values.get(fewer, "names", names) == ["n1", "n2"]
+    values.renew(first, second)
+    assert made == ["limited", "names"] * 2
+    assert values.get(values.get(second, "limited", limited), "names", names) == ["n1", "n2"]
+    assert len(made) == 4, "nobody waits for it"
+    values.renew(second, third)
+    values.renew(third, CLUSTER.model_copy())
+    assert len(made) == 6, "what nobody asked for is not made for ever"
+    del first, second, third, fewer
+    gc.collect()
+    assert len(values) == 0
+
+
+def test_pages_find_what_they_derive_of_a_new_answer(broker: FakeBroker) -> None:
+    shown = Picture()
+    shown.seconds = 0.0
+    first = shown.cluster()
+    cluster.supplies(first)
+    broker.cluster = CLUSTER.model_copy(update={"nodes": CLUSTER.nodes[:1]})
+    second = shown.cluster()
+    assert second is not first
+    made = cluster.derived.get(second, "supplies", lambda _source: pytest.fail("it was to be made ahead"))
+    assert made == cluster.supplies(second) != cluster.supplies(first)
 
 
 def test_a_large_cluster_is_written_once_for_all_readers_and_nobody_sees_anothers_partition(

@@ -3,6 +3,7 @@
 import hashlib
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from django.core.cache import caches
@@ -15,6 +16,7 @@ from carme_webui.notifier import notifier
 __all__ = ["SHARED_SECONDS", "DerivedValues", "ObjectCache", "cache_key", "cached", "derived", "shared"]
 
 T = TypeVar("T")
+S = TypeVar("S")
 
 #: For how long pages show what the database says to everybody alike.
 SHARED_SECONDS = 2.0
@@ -71,6 +73,15 @@ class ObjectCache(LocMemCache):
             return int(self._cache[key])
 
 
+@dataclass(slots=True)
+class _Derived:
+    """A value, how it was made, and whether somebody asked for it."""
+
+    make: Callable[[Any], Any]
+    value: Any
+    is_used: bool = False
+
+
 class DerivedValues:
     """What is worked out of objects that nobody changes, such as a snapshot of the cluster.
 
@@ -78,20 +89,32 @@ class DerivedValues:
     """
 
     def __init__(self) -> None:
-        self._values: dict[int, dict[Hashable, Any]] = {}
+        self._values: dict[int, dict[Hashable, _Derived]] = {}
 
     def __len__(self) -> int:
         """How many objects have derived values."""
         return len(self._values)
 
-    def get(self, source: object, key: Hashable, make: Callable[[], T]) -> T:
+    def get(self, source: S, key: Hashable, make: Callable[[S], T]) -> T:
         """What was made of an object; what is missing is made, by two threads at a time at worst.
 
         Args:
             source: The object, which must take weak references.
             key: Names what is made. Whatever `make` reads besides the object belongs into it.
-            make: Makes it.
+            make: Makes it of the object, or later of another one (`renew`).
         """
+        found = self._made(source, key, make)
+        found.is_used = True
+        return cast(T, found.value)
+
+    def renew(self, before: object, source: object) -> None:
+        """Make of an object what was asked for of the one before it, and of what was made of that."""
+        for key, earlier in list(self._values.get(id(before), {}).items()):
+            if earlier.is_used:
+                made = self._made(source, key, earlier.make)
+                self.renew(earlier.value, made.value)
+
+    def _made(self, source: S, key: Hashable, make: Callable[[S], Any]) -> _Derived:
         number = id(source)
         values = self._values.get(number)
         if values is None:
@@ -99,8 +122,8 @@ class DerivedValues:
             weakref.finalize(source, self._values.pop, number, None).atexit = False
             values = self._values.setdefault(number, {})
         if key not in values:
-            values[key] = make()
-        return cast(T, values[key])
+            values[key] = _Derived(make, make(source))
+        return values[key]
 
 
 derived = DerivedValues()

@@ -1,5 +1,6 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
+import logging
 import threading
 import time
 from collections import Counter, defaultdict
@@ -10,7 +11,7 @@ from typing import Generic, TypeVar, cast
 from django.conf import settings
 from django.core.cache import caches
 
-from carme.broker import BrokerClient
+from carme.broker import BrokerClient, LastAnswers
 from carme.broker.protocol import Failure, RunningJob
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
@@ -35,6 +36,8 @@ __all__ = [
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Supply:
@@ -50,9 +53,13 @@ class Supply:
 BROKER_TIMEOUT = 10.0
 
 
-def broker() -> BrokerClient:
-    """The broker of this site."""
-    return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
+def broker(answers: LastAnswers | None = None) -> BrokerClient:
+    """The broker of this site.
+
+    Args:
+        answers: Its earlier ones, which are not read again while they stay the same.
+    """
+    return BrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT, answers=answers)
 
 
 #: Seconds for which the calendar shows the same running jobs.
@@ -63,17 +70,23 @@ JOBS_SECONDS = 10.0
 #: at the nodes no more often than that.
 REST_TIMES = 20.0
 REST_SECONDS = 5.0
-#: What took so many seconds is requested beside the pages, which show the answer of a moment ago meanwhile:
-#: with 5,000 nodes and 50,000 jobs (`./test bench scale`) that is 0.1 to 0.2 s.
+#: For so many seconds a page waits for a new answer while there is one of a moment ago.
+WAIT_SECONDS = 0.02
+#: For what took so many seconds it does not wait at all: with 5,000 nodes and 50,000 jobs (`./test bench
+#: scale`) that is 0.1 to 0.2 s, and a short question may have to wait for the broker as long.
 SLOW_SECONDS = 0.05
+
+
+#: What the broker said of running jobs, and the same with their nodes' names.
+_Expanded = tuple[list[RunningJob], list[tuple[RunningJob, list[str]]]]
 
 
 class Picture:
     """What the broker said a moment ago, for pages that only show it; not for who decides something.
 
     Each process asks once in the time between two looks at Slurm, as the broker itself knows nothing newer,
-    and less often on large sites, there beside the pages; while it asks, other pages show what was said
-    before. A refusal is cached as well.
+    and less often on large sites. It asks beside the pages: they show what was said before where the new
+    answer does not come at once. A refusal is cached as well.
 
     Attributes:
         seconds: How long an answer is shown; None: until the broker's next look at Slurm.
@@ -81,58 +94,97 @@ class Picture:
 
     def __init__(self) -> None:
         self.seconds: float | None = None
+        self._answers = LastAnswers()
+        self._expanded: _Expanded = [], []
         self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def cluster(self) -> Cluster:
         """Partitions and nodes. Raises CarmeError, as the broker does; so do the others."""
-        return self._cached("cluster", lambda: broker().cluster())
+        return self._cached("cluster", lambda: broker(self._answers).cluster())
 
     def forecast(self) -> Forecast:
         """How many GPUs will be free."""
-        return self._cached("forecast", lambda: broker().forecast())
+        return self._cached("forecast", lambda: broker(self._answers).forecast())
 
     def running(self) -> list[tuple[RunningJob, list[str]]]:
         """The jobs that run, with their nodes' names; requested less often, as there may be thousands."""
-        return self._cached("running", _running_jobs, least=JOBS_SECONDS)
+        return self._cached("running", self._running_jobs, least=JOBS_SECONDS)
+
+    def _running_jobs(self) -> list[tuple[RunningJob, list[str]]]:
+        """Only one thread at a time asks for them."""
+        jobs = broker(self._answers).running()
+        before, expanded = self._expanded
+        if jobs is not before:
+            known = {job.node_list: names for job, names in expanded}
+            expanded = [(job, known.get(job.node_list) or expand(job.node_list)) for job in jobs]
+            self._expanded = jobs, expanded
+        return expanded
 
     def reservations(self) -> list[Reservation]:
         """Slurm's."""
-        return self._cached("reservations", lambda: broker().reservations())
+        return self._cached("reservations", lambda: broker(self._answers).reservations())
 
-    def _cached(self, name: str, ask: Callable[[], T], least: float = 0.0) -> T:
+    def access(self, user: str, *, anew: bool = False) -> Access:
+        """What Slurm lets somebody use; asked for at once if `anew`, whatever is cached."""
+        name, ask = f"access-{user}", lambda: broker().access(user=user)
+        return self._cached(name, ask, seconds=ACCESS_SECONDS, anew=anew)
+
+    def _cached(
+        self,
+        name: str,
+        ask: Callable[[], T],
+        least: float = 0.0,
+        seconds: float | None = None,
+        anew: bool = False,
+    ) -> T:
         key, pages = f"broker-{name}", caches["pages"]
-        known: _Known[T] | None = pages.get(key)
+        known: _Known[T] | None = None if anew else pages.get(key)
         # One thread asks, however long the broker takes; the others show what it said before. Who has nothing
         # to show waits for that one's answer.
         if known is None or not pages.get(f"{key}-new"):
             lock = self._asking[name]
             if lock.acquire(blocking=known is None):
-                again: _Known[T] | None = pages.get(key)
+                again: _Known[T] | None = None if anew else pages.get(key)
                 if again is not None and pages.get(f"{key}-new"):
                     known = again
                     lock.release()
-                elif again is not None and self.seconds is None and again.is_slow:
-                    # No page waits for what takes long while there is an answer of a moment ago.
-                    known = again
-                    threading.Thread(target=self._ask, args=(lock, key, ask, least), daemon=True).start()
+                elif again is not None and self.seconds is None:
+                    # No page waits for long while there is an answer of a moment ago.
+                    words = (lock, key, ask, least, seconds)
+                    asking = threading.Thread(target=self._ask, args=words, daemon=True)
+                    asking.start()
+                    if not again.is_slow:
+                        asking.join(WAIT_SECONDS)
+                    known = pages.get(key) or again
                 else:
-                    known = self._ask(lock, key, ask, least)
+                    known = self._ask(lock, key, ask, least, seconds)
         assert known is not None
         if known.failure is not None:
             raise known.failure.error()
         return cast(T, known.value)
 
-    def _ask(self, lock: threading.Lock, key: str, ask: Callable[[], T], least: float) -> "_Known[T]":
-        """Ask the broker, and cache what it says. The lock of that question is held, and released here."""
+    def _ask(
+        self, lock: threading.Lock, key: str, ask: Callable[[], T], least: float, seconds: float | None
+    ) -> "_Known[T]":
+        """Ask the broker, and cache what it says. The lock of that question is held, and released here.
+
+        Args:
+            least: Seconds for which the answer is shown at least.
+            seconds: Those for which it is shown; None: it depends on how long it took.
+        """
         try:
-            seconds = max(settings.SITE.slurm.poll_seconds, least) if self.seconds is None else self.seconds
             begun = time.monotonic()
             known = _answer(ask)
             took = time.monotonic() - begun
-            if self.seconds is None and known.failure is None:
-                seconds = shown_seconds(seconds, took)
+            if seconds is None:
+                seconds = self.seconds
+            if seconds is None:
+                seconds = max(settings.SITE.slurm.poll_seconds, least)
+                if known.failure is None:
+                    seconds = shown_seconds(seconds, took)
             known = replace(known, is_slow=took >= SLOW_SECONDS)
             pages = caches["pages"]
+            _renew(pages.get(key), known)
             pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
             pages.set(f"{key}-new", True, seconds)
             return known
@@ -143,10 +195,6 @@ class Picture:
 def shown_seconds(least: float, took: float) -> float:
     """For how many seconds an answer of the broker is shown that took so many to come."""
     return max(least, min(REST_SECONDS, REST_TIMES * took))
-
-
-def _running_jobs() -> list[tuple[RunningJob, list[str]]]:
-    return [(job, expand(job.node_list)) for job in broker().running()]
 
 
 @dataclass(frozen=True)
@@ -165,6 +213,16 @@ def _answer(ask: Callable[[], T]) -> _Known[T]:
         return _Known(None, Failure.of(error))
 
 
+def _renew(before: _Known[object] | None, known: _Known[object]) -> None:
+    """Derive of a new answer what pages used of the one before, so that none of them has to."""
+    if before is None or before.value is None or known.value is None or known.value is before.value:
+        return
+    try:
+        derived.renew(before.value, known.value)
+    except Exception:
+        logger.exception("What pages derive of an answer of the broker could not be made ahead")
+
+
 picture = Picture()
 """The picture of this process."""
 
@@ -179,15 +237,10 @@ def access_of(user: str, *, anew: bool = False) -> Access:
     Args:
         anew: Ask, whatever is cached.
     """
-    key = f"access-{user}"
-    found: Access | None = None if anew else caches["pages"].get(key)
-    if found is None:
-        try:
-            found = broker().access(user=user)
-        except CarmeError:
-            found = Access(user=user)
-        caches["pages"].set(key, found, ACCESS_SECONDS)
-    return found
+    try:
+        return picture.access(user, anew=anew)
+    except CarmeError:
+        return Access(user=user)
 
 
 def entry_points(image: Image) -> dict[str, str]:
@@ -202,7 +255,7 @@ def images() -> ImageCatalogue:
 
 def supplies(cluster: Cluster) -> list[Supply]:
     """The GPUs of the cluster by type. Those of nodes that take no jobs are not free."""
-    return derived.get(cluster, "supplies", lambda: _supplies(cluster))
+    return derived.get(cluster, "supplies", _supplies)
 
 
 def _supplies(cluster: Cluster) -> list[Supply]:

@@ -177,7 +177,7 @@ def carme_report(line: str = "") -> None:
 def carme_scale(line: str) -> Any:
     """Measure a script on one rank and draw how it scales; see `carme_runtime.scaling`.
 
-        %carme_scale [--network "100 Gbit/s, 2 us"] train.py [argument ...]
+        %carme_scale [--network "100 Gbit/s, 2 us"] [--scale-seconds 60] train.py [argument ...]
 
     Raises:
         RunFailed: The script could not be measured.

@@ -30,9 +30,12 @@ def _completer(parser: Callable[[], argparse.ArgumentParser]) -> Callable[..., l
         """IPython calls it for a word of the line; an empty answer leaves paths to IPython."""
         words = event.text_until_cursor.split()
         typed = event.symbol
-        before = words[-2] if typed and len(words) > 1 else words[-1]
         if "--" in words[: -1 if typed else None]:
             return []  # what follows belongs to the program
+        before = words[-2] if typed and len(words) > 1 else words[-1]
+        option, equals, _value = words[-1].partition("=")
+        if equals and not event.text_until_cursor[-1].isspace():
+            before = option  # IPython takes what follows for a word of its own
         actions = parser()._actions
         for action in actions:
             if before in action.option_strings and action.nargs != 0:
@@ -51,6 +54,9 @@ def _run_parser() -> argparse.ArgumentParser:
 
 
 def _scale_parser() -> argparse.ArgumentParser:
+    """Without what the magic says itself: that it is a probe, and where its result goes."""
+    from carme_runtime.scaling.start import add_fine_options
+
     made = argparse.ArgumentParser(add_help=False)
-    made.add_argument("--network")
+    add_fine_options(made)
     return made

@@ -28,8 +28,11 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     editor.fill(SCRIPT)
     expect(page.locator("#from-script")).to_contain_text("GPUs per node 2")
     expect(page.locator("#from-script")).to_contain_text("Ignored: --mail-type.")
-    for name, value in {"name": "train", "nodes": "2", "gpus_per_node": "2", "minutes": "90"}.items():
+    wanted = {"name": "train", "nodes": "2", "gpus_per_node": "2", "hours": "1", "minutes": "30"}
+    for name, value in wanted.items():
         expect(page.locator(f"#id_{name}")).to_have_value(value)
+    time = page.get_by_role("group", name="Time")
+    expect(time.get_by_label("Custom")).to_be_checked()
     # Lines for Slurm, strings and comments have colours of their own.
     expect(page.locator(".slurm")).to_have_count(2)
     expect(page.locator(".slurm-option")).to_have_text(
@@ -44,6 +47,8 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     editor.fill("#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=1\ntrue\n")
     expect(page.locator("#id_gpus_per_node")).to_have_value("1")
     expect(page.locator("#id_name")).to_have_value("")
+    expect(time.get_by_label("1 h")).to_be_checked()
+    expect(page.get_by_label("Hours")).to_be_hidden()
     expect(page.locator("#id_nodes")).to_have_value("1")
     # A line that is wrong is said while it is written.
     editor.fill("#!/bin/bash\n#SBATCH --nodes=many\ntrue\n")
@@ -93,3 +98,25 @@ def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, brok
     expect(page.get_by_role("heading", name=re.compile("distributed"))).to_be_visible()
     (made,) = broker.requests_of("submit")
     assert (made.request.nodes, made.request.memory_mb_per_node) == (2, 2048)
+
+
+def test_a_time_is_chosen_by_a_click_or_by_the_script(page: Page, a_life: None, broker: FakeBroker) -> None:
+    log_in(page)
+    page.goto("/jobs/submit/")
+    editor, time = page.get_by_label("Script", exact=True), page.get_by_role("group", name="Time")
+    editor.fill("#!/bin/bash\n#SBATCH --time=4:00:00\ntrue\n")
+    expect(time.get_by_label("4 h")).to_be_checked()
+    # What the user chooses counts, also where the form begins with it.
+    time.get_by_label("1 h").check()
+    editor.fill("#!/bin/bash\n#SBATCH --time=5:00:00\ntrue\n")
+    expect(page.locator("#from-script")).to_contain_text("300")
+    expect(time.get_by_label("1 h")).to_be_checked()
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_role("heading", name=re.compile("job"))).to_be_visible()
+    time.get_by_label("1 h").wait_for(state="detached")
+    page.goto("/jobs/submit/")
+    editor.fill("#!/bin/bash\n#SBATCH --time=5:00:00\ntrue\n")
+    expect(time.get_by_label("Custom")).to_be_checked()
+    page.get_by_role("button", name="Submit", exact=True).click()
+    time.get_by_label("1 h").wait_for(state="detached")
+    assert [made.request.minutes for made in broker.requests_of("submit")] == [60, 300]

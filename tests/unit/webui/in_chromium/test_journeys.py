@@ -17,6 +17,7 @@ from playwright.sync_api import BrowserContext, Page, Route, expect
 from carme.jobs import JobState
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
+from carme_webui.sessions.models import Session
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
@@ -207,6 +208,46 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     expect(page.locator(".status .state").first).to_have_text("Cancelled")  # by itself
     expect(page.get_by_text("The job is stopping.")).to_have_count(0)
     expect(page.get_by_role("link", name="Cancel")).to_have_count(0)
+
+
+#: How far the end of a log is from the part of it that is shown, in pixels; 0 where it is within.
+END_OF_LOG = """log => {
+  const text = log.lastChild, range = document.createRange(), box = log.getBoundingClientRect();
+  range.setStart(text, text.length - 4);
+  range.setEnd(text, text.length - 1);
+  const end = range.getBoundingClientRect();
+  return Math.round(Math.max(0, box.top - end.top, end.bottom - box.bottom));
+}"""
+
+
+def test_a_log_begins_at_its_end_and_follows_unless_its_reader_looks_back(
+    page: Page, a_life: None, broker: FakeBroker
+) -> None:
+    lines = b"".join(b"line %d %s\n" % (number, b"x" * 300) for number in range(40))
+    broker.logs[7] = broker.logs[8] = lines
+    log_in(page)
+    page.goto("/jobs/7/")
+    log = page.locator("#log")
+    expect(log).to_contain_text("line 39 ")
+    assert log.evaluate(END_OF_LOG) == 0
+    broker.logs[7] += b"more 1\nmore 2\n"
+    expect(log).to_contain_text("more 2")
+    assert log.evaluate(END_OF_LOG) == 0
+    log.evaluate("log => { log.scrollTop = 0 }")
+    broker.logs[7] += b"more 3\nmore 4\n"
+    expect(log).to_contain_text("more 4")
+    assert log.evaluate(END_OF_LOG) > 0 and log.evaluate("log => log.scrollTop") == 0
+    # What a session that failed wrote last.
+    Session.objects.filter(name="s87654321").update(job_id=8)
+    page.goto("/sessions/s87654321/")
+    last = page.locator(".log")
+    expect(last).to_contain_text("line 39 ")
+    assert last.evaluate(END_OF_LOG) == 0
+    assert last.evaluate("log => log.scrollHeight > log.clientHeight && log.scrollWidth > log.clientWidth")
+    last.focus()
+    page.keyboard.press("Home")
+    page.wait_for_function("log => log.scrollTop < -100", arg=last.element_handle())
+    keep(page, "session-failed-log")
 
 
 def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_life: None) -> None:

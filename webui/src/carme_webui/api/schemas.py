@@ -325,7 +325,7 @@ def overview_of(cluster: Cluster, partitions: list[Partition]) -> bytes:
     Args:
         partitions: Those of the cluster that the reader may see.
     """
-    nodes = derived.get(cluster, "nodes", lambda: dump_nodes(cluster.nodes))
+    nodes = derived.get(cluster, "nodes", lambda known: dump_nodes(known.nodes))
     gpus = [SupplyOut.model_validate(supply) for supply in supplies(cluster)]
     rest = Overview.model_construct(taken=cluster.taken, partitions=partitions, nodes=[], gpus=gpus)
     before, _place, after = rest.model_dump_json().encode().partition(_PLACE)

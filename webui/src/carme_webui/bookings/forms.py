@@ -53,7 +53,7 @@ def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:
     """What can be booked at this site; first that of the default partition, with which forms begin."""
     if cluster is None:
         return []
-    counts = derived.get(cluster, "kinds", lambda: _counts(cluster))
+    counts = derived.get(cluster, "kinds", _counts)
     found = [
         Kind(*key, number) for key, number in sorted(counts.items()) if site.booking_policy(key[0]).enabled
     ]

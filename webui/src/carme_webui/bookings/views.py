@@ -414,7 +414,7 @@ def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]
     if cluster is None or kind is None:
         return []
     key = "nodes", kind.partition, kind.gpu_type, kind.gpus
-    return derived.get(cluster, key, lambda: _nodes_of(cluster, kind))
+    return derived.get(cluster, key, lambda known: _nodes_of(known, kind))
 
 
 def _nodes_of(cluster: Cluster, kind: Kind) -> list[tuple[str, bool]]:

@@ -7,13 +7,14 @@ from typing import Any
 from django import forms
 from django.conf import settings
 from django.forms.boundfield import BoundField
+from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 from pydantic import ValidationError
 
 from carme.bookings import YEARS
 from carme.errors import CarmeError, InvalidRequest
 from carme.images import ImageCatalogue
-from carme.jobs import Cluster, contents, refusal, split_stages
+from carme.jobs import MAXIMUM_MINUTES, Cluster, contents, refusal, split_stages
 from carme.jobs.scripts import MAXIMUM_BYTES
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import site_zone
@@ -21,15 +22,19 @@ from carme_webui.help_links import explained
 from carme_webui.jobs.search import FILTERS, KINDS, Search
 from carme_webui.jobs.submissions import JobSubmission
 from carme_webui.scaling import SCALING, ScalingFields
+from carme_webui.sessions.choices import times
+from carme_webui.sessions.time_fields import TIME, TimeFields, time_begun_with, time_sent
 
 __all__ = ["SearchForm", "SubmitForm"]
 
 
-#: What every job needs beside its script; the rest is for few.
-COMMON = ("name", "image", "gpus_per_node", "nodes", "minutes")
+#: What every job needs beside its script and its time; the rest is for few.
+COMMON = ("name", "image", "gpus_per_node", "nodes")
+#: Jobs run longer than sessions.
+HOURS = (1, 4, 24)
 
 
-class SubmitForm(ScalingFields):
+class SubmitForm(TimeFields, ScalingFields):
     """A batch job: a script that is written here, or one in my home.
 
     Args:
@@ -61,7 +66,6 @@ class SubmitForm(ScalingFields):
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
     cpus_per_node = forms.IntegerField(label=_("Processors per node"), min_value=1, required=False)
     memory_mb_per_node = forms.IntegerField(label=_("Memory per node (MiB)"), min_value=1, required=False)
-    minutes = forms.IntegerField(label=_("Time in minutes"), min_value=1)
     account = forms.CharField(label=_("Account"), max_length=64, required=False)
     qos = forms.CharField(label=_("Quality of service"), widget=forms.Select, required=False)
     reservation = forms.CharField(label=_("Booking"), widget=forms.Select, required=False)
@@ -81,11 +85,17 @@ class SubmitForm(ScalingFields):
         qualities: list[str] | None = None,
         initial: dict[str, Any] | None = None,
     ) -> None:
-        minutes = settings.SITE.sessions.default_minutes
-        begin = {"nodes": 1, "gpus_per_node": 0, "minutes": minutes}
+        default = settings.SITE.sessions.default_minutes
+        limits = [one.max_minutes or MAXIMUM_MINUTES for one in cluster.partitions] if cluster else []
+        choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS)
         #: What the page's script compares with.
-        self.begin = begin
-        super().__init__(data, initial=begin | (initial or {}), label_suffix="")
+        self.begin = {"nodes": 1, "gpus_per_node": 0, "minutes": default}
+        values = self.begin | (initial or {})
+        values |= time_begun_with(choices, values["minutes"])
+        if data:
+            data = dict(data.items()) | time_sent(choices, data)
+        super().__init__(data, initial=values, label_suffix="")
+        self.offer_times(choices)
         self.submission: JobSubmission | None = None
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
         self._choices("image", _("No image (run on the host)"), catalogue.names())
@@ -133,7 +143,7 @@ class SubmitForm(ScalingFields):
     @property
     def more_fields(self) -> list[BoundField]:
         """The fields that few need."""
-        usual = ("script", *COMMON, *SCALING)
+        usual = ("script", *COMMON, *TIME, *SCALING)
         return [field for field in self.visible_fields() if field.name not in usual]
 
     @property
@@ -158,7 +168,7 @@ class SubmitForm(ScalingFields):
             for name, value in cleaned.items()
             if value not in (None, "")
             and (name in own or self.begin.get(name) != value)
-            and name not in SCALING
+            and name not in (*SCALING, "time", "hours")
         }
         if values.pop("script_encoding", "") == contents.PAGE_ENCODING and "script" in values:
             try:

@@ -14,6 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpRespons
 from django.shortcuts import get_object_or_404, redirect, render
 from django.utils import timezone
 from django.utils.html import format_html
+from django.utils.translation import get_language, override
 from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
@@ -346,13 +347,15 @@ def log_stream(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
     found = _mine(request, job_id)
     given = request.headers.get("Last-Event-ID") or request.GET.get("offset", "")
     offset = int(given) if given.isascii() and given.isdigit() and len(given) < 16 else 0
-    answer = StreamingHttpResponse(_follow(found.id, found.user, offset), content_type="text/event-stream")
+    events = _follow(found.id, found.user, offset, get_language() or settings.LANGUAGE_CODE)
+    answer = StreamingHttpResponse(events, content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
     answer["X-Accel-Buffering"] = "no"  # nginx passes each event on at once
     return answer
 
 
-async def _follow(job_id: int, user: str, offset: int) -> AsyncIterator[str]:
+async def _follow(job_id: int, user: str, offset: int, language: str) -> AsyncIterator[str]:
+    """The events; what is wrong is said in the reader's language, which is not that of the event loop."""
     site = AsyncBrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
     clock = asyncio.get_running_loop().time
     end, pause = clock() + STREAM_ENDS_AFTER, LOOK
@@ -363,7 +366,9 @@ async def _follow(job_id: int, user: str, offset: int) -> AsyncIterator[str]:
             over = (await site.job(job_id, user=user)).is_over
             part = await site.log(job_id, user=user, offset=offset)
         except CarmeError as error:
-            yield f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
+            with override(language):
+                trouble = {"text": str(error), "help": error.help, "more": _("More in the help")}
+            yield f"event: trouble\ndata: {json.dumps(trouble)}\n\n"
             if not isinstance(error, BrokerUnavailable):
                 return
             await asyncio.sleep(CALM)

@@ -177,8 +177,13 @@ def usable_by(user: User, cluster: Cluster | None) -> Cluster | None:
     if len(partitions) == len(cluster.partitions):
         return cluster
     # The same for all who may use the same partitions.
-    key = "limited", tuple(one.name for one in partitions)
-    return derived.get(cluster, key, lambda: cluster.limited_to(partitions))
+    names = tuple(one.name for one in partitions)
+    return derived.get(cluster, ("limited", names), lambda whole: _limited(whole, names))
+
+
+def _limited(whole: Cluster, names: tuple[str, ...]) -> Cluster:
+    found = whole.limited_to([one for one in whole.partitions if one.name in names])
+    return whole.model_copy() if found is whole else found  # what is derived may not keep its source
 
 
 def payers(user: User) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Hardware and time of the start form as choices: a card or a span of time instead of numbers."""
+"""Hardware and time of forms as choices: a card or a span of time instead of numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -129,13 +129,17 @@ def matching(found: list[Card], values: Mapping[str, Any]) -> str:
     return CUSTOM
 
 
-def times(site: Settings, now: datetime) -> list[tuple[str, str]]:
-    """The spans of time that the site allows, and the rest of the working day."""
-    most = site.sessions.maximum_minutes
-    found = [(str(60 * hours), _("%d h") % hours) for hours in HOURS if 60 * hours <= most]
+def times(default: int, most: int, now: datetime, hours: Sequence[int] = HOURS) -> list[tuple[str, str]]:
+    """The spans of time that are allowed, and the rest of the working day.
+
+    Args:
+        default: So many minutes are offered in any case.
+        most: More minutes are not allowed.
+        hours: Those that are offered.
+    """
+    found = [(str(60 * count), _("%d h") % count) for count in hours if 60 * count <= most]
     if SHORTEST_MINUTES <= evening_minutes(now) <= most:
         found.append((EVENING, _("until %d:00") % EVENING_HOUR))
-    default = site.sessions.default_minutes
     if str(default) not in dict(found):
         found.insert(0, (str(default), minutes_text(default)))
     return found

@@ -29,8 +29,9 @@ from carme_webui.projects.models import Project
 from carme_webui.scaling import ScalingFields
 from carme_webui.scaling.fields import SCALING
 from carme_webui.sessions.actions import check_options, minutes_in
-from carme_webui.sessions.choices import CUSTOM, EVENING, cards, evening_minutes, matching, times
+from carme_webui.sessions.choices import CUSTOM, cards, matching, times
 from carme_webui.sessions.models import NAME_PATTERN, Preset, new_name, values_of
+from carme_webui.sessions.time_fields import TimeFields, time_begun_with, time_sent
 from carme_webui.titles import TitleField
 
 __all__ = ["StartForm"]
@@ -40,9 +41,6 @@ FIELDS_SECONDS = 600
 
 #: Fewer qualities of service than this leave no choice.
 MOST_NEEDLESS = 2
-
-#: Of a number of minutes in an address.
-DIGITS = 9
 
 _MAY_BE_EMPTY = ("gpu_type", "partition", "account", "qos", "reservation")
 
@@ -61,7 +59,7 @@ FILLED_IN = frozenset(
 )
 
 
-class StartForm(ScalingFields):
+class StartForm(TimeFields, ScalingFields):
     """What the owner asks for. Choices and limits are those of the cluster as it is now.
 
     Args:
@@ -87,10 +85,6 @@ class StartForm(ScalingFields):
     gpu_type = forms.CharField(label=_("GPU type"), widget=forms.Select, required=False)
     gpus_per_node = forms.IntegerField(label=_("GPUs per node"), min_value=0)
     nodes = forms.IntegerField(label=_("Nodes"), min_value=1)
-    time = forms.ChoiceField(label=_("Time"), widget=forms.RadioSelect, required=False)
-    hours = forms.IntegerField(label=_("Hours"), min_value=0, required=False)
-    # With the hours; alone it may be more than an hour.
-    minutes = forms.IntegerField(label=_("Minutes"), min_value=0, required=False)
     title = TitleField(label=_("Title"), max_length=80, required=False)
     app = forms.CharField(label=_("Open with"), widget=forms.Select, required=False)
     partition = forms.CharField(label=_("Partition"), widget=forms.Select, required=False)
@@ -161,12 +155,11 @@ class StartForm(ScalingFields):
             }
         initial |= {key: value for key, value in (requested or {}).items() if key in FILLED_IN}
         self.presets = presets
-        self._cards, self._times = cards(site, cluster, self._supplies, presets), times(site, timezone.now())
+        self._cards = cards(site, cluster, self._supplies, presets)
+        limits = site.sessions
+        self._times = times(limits.default_minutes, limits.maximum_minutes, timezone.now())
         initial["hardware"] = matching(self._cards, initial)
-        minutes = str(initial["minutes"])
-        initial["time"] = minutes if minutes in dict(self._times) else CUSTOM
-        if minutes.isascii() and minutes.isdigit():
-            initial["hours"], initial["minutes"] = divmod(int(minutes[:DIGITS]), 60)
+        initial |= time_begun_with(self._times, initial["minutes"])
         super().__init__(data and self._filled_in(data), initial=initial, label_suffix="")
         self._cluster, self._catalogue, self._site = cluster, catalogue, site
         self._datasets = datasets or Datasets(site.staging.datasets)
@@ -179,32 +172,23 @@ class StartForm(ScalingFields):
     def _filled_in(self, data: Any) -> dict[str, Any]:
         """What was sent, with the numbers of the chosen card and time."""
         filled: dict[str, Any] = dict(data.items())
-        filled["hardware"], filled["time"] = data.get("hardware") or CUSTOM, data.get("time") or CUSTOM
+        filled["hardware"] = data.get("hardware") or CUSTOM
         for card in self._cards:
             if card.key == filled["hardware"]:
                 filled |= card.values
-        if filled["time"] == EVENING:
-            filled |= {"hours": "", "minutes": evening_minutes(timezone.now())}
-        elif filled["time"] in dict(self._times):
-            filled |= {"hours": "", "minutes": filled["time"]}
-        return filled
+        return filled | time_sent(self._times, data)
 
     def full_clean(self) -> None:
         """Check it; what is wrong with a number is shown beside that number."""
         super().full_clean()
-        for choice, names in (("hardware", NUMBERS), ("time", ("hours", "minutes"))):
-            if self.is_bound and any(name in self.errors for name in names):
-                self.data = {**self.data, choice: CUSTOM}
+        self.show_wrong("hardware", NUMBERS)
 
     def _offer(self) -> None:
         """Choices, limits and their words."""
-        for name, choices in (
-            ("hardware", [(card.key, card) for card in self._cards]),
-            ("time", self._times),
-        ):
-            field = self.fields[name]
-            assert isinstance(field, forms.ChoiceField)
-            field.choices = [*choices, (CUSTOM, _("Custom"))]
+        field = self.fields["hardware"]
+        assert isinstance(field, forms.ChoiceField)
+        field.choices = [*((card.key, card) for card in self._cards), (CUSTOM, _("Custom"))]
+        self.offer_times(self._times)
         kinds = self._supplies
         partitions = self._cluster.partitions if self._cluster else []
         offered = {name: self._image(name) for name in self._catalogue.names()}
@@ -262,11 +246,6 @@ class StartForm(ScalingFields):
         return [self[name] for name in NUMBERS]
 
     @property
-    def time_fields(self) -> list[BoundField]:
-        """A time that is no choice."""
-        return [self["hours"], self["minutes"]]
-
-    @property
     def more_fields(self) -> list[BoundField]:
         """The fields that few need."""
         return [self[name] for name in MORE if name in self.fields]
@@ -310,13 +289,6 @@ class StartForm(ScalingFields):
     def clean_name(self) -> str:
         name = self.cleaned_data["name"]
         return name if re.fullmatch(NAME_PATTERN, name) else new_name()
-
-    def clean_minutes(self) -> int:
-        """All of the time, in minutes."""
-        total = 60 * (self.cleaned_data.get("hours") or 0) + (self.cleaned_data.get("minutes") or 0)
-        if not total and "hours" not in self.errors:
-            raise forms.ValidationError(_("Enter a time of at least one minute."))
-        return total
 
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data

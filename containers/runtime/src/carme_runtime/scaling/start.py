@@ -31,6 +31,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"where --scale-probe writes what it measured (default: {_USUAL_RESULT})",
     )
+    add_fine_options(parser)
+
+
+def add_fine_options(parser: argparse.ArgumentParser) -> None:
+    """Those of them that `%carme_scale` has too."""
     parser.add_argument(
         "--scale-seconds",
         type=float,

@@ -27,7 +27,9 @@ function follow() {
     append(JSON.parse(event.data));
   });
   following.addEventListener("trouble", (event) => {
-    trouble.textContent = JSON.parse(event.data);
+    const { text, help, more } = JSON.parse(event.data);
+    trouble.textContent = text;
+    if (help) trouble.append(" ", Object.assign(document.createElement("a"), { href: help, textContent: more }));
     trouble.hidden = false;
   });
   following.addEventListener("over", () => {

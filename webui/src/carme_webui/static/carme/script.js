@@ -101,11 +101,16 @@
   const fields = area.form.elements;
   const hidden = fields.own_fields;
   const own = new Set(hidden.value.split(" ").filter(Boolean));
-  for (const field of fields) if ("value" in field && field.name && field.value !== start(field.name)) own.add(field.name);
+  // The time is a choice, or hours and minutes; here, as for the script, all of it is minutes.
+  const isTime = name => ["time", "hours", "minutes"].includes(name);
+  for (const field of fields) {
+    if ("value" in field && field.name && !isTime(field.name) && field.value !== start(field.name)) own.add(field.name);
+  }
+  if (minutes() !== start("minutes")) own.add("minutes");
   /** What the script asks for, as the server read it last. */
   let requested = {};
   const filled = new Set();
-  area.form.addEventListener("input", event => event.isTrusted && own.add(event.target.name));
+  area.form.addEventListener("input", event => event.isTrusted && own.add(isTime(event.target.name) ? "minutes" : event.target.name));
   // An empty field is the script's again, which shows: Slurm would get it.
   area.form.addEventListener("change", event => {
     const { name, value } = event.target;
@@ -114,13 +119,26 @@
     set(name, requested[name]);
   });
 
+  function minutes() {
+    const chosen = fields.time.value;
+    return chosen === "custom" ? String(60 * fields.hours.value + Number(fields.minutes.value)) : chosen;
+  }
+
+  function setMinutes(value) {
+    const offered = [...fields.time].some(choice => choice.value === String(value));
+    fields.time.value = offered ? String(value) : "custom";
+    fields.hours.value = Math.floor(value / 60);
+    fields.minutes.value = value % 60;
+  }
+
   function set(name, value) {
     const field = fields[name];
     if (!field || own.has(name)) return;
+    filled.add(name);
+    if (name === "minutes") return setMinutes(value);
     const before = field.value;
     field.value = value;
     if (field.value !== String(value)) field.value = before; // a choice that there is not: the server says so
-    filled.add(name);
   }
 
   // What the script filled in is sent as the form begins: the server reads the lines of the very script that it gets.
@@ -128,6 +146,10 @@
   area.form.addEventListener("formdata", event => {
     event.formData.set("own_fields", [...own].join(" "));
     for (const name of filled) if (!own.has(name)) event.formData.set(name, start(name));
+    if (filled.has("minutes") && !own.has("minutes")) {
+      event.formData.set("time", "custom");
+      event.formData.set("hours", "");
+    }
   });
 
   found.addEventListener("htmx:after:swap", () => {
