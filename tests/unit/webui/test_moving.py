@@ -55,7 +55,7 @@ assert root.check_password("correct horse battery") and root.is_staff
 assert User.objects.get(username="user7").first_name == "Zoë \U0001f9ea"
 booking = Booking.objects.get()
 assert (booking.node_names, booking.session_stage) == (["n1", "n2"], [{"source": "/a", "size": 0.25}])
-assert booking.project.gpu_types == {"a100": 4, "h100": None} and booking.start.microsecond == booking.end.microsecond
+assert booking.project.gpu_types == {"a100": 4, "h100": None}
 assert Session.objects.get().options == {"title": "100 %s"}
 last = max(User.objects.values_list("pk", flat=True))
 assert User.objects.create(username="new").pk == last + 1
