@@ -124,8 +124,8 @@ class Life:
     def slurm(self, what: str, name: str) -> dict[str, str]:
         """What Slurm says of a job or a reservation, without what changes by itself."""
         line = self.demo.run("head", "scontrol", "--oneliner", "show", what, name).stdout
-        kept = ("JobState", "StartTime", "EndTime", "Restarts", "NodeList", "Nodes", "Users", "Account")
-        return {key: value for key, value in re.findall(r"(\w+)=(\S*)", line) if key in kept}
+        stable = ("JobState", "StartTime", "EndTime", "Restarts", "NodeList", "Nodes", "Users", "Account")
+        return {key: value for key, value in re.findall(r"(\w+)=(\S*)", line) if key in stable}
 
     def counted(self) -> list[str]:
         """What the job has written: a number each second, each once."""
@@ -147,7 +147,7 @@ def life(demo: DemoSite) -> Iterator[Life]:
         session = visitor.start(form)
         visitor.wait(session, "ready", HANG)
         kernel = open_.enter_context(visitor.kernel(visitor.open(session)))
-        assert kernel.run(f"kept = {secret!r}", timeout=HANG).ok
+        assert kernel.run(f"variable = {secret!r}", timeout=HANG).ok
         node = demo.job_of(session)["node_list"]
         count = f"i=0; while :; do i=$((i+1)); echo $i >>{secret}; sleep 1; done"
         command = ["sbatch", "--parsable", "--output=/dev/null", "--time=4:00:00", "--mem=100"]
@@ -214,7 +214,7 @@ def test_the_session_keeps_its_server_and_its_variables(life: Life, before: Befo
     assert before.processes and before.processes <= life.processes()
     assert life.visitor.session(life.session).state == "ready"
     life.kernel.connect()
-    shown = life.kernel.run("print(kept)", timeout=HANG)
+    shown = life.kernel.run("print(variable)", timeout=HANG)
     assert (shown.output.strip(), shown.error) == (life.secret, "")
     assert life.visitor.open(life.session)
 

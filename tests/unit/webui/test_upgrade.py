@@ -1,8 +1,8 @@
 """A portal of today on the database of the first version: nothing is lost, and every page shows it."""
 
 import hashlib
-from collections.abc import Iterator
-from datetime import timedelta
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from .conftest import PASSWORD, Browser, Program
 from .fake_broker import FakeBroker, make_job
 from .fake_hub import FakeHub
 
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 SECRET = "carme_token-of-the-first-version"
 #: The tables of the first version that are still there, by their models of today, with the rows of this test.
 ROWS = {
@@ -100,24 +101,39 @@ def own_labels() -> list[str]:
 def fill(old: Any) -> None:
     """What a small site had in its tables after a week."""
     now = timezone.now().replace(microsecond=0)
-    hour, day = timedelta(hours=1), timedelta(days=1)
 
     def add(model: str, **values: Any) -> Any:
         return old.get_model(model).objects.create(**values)
 
-    alice = add("accounts.User", username="alice", password=make_password(PASSWORD), email="a@example.org")
-    root = add("accounts.User", username="root1", password=make_password(PASSWORD), is_staff=True)
+    password = make_password(PASSWORD)
+    alice = add("accounts.User", username="alice", password=password, email="alice@example.org")
+    bob = add("accounts.User", username="bob", password=password)
+    root = add("accounts.User", username="root1", password=password, is_staff=True)
     add("administration.Deed", text="Node n1 was drained", by=root)
     add(
         "announcements.Maintenance", title="Maintenance of old", node_names=["n3"], kept=now, by=root,
-        start=now + 2 * day, end=now + 3 * day,
+        start=now + 2 * DAY, end=now + 3 * DAY,
     )  # fmt: skip
     add("announcements.News", pk=1, title="News of old", text="Text", by=root)
     digest = hashlib.sha256(SECRET.encode()).hexdigest()
     add(
         "api.Token", owner=alice, label="laptop of old", start=SECRET[:10], digest=digest,
-        scopes=["sessions"], expires=now + 30 * day,
+        scopes=["sessions"], expires=now + 30 * DAY,
     )  # fmt: skip
+    project = add("projects.Project", name="vision", title="Vision of old", gpus=4, kept=now)
+    add("projects.Membership", project=project, user=root, manager=True)
+    add("projects.Membership", project=project, user=alice)
+    add("projects.Invitation", project=project, user=bob, by=root)
+    add(
+        "images.OwnImage", owner=alice, name="mine", title="An image of old", kind="packages", base="torch",
+        text="numpy", file="/home/alice/mine.sif", state="ready", built=now, project=project,
+    )  # fmt: skip
+    add("profile.Notice", user=alice, text="A notice of old")
+    fill_work(add, alice, now)
+
+
+def fill_work(add: Callable[..., Any], alice: Any, now: datetime) -> None:
+    """Alice's bookings, jobs and sessions, of which the broker knows two jobs."""
     booked = {
         "owner": alice,
         "partition": "gpu",
@@ -127,45 +143,33 @@ def fill(old: Any) -> None:
     }
     add(
         "bookings.Booking", name="carme-000000000001", title="A booking of old", state="approved", kept=now,
-        start=now + hour, end=now + 2 * hour, users=["bob"], **booked,
+        start=now + HOUR, end=now + 2 * HOUR, users=["bob"], **booked,
     )  # fmt: skip
     add(
-        "bookings.Booking", name="carme-000000000002", title="Over of old", state="ended", ended=now - day,
-        start=now - 2 * day, end=now - day, **booked,
+        "bookings.Booking", name="carme-000000000002", title="Over of old", state="ended", ended=now - DAY,
+        start=now - 2 * DAY, end=now - DAY, **booked,
     )  # fmt: skip
     add("bookings.Calendar", pk=1)
     add("bookings.Feed", owner=alice, number=3)
-    for number, name, kind, account in (
-        (7, "session-s0000000a", "session", ""),
-        (8, "batch of old", "batch", "research"),
-    ):
+    jobs = ((7, "session-s0000000a", "session", ""), (8, "batch of old", "batch", "research"))
+    for number, name, kind, account in jobs:
         add(
             "jobs.Job", id=number, key="ab" * 16, kind=kind, image="torch", name=name, user="alice",
             account=account, partition="gpu", state="RUNNING", reason="", explanation="", nodes=1,
             node_list="n1", gpus=1, gpu_type="a100", cpus=4, memory_mb=8192, minutes_limit=600,
-            submitted=now - hour, started=now - hour, active=True,
+            submitted=now - HOUR, started=now - HOUR, active=True,
         )  # fmt: skip
     add("jobs.Mirror", pk=1, cursor="9", updated=now)
     form = {"image": "torch", "partition": "gpu", "nodes": 1, "gpus_per_node": 1, "minutes": 600}
     session = add(
         "notebooks.Session", name="s0000000a", owner=alice, state="running", job_id=7,
-        options={**form, "title": "Digits of old"}, created=now - hour, changed=now - hour,
+        options={**form, "title": "Digits of old"}, created=now - HOUR, changed=now - HOUR,
     )  # fmt: skip
-    add("notebooks.Event", session=session, state="running", at=now - hour)
+    add("notebooks.Event", session=session, state="running", at=now - HOUR)
     add(
         "notebooks.Session", name="s0000000b", owner=alice, state="ended", gone=now,
-        options={**form, "title": "Ended of old"}, created=now - hour, changed=now - hour,
+        options={**form, "title": "Ended of old"}, created=now - HOUR, changed=now - HOUR,
     )  # fmt: skip
-    project = add("projects.Project", name="vision", title="Vision of old", gpus=4, kept=now)
-    add("projects.Membership", project=project, user=root, manager=True)
-    add("projects.Membership", project=project, user=alice)
-    bob = add("accounts.User", username="bob", password=make_password(PASSWORD))
-    add("projects.Invitation", project=project, user=bob, by=root)
-    add(
-        "images.OwnImage", owner=alice, name="mine", title="An image of old", kind="packages", base="torch",
-        text="numpy", file="/home/alice/mine.sif", state="ready", built=now, project=project,
-    )  # fmt: skip
-    add("profile.Notice", user=alice, text="A notice of old")
 
 
 @pytest.fixture
