@@ -117,8 +117,8 @@ class Life:
     secret: str
 
     def processes(self) -> set[str]:
-        """Those of the session's owner on its node, each with its start; not what comes and goes."""
-        shown = self.demo.run(self.node, "ps", "-u", self.demo.user, "-o", "pid=,lstart=,comm=").stdout
+        """Those of the session's owner on its node by number and name; not what comes and goes."""
+        shown = self.demo.run(self.node, "ps", "-u", self.demo.user, "-o", "pid=,comm=").stdout
         return {line for line in shown.splitlines() if not line.endswith(" sleep")}
 
     def slurm(self, what: str, name: str) -> dict[str, str]:
