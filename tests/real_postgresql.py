@@ -8,6 +8,7 @@ The command finds the server's address in CARME_TEST_DATABASE.
 import contextlib
 import os
 import pwd
+import secrets
 import signal
 import subprocess
 import sys
@@ -16,8 +17,26 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-__all__ = ["postgresql"]
+__all__ = ["is_installed", "new_database", "postgresql"]
+
+
+def is_installed() -> bool:
+    """Whether there is a PostgreSQL to start."""
+    return any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+
+@contextlib.contextmanager
+def new_database(server: str) -> Iterator[str]:
+    """The address of an empty database on a server that `postgresql` started; it goes afterwards."""
+    name = f"test_{secrets.token_hex(6)}"
+    psql = ["psql", "--no-psqlrc", "--quiet", server, "--command"]
+    subprocess.run([*psql, f"CREATE DATABASE {name}"], check=True)
+    try:
+        yield urlsplit(server)._replace(path=f"/{name}").geturl()
+    finally:
+        subprocess.run([*psql, f"DROP DATABASE {name} WITH (FORCE)"], check=True)
 
 
 @contextlib.contextmanager

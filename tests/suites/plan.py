@@ -45,6 +45,7 @@ ON_POSTGRESQL = (
             "own_images",
             "projects",
             "reconcile",
+            "upgrade",
         )
     ),
     "tests/unit/webui/test_processes.py::test_open_pages_hold_no_connection_to_the_database",
@@ -271,6 +272,8 @@ class Plan:
         if not (shutil.which("ssh") and shutil.which("ssh-keygen")):
             debian.apt_install("openssh-client")
         debian.prepare_compiler()
+        if "upgrade" in self._request.sites:
+            self._hosts.bring_up("sites")
         files = [
             f"tests/sites/test_{site.replace('-', '_').replace('.', '_')}.py" for site in self._request.sites
         ]

@@ -18,10 +18,12 @@ from jupyterhub.user import User
 from jupyterhub.utils import url_escape_path, url_path_join
 from tornado.web import RequestHandler
 
-from carme.config import load
+from carme.backup.moving import check_move
+from carme.config import Settings, load
 from carme.errors import CarmeError
 from carme_spawner.certificates import exclusively, renew, signer
 from carme_spawner.hub_config import hub_config
+from carme_spawner.moving import move_database
 from carme_spawner.names import ServerResolver
 from carme_spawner.orphan_cleanup import OrphanCleanup
 from carme_spawner.shown import refusal
@@ -188,6 +190,16 @@ async def certify(hub: CarmeHub) -> None:
     hub.init_internal_ssl()
 
 
+def move(settings: Settings, target: str) -> str:
+    """Copy the hub's database to a server; what was done. Raises CarmeError, and then nothing was."""
+    file = check_move(settings, "hub", target)
+    counts = move_database(file, target)
+    return (
+        f"{sum(counts.values())} rows of {sum(map(bool, counts.values()))} tables copied and compared. "
+        f"Set carme_hub_database to {target} and run site.yml. {file} is as it was."
+    )
+
+
 def main() -> None:
     """Run the hub until it is ended by a signal."""
     parser = argparse.ArgumentParser(
@@ -197,8 +209,17 @@ def main() -> None:
     parser.add_argument(
         "--certificates", action="store_true", help="only make or renew the certificates of hub and proxy"
     )
+    parser.add_argument(
+        "--move-database",
+        metavar="ADDRESS",
+        help="only copy the database from SQLite to an empty one, postgresql://USER@HOST/NAME; "
+        "a password is taken from PGPASSWORD",
+    )
     options = parser.parse_args()
     try:
+        if options.move_database:
+            print(move(load(options.config), options.move_database))
+            return
         config = hub_config(load(options.config))
     except CarmeError as error:
         sys.exit(f"carme-hub: {error}")

@@ -89,8 +89,7 @@ def _set_addresses(c: Config, settings: Settings) -> None:
     c.JupyterHub.internal_certs_location = str(hub.state_directory / "certificates")
     c.JupyterHub.trusted_alt_names = [alternative_name(hub.listen)]
     c.JupyterHub.public_url = site + path
-    # SQLAlchemy takes an older driver, which is not installed, where none is named.
-    c.JupyterHub.db_url = re.sub("^postgresql:", "postgresql+psycopg:", settings.database("hub"))
+    c.JupyterHub.db_url = with_driver(settings.database("hub"))
     if hub.database.startswith("sqlite"):
         c.JupyterHub.db_kwargs = {"pool_events": [(commit_quickly, "connect")]}
     c.JupyterHub.cookie_secret = key(settings, "hub-cookie-secret")
@@ -160,6 +159,11 @@ def _let_portal_in(c: Config, settings: Settings) -> None:
         # There is no narrower scope than admin:users for adding users.
         {"name": "carme-portal", "services": ["carme-portal"], "scopes": ["admin:users", "servers"]}
     ]
+
+
+def with_driver(address: str) -> str:
+    """A database's address as SQLAlchemy takes it: without a driver's name it wants an older one."""
+    return re.sub("^postgresql:", "postgresql+psycopg:", address)
 
 
 def commit_quickly(connection: Connection, _: object) -> None:

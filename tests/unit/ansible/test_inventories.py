@@ -82,7 +82,9 @@ def demo_arguments(folder: Path) -> list[str]:
     return ["-i", "inventories/demo", "-i", str(hosts), "-e", f"@{settings}"]
 
 
-def render(playbook: Playbook, folder: Path, arguments: list[str]) -> Rendered:
+def render(
+    playbook: Playbook, folder: Path, arguments: list[str], address: str = "node_exporter_address=10.1.0.11"
+) -> Rendered:
     play = folder / "render.yml"
     play.write_text(RENDER)
     facts = [
@@ -91,7 +93,7 @@ def render(playbook: Playbook, folder: Path, arguments: list[str]) -> Rendered:
         "-e",
         f"roles={ANSIBLE / 'roles'}",
         "-e",
-        "node_exporter_address=10.1.0.11",
+        address,
     ]
     done = playbook(*arguments, *facts, play)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -199,6 +201,14 @@ def test_the_broker_finds_exporters_by_the_names_that_slurm_has_and_at_their_por
     assert carme.config.load(short.folder / "carme.toml").monitoring.exporter_port == 9777
     assert carme.config.load(example.folder / "carme.toml").monitoring.exporter_port == 9750
     assert "exporter_port" not in (example.folder / "carme.toml").read_text()
+
+
+def test_exporters_are_read_where_slurm_reaches_the_nodes(playbook: Playbook, tmp_path: Path) -> None:
+    found = render(playbook, tmp_path, ["-i", "inventories/example"], "precheck_node_address=10.1.0.12")
+    entries: list[Entry] = json.loads((found.folder / "authority.json").read_text())
+    assert entries[0].get("hosts") == ["gpu01.example.org", "10.1.0.12"]
+    nodes = json.loads((found.folder / "carme-nodes.json").read_text())
+    assert [node["targets"] for node in nodes] == [["10.1.0.12:9750"]] * len(nodes)
 
 
 @pytest.mark.parametrize("site", ["example", "demo"])

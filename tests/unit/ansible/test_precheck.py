@@ -61,16 +61,34 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
             "monitoring": False,
             "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
-            "nodes": ["gpu-01", "gpu-02"], "shared": [],
+            "nodes": ["gpu-01", "gpu-02"], "node": "gpu-01", "shared": [],
             "homes": [], "ports": [443, 8081], "site_ports": [443],
             "apptainer": "1.1", "apptainer_suite": "", "default_server": True, "redis_configure": True,
         }  # fmt: skip
         command = ["python3", str(PROGRAM), json.dumps(wanted | changes)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return {one["name"]: one for one in json.loads(done.stdout)["findings"]}
+        look.result = json.loads(done.stdout)  # type: ignore[attr-defined]
+        return {one["name"]: one for one in look.result["findings"]}  # type: ignore[attr-defined]
 
     look.answer = answer  # type: ignore[attr-defined]
     return look
+
+
+def test_the_exporters_address_is_slurms_where_that_is_the_hosts(
+    site: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    look: Any = site
+    look.answer("scontrol", f'for word; do last=$word; done; cat "{tmp_path}/$last"')
+    for address, known in (
+        *(("127.0.0.7", "127.0.0.7"), ("192.0.2.7", ""), ("gpu-01", ""), ("10.1.0.300", ""), ("", "")),
+    ):
+        (tmp_path / "gpu-01").write_text(f"NodeName=gpu-01 NodeAddr={address} NodeHostName=gpu-01\n")
+        look(head=False, compute=True)
+        assert look.result["node_address"] == known
+    (tmp_path / "gpu-01").write_text("NodeName=gpu-01 NodeAddr=127.0.0.7\n")
+    for changes in ({"own_slurm": False}, {"compute": False}, {"node": "gpu-02"}):
+        look(**{"head": False, "compute": True, **changes})
+        assert look.result["node_address"] == ""
 
 
 def test_a_site_that_fits_has_nothing_in_the_way(site: Callable[..., dict[str, Any]]) -> None:

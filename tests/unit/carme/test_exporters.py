@@ -33,6 +33,7 @@ from patience import HANG
 
 GIB = 1 << 30
 NODE = "localhost"
+ELSEWHERE = "gpu-01"  # a node whose name leads nowhere: Slurm has an address for it
 WHOSE = {"jobid": "7", "user": "ada"}
 
 
@@ -82,7 +83,7 @@ class Exporter:
         make(
             folder,
             [
-                {"name": "node", "group": group, "hosts": [NODE]},
+                {"name": "node", "group": group, "hosts": [NODE, ELSEWHERE]},
                 {"name": "reader", "group": group, "client": True},
             ],
         )
@@ -203,6 +204,21 @@ async def test_a_node_that_is_away_leaves_the_others_and_all_of_them_are_an_erro
     assert not Exporters(exporter.port, exporter.certificates / "nothing").exist
 
 
+async def test_a_node_is_reached_where_slurm_reaches_it_and_known_by_its_name(exporter: Exporter) -> None:
+    def other() -> Exporters:
+        return Exporters(exporter.port, exporter.certificates)
+
+    job = exporter.job(node_list=ELSEWHERE)
+    used, _curves = await other().usage(job, {ELSEWHERE: "127.0.0.1"})
+    assert used is not None and [node.node for node in used.nodes] == [ELSEWHERE]
+    for addresses in ({}, {NODE: "127.0.0.1"}, {ELSEWHERE: "127.0.0.9"}):
+        with pytest.raises(CarmeError, match="do not answer"):
+            await other().usage(job, addresses)
+    # A server there whose certificate is for other names is not believed.
+    with pytest.raises(CarmeError, match="certificate"):
+        await other().usage(exporter.job(node_list="gpu-02"), {"gpu-02": "127.0.0.1"})
+
+
 @pytest.fixture
 def silent() -> Iterator[socket.socket]:
     """A server that lets everybody connect and says nothing."""
@@ -253,7 +269,7 @@ async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
         await away.usage(job)
     requested: list[str] = []
 
-    def answer(_self: Exporters, node: str, _job_id: int) -> dict[Any, float]:
+    def answer(_self: Exporters, node: str, _address: str, _job_id: int) -> dict[Any, float]:
         requested.append(node)
         return {}
 
@@ -300,6 +316,25 @@ def settings(settings: Settings, exporter: Exporter) -> Settings:
     return settings.model_copy(update={"monitoring": place})
 
 
+async def test_the_broker_takes_the_address_from_slurm(site: Any) -> None:
+    nodes = f"NodeName={ELSEWHERE} NodeAddr=127.0.0.1 CPUTot=8 RealMemory=16000 State=MIXED Partitions=gpu \n"
+    (site.slurm.state / "nodes").write_text(nodes)
+    site.slurm.jobs = [
+        {
+            "A": 7, "j": "train", "u": "ada", "a": "research", "P": "gpu", "T": "RUNNING", "D": 1, "C": 4,
+            "m": "32G", "l": "2:00:00", "b": "N/A", "N": ELSEWHERE, "S": int(time.time()) - 60,
+            "k": "carme/1 kind=batch image= key=" + "ab" * 16,
+        }
+    ]  # fmt: skip
+    while not (await site.client.events()).jobs:  # noqa: ASYNC110 - until the broker has seen it
+        await asyncio.sleep(0.05)
+    while [node.name for node in (await site.client.cluster()).nodes] != [ELSEWHERE]:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    report = await site.client.report(7)
+    assert (report.source, report.trouble) == ("exporters", "")
+    assert "127.0.0.1" not in (await site.client.cluster()).model_dump_json()
+
+
 async def test_the_broker_reports_so_and_advises_about_what_it_saw_enough_of(
     site: Any, exporter: Exporter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +358,9 @@ async def test_the_broker_reports_so_and_advises_about_what_it_saw_enough_of(
     idle = GpuUse(node=NODE, gpu="0", busy=0.0, active=0.0)
     for seconds, topics in ((600, []), (3000, ["gpu"])):  # of an hour
 
-        async def seen(_self: Exporters, _job: Job, seconds: int = seconds) -> tuple[Usage, list[Curve]]:
+        async def seen(
+            _self: Exporters, _job: Job, _addresses: Any, seconds: int = seconds
+        ) -> tuple[Usage, list[Curve]]:
             return Usage(seconds=seconds, gpus=[idle]), []
 
         monkeypatch.setattr(Exporters, "usage", seen)

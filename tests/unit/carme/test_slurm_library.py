@@ -197,7 +197,7 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
     cluster = await slurm.cluster()
     return {
         "jobs": [job.model_dump() for job in sorted(await slurm.queue(), key=lambda job: job.id)],
-        "nodes": [node.model_dump() for node in cluster.nodes],
+        "nodes": [dict(node) for node in cluster.nodes],
         "partitions": [partition.model_dump() for partition in cluster.partitions],
         "reservations": [reservation.model_dump() for reservation in await slurm.reservations()],
     }

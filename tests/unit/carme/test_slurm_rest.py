@@ -81,7 +81,7 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
     cluster = await slurm.cluster()
     return {
         "jobs": [job.model_dump() for job in sorted(await slurm.queue(), key=lambda job: job.id)],
-        "nodes": [node.model_dump() for node in cluster.nodes],
+        "nodes": [dict(node) for node in cluster.nodes],
         "partitions": [row.model_dump(exclude={"hidden", "suspends"}) for row in cluster.partitions],
         "reservations": [row.model_dump() for row in await slurm.reservations()],
         "licences": [row.model_dump() for row in await slurm.licences()],

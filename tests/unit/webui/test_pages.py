@@ -12,7 +12,7 @@ import carme_webui
 from carme.datasets import Datasets
 from carme_webui import urls
 from carme_webui.celery import app as celery_app
-from carme_webui.settings import SESSIONS_AT_ONCE, _database
+from carme_webui.settings import SESSIONS_AT_ONCE, database_of
 
 from .conftest import Browser
 from .fake_broker import FakeBroker
@@ -137,7 +137,7 @@ def test_the_sites_name_is_escaped(anonymous: Browser) -> None:
 
 
 def test_a_postgresql_database_is_understood() -> None:
-    entry = _database("postgresql://carme:p%40ss@db.example:5433/portal?sslmode=require")
+    entry = database_of("postgresql://carme:p%40ss@db.example:5433/portal?sslmode=require")
     assert entry["ENGINE"] == "django.db.backends.postgresql"
     assert (entry["NAME"], entry["USER"], entry["PASSWORD"]) == ("portal", "carme", "p@ss")
     assert (entry["HOST"], entry["PORT"], entry["OPTIONS"]["sslmode"]) == ("db.example", "5433", "require")
@@ -150,7 +150,7 @@ def test_another_database_is_refused_with_what_is_expected(url: str) -> None:
     from carme.errors import ConfigError
 
     with pytest.raises(ConfigError, match="must be like 'sqlite:////var"):
-        _database(url)
+        database_of(url)
 
 
 @pytest.mark.skipif("CARME_TEST_DATABASE" in os.environ, reason="this is PostgreSQL")

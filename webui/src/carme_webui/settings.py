@@ -23,7 +23,7 @@ SESSIONS_AT_ONCE = 16
 _OTHER_CONNECTIONS = 4
 
 
-def _database(url: str) -> dict[str, Any]:
+def database_of(url: str) -> dict[str, Any]:
     """Django's database entry for `sqlite:////absolute/path` or `postgresql://user@host/name`."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite" and parts.path.startswith("//"):
@@ -142,7 +142,7 @@ TEMPLATES = [
 
 # --- state -----------------------------------------------------------------------------------------------
 
-DATABASES = {"default": _database(SITE.database("portal"))}
+DATABASES = {"default": database_of(SITE.database("portal"))}
 CACHES = {
     # In the database, so that rate limits hold for all processes and a stopped Redis locks nobody out.
     "default": {

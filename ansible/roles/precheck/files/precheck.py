@@ -2,14 +2,16 @@
 
 Usage: precheck.py EXPECTED, where EXPECTED is JSON: precheck_expected of the role precheck.
 Prints {"findings": [{"name", "host", "ok", "stops", "detail", "remedy"}, ...], "site_files": [PATH, ...],
-"accounts": {NAME: UID}}. A finding that is not ok and stops means that Carme cannot be installed as it is;
+"accounts": {NAME: UID}, "node_address": ADDRESS}. A finding that is not ok and stops means that Carme cannot be installed as it is;
 the others are advice. Runs with Python 3.8 too, so that a host with an old one gets a message.
 """
 
+import ipaddress
 import json
 import pwd
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -457,6 +459,21 @@ def site_files():
     return found
 
 
+def node_address(wanted):
+    """Where Slurm reaches this compute node (NodeAddr), if that is an address of this host; else empty."""
+    if not (wanted["compute"] and wanted["own_slurm"]):
+        return ""
+    shown = output("scontrol", "--oneliner", "show", "node", wanted["node"]) or ""
+    address = fields(shown).get("NodeAddr", "")
+    try:
+        kind = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.bind((address, 0))  # Linux lets nobody take an address that is another host's
+    except (ValueError, OSError):
+        return ""
+    return address
+
+
 def main(wanted):
     """All findings of this host."""
     wanted["site_files"] = site_files()
@@ -467,7 +484,12 @@ def main(wanted):
         except KeyError:
             continue
     found = [look(name, check, wanted) for name, check in checks(wanted)]
-    return {"findings": found, "site_files": wanted["site_files"], "accounts": known}
+    return {
+        "findings": found,
+        "site_files": wanted["site_files"],
+        "accounts": known,
+        "node_address": node_address(wanted),
+    }
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """`carme-backup create|check|restore|key`, as root on the head."""
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
 from carme import __version__
 from carme.backup.archive import Made, check, create, restore
 from carme.backup.sealing import make_key
+from carme.backup.services import require_stopped
 from carme.config import DEFAULT_PATH
 from carme.errors import CarmeError
 from carme.wording import number
@@ -96,26 +96,13 @@ def _check(options: argparse.Namespace) -> int:
 
 def _restore(options: argparse.Namespace) -> int:
     if options.into is None:
-        _require_stopped()
+        require_stopped(UNITS)
     count = restore(options.file, options.key, options.into)
     if options.into is None:
         print(f"{number(count, 'file')} restored. Start the site with: systemctl start {' '.join(STARTED)}")
     else:
         print(f"{number(count, 'file')} written below {options.into}.")
     return 0
-
-
-def _require_stopped() -> None:
-    """What runs would write its own state over what is restored."""
-    try:
-        done = subprocess.run(["systemctl", "is-active", *UNITS], capture_output=True, text=True, check=False)
-    except OSError:
-        return  # no systemd, no services
-    running = [unit for unit, state in zip(UNITS, done.stdout.split(), strict=False) if state == "active"]
-    if running:
-        raise CarmeError(
-            f"These services run: {', '.join(running)}. Nothing was written.", "Use: systemctl stop 'carme-*'"
-        )
 
 
 def _about(about: Made) -> str:

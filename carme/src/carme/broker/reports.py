@@ -10,6 +10,7 @@ from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.errors import CarmeError
 from carme.jobs import Job
+from carme.jobs.nodes import expand
 from carme.reports import Curve, Peers, Report, Usage, advise, read_record, write_record
 from carme.reports.advice import efficiency
 from carme.reports.exporters import Exporters
@@ -97,7 +98,7 @@ class Reports:
                 trouble = str(error)
         elif job.is_running and self._exporters.exist:
             try:
-                usage, curves = await self._exporters.usage(job)
+                usage, curves = await self._exporters.usage(job, self._addresses(job))
                 return usage, curves, "exporters" if usage else "none", trouble
             except CarmeError as error:
                 _log.warning("The report of job %s is without metrics: %s", job.id, error)
@@ -107,6 +108,12 @@ class Reports:
             if usage := read_record(known.get(job.id, "")):
                 return usage, [], "record", trouble
         return None, [], "none", trouble
+
+    def _addresses(self, job: Job) -> dict[str, str]:
+        """Where Slurm reaches the job's nodes, of those that it does not reach at their names."""
+        names = set(expand(job.node_list))
+        known = self._watch.cluster().nodes
+        return {node.name: node.address for node in known if node.address and node.name in names}
 
     async def _peers(self, job: Job) -> Peers:
         """How well the owner's jobs of the same name and size did before."""

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class _Seen(BaseModel):
@@ -46,9 +46,13 @@ class Partition(_Seen):
 
 
 class Node(_Seen):
-    """A compute node. Memory in MiB; GPUs by type (`gpu` where Slurm knows no type)."""
+    """A compute node. Memory in MiB; GPUs by type (`gpu` where Slurm knows no type).
+
+    `address`: where Slurm reaches it, if not at its name (NodeAddr). The broker keeps it to itself.
+    """
 
     name: str
+    address: str = Field(default="", exclude=True)
     state: str = "IDLE"
     cpus: int
     cpus_used: int = 0

@@ -12,7 +12,7 @@ import statistics
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -131,7 +131,7 @@ class _Followed:
 
 
 class Exporters:
-    """The exporters of the site's nodes, each at its node's name.
+    """The exporters of the site's nodes, each with a certificate for its node's name.
 
     Args:
         port: Where they listen.
@@ -151,8 +151,13 @@ class Exporters:
         """Whether the site has made certificates for their readers."""
         return (self._certificates / "tls.pem").exists()
 
-    async def usage(self, job: Job) -> tuple[Usage | None, list[Curve]]:
+    async def usage(
+        self, job: Job, addresses: Mapping[str, str] | None = None
+    ) -> tuple[Usage | None, list[Curve]]:
         """What a running job used since somebody began to look; None if nothing is known about that.
+
+        Args:
+            addresses: Where nodes are reached, by their names; those that are missing, at their names.
 
         Raises:
             CarmeError: No exporter answers.
@@ -171,7 +176,7 @@ class Exporters:
             if followed.failure and now - followed.failure[0] < LEAST_SECONDS:
                 raise _unanswered(followed.failure[1])
             if not followed.looks or now - followed.looks[-1].moment >= LEAST_SECONDS:
-                found, why = await self._look(job)
+                found, why = await self._look(job, addresses or {})
                 followed.failure = (self._clock(), why) if why else None
                 if why:
                     raise _unanswered(why)
@@ -192,13 +197,16 @@ class Exporters:
                 return
             min(others, key=lambda known: known.looks[0].moment).drop()
 
-    async def _look(self, job: Job) -> tuple[dict[_Key, float], str]:
+    async def _look(self, job: Job, addresses: Mapping[str, str]) -> tuple[dict[_Key, float], str]:
         """What the exporters serve, or why none of them answers."""
         turns = asyncio.Semaphore(CONNECTIONS_PER_LOOK)  # one job's nodes leave threads for other jobs
 
         async def answer(node: str) -> dict[_Key, float]:
+            address = addresses.get(node, node)
             async with turns:
-                return await asyncio.get_running_loop().run_in_executor(self._askers, self._ask, node, job.id)
+                return await asyncio.get_running_loop().run_in_executor(
+                    self._askers, self._ask, node, address, job.id
+                )
 
         tasks = [asyncio.ensure_future(answer(node)) for node in expand(job.node_list)[:MOST_NODES]]
         try:
@@ -220,11 +228,11 @@ class Exporters:
                 found |= served
         return found, failures[0] if failures and len(failures) == len(tasks) else ""
 
-    def _ask(self, node: str, job_id: int) -> dict[_Key, float]:
+    def _ask(self, node: str, address: str, job_id: int) -> dict[_Key, float]:
         """A job's series on a node. Raises OSError, HTTPException, ValueError."""
         until = time.monotonic() + LOOK_SECONDS
-        address = urlsplit(f"https://{node}:{self._port}")
-        opened = connection(address, self._certificates, PATIENCE)
+        named = urlsplit(f"https://{node}:{self._port}")
+        opened = connection(named, self._certificates, PATIENCE, reached_at=address)
         try:
             opened.request("GET", "/metrics")
             response = opened.getresponse()

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,11 +65,30 @@ class Prometheus:
             ) from None
 
 
-def connection(address: SplitResult, certificates: Path, patience: float) -> http.client.HTTPConnection:
+class _Elsewhere(http.client.HTTPSConnection):
+    """Goes to another address than that of the name for which its server must have a certificate."""
+
+    def __init__(
+        self, name: str, address: str, port: int | None, patience: float, tls: ssl.SSLContext
+    ) -> None:
+        super().__init__(name, port, timeout=patience, context=tls)
+        self._address, self._tls = address, tls
+
+    def connect(self) -> None:
+        opened = socket.create_connection((self._address, self.port), self.timeout)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = self._tls.wrap_socket(opened, server_hostname=self.host)
+
+
+def connection(
+    address: SplitResult, certificates: Path, patience: float, reached_at: str = ""
+) -> http.client.HTTPConnection:
     """A connection to what serves metrics, by mutual TLS where the address is one of `https`.
 
     Args:
         address: Scheme, host and port.
+        reached_at: The host to connect to where the name of `address` may lead nowhere; the server's
+            certificate must be for that name all the same. Only with `https`.
         certificates: The folder with `tls.pem` and `ca.crt` of a reader.
         patience: Seconds for each answer.
 
@@ -80,4 +100,4 @@ def connection(address: SplitResult, certificates: Path, patience: float) -> htt
         return http.client.HTTPConnection(host, address.port, timeout=patience)
     context = ssl.create_default_context(cafile=certificates / "ca.crt")
     context.load_cert_chain(certificates / "tls.pem")
-    return http.client.HTTPSConnection(host, address.port, timeout=patience, context=context)
+    return _Elsewhere(host, reached_at or host, address.port, patience, context)

@@ -489,10 +489,11 @@ def _limited(text: str) -> tuple[int, int] | None:
 
 
 def _node(line: str) -> Node:
-    state = _value(line, "State")
+    name, address, state = _value(line, "NodeName"), _value(line, "NodeAddr"), _value(line, "State")
     reason = re.search(r" Reason=(.*?)(?: \[\S+@\S+\])?(?: Comment=.*)?$", line)
     return Node(
-        name=_value(line, "NodeName"),
+        name=name,
+        address=address if address != name else "",
         state=state,
         cpus=to_int(_value(line, "CPUEfctv") or _value(line, "CPUTot")),
         cpus_used=to_int(_value(line, "CPUAlloc")),

@@ -115,6 +115,7 @@ def _node(row: Record) -> Node:
     state = re.sub(r"^IDLE\b", "MIXED", row["state"]) if holds else row["state"]
     return Node(
         name=row["name"],
+        address=row["address"] if row["address"] not in (None, row["name"]) else "",
         state=state,
         cpus=row["cpus"],
         cpus_used=row["cpus_used"],

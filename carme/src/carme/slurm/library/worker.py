@@ -92,6 +92,7 @@ def cluster(pyslurm: Any) -> dict[str, Any]:
 def _node(node: Any, resources: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": node.name,
+        "address": node.address,
         "state": node.state,
         "allocated": bool(node.allocated_tres),
         "cpus": node.effective_cpus or node.total_cpus,

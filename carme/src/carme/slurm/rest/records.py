@@ -168,6 +168,7 @@ def _node(row: Record) -> Node:
     state = "+".join([base, *sorted(flags)])  # scontrol's order
     return Node(
         name=row["name"],
+        address=row["address"] if row["address"] != row["name"] else "",
         state=state,
         cpus=row["effective_cpus"] or row["cpus"],
         cpus_used=row["alloc_cpus"],

@@ -1,0 +1,249 @@
+"""`site.yml` of a newer version over the one that is there, while a session, a job and a booking are.
+
+    sudo ./test sites upgrade
+
+On the demo cluster, which has the version of this tree again afterwards. With CARME_UPGRADE_OPTIONS the
+playbook gets further options, such as `--skip-tags images` where building images is not the point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import runpy
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from portal_bookings import booked, confirm, send
+
+from carme.validation import NotebookKernel, Visitor
+from carme_demo.deployment import Deployment, source_files
+from carme_demo.nodes import Nodes
+from carme_demo.registries import Registries
+from carme_demo.settings import DEFAULT_NAME, Places
+from demo_site import ROOT, DemoSite, wait_until
+from patience import HANG
+
+from .conftest import Record
+
+RELEASE: dict[str, Any] = runpy.run_path(str(ROOT / "release"), run_name="release")
+MIGRATIONS = "webui/src/carme_webui/accounts/migrations"
+#: A table more, and the way back.
+MIGRATION = """from django.db import migrations
+
+
+class Migration(migrations.Migration):
+    dependencies = [("accounts", "{before}")]
+    operations = [
+        migrations.RunSQL("CREATE TABLE upgrade_trial (id integer)", "DROP TABLE upgrade_trial")
+    ]
+"""
+ANSIBLE = ["env", "-C", "/opt/carme/src/ansible", "ansible-playbook", "site.yml"]
+INVENTORY = ["-i", "inventories/demo", "-i", "/opt/carme/inventory/hosts.yml"]
+VARIABLES = [
+    "-e",
+    "@/opt/carme/inventory/settings.json",
+    *os.environ.get("CARME_UPGRADE_OPTIONS", "").split(),
+]
+VENV = "/opt/carme/venv/bin"
+PORTAL = ["runuser", "-u", "carme-portal", "--", f"{VENV}/carme-portal"]
+#: Images may be built anew.
+LONGEST = 3600
+
+
+@dataclass(frozen=True)
+class Newer:
+    """A source tree whose version is one higher, with one migration more.
+
+    Attributes:
+        before, added: The last migration that this version has, and the one that the newer one adds.
+    """
+
+    root: Path
+    version: str
+    before: str
+    added: str
+
+
+def newer_tree(folder: Path) -> Newer:
+    """Make it of this tree."""
+    for name in source_files(ROOT):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+    version = RELEASE["version_of"](ROOT)
+    first, _, last = version.rpartition(".")
+    higher = f"{first}.{int(last) + 1}"
+    for file in (*(f"{part}/pyproject.toml" for part in RELEASE["PARTS"]), *RELEASE["MODULES"]):
+        text = (folder / file).read_text()
+        (folder / file).write_text(
+            text.replace(f'version = "{version}"', f'version = "{higher}"', 1).replace(
+                f'__version__ = "{version}"', f'__version__ = "{higher}"'
+            )
+        )
+    assert RELEASE["version_of"](folder) == higher
+    before = max(file.stem for file in (folder / MIGRATIONS).glob("0*.py"))
+    added = f"{int(before[:4]) + 1:04}_upgrade_trial"
+    (folder / MIGRATIONS / f"{added}.py").write_text(MIGRATION.format(before=before))
+    return Newer(folder, higher, before, added)
+
+
+def install(demo: DemoSite, root: Path) -> str:
+    """Bring a source tree to the head and run its playbook, as `./demo up` does; what Ansible printed."""
+    places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
+    nodes = Nodes(demo.podman, places, demo.settings, Registries())
+    Deployment(root, demo.podman, places, demo.settings, nodes).copy()
+    done = demo.run("head", *ANSIBLE, *INVENTORY, *VARIABLES, check=False, timeout=LONGEST)
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+@dataclass
+class Life:
+    """What goes on while the site is brought up to date."""
+
+    demo: DemoSite
+    visitor: Visitor
+    kernel: NotebookKernel
+    session: str
+    node: str
+    job: int
+    booking: str
+    secret: str
+
+    def processes(self) -> set[str]:
+        """Those of the session's owner on its node by number and name; not what comes and goes."""
+        shown = self.demo.run(self.node, "ps", "-u", self.demo.user, "-o", "pid=,comm=").stdout
+        return {line for line in shown.splitlines() if not line.endswith(" sleep")}
+
+    def slurm(self, what: str, name: str) -> dict[str, str]:
+        """What Slurm says of a job or a reservation, without what changes by itself."""
+        line = self.demo.run("head", "scontrol", "--oneliner", "show", what, name).stdout
+        stable = ("JobState", "StartTime", "EndTime", "Restarts", "NodeList", "Nodes", "Users", "Account")
+        return {key: value for key, value in re.findall(r"(\w+)=(\S*)", line) if key in stable}
+
+    def counted(self) -> list[str]:
+        """What the job has written: a number each second, each once."""
+        return self.demo.run("head", "cat", f"/home/{self.demo.user}/{self.secret}").stdout.split()
+
+
+@pytest.fixture(scope="module")
+def demo() -> DemoSite:
+    return DemoSite()
+
+
+@pytest.fixture(scope="module")
+def life(demo: DemoSite) -> Iterator[Life]:
+    secret = f"upgrade-{secrets.token_hex(4)}"
+    with contextlib.ExitStack() as open_:
+        open_.callback(demo.end_all_jobs)
+        visitor = open_.enter_context(demo.visitor(demo.user))
+        form = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "240", "title": "Upgrade"}
+        session = visitor.start(form)
+        visitor.wait(session, "ready", HANG)
+        kernel = open_.enter_context(visitor.kernel(visitor.open(session)))
+        assert kernel.run(f"variable = {secret!r}", timeout=HANG).ok
+        node = demo.job_of(session)["node_list"]
+        count = f"i=0; while :; do i=$((i+1)); echo $i >>{secret}; sleep 1; done"
+        command = ["sbatch", "--parsable", "--output=/dev/null", "--time=4:00:00", "--mem=100"]
+        home = f"--chdir=/home/{demo.user}"
+        job = demo.run("head", *command, home, f"--nodelist={node}", f"--wrap={count}", user=demo.user).stdout
+        open_.callback(demo.run, "head", "rm", "-f", f"/home/{demo.user}/{secret}")
+        day, clock = demo.run("head", "date", "--utc", "--date=3 minutes", "+%Y-%m-%d %H:%M").stdout.split()
+        booking = booked(send(visitor, date=day, time=clock))
+        open_.callback(confirm, visitor, f"bookings/{booking}/delete/")
+        life = Life(demo, visitor, kernel, session, node, int(job), booking, secret)
+        wait_until(
+            "the job counts",
+            lambda: (
+                demo.run("head", "test", "-s", f"/home/{demo.user}/{secret}", check=False).returncode == 0
+            ),
+        )
+        yield life
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was there, to compare with."""
+
+    newer: Newer
+    processes: set[str]
+    job: dict[str, str]
+    booking: dict[str, str]
+    counted: int
+
+
+@pytest.fixture(scope="module")
+def before(demo: DemoSite, life: Life, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Before]:
+    """The newer version is installed; this one is again afterwards."""
+    record = Record("upgrade")
+    newer = newer_tree(tmp_path_factory.mktemp("newer"))
+    deployed = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME)).deployed
+    digest = deployed.read_text() if deployed.exists() else ""
+    known = Before(
+        newer, life.processes(), life.slurm("job", str(life.job)), life.slurm("reservation", life.booking),
+        len(life.counted()),
+    )  # fmt: skip
+    deployed.unlink(missing_ok=True)  # whoever kills this test leaves a demo that is installed again
+    try:
+        with record.step("site.yml of the newer version"):
+            install(demo, newer.root)
+        yield known
+    finally:
+        demo.run("head", *PORTAL, "migrate", "accounts", newer.before, check=False)
+        with record.step("site.yml of this version again"):
+            install(demo, ROOT)
+        if digest:
+            deployed.write_text(digest)
+
+
+def test_every_host_has_the_newer_version_and_its_tables(demo: DemoSite, before: Before) -> None:
+    for machine in demo.settings.machines():
+        shown = demo.run(machine.name, f"{VENV}/carme", "--version").stdout
+        assert shown == f"carme {before.newer.version}\n", machine.name
+    shown = demo.run("head", *PORTAL, "showmigrations", "accounts").stdout
+    assert f"[X] {before.newer.added}" in shown
+
+
+def test_the_session_keeps_its_server_and_its_variables(life: Life, before: Before) -> None:
+    assert before.processes and before.processes <= life.processes()
+    assert life.visitor.session(life.session).state == "ready"
+    life.kernel.connect()
+    shown = life.kernel.run("print(variable)", timeout=HANG)
+    assert (shown.output.strip(), shown.error) == (life.secret, "")
+    assert life.visitor.open(life.session)
+
+
+def test_the_job_goes_on_as_the_same(life: Life, before: Before) -> None:
+    assert life.slurm("job", str(life.job)) == before.job
+    assert (before.job["JobState"], before.job["Restarts"]) == ("RUNNING", "0")
+    counted = life.counted()
+    assert len(counted) > before.counted
+    assert counted == [str(number + 1) for number in range(len(counted))]
+    assert life.job in life.demo.job_ids()
+
+
+def test_the_booking_begins_when_it_was_to(life: Life, before: Before) -> None:
+    assert life.slurm("reservation", life.booking) == before.booking
+    assert before.booking["Users"] == life.demo.user
+    show = ("scontrol", "--oneliner", "show", "reservation", life.booking)
+    wait_until(
+        "the booking has begun",
+        lambda: "State=ACTIVE" in life.demo.run("head", *show).stdout,
+        timeout=180 + HANG,
+    )
+    page = life.visitor.fetch(f"{life.visitor.url}bookings/{life.booking}/")
+    assert page.status_code == 200 and life.booking in str(page.url)
+
+
+def test_a_new_session_starts_with_the_newer_version(life: Life, before: Before) -> None:
+    form = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "10", "title": "After"}
+    session = life.visitor.start(form)
+    life.visitor.wait(session, "ready", HANG)
+    life.visitor.stop(session)
+    life.visitor.wait(session, "ended", HANG)

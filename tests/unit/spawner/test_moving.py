@@ -1,0 +1,142 @@
+"""The hub's database moves from a file of SQLite to a real PostgreSQL server, all of it or nothing."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from jupyterhub import orm
+from sqlalchemy import create_engine, inspect
+
+from carme_spawner.hub_config import with_driver
+from real_postgresql import is_installed, new_database, postgresql
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    if not is_installed():
+        pytest.skip("PostgreSQL is not installed")
+    with (
+        tempfile.TemporaryDirectory(prefix="carme-move-") as folder,
+        postgresql(Path(folder), "fsync=off") as address,
+    ):
+        yield address
+
+
+@pytest.fixture
+def target(server: str) -> Iterator[str]:
+    """An empty database."""
+    with new_database(server) as address:
+        yield address
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    """The configuration of a site whose hub has two users, a running server, roles and tokens."""
+    with orm.new_session_factory(f"sqlite:///{tmp_path}/hub.sqlite")() as database:
+        group = orm.Group(name="research")
+        for name in ("ada", "zoë"):
+            user = orm.User(name=name, groups=[group])
+            database.add(user)
+            record = orm.Server(proto="https", ip="10.77.0.11", port=41000, base_url=f"/user/{name}/")
+            spawner = orm.Spawner(
+                user=user, name="s0000000a", state={"job_id": 7, "key": "ab"}, server=record
+            )
+            spawner.user_options = {"title": "Zoë's 100 %s", "nodes": 2}
+            database.add(spawner)
+        database.add(orm.OAuthClient(identifier="jupyterhub-user-ada", secret="x", redirect_uri="/"))
+        database.commit()
+        user = database.query(orm.User).filter_by(name="ada").one()
+        database.add(orm.APIToken(user=user, hashed="sha512:1:salt:ab", prefix="abcd", scopes=["self"]))
+        database.commit()
+    configuration = tmp_path / "carme.toml"
+    configure(configuration, f"sqlite:///{tmp_path}/hub.sqlite")
+    return configuration
+
+
+def configure(file: Path, address: str) -> None:
+    file.write_text(
+        f'[site]\nurl = "https://carme.example.org"\n[slurm]\ncluster = "x"\n[hub]\ndatabase = "{address}"\n'
+    )
+
+
+def move(site: Path, target: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "carme_spawner.hub", "--config", str(site), "--move-database", target]
+    known = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        command, env=os.environ | known | environment, capture_output=True, text=True, check=False
+    )
+
+
+def refused(site: Path, target: str, why: str, **environment: str) -> None:
+    done = move(site, target, **environment)
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    assert why in done.stderr
+
+
+def tables(target: str) -> list[str]:
+    engine = create_engine(with_driver(target))
+    try:
+        return inspect(engine).get_table_names()
+    finally:
+        engine.dispose()
+
+
+def test_the_hub_finds_its_users_servers_and_tokens(site: Path, target: str) -> None:
+    done = move(site, target)
+    assert done.returncode == 0, done.stderr
+    assert f"Set carme_hub_database to {target} and run site.yml." in done.stdout
+    # As the hub itself opens it: it looks at the version of the tables first.
+    with orm.new_session_factory(with_driver(target))() as database:
+        users = {user.name: user for user in database.query(orm.User)}
+        assert list(users) == ["ada", "zoë"]
+        for name, user in users.items():
+            (spawner,) = user._orm_spawners
+            assert (spawner.state, spawner.user_options["title"]) == (
+                {"job_id": 7, "key": "ab"},
+                "Zoë's 100 %s",
+            )
+            assert (spawner.server.ip, spawner.server.base_url) == ("10.77.0.11", f"/user/{name}/")
+            assert [group.name for group in user.groups] == ["research"]
+        (token,) = users["ada"].api_tokens
+        assert (token.hashed, token.scopes) == ("sha512:1:salt:ab", ["self"])
+        database.add(orm.User(name="new"))
+        database.commit()
+        assert database.query(orm.User).filter_by(name="new").one().id == 3
+        database.get_bind().dispose()  # pyright: ignore[reportAttributeAccessIssue]  an engine here
+    refused(site, target, "The new database has rows already, in ")
+
+
+def test_what_fails_leaves_both_as_they_were(site: Path, target: str) -> None:
+    file = site.with_name("hub.sqlite")
+    with closing(sqlite3.connect(file)) as opened:
+        opened.execute("UPDATE groups SET name = printf('%0300d', 0)")
+        opened.commit()
+        before = list(opened.iterdump())
+    refused(site, target, "The databases say: value too long for type character varying(255).")
+    assert tables(target) == []
+    with closing(sqlite3.connect(file)) as opened:
+        opened.execute("UPDATE groups SET name = 'research'")
+        opened.execute("UPDATE alembic_version SET version_num = 'earlier'")
+        opened.commit()
+    refused(site, target, "The hub's database is of another version of JupyterHub than this program.")
+    assert tables(target) == []
+    with closing(sqlite3.connect(file)) as opened:
+        assert len(list(opened.iterdump())) == len(before)
+
+
+def test_what_cannot_be_meant_is_refused(site: Path, tmp_path: Path) -> None:
+    refused(site, "postgresql://hub:secret@db/x", "The address holds a password")
+    refused(site, f"postgresql:///x?host={tmp_path}", "The databases say: ")
+    (tmp_path / "systemctl").write_text("#!/bin/sh\necho active\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    refused(
+        site, "postgresql:///x", "These services run: carme-hub.", PATH=f"{tmp_path}:{os.environ['PATH']}"
+    )
+    configure(site, "postgresql:///already")
+    refused(site, "postgresql:///x", "The database of the hub is on a server already.")

@@ -1,0 +1,253 @@
+"""`carme-portal move-database`: from a file of SQLite to a real PostgreSQL server, all of it or nothing."""
+
+import os
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from real_postgresql import is_installed, new_database, postgresql
+
+from .conftest import FOLDER
+
+#: What runs in a portal's own process, on the database of its configuration.
+_AS_PORTAL = "import django; django.setup(); from carme_webui.accounts.models import User\n"
+FILL = """
+from datetime import timedelta
+from django.utils import timezone
+from django.contrib.sessions.backends.db import SessionStore
+from carme_webui.bookings.models import Booking
+from carme_webui.jobs.models import Mirror
+from carme_webui.projects.models import Membership, Project
+from carme_webui.sessions.models import Session
+
+now = timezone.now()
+root = User.objects.create_user("root1", password="correct horse battery", is_staff=True)
+for number in range(1200):  # more than one batch
+    User.objects.create(username=f"user{number}", first_name="Zoë \U0001f9ea")
+User.objects.filter(username__in=["user3", "user1199"]).delete()
+project = Project.objects.create(name="vision", title="Vision", gpu_types={"a100": 4, "h100": None})
+Membership.objects.create(project=project, user=root, manager=True)
+Booking.objects.create(
+    owner=root, partition="gpu", gpu_type="a100", gpus_per_node=1, node_names=["n1", "n2"], project=project,
+    start=now, end=now + timedelta(hours=1), state="approved", session_stage=[{"source": "/a", "size": 0.25}],
+)
+Session.objects.create(name="s0000000a", owner=root, options={"title": "100 %s"}, reported={"marks": []})
+Mirror.load()
+store = SessionStore(); store["who"] = "root1"; store.create()
+"""
+LOOK = """
+from django.contrib.auth import authenticate
+from carme_webui.bookings.models import Booking
+from carme_webui.sessions.models import Session
+
+root = User.objects.get(username="root1")
+assert root.check_password("correct horse battery") and root.is_staff
+assert User.objects.get(username="user7").first_name == "Zoë \U0001f9ea"
+booking = Booking.objects.get()
+assert (booking.node_names, booking.session_stage) == (["n1", "n2"], [{"source": "/a", "size": 0.25}])
+assert booking.project.gpu_types == {"a100": 4, "h100": None}
+assert Session.objects.get().options == {"title": "100 %s"}
+last = max(User.objects.values_list("pk", flat=True))
+assert User.objects.create(username="new").pk == last + 1
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    if not is_installed():
+        pytest.skip("PostgreSQL is not installed")
+    with (
+        tempfile.TemporaryDirectory(prefix="carme-move-") as folder,
+        postgresql(Path(folder), "fsync=off") as address,
+    ):
+        yield address
+
+
+@pytest.fixture
+def target(server: str) -> Iterator[str]:
+    """An empty database."""
+    with new_database(server) as address:
+        yield address
+
+
+@dataclass
+class Site:
+    """A portal's configuration with its database, a file of SQLite."""
+
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "portal.sqlite3"
+
+    def configure(self, address: str) -> None:
+        text = re.sub(r"(?m)^database = .*$", f'database = "{address}"', (FOLDER / "carme.toml").read_text())
+        (self.folder / "carme.toml").write_text(text)
+
+    def run(self, *command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        known = {
+            "CARME_CONFIG": str(self.folder / "carme.toml"),
+            "DJANGO_SETTINGS_MODULE": "carme_webui.settings",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        }
+        return subprocess.run(
+            [sys.executable, *command],
+            env=os.environ | known | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def portal(self, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+        return self.run("-m", "carme_webui.main", *words, **environment)
+
+    def does(self, script: str) -> None:
+        done = self.run("-c", _AS_PORTAL + script)
+        assert done.returncode == 0, done.stderr
+
+    def change(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.file)) as opened:
+            opened.execute(statement)
+            opened.commit()
+
+    def dump(self) -> list[str]:
+        with closing(sqlite3.connect(self.file)) as opened:
+            return list(opened.iterdump())
+
+    def refused(self, target: str, why: str, **environment: str) -> None:
+        before = self.dump()
+        done = self.portal("move-database", target, **environment)
+        assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+        assert re.search(why, done.stderr), done.stderr
+        assert self.dump() == before
+
+
+def new_site(folder: Path) -> Site:
+    site = Site(folder)
+    site.configure(f"sqlite:///{site.file}")
+    return site
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a portal that was used for a while."""
+    site = new_site(tmp_path_factory.mktemp("filled"))
+    done = site.portal("migrate", "--no-input")
+    assert done.returncode == 0, done.stderr
+    site.does(FILL)
+    with closing(sqlite3.connect(site.file)) as opened:
+        opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return site.file
+
+
+@pytest.fixture
+def site(filled: Path, tmp_path: Path) -> Site:
+    shutil.copy(filled, tmp_path / "portal.sqlite3")
+    return new_site(tmp_path)
+
+
+def counts(target: str) -> dict[str, int]:
+    """The rows of each table of the server's database."""
+    with psycopg.connect(target) as opened:
+        tables = [
+            row[0] for row in opened.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        ]
+        rows = {}
+        for table in tables:
+            found = opened.execute(
+                psycopg.sql.SQL("SELECT count(*) FROM {}").format(psycopg.sql.Identifier(table))
+            )
+            rows[table] = (found.fetchone() or (0,))[0]
+    return rows
+
+
+def test_all_rows_move_and_the_portal_goes_on_with_them(site: Site, target: str) -> None:
+    before = site.dump()
+    done = site.portal("move-database", target)
+    assert done.returncode == 0, done.stderr
+    assert f"Set carme_portal_database to {target} and run site.yml." in done.stdout
+    assert site.dump() == before
+    with closing(sqlite3.connect(site.file)) as opened:
+        tables = [row[0] for row in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        old = {
+            table: opened.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0]
+            for table in tables
+            if not table.startswith("sqlite_") and table != "portal_cache"
+        }
+    new = counts(target)
+    assert new.pop("portal_cache") == 0
+    assert new == old and old["accounts_user"] == 1199 and old["django_session"] == 1
+    site.configure(target)
+    site.does(LOOK)
+    done = site.portal("migrate", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_database_with_rows_is_refused(site: Site, target: str) -> None:
+    assert site.portal("move-database", target).returncode == 0
+    before = counts(target)
+    site.refused(target, r"The new database has rows already, in \w+")
+    assert counts(target) == before
+    with psycopg.connect(target) as opened:
+        opened.execute("DROP SCHEMA public CASCADE")
+        opened.execute("CREATE SCHEMA public")
+        opened.execute("CREATE TABLE others (text text)")
+        opened.execute("INSERT INTO others VALUES ('x')")
+    site.refused(target, "rows already, in others")
+    assert counts(target) == {"others": 1}
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        (
+            "UPDATE bookings_booking SET title = printf('%081d', 0)",
+            r"PostgreSQL does not take a row of bookings_booking: value too long .*\(80\)",
+        ),
+        (
+            "UPDATE accounts_user SET first_name = 'a' || char(0)",
+            "does not take a row of accounts_user: .*NUL",
+        ),
+        ("UPDATE projects_membership SET user_id = 99999", "The new database says: .*violates foreign key"),
+        (
+            "DELETE FROM django_migrations WHERE app = 'bookings' AND name LIKE '0006%'",
+            "of an earlier version",
+        ),
+    ],
+)
+def test_what_fails_leaves_the_server_as_it_was(site: Site, target: str, statement: str, why: str) -> None:
+    site.change(statement)
+    site.refused(target, why)
+    assert counts(target) == {}
+
+
+def test_what_cannot_be_meant_is_refused_before_anything_is_opened(site: Site, tmp_path: Path) -> None:
+    for target, why in (
+        ("postgresql://carme:secret@db/x", "holds a password, which other users of this host could read"),
+        ("postgresql://db/x?password=secret", "holds a password"),
+        ("mysql://db/x", "is no address of a database on a server"),
+        ("postgresql://db", "is no address"),
+        (f"postgresql:///x?host={tmp_path}", "The new database says: "),
+    ):
+        site.refused(target, why)
+    (tmp_path / "systemctl").write_text(
+        "#!/bin/sh\necho inactive\necho active\necho inactive\necho inactive\n"
+    )
+    (tmp_path / "systemctl").chmod(0o755)
+    site.refused("postgresql:///x", "These services run: carme-sync", PATH=f"{tmp_path}:{os.environ['PATH']}")
+    site.configure("postgresql:///already")
+    done = site.portal("move-database", "postgresql:///x")
+    assert done.returncode == 1 and "is on a server already" in done.stderr
+    site.configure(f"sqlite:///{tmp_path}/none.sqlite3")
+    done = site.portal("move-database", "postgresql:///x")
+    assert done.returncode == 1 and "There is no database" in done.stderr
