@@ -42,7 +42,7 @@ async def running(folder: Path, port: int, virtual_host: str) -> AsyncIterator[N
     )
     process = await asyncio.create_subprocess_exec(
         *[APACHE, "-X", "-f", str(folder / "apache.conf")],
-        env=os.environ | {"LD_LIBRARY_PATH": ":".join(libraries)} if Path("/") != ROOT else None,
+        env=os.environ | {"LD_LIBRARY_PATH": LIBRARIES},
     )
     try:
         async with asyncio.timeout(HANG):
