@@ -255,8 +255,9 @@ class SlurmRest(SlurmCommands):
         values = {"start": start, "end": end, "node_names": node_names, "users": users}
         if not await self._can_reserve():
             return await super().change_reservation(name, **values)
-        # One that is not there would be made.
-        await self._server.get(f"reservation/{quote(name)}")
+        names = await self._read("reservations/", "reservations", lambda rows: [row["name"] for row in rows])
+        if name not in names:  # then slurmrestd would make it
+            raise refusal(PROGRAM, "Requested reservation is invalid")
         await self._change("reservation", orders.changed_reservation(name, **values))
 
     async def delete_reservation(self, name: str) -> None:
