@@ -3,6 +3,7 @@
 import json
 import re
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,14 @@ class RecordedRest:
 
 
 @contextmanager
-def serving(rest: RecordedRest, socket: Path) -> Iterator[None]:
-    """Serve at a socket until the block ends."""
+def serving(rest: RecordedRest, where: Path | int, tls: ssl.SSLContext | None = None) -> Iterator[None]:
+    """Serve until the block ends.
+
+    Args:
+        rest: What it answers.
+        where: The path of a socket, or a port of 127.0.0.1.
+        tls: Makes it speak TLS at the port.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def _any(self) -> None:
@@ -84,10 +91,20 @@ def serving(rest: RecordedRest, socket: Path) -> Iterator[None]:
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the tests read `requests`."""
 
-    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    class Local(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         daemon_threads = True
 
-    with Server(str(socket), Handler) as server:
+    class Remote(socketserver.ThreadingMixIn, socketserver.TCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+    with (
+        Remote(("127.0.0.1", where), Handler)
+        if isinstance(where, int)
+        else Local(str(where), Handler) as server
+    ):
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

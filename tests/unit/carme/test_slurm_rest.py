@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import socket as sockets
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import real_nginx
+from free_ports import free_port
 from pydantic import ValidationError
 
 from carme.broker.submission import Submissions
@@ -365,6 +368,7 @@ async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRes
     ("content", "mode", "reason"),
     [
         (TOKEN, 0o604, "other users may read it"),
+        (TOKEN, 0o640, "other users may read it"),
         ("", 0o600, "it holds no token"),
         ("a b", 0o600, "it holds no token"),
     ],
@@ -444,6 +448,29 @@ async def test_one_that_is_stopped_meanwhile(folder: Path) -> None:
         with pytest.raises(SlurmError, match=r"^Slurm does not answer: slurmrestd says '") as caught:
             await SlurmRest(RestServer(str(folder / "stopped"))).queue()
     assert caught.value.code == "slurm-away"
+
+
+# Over the network
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_another_host_is_asked_with_the_token(
+    tmp_path: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    rest, port, tls = RecordedRest(), free_port(), None
+    if scheme == "https":
+        real_nginx.make_certificate(tmp_path)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(tmp_path / "site.pem", tmp_path / "site-key.pem")
+    with serving(rest, port, tls):
+        slurm = SlurmRest(RestServer(f"{scheme}://127.0.0.1:{port}", token_file), PYTHON, "try", "gpu")
+        if tls:
+            with pytest.raises(SlurmError, match="certificate"):  # which nobody vouches for
+                await slurm.queue()
+            assert rest.requests == []
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "site.pem"))
+        assert await slurm.queue()
+    assert {request.token for request in rest.requests} == {TOKEN}
 
 
 # Its threads
