@@ -1,11 +1,14 @@
-"""Stands in for slurmrestd with what 24.11's answered (slurm_rest_24_11.json); it notes what it is asked."""
+"""Stands in for slurmrestd with what a real one answered (slurm_rest_24_11.json, or as it is told).
+
+It notes what it is asked.
+"""
 
 import json
 import re
 import socketserver
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -34,6 +37,7 @@ class RecordedRest:
 
     Attributes:
         version: The version that it knows.
+        recorded: What a real one answered, by version and path.
         token: What it takes; empty: anything.
         answers: By path after the version, after `db` for the accounting's: status and body, instead of the
             recorded ones.
@@ -42,6 +46,7 @@ class RecordedRest:
     """
 
     version: str = "v0.0.42"
+    recorded: Mapping[str, Any] = field(default_factory=lambda: RECORDED["rest"])
     token: str = TOKEN
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     cut: bool = False
@@ -58,7 +63,7 @@ class RecordedRest:
         self.requests.append(request._replace(path=path))
         if path in self.answers:
             return self.answers[path]
-        known = RECORDED["rest"][self.version].get(path.strip("/"))
+        known = self.recorded[self.version].get(path.strip("/"))
         return (200, json.dumps(known).encode()) if known else (404, NO_SUCH_URL)
 
 

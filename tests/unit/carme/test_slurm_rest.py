@@ -1,7 +1,7 @@
 """The adapter to slurmrestd tells the same as Slurm's commands, and says in a sentence what is wrong.
 
-Both tell what a Slurm 24.11 and its slurmrestd told at the same moment of jobs of all kinds
-(slurm_rest_24_11.json): slurmrestd in the versions v0.0.42 and v0.0.41 of its answers.
+Both tell what a Slurm and its slurmrestd told at the same moment of jobs of all kinds: 24.11 in the versions
+v0.0.42 and v0.0.41 of its answers (slurm_rest_24_11.json), 26.05 in v0.0.43 (slurm_rest_26_05.json).
 """
 
 import asyncio
@@ -68,10 +68,9 @@ def slurm(rest: RecordedRest, socket: Path, token_file: Path) -> SlurmRest:
     return SlurmRest(RestServer(str(socket), token_file), PYTHON, "try", "gpu")
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+def commands_of(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     """What the commands told at the same moment."""
-    (tmp_path / "slurm_24_11.json").symlink_to(HERE / "slurm_rest_24_11.json")
+    (tmp_path / "slurm_24_11.json").symlink_to(HERE / f"slurm_rest_{release}.json")
     for name in ("squeue", "scontrol", "sinfo"):
         (tmp_path / name).write_text(f"#!{sys.executable} -IS\n{(HERE / 'recorded_commands.py').read_text()}")
         (tmp_path / name).chmod(0o755)
@@ -94,11 +93,21 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
 # What it reads
 
 
-@pytest.mark.parametrize("version", ["v0.0.42", "v0.0.41"])
+@pytest.mark.parametrize(
+    ("release", "version"), [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43")]
+)
 async def test_it_reads_the_same_as_the_commands(
-    rest: RecordedRest, slurm: SlurmRest, commands: SlurmCommands, version: str
+    *,
+    rest: RecordedRest,
+    slurm: SlurmRest,
+    release: str,
+    version: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    commands = commands_of(release, tmp_path, monkeypatch)
     rest.version = version
+    rest.recorded = json.loads((HERE / f"slurm_rest_{release}.json").read_text())["rest"]
     wanted, found = await look(commands), await look(slurm)
     for kind in wanted:
         assert found[kind] == wanted[kind]
