@@ -35,8 +35,9 @@ async def running(folder: Path, port: int, virtual_host: str) -> AsyncIterator[N
     """
     assert APACHE
     modules = "".join(f"LoadModule {name}_module {MODULES}/mod_{name}.so\n" for name in _NAMES)
+    user = "User nobody\nGroup nogroup\n" if os.geteuid() == 0 else ""  # it does not serve as root
     (folder / "apache.conf").write_text(
-        f"{modules}ServerRoot {folder}\nDefaultRuntimeDir {folder}\nPidFile {folder}/apache.pid\n"
+        f"{modules}{user}ServerRoot {folder}\nDefaultRuntimeDir {folder}\nPidFile {folder}/apache.pid\n"
         f"Mutex file:{folder}\nErrorLog {folder}/apache.log\nServerName localhost\n"
         f"Listen 127.0.0.1:{port}\n{virtual_host}\n"
     )
