@@ -15,6 +15,7 @@ Rows, each at the small size with the large one beside it: `snapshot_s`, until t
 `portal_p95_ms` and `calendar_p95_ms` come from the portal's benchmark (`./test bench portal`) at these sizes,
 with bookings of a year: the slowest of its pages and endpoints but for the calendar, which is named, and the
 calendar's page. `prometheus_targets_s`: until Prometheus has read every node once (`prometheus_targets.py`).
+What real slurmds in such numbers cost is measured beside it, on a host with Slurm: `virtual_slurmds.py`.
 """
 
 import argparse
@@ -213,7 +214,7 @@ async def measure(size: tuple[int, int, int], seconds: float) -> Measured:
         with broker(folder) as process:
             client = AsyncBrokerClient(folder / "broker.sock")
             try:
-                await _first_look(client, process)
+                await first_look(client, process)
             except CarmeError as error:
                 sys.exit(f"scale: {error}\n{(folder / 'journal').read_text()[-2000:]}")
             snapshot = time.monotonic() - begun
@@ -230,7 +231,8 @@ async def measure(size: tuple[int, int, int], seconds: float) -> Measured:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _first_look(client: AsyncBrokerClient, process: "subprocess.Popen[bytes]") -> None:
+async def first_look(client: AsyncBrokerClient, process: "subprocess.Popen[bytes]") -> None:
+    """Wait until the broker has read the nodes and jobs once."""
     end = time.monotonic() + 300
     while True:
         try:

@@ -22,6 +22,7 @@ __all__ = [
     "prepare_prometheus",
     "prepare_redis",
     "prepare_unit",
+    "prepare_web_servers",
     "require",
 ]
 
@@ -31,6 +32,12 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "carm
 PROGRAMS = {"bzip2": "bzip2", "git": "git", "mksquashfs": "squashfs-tools", "xz": "xz-utils"}
 #: Shells for which the command line of carme completes words, each with its packages.
 SHELLS = {"zsh": ("zsh", "zsh-common"), "fish": ("fish", "fish-common", "libpcre2-32-0")}
+
+#: Package, program on the host, variable that names the folder of an unpacked one, what is tested with it.
+WEB_SERVERS = (
+    ("certbot", "/usr/bin/certbot", "CARME_CERTBOT", "certificates by ACME"),
+    ("apache2-bin", "/usr/sbin/apache2", "CARME_APACHE", "an Apache in front"),
+)
 
 
 def apt_install(*packages: str) -> None:
@@ -65,6 +72,7 @@ def prepare_unit() -> None:
     prepare_programs()
     prepare_prometheus()
     prepare_nginx()
+    prepare_web_servers()
     prepare_slapd()
     prepare_redis()
     prepare_shells()
@@ -124,6 +132,21 @@ def prepare_nginx() -> None:
     """nginx itself, with which the reverse proxy's configuration is tested."""
     if not _programs("nginx", "sbin", "nginx"):
         report("nginx cannot be had; the tests of the reverse proxy are left out. Install nginx to run them.")
+
+
+def prepare_web_servers() -> None:
+    """Server and client of ACME, with which certificates are tested, and Apache, which may stand in front."""
+    lacking = "cannot be had; the tests of"
+    if not _programs("pebble", "bin", "pebble"):
+        report(f"pebble {lacking} certificates by ACME are left out. Install pebble to run them.")
+    for package, program, variable, tested in WEB_SERVERS:
+        folder = CACHE / Path(program).name
+        if Path(program).exists():
+            continue
+        if not _packages(folder, package, with_needs=True):
+            report(f"{package} {lacking} {tested} are left out. Install {package} to run them.")
+        if (folder / program[1:]).exists():
+            os.environ[variable] = str(folder)
 
 
 def prepare_node_exporter() -> None:
@@ -191,16 +214,22 @@ def _programs(package: str, where: str, *programs: str) -> bool:
     return done
 
 
-def _packages(folder: Path, *packages: str) -> bool:
-    """Unpack Debian packages whole, with libraries that a base system lacks; whether that could be done."""
+def _packages(folder: Path, *packages: str, with_needs: bool = False) -> bool:
+    """Unpack Debian packages whole, with libraries that a base system lacks; whether that could be done.
+
+    Args:
+        folder: Gets what they have.
+        packages: Their names.
+        with_needs: Whether all that they depend on, and this host lacks, comes too.
+    """
     if (folder / "complete").exists():
         return True
-    if done := _fetch(folder, packages, ()):
+    if done := _fetch(folder, packages, (), with_needs):
         (folder / "complete").touch()
     return done
 
 
-def _fetch(folder: Path, packages: Iterable[str], members: Iterable[str]) -> bool:
+def _fetch(folder: Path, packages: Iterable[str], members: Iterable[str], with_needs: bool = False) -> bool:
     """Download packages and unpack them (of these members, if there are any) into a new folder."""
     packages = list(packages)
     show_stage(f"Fetching {packages[0]}")
@@ -211,9 +240,15 @@ def _fetch(folder: Path, packages: Iterable[str], members: Iterable[str]) -> boo
         # apt downloads as a user of its own, where it can.
         fetched = Path(name)
         fetched.chmod(0o755)
+        (fetched / "partial").mkdir()
+        command = ["apt-get", "download", "-qq", *packages]
+        if with_needs:
+            # Nothing is installed, so it need not wait for another apt.
+            options = ["-o", "Debug::NoLocking=1", "-o", f"Dir::Cache::archives={fetched}"]
+            command[1:2] = ["install", "-y", "--download-only", "--no-install-recommends", *options]
 
         def download() -> bool:
-            return call("apt-get", "download", "-qq", *packages, folder=fetched) == 0
+            return call(*command, folder=fetched) == 0
 
         if not (download() or (call("apt-get", "update", "-qq") == 0 and download())):
             return False

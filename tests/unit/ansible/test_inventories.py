@@ -48,6 +48,12 @@ RENDER = """
           web.yml: "{{ lookup('template', roles ~ '/prometheus/templates/web.yml.j2') }}"
           carme.conf: "{{ lookup('template', roles ~ '/reverse_proxy/templates/carme.conf.j2') }}"
 """
+ACME = "https://acme.example.org/directory"
+NO_NAME = {
+    "reverse_proxy_acme_directory": ACME,
+    "reverse_proxy_certificate": "",
+    "carme_site_url": "https://10.1.0.10",
+}
 DEMO_HOSTS = {
     "head": {"hosts": {"head": {"ansible_connection": "local"}}},
     "compute": {"hosts": {"n1": {}, "n2": {}}},
@@ -269,6 +275,11 @@ def test_the_playbooks_are_well_formed(playbook: Playbook, tmp_path: Path, inven
         ({"carme_site_url": "http://carme.example.org/"}, "must be https://HOST or https://HOST:PORT"),
         ({"carme_users": [{"name": "ada"}, {"name": "ada"}]}, "names an account twice"),
         ({"carme_users": [{"name": "root", "uid": 0}]}, "uids below carme_minimum_uid (1000)"),
+        (
+            {"reverse_proxy_acme_directory": ACME},
+            "no reverse_proxy_certificate or reverse_proxy_port",
+        ),
+        (NO_NAME, "A certificate by ACME needs the https:// address of a server's directory"),
     ],
 )
 def test_a_wrong_inventory_is_refused_with_a_sentence(

@@ -1,10 +1,12 @@
 """What stands in the way of an installation is found first, and nothing is changed by looking."""
 
+import ast
 import importlib.util
 import json
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -114,6 +116,35 @@ def test_what_stands_in_the_way_is_named(
     found = site(**changes)
     assert [one["name"] for one in found.values() if one["stops"]] == [name]
     assert words in found[name]["detail"] and found[name]["remedy"]
+
+
+def test_a_host_whose_python_suffices_for_ansible_alone_is_told_what_it_needs() -> None:
+    """Ansible's modules run with Python 3.9, as Red Hat 9 has it, and so does this look."""
+    code = (
+        "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); del sys.argv[0]; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    wanted = {"host": "n1", "head": False, "compute": False, "own_slurm": False, "shared": [], "homes": []}
+    command = [
+        sys.executable,
+        "-c",
+        code,
+        str(PROGRAM),
+        json.dumps(wanted | {"users": [], "monitoring": False}),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (found,) = (one for one in json.loads(done.stdout)["findings"] if one["name"] == "python")
+    assert found["stops"] and found["detail"] == "Python is 3.9, and Carme needs 3.11."
+    assert "set ansible_python_interpreter for this host to its path" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    "role", ["precheck/files/precheck", "removal/files/restore_files", "reverse_proxy/files/certificate"]
+)
+def test_what_runs_with_the_systems_python_is_written_for_python_3_9(role: str) -> None:
+    text = (ANSIBLE / f"roles/{role}.py").read_text()
+    ast.parse(text, feature_version=(3, 9))
+    assert re.findall(r"\btomllib\b|\bStrEnum\b|datetime import .*\bUTC\b|strict=", text) == []
 
 
 def test_without_a_default_account_every_partition_will_do(site: Callable[..., dict[str, Any]]) -> None:

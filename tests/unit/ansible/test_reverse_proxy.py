@@ -5,64 +5,26 @@ these are far too small: whatever a location inherits fails at once, and "for an
 """
 
 import asyncio
-import os
 import re
-import shutil
-import socket
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
-import jinja2
 import pytest
-import yaml
+import real_nginx
 from aiohttp import web
 from free_ports import free_port
 from yarl import URL
 
-from patience import HANG
-
-ROLE = Path(__file__).resolve().parents[3] / "ansible/roles/reverse_proxy"
-NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 #: Five times as long as what nginx.conf allows below.
 IDLE = 0.5
 #: Bytes of a header that both ends take.
 LARGEST = 1 << 20
 NOTEBOOK = "/jupyter/user/ada/s1"
 
-pytestmark = pytest.mark.skipif(not NGINX, reason="nginx is not installed; ./test unit fetches it")
-
-MAIN = """
-pid {folder}/pid;
-error_log {folder}/error.log info;
-daemon off;
-master_process off;
-events {{ worker_connections 256; }}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-    client_max_body_size 1k;
-    client_header_buffer_size 1k;
-    large_client_header_buffers 2 1k;
-    client_header_timeout 100ms;
-    client_body_timeout 100ms;
-    send_timeout 100ms;
-    keepalive_timeout 100ms;
-    proxy_buffer_size 1k;
-    proxy_buffers 8 1k;
-    proxy_connect_timeout 100ms;
-    proxy_read_timeout 100ms;
-    proxy_send_timeout 100ms;
-    include {folder}/carme.conf;
-}}
-"""
+pytestmark = real_nginx.needed
 
 
 async def answer(request: web.Request) -> web.StreamResponse:
@@ -116,33 +78,6 @@ class Door:
             return reply.status, (await reply.json())["size"] if reply.status == 200 else 0
 
 
-def configure(folder: Path, port: int, backend: int) -> None:
-    """Write nginx's configuration as the role does, with this machine's ports and folders."""
-    make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
-    make += ["-subj", "/CN=localhost", "-keyout", str(folder / "key.pem"), "-out", str(folder / "site.pem")]
-    subprocess.run(make, check=True, capture_output=True)
-    templates = jinja2.Environment(loader=jinja2.FileSystemLoader(ROLE / "templates"), trim_blocks=True)
-    text = templates.get_template("carme.conf.j2").render(
-        yaml.safe_load((ROLE / "defaults/main.yml").read_text()),
-        carme_site_url=f"https://localhost:{port}",
-        reverse_proxy_host="localhost",
-        reverse_proxy_port=port,
-        reverse_proxy_certificate_file=folder / "site.pem",
-        reverse_proxy_key_file=folder / "key.pem",
-    )
-    for there, here in (
-        ("/run/carme-entrance", str(folder / "entrance")),
-        ("127.0.0.1:8100", f"127.0.0.1:{backend}"),
-        ("127.0.0.1:8000", f"127.0.0.1:{backend}"),
-    ):
-        assert there in text
-        text = text.replace(there, here)
-    if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
-        text = "".join(line for line in text.splitlines(keepends=True) if "listen [::]" not in line)
-    (folder / "carme.conf").write_text(text)
-    (folder / "nginx.conf").write_text(MAIN.format(folder=folder))
-
-
 @dataclass
 class Block:
     """A block of nginx's configuration: what it says itself, and the blocks in it."""
@@ -186,7 +121,7 @@ def seconds(text: str) -> float:
 
 
 def test_no_location_ends_what_is_silent_for_an_hour(tmp_path: Path) -> None:
-    configure(tmp_path, 8443, 8100)
+    real_nginx.configure(tmp_path, 8443, 8100)
     text = (tmp_path / "carme.conf").read_text()
     found = dict(read(text).locations({}))
     assert len(found) == len(re.findall(r"^\s*proxy_pass ", text, re.MULTILINE)) > 5
@@ -205,8 +140,7 @@ def test_no_location_ends_what_is_silent_for_an_hour(tmp_path: Path) -> None:
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
     port, backend = free_port(), free_port()
-    configure(tmp_path, port, backend)
-    assert NGINX
+    real_nginx.configure(tmp_path, port, backend)
     application = web.Application()
     application.router.add_route("*", "/{rest:.*}", answer)
     runner = web.AppRunner(
@@ -214,36 +148,17 @@ async def door(tmp_path: Path) -> AsyncIterator[Door]:
     )
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", backend).start()
-    command = [
-        NGINX,
-        "-p",
-        str(tmp_path),
-        "-c",
-        str(tmp_path / "nginx.conf"),
-        "-e",
-        str(tmp_path / "error.log"),
-    ]
-    nginx = await asyncio.create_subprocess_exec(*command)
     trust = ssl.create_default_context(cafile=str(tmp_path / "site.pem"))
     trust.check_hostname = False
     try:
-        async with asyncio.timeout(HANG):
-            while True:
-                assert nginx.returncode is None, (tmp_path / "error.log").read_text()
-                try:
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                except OSError:
-                    await asyncio.sleep(0.02)
-                    continue
-                writer.close()
-                break
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=trust), max_line_size=LARGEST, max_field_size=LARGEST
-        ) as browser:
+        async with (
+            real_nginx.running(tmp_path, port),
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=trust), max_line_size=LARGEST, max_field_size=LARGEST
+            ) as browser,
+        ):
             yield Door(port, browser)
     finally:
-        nginx.terminate()
-        await nginx.wait()
         await runner.cleanup()
 
 

@@ -47,7 +47,7 @@ def test_every_component_has_packages_on_every_system(family: str) -> None:
         for names in defaults(ANSIBLE / "roles/base")["base_components_by_group"].values()
         for name in names
     }
-    assert wanted | {"ldap", "nfs", "postgresql_client"} == set(packages)
+    assert wanted | {"acme", "ldap", "nfs", "postgresql_client"} == set(packages)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,14 @@
-"""Stands in for slurmrestd with what 24.11's answered (slurm_rest_24_11.json); it notes what it is asked."""
+"""Stands in for slurmrestd with what a real one answered (slurm_rest_24_11.json, or as it is told).
+
+It notes what it is asked.
+"""
 
 import json
 import re
 import socketserver
+import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
@@ -33,6 +37,7 @@ class RecordedRest:
 
     Attributes:
         version: The version that it knows.
+        recorded: What a real one answered, by version and path.
         token: What it takes; empty: anything.
         answers: By path after the version, after `db` for the accounting's: status and body, instead of the
             recorded ones.
@@ -41,6 +46,7 @@ class RecordedRest:
     """
 
     version: str = "v0.0.42"
+    recorded: Mapping[str, Any] = field(default_factory=lambda: RECORDED["rest"])
     token: str = TOKEN
     answers: dict[str, tuple[int, bytes]] = field(default_factory=dict)
     cut: bool = False
@@ -57,13 +63,19 @@ class RecordedRest:
         self.requests.append(request._replace(path=path))
         if path in self.answers:
             return self.answers[path]
-        known = RECORDED["rest"][self.version].get(path.strip("/"))
+        known = self.recorded[self.version].get(path.strip("/"))
         return (200, json.dumps(known).encode()) if known else (404, NO_SUCH_URL)
 
 
 @contextmanager
-def serving(rest: RecordedRest, socket: Path) -> Iterator[None]:
-    """Serve at a socket until the block ends."""
+def serving(rest: RecordedRest, where: Path | int, tls: ssl.SSLContext | None = None) -> Iterator[None]:
+    """Serve until the block ends.
+
+    Args:
+        rest: What it answers.
+        where: The path of a socket, or a port of 127.0.0.1.
+        tls: Makes it speak TLS at the port.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def _any(self) -> None:
@@ -84,10 +96,20 @@ def serving(rest: RecordedRest, socket: Path) -> Iterator[None]:
         def log_message(self, format: str, *args: Any) -> None:
             """Nothing: the tests read `requests`."""
 
-    class Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    class Local(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         daemon_threads = True
 
-    with Server(str(socket), Handler) as server:
+    class Remote(socketserver.ThreadingMixIn, socketserver.TCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+    with (
+        Remote(("127.0.0.1", where), Handler)
+        if isinstance(where, int)
+        else Local(str(where), Handler) as server
+    ):
+        if tls:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:

@@ -1,13 +1,14 @@
 """The adapter to slurmrestd tells the same as Slurm's commands, and says in a sentence what is wrong.
 
-Both tell what a Slurm 24.11 and its slurmrestd told at the same moment of jobs of all kinds
-(slurm_rest_24_11.json): slurmrestd in the versions v0.0.42 and v0.0.41 of its answers.
+Both tell what a Slurm and its slurmrestd told at the same moment of jobs of all kinds: 24.11 in the versions
+v0.0.42 and v0.0.41 of its answers (slurm_rest_24_11.json), 26.05 in v0.0.43 (slurm_rest_26_05.json).
 """
 
 import asyncio
 import json
 import os
 import socket as sockets
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import real_nginx
+from free_ports import free_port
 from pydantic import ValidationError
 
 from carme.broker.submission import Submissions
@@ -65,10 +68,9 @@ def slurm(rest: RecordedRest, socket: Path, token_file: Path) -> SlurmRest:
     return SlurmRest(RestServer(str(socket), token_file), PYTHON, "try", "gpu")
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+def commands_of(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     """What the commands told at the same moment."""
-    (tmp_path / "slurm_24_11.json").symlink_to(HERE / "slurm_rest_24_11.json")
+    (tmp_path / "slurm_24_11.json").symlink_to(HERE / f"slurm_rest_{release}.json")
     for name in ("squeue", "scontrol", "sinfo"):
         (tmp_path / name).write_text(f"#!{sys.executable} -IS\n{(HERE / 'recorded_commands.py').read_text()}")
         (tmp_path / name).chmod(0o755)
@@ -91,11 +93,21 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
 # What it reads
 
 
-@pytest.mark.parametrize("version", ["v0.0.42", "v0.0.41"])
+@pytest.mark.parametrize(
+    ("release", "version"), [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43")]
+)
 async def test_it_reads_the_same_as_the_commands(
-    rest: RecordedRest, slurm: SlurmRest, commands: SlurmCommands, version: str
+    *,
+    rest: RecordedRest,
+    slurm: SlurmRest,
+    release: str,
+    version: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    commands = commands_of(release, tmp_path, monkeypatch)
     rest.version = version
+    rest.recorded = json.loads((HERE / f"slurm_rest_{release}.json").read_text())["rest"]
     wanted, found = await look(commands), await look(slurm)
     for kind in wanted:
         assert found[kind] == wanted[kind]
@@ -365,6 +377,7 @@ async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRes
     ("content", "mode", "reason"),
     [
         (TOKEN, 0o604, "other users may read it"),
+        (TOKEN, 0o640, "other users may read it"),
         ("", 0o600, "it holds no token"),
         ("a b", 0o600, "it holds no token"),
     ],
@@ -444,6 +457,29 @@ async def test_one_that_is_stopped_meanwhile(folder: Path) -> None:
         with pytest.raises(SlurmError, match=r"^Slurm does not answer: slurmrestd says '") as caught:
             await SlurmRest(RestServer(str(folder / "stopped"))).queue()
     assert caught.value.code == "slurm-away"
+
+
+# Over the network
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_another_host_is_asked_with_the_token(
+    tmp_path: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    rest, port, tls = RecordedRest(), free_port(), None
+    if scheme == "https":
+        real_nginx.make_certificate(tmp_path)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(tmp_path / "site.pem", tmp_path / "site-key.pem")
+    with serving(rest, port, tls):
+        slurm = SlurmRest(RestServer(f"{scheme}://127.0.0.1:{port}", token_file), PYTHON, "try", "gpu")
+        if tls:
+            with pytest.raises(SlurmError, match="certificate"):  # which nobody vouches for
+                await slurm.queue()
+            assert rest.requests == []
+            monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "site.pem"))
+        assert await slurm.queue()
+    assert {request.token for request in rest.requests} == {TOKEN}
 
 
 # Its threads

@@ -274,14 +274,12 @@ class SlurmCommands:
     async def history(
         self, user: str | None, since: datetime, limit: int, until: datetime | None = None
     ) -> list[Job]:
-        whose = f"--user={user}" if user else "--allusers"
-        end = _moment(until) if until else "now"
-        jobs = await self._accounting(whose, f"--starttime={_moment(since)}", f"--endtime={end}")
+        jobs = await self._accounted_between(user, since, until)
         jobs.sort(key=lambda job: (job.submitted or since, job.id), reverse=True)
         return jobs[:limit]
 
     async def accounted(self, job_id: int, task: int | None = None) -> Job | None:
-        jobs = await self._accounting(f"--jobs={job_id}")
+        jobs = await self._accounted_of(job_id)
         if task is None:
             return next((job for job in jobs if job.id == job_id), None)
         found = [job for job in jobs if job.has_task(job_id, task)]
@@ -314,6 +312,18 @@ class SlurmCommands:
             ]
         )
         return parsing.coordinated_accounts(output, user)
+
+    async def _accounted_between(
+        self, user: str | None, since: datetime, until: datetime | None
+    ) -> list[Job]:
+        """Jobs of a user, or of all, that were there between two moments."""
+        whose = f"--user={user}" if user else "--allusers"
+        end = _moment(until) if until else "now"
+        return await self._accounting(whose, f"--starttime={_moment(since)}", f"--endtime={end}")
+
+    async def _accounted_of(self, job_id: int) -> list[Job]:
+        """A job, or the tasks of an array."""
+        return await self._accounting(f"--jobs={job_id}")
 
     async def _accounting(self, *which: str) -> list[Job]:
         return parsing.accounting(*await self._sacct(parsing.ACCOUNTING_FIELDS, "--allocations", *which))

@@ -5,7 +5,7 @@ records are distinguished by a separator that is drawn anew for each call and ca
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -154,12 +154,17 @@ def endings(output: str) -> dict[int, ExitStatus]:
 
 def accounting(output: str, separator: str) -> list[Job]:
     """Jobs in sacct's output with ACCOUNTING_FIELDS."""
+    rows = records(output, separator, len(ACCOUNTING_FIELDS))
+    return accounted(dict(zip(ACCOUNTING_FIELDS, row, strict=True)) for row in rows)
+
+
+def accounted(rows: Iterable[Mapping[str, str]]) -> list[Job]:
+    """Jobs of the accounting, of which each has what sacct writes for each of ACCOUNTING_FIELDS."""
     jobs = []
     begun: dict[
         tuple[str, str], str
     ] = {}  # jobs that have lost a node have a record for the time before, too
-    for record in records(output, separator, len(ACCOUNTING_FIELDS)):
-        field = dict(zip(ACCOUNTING_FIELDS, record, strict=True))
+    for field in rows:
         if not field["JobIDRaw"].isdecimal():
             continue  # a step
         label = Label.read(field["Comment"])
@@ -206,13 +211,18 @@ def accounting(output: str, separator: str) -> list[Job]:
 
 
 def outcomes(output: str, separator: str) -> dict[int, Outcome]:
-    """What sacct's output with OUTCOME_FIELDS, steps included, says about each job.
+    """What sacct's output with OUTCOME_FIELDS, steps included, says about each job."""
+    return outcomes_of(records(output, separator, len(OUTCOME_FIELDS)))
+
+
+def outcomes_of(rows: Iterable[Sequence[str]]) -> dict[int, Outcome]:
+    """What these records of jobs and steps, each with OUTCOME_FIELDS, say about each job.
 
     Root cancels as an administrator, or because slurmctld gave a launch up: then no batch step ever was.
     """
     found: dict[int, Outcome] = {}
     launched: set[int] = set()
-    for job, uid, state, peak in records(output, separator, len(OUTCOME_FIELDS)):
+    for job, uid, state, peak in rows:
         number, _, step = job.partition(".")
         if not number.isdecimal():
             continue
@@ -251,12 +261,13 @@ def admin_comments(output: str, separator: str) -> dict[int, str]:
 
 
 def _cancelled_by(state: str, uid: str) -> Canceller | None:
-    match = re.fullmatch(r"CANCELLED by (\d+)", state)
+    # sacct says who by a number, slurmrestd by a name.
+    match = re.fullmatch(r"CANCELLED by (\S+)", state)
     if match is None:
         return None
     if match[1] == uid:
         return "owner"
-    return "root" if match[1] == "0" else "other"
+    return "root" if match[1] in ("0", "root") else "other"
 
 
 def _mebibytes(size: str) -> int:

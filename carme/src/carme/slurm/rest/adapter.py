@@ -3,30 +3,35 @@
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from carme.bookings.models import Hold, Window
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Job, Licence, Reservation
+from carme.jobs import Cluster, Job, JobState, Licence, Reservation
 from carme.jobs.access import Association
 from carme.slurm.account import UnixAccount
 from carme.slurm.commands import SlurmCommands, job_script, order_of
 from carme.slurm.folder import job_folder, start_in_folder
-from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order
+from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome
 from carme.slurm.programs import run
 from carme.slurm.refusals import refusal
-from carme.slurm.rest import orders, records
+from carme.slurm.rest import accounting, orders, records
 from carme.slurm.rest.server import PROGRAM, RestServer
 
+#: The first version in which reservations can be made and changed: Slurm 25.05's.
+RESERVES_FROM = "v0.0.43"
 _T = TypeVar("_T")
 
 
 class SlurmRest(SlurmCommands):
     """The adapter to slurmrestd.
 
-    It reads jobs, nodes, partitions, reservations and licences. With a token of Slurm's user it submits and
-    cancels as the jobs' owners, and changes jobs and nodes. What slurmrestd 24.11 cannot do stays with the
-    commands: making reservations, the estimate of a start, the use of limits. So does the accounting.
+    It reads jobs, nodes, partitions, reservations and licences. With a token of Slurm's user it reads the
+    accounting of jobs, submits and cancels as the jobs' owners, changes jobs and nodes and, from Slurm 25.05
+    on, makes reservations. What slurmrestd cannot do stays with the commands: the estimate of a start, the
+    use of limits. So do accounts and their members.
 
     Where slurmrestd fails no command is tried instead: hosts that have them do not need it.
 
@@ -121,6 +126,42 @@ class SlurmRest(SlurmCommands):
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise self._server.unreadable(error, method) from None
 
+    # -- the accounting --------------------------------------------------------------------------------------
+
+    async def outcomes(self, jobs: Iterable[Job]) -> dict[int, Outcome]:
+        jobs = list(jobs)
+        if not self._server.acts_for_users:
+            return await super().outcomes(jobs)
+        which = accounting.of_jobs((job.id for job in jobs), with_steps=True)
+        failed = {job.id for job in jobs if job.state is JobState.NODE_FAIL}
+        return await self._accounted(which, lambda rows: accounting.outcomes(rows, failed))
+
+    async def admin_comments(self, ids: Iterable[int]) -> dict[int, str]:
+        wanted = sorted(set(ids))
+        if not self._server.acts_for_users:
+            return await super().admin_comments(wanted)
+        return await self._accounted(
+            accounting.of_jobs(wanted), lambda rows: accounting.admin_comments(rows, wanted)
+        )
+
+    async def _accounted_between(
+        self, user: str | None, since: datetime, until: datetime | None
+    ) -> list[Job]:
+        if not self._server.acts_for_users:
+            return await super()._accounted_between(user, since, until)
+        return await self._accounted(accounting.between(user, since, until), accounting.jobs)
+
+    async def _accounted_of(self, job_id: int) -> list[Job]:
+        if not self._server.acts_for_users:
+            return await super()._accounted_of(job_id)
+        return await self._accounted(accounting.of_jobs([job_id]), accounting.jobs)
+
+    async def _accounted(self, which: Mapping[str, str], made: Callable[[Any], _T]) -> _T:
+        """What `made` makes of these jobs of the accounting, as its administrator sees them."""
+        query = {**which, **({"cluster": self._cluster} if self._cluster else {})}
+        document = await self._server.get("jobs/", database=True, query=query)
+        return await self._server.in_thread(lambda: self._made(document.get("jobs"), made))
+
     # -- changing --------------------------------------------------------------------------------------------
 
     async def submit(self, order: Order, owner: UnixAccount) -> int:
@@ -186,6 +227,46 @@ class SlurmRest(SlurmCommands):
         if new := [feature for feature in features if feature not in present]:
             both = [*present, *new]
             await self._change(f"node/{quote(node)}", {"features": both, "features_act": both})
+
+    async def leave_reservation(self, job_id: int) -> None:
+        if not self._server.acts_for_users:
+            return await super().leave_reservation(job_id)
+        await self._change(f"job/{job_id}", {"reservation": ""})
+
+    async def make_reservation(self, hold: Hold) -> None:
+        if not await self._can_reserve():
+            return await super().make_reservation(hold)
+        await self._change("reservation", orders.reservation(hold))
+
+    async def make_maintenance(self, window: Window) -> None:
+        if not await self._can_reserve():
+            return await super().make_maintenance(window)
+        await self._change("reservation", orders.maintenance(window))
+
+    async def change_reservation(
+        self,
+        name: str,
+        *,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        node_names: Iterable[str] = (),
+        users: Iterable[str] = (),
+    ) -> None:
+        values = {"start": start, "end": end, "node_names": node_names, "users": users}
+        if not await self._can_reserve():
+            return await super().change_reservation(name, **values)
+        names = await self._read("reservations/", "reservations", lambda rows: [row["name"] for row in rows])
+        if name not in names:  # then slurmrestd would make it
+            raise refusal(PROGRAM, "Requested reservation is invalid")
+        await self._change("reservation", orders.changed_reservation(name, **values))
+
+    async def delete_reservation(self, name: str) -> None:
+        if not await self._can_reserve():
+            return await super().delete_reservation(name)
+        await self._server.send("DELETE", f"reservation/{quote(name)}")
+
+    async def _can_reserve(self) -> bool:
+        return self._server.acts_for_users and await self._server.version() >= RESERVES_FROM
 
     async def _change(self, path: str, values: Mapping[str, Any]) -> None:
         """As the owner of the token, who must be one of Slurm's operators."""

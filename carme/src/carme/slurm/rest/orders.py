@@ -1,8 +1,11 @@
 """An order as slurmrestd takes it. Pure functions."""
 
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from carme.bookings.models import Hold, Window
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import log_name
 from carme.slurm.gateway import Order
@@ -58,6 +61,48 @@ def description(order: Order, owner: UnixAccount, folder: Path, script: str) -> 
         names = ["gres/gpu", request.gpu_type, str(request.gpus_per_node)]
         optional["tres_per_node"] = ":".join(filter(None, names))
     return {"job": job | {name: value for name, value in optional.items() if value}}
+
+
+def reservation(hold: Hold) -> dict[str, Any]:
+    """The body that makes a reservation; from now where its start has passed."""
+    # Slurm would want both of a job, were both named.
+    whose = {"accounts": list(hold.accounts)} if hold.accounts else {"users": list(hold.users)}
+    return {
+        **_period(hold.name, max(hold.start, datetime.now(UTC)), hold.end),
+        "partition": hold.partition,
+        "node_list": list(hold.node_names),
+        **whose,
+        # Jobs that still wait for it at its end wait like all others then; else Slurm would hold them.
+        "flags": ["NO_HOLD_JOBS_AFTER_END"],
+    }
+
+
+def maintenance(window: Window) -> dict[str, Any]:
+    """The body that makes a reservation of nodes for the operators, over whatever there is."""
+    return {
+        **_period(window.name, max(window.start, datetime.now(UTC)), window.end),
+        "node_list": list(window.node_names),
+        "users": ["root"],
+        "flags": ["MAINT", "IGNORE_JOBS"],
+    }
+
+
+def changed_reservation(
+    name: str,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    node_names: Iterable[str] = (),
+    users: Iterable[str] = (),
+) -> dict[str, Any]:
+    """The body that changes what is given of a reservation."""
+    lists = {"node_list": list(node_names), "users": list(users)}
+    return {**_period(name, start, end), **{key: names for key, names in lists.items() if names}}
+
+
+def _period(name: str, start: datetime | None, end: datetime | None) -> dict[str, Any]:
+    times = {"start_time": start, "end_time": end}
+    return {"name": name, **{key: _number(int(time.timestamp())) for key, time in times.items() if time}}
 
 
 def _number(value: int) -> dict[str, Any]:

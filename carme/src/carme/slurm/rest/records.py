@@ -41,7 +41,7 @@ def _short(job: Record) -> dict[str, str]:
         "u": job["user_name"] or str(job["user_id"]),
         "a": job["account"],
         "P": job["partition"],
-        "T": _state(job["job_state"]),
+        "T": state_of(job["job_state"]),
         "r": job["state_description"] or job["state_reason"],
         "D": str(number(job["node_count"]) or 0),
         "N": job["nodes"],
@@ -79,10 +79,12 @@ def _long(job: Record) -> dict[str, str]:
 
 
 def _is_exclusive(job: Record) -> bool:
-    return "none" in job["shared"]
+    # Slurm 26.05 renames it in v0.0.45.
+    return "none" in job["shared"] if "shared" in job else "true" in job.get("exclusive", ())
 
 
-def _state(words: list[str]) -> str:
+def state_of(words: list[str]) -> str:
+    """The one of these words for a job's state that Slurm's commands show."""
     return next((flag for flag in _FLAGS if flag in words), words[0] if words else "UNKNOWN")
 
 
