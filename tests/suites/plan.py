@@ -204,12 +204,13 @@ class Plan:
         if "unit" in beside:
             debian.prepare_unit()
             debian.prepare_postgresql()
-        self._hosts.bring_up("cluster")
         if has_browser:
             debian.prepare_chromium()
         if beside:
+            # Before the hosts are up: setting them up leaves a third of two processors idle.
             title = "What needs no cluster begins beside it; its output comes after it"
             self._beside.begin(f"{title}: {' '.join(beside)}", Role.GIVES_WAY, *beside)
+        self._hosts.bring_up("cluster")
         if has_browser:
             self._cluster_and_browser()
         else:

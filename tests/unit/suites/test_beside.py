@@ -1,4 +1,4 @@
-"""Suites that run beside each other on one demo: whole runs of `./test`, with a demo and tests of this file."""
+"""Suites that run beside each other on one demo: whole runs of `./test`, with a demo of this file."""
 
 import os
 from pathlib import Path
@@ -46,12 +46,14 @@ def test_second_users():
     (pathlib.Path({top!r}) / "second-users").touch()
 """
 #: Of the portal's tests, those that run on PostgreSQL.
-PORTAL = ("administration", "bookings_at_once", "jobs", "migrations", "own_images", "projects", "reconcile")
+PORTAL = tuple(
+    "administration bookings_at_once jobs migrations own_images projects reconcile upgrade".split()
+)
 
 
 @pytest.fixture
 def suites(tree: Path) -> Path:
-    """The tree, with a test or two of each suite; the first ones of cluster, browser and unit wait for each other."""
+    """The tree, with a test or two of each suite; the first of cluster, browser and unit meet."""
     top = str(tree)
     for folder in ("cluster", "browser", "unit/webui", "security"):
         (tree / "tests" / folder).mkdir(parents=True)
@@ -90,7 +92,7 @@ def test_suites_run_beside_the_cluster_and_are_reported_together(command: Comman
     )
     assert names.index("browser") < names.index("cluster: second users")
     parts = {
-        "unit": 9,
+        "unit": 10,
         "cluster": 1,
         "browser": 1,
         "cluster: second users": 2,
@@ -105,6 +107,14 @@ def test_suites_run_beside_the_cluster_and_are_reported_together(command: Comman
     # What ran beside is shown after what it ran beside.
     headings = [line[3:].split(" (")[0] for line in done.stdout.splitlines() if line.startswith("== ")]
     assert headings.index("cluster") < headings.index("browser") < headings.index("unit")
+
+
+def test_what_needs_no_cluster_begins_while_the_hosts_come_up(command: Command, suites: Path) -> None:
+    begun = suites / "unit"
+    waits = f"until [ -e {begun} ]; do sleep 0.1; done\nexit"
+    (suites / "demo").write_text(DEMO.format(top=suites, code=0).replace("exit", waits))
+    done = command("unit", "cluster", "browser")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_failure_beside_the_cluster_fails_the_run(command: Command, suites: Path) -> None:
