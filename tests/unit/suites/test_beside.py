@@ -1,4 +1,4 @@
-"""Suites that run beside each other on one demo: whole runs of `./test`, with a demo and tests of this file."""
+"""Suites beside each other on one demo: whole runs of `./test`, with a demo and tests of this file."""
 
 import os
 from pathlib import Path
@@ -51,7 +51,7 @@ PORTAL = ("administration", "bookings_at_once", "jobs", "migrations", "own_image
 
 @pytest.fixture
 def suites(tree: Path) -> Path:
-    """The tree, with a test or two of each suite; the first ones of cluster, browser and unit wait for each other."""
+    """The tree, with tests of each suite; the first ones of cluster, browser and unit wait for each other."""
     top = str(tree)
     for folder in ("cluster", "browser", "unit/webui", "security"):
         (tree / "tests" / folder).mkdir(parents=True)
