@@ -1,7 +1,7 @@
 """Where the site's help says more about how a run ended: a line below the message of carme-run.
 
-The job's variable CARME_HELP has the address of the portal's help. Without it, as outside of jobs, there is no
-line.
+The job's variable CARME_HELP has the address of the portal's help. Without it, as outside of jobs, there is
+no line.
 """
 
 import os
