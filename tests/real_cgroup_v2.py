@@ -1,7 +1,8 @@
 """A machine of its own kernel, with version 2 of control groups and Slurm on its only node, for a test.
 
-It is emulated: a KVM that hangs looks like one that works. Debian 12 with systemd starts slurmctld, slurmd and
-`carme-node-exporter` from the units and files that the Ansible roles write. Nothing of the host is shared.
+It is emulated: a KVM that hangs looks like one that works. Debian 12 with systemd starts slurmctld, slurmd
+and `carme-node-exporter` from the units and files that the Ansible roles write. Nothing of the host is
+shared.
 """
 
 import base64

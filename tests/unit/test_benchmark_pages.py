@@ -42,7 +42,7 @@ def test_numbers_are_read_as_they_stand_in_tables() -> None:
     assert drawing == bars.Drawing(
         ("ours", "other"), "ms", (("a x", (1200.0, 3.5)), ("a y", (None, 7.0))), True
     )
-    assert bars.picture(drawing).count("<rect") == 1 + 2 + 3
+    assert drawing is not None and bars.picture(drawing).count("<rect") == 1 + 2 + 3
 
 
 def test_a_page_with_two_tables_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Suites that run beside each other on one demo: whole runs of `./test`, with a demo of this file."""
+"""Suites beside each other on one demo: whole runs of `./test`, with a demo and tests of this file."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ import pathlib, time
 def test_meets():
     top = pathlib.Path({top!r})
     (top / {mine!r}).touch()
-    until = time.monotonic() + 500
+    until = time.monotonic() + 400
     while not (top / {other!r}).exists():
         assert time.monotonic() < until, "the other suite has not begun"
         time.sleep(0.05)
@@ -52,7 +52,7 @@ PORTAL += ("own_images", "projects", "reconcile", "upgrade")
 
 @pytest.fixture
 def suites(tree: Path) -> Path:
-    """The tree, with a test or two of each suite; the first of cluster, browser and unit meet."""
+    """The tree, with tests of each suite; the first ones of cluster, browser and unit wait for each other."""
     top = str(tree)
     for folder in ("cluster", "browser", "unit/webui", "security"):
         (tree / "tests" / folder).mkdir(parents=True)

@@ -1,6 +1,7 @@
 """Where the site's help says more about how a run ended: a line below the message of carme-run.
 
-The job's variable CARME_HELP has the address of the portal's help. Without it, as outside of jobs, there is no line.
+The job's variable CARME_HELP has the address of the portal's help. Without it, as outside of jobs, there is
+no line.
 """
 
 import os
@@ -20,6 +21,6 @@ class Section(StrEnum):
 
 
 def more(section: Section, environment: Mapping[str, str] = os.environ) -> str:
-    """The line that follows a message, like `\\nMore: https://.../help/training/#...`; empty without an address."""
+    """What follows a message, like `\\nMore: https://.../help/training/#...`; empty without an address."""
     address = environment.get(HELP, "").rstrip("/")
     return f"\nMore: {address}/training/#{section}" if address else ""
