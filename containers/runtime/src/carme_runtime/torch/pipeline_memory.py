@@ -9,9 +9,12 @@ import torch
 from torch import nn
 
 from carme_runtime.out_of_core import host_room, pages
-from carme_runtime.pipeline import Disk
+from carme_runtime.pipeline import Disk, Plan
 from carme_runtime.pipeline.memory import free_memory_of_rank
 from carme_runtime.torch.pipeline_run import Run
+
+_TIGHT = 0.5  # of a rank's memory: a stage that needs more of it
+_LARGE = 128 << 10  # bytes of tensors that are mapped one by one then
 
 
 def free_memory(model: nn.Module, run: Run) -> int | None:
@@ -39,6 +42,17 @@ def disk_of(run: Run) -> Disk | None:
     rates = (int(room.read_rate) // ranks, int(room.write_rate) // ranks) if room else (0, 0)
     read_rate, write_rate = run.least(rates[0]), run.least(rates[1])
     return Disk(read_rate, write_rate) if read_rate and write_rate else None
+
+
+def save_memory(made: Plan, stage: int) -> None:
+    """Give back what other stages have, and let a stage that fits tightly take only what it needs.
+
+    The C library keeps freed tensors in a heap, whose holes may take as much again. From now on tensors are
+    mappings of their own then, which go back to the kernel when they are freed. That costs time.
+    """
+    if made.memory and made.stages[stage].memory_bytes > _TIGHT * made.memory:
+        pages.map_large_blocks(_LARGE)
+    pages.trim()
 
 
 def state_factor(optimizer: torch.optim.Optimizer) -> float:

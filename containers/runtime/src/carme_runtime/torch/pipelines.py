@@ -17,7 +17,6 @@ from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph
 from carme_runtime.logs import log
-from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.starts import STREAMED, check_start
@@ -26,7 +25,7 @@ from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
-from carme_runtime.torch.pipeline_memory import disk_of, free_memory, state_factor
+from carme_runtime.torch.pipeline_memory import disk_of, free_memory, save_memory, state_factor
 from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.pipeline_start import bytes_of, check_arguments, send_buffers, send_parameters
 from carme_runtime.torch.pipeline_sums import allreduce, refuse_sparse, sum_gradients
@@ -226,7 +225,7 @@ class Pipeline:
         self._states = self._states_of_stages()
         self._sharing = self._groups_of_shared()
         if all(parameter.device.type == "cpu" for parameter in traced.model.parameters()):
-            pages.trim()  # what other stages have is free
+            save_memory(made, self._stage)
         self._passes = Passes(traced, made, run, self._ranks, self._pipeline, self._arrivals)
         watch_clipping(self)
 
