@@ -101,7 +101,8 @@ NETWORKS = {
         Network("mlp", designs.mlp, "MLP of three layers", 128, sample="flat"),
         Network("alexnet", designs.alexnet, "AlexNet-like network", 64, side=16),
         Network(
-            "googlenet", designs.googlenet, "GoogLeNet-like network", 32, 0.003, side=64, multiple=32, width=0.25
+            "googlenet", designs.googlenet, "GoogLeNet-like network", 32, 0.003, side=64, multiple=32,
+            width=0.25,
         ),
         Network("resnet20", designs.resnet20, "ResNet-20", 32, 0.001, side=16),
         Network(
