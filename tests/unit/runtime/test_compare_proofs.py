@@ -155,9 +155,9 @@ def test_the_neighbour_computes_now_and_then(benchmark: Any, monkeypatch: pytest
     """When it did is known, and nothing of it stays behind."""
     monkeypatch.setattr(benchmark, "SPELL_SECONDS", (0.02, 0.04))
     monkeypatch.setattr(benchmark, "BREAK_SECONDS", (0.02, 0.04))
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[subprocess.Popen[Any]] = []
 
-    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+    def start(*arguments: Any, **options: Any) -> "subprocess.Popen[Any]":
         started.append(subprocess_popen(*arguments, **options))
         return started[-1]
 

@@ -17,16 +17,7 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
     made.add_argument("contestants", nargs="*", metavar="CONTESTANT", help="default: all; see --list")
     made.add_argument("--list", action="store_true", help="show contestants and networks; measure nothing")
     made.add_argument("--quick", action="store_true", help="small networks and few rounds: some minutes")
-    made.add_argument(
-        "--networks", metavar="NAMES", help=f"with commas, or all (default: {','.join(USUAL_NETWORKS)})"
-    )
-    made.add_argument(
-        "--data", default="digits", metavar="NAME", help="digits, faces, or imagenet for images of its shape"
-    )
-    made.add_argument("--size", type=int, metavar="PIXELS", help="the images' side, instead of their own")
-    made.add_argument(
-        "--width", type=float, metavar="FACTOR", help="times the networks' channels, instead of their own"
-    )
+    _add_work_options(made)
     made.add_argument("--ranks", default="1,2", metavar="NUMBERS", help="with commas (default: 1,2)")
     made.add_argument("--rounds", type=int, metavar="N", help="turns of each (default: 10)")
     made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the network's")
@@ -75,6 +66,20 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         help="show how two results differ; measure nothing",
     )
     made.add_argument("--json", action="store_true", help="print the result as JSON for programs")
+
+
+def _add_work_options(made: argparse.ArgumentParser) -> None:
+    """Networks, and the images that they are trained with."""
+    made.add_argument(
+        "--networks", metavar="NAMES", help=f"with commas, or all (default: {','.join(USUAL_NETWORKS)})"
+    )
+    made.add_argument(
+        "--data", default="digits", metavar="NAME", help="digits, faces, or imagenet for images of its shape"
+    )
+    made.add_argument("--size", type=int, metavar="PIXELS", help="the images' side, instead of their own")
+    made.add_argument(
+        "--width", type=float, metavar="FACTOR", help="times the networks' channels, instead of their own"
+    )
 
 
 def add_scale_options(made: argparse.ArgumentParser) -> None:

@@ -64,11 +64,11 @@ def _listing(as_json: bool, pythons: Mapping[str, str]) -> str:
             {"name": one.name, "title": one.full_title, "batch": one.batch, "parameters": one.parameters()}
             for one in NETWORKS.values()
         ]
-        data = [
+        images = [
             {"name": one.name, "side": one.side, "channels": one.channels, "classes": one.classes}
             for one in DATA.values()
         ]
-        return json.dumps({"contestants": found, "networks": networks, "data": data}, indent=1)
+        return json.dumps({"contestants": found, "networks": networks, "data": images}, indent=1)
     rows: list[tuple[str, ...]] = [("contestant", "", "carme-run --backend", "missing")]
     rows += [(one.name, one.title, one.backend, ", ".join(missing[one.name])) for one in CONTESTANTS.values()]
     more: list[tuple[str, ...]] = [("network", "", "parameters", "batch")]

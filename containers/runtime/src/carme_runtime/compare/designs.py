@@ -23,6 +23,7 @@ _INCEPTIONS = {  # of GoogLeNet: 1x1; 3x3 and before it; 5x5 and before it; afte
 }
 _LAST_BEFORE_POOLING = ("3b", "4e")
 _RESNET50 = ((3, 64), (4, 128), (6, 256), (3, 512))  # blocks of a stage, and their inner channels
+_BLOCK_SCALE = 0.2  # what a block adds at first: with 1, fifty layers make rounding a difference of the loss
 _UNET_DEPTH = 4
 
 
@@ -133,7 +134,7 @@ def resnet50(side: int, channels: int, classes: int, width: float) -> tuple[Laye
                 _conv(f"{name}c1", inputs, middle, 1), _batch_norm(f"{name}n1", middle), Layer("relu"),
                 _conv(f"{name}c2", middle, middle, 3, stride), _batch_norm(f"{name}n2", middle),
                 Layer("relu"),
-                _conv(f"{name}c3", middle, outputs, 1), _batch_norm(f"{name}n3", outputs),
+                _conv(f"{name}c3", middle, outputs, 1), _batch_norm(f"{name}n3", outputs, _BLOCK_SCALE),
             )  # fmt: skip
             shortcut = (_conv(f"{name}c4", inputs, outputs, 1, stride), _batch_norm(f"{name}n4", outputs))
             layers += [Layer("sum", branches=(inner, () if block else shortcut)), Layer("relu")]
@@ -197,8 +198,8 @@ def _conv(name: str, inputs: int, outputs: int, size: int, stride: int = 1) -> L
     return Layer("conv", name, inputs, outputs, size, stride)
 
 
-def _batch_norm(name: str, channels: int) -> Layer:
-    return Layer("batch_norm", name, outputs=channels)
+def _batch_norm(name: str, channels: int, scale: float = 1.0) -> Layer:
+    return Layer("batch_norm", name, outputs=channels, scale=scale)
 
 
 def _pool(size: int, stride: int = 2) -> Layer:

@@ -6,6 +6,7 @@ of dense layers (inputs, outputs). Who builds a network in a framework converts 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 EPSILON = 1e-5  # of all normalizations
@@ -27,6 +28,7 @@ class Layer:
         stride: Of a convolution, or of pooling.
         heads: Of attention.
         image: What the samples of a dense layer were before they were flattened.
+        scale: Of a normalization, at the beginning.
         branches: Layers that all get this layer's input; a branch without layers is that input.
     """
 
@@ -38,12 +40,21 @@ class Layer:
     stride: int = 1
     heads: int = 1
     image: tuple[int, int, int] | None = None
+    scale: float = 1.0
     branches: tuple[tuple[Layer, ...], ...] = ()
 
     @property
     def padding(self) -> int:
         """Pixels of 0 on each side of an image: with a stride of 1 and an odd size it keeps its own."""
         return (self.size - 1) // 2
+
+    def leaves(self) -> Iterator[Layer]:
+        """Itself, or the layers of its branches."""
+        if not self.branches:
+            yield self
+        for branch in self.branches:
+            for each in branch:
+                yield from each.leaves()
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of its weights, by name."""
@@ -55,7 +66,7 @@ class Layer:
             return {f"{name}.kernel": kernel, f"{name}.bias": (channels,)}
         if self.kind.endswith("_norm"):
             return {f"{name}.scale": (channels,), f"{name}.bias": (channels,)}
-        inside = [each for branch in self.branches for each in branch]
+        inside = [leaf for leaf in self.leaves() if leaf is not self]
         if self.kind == "attention":
             inside = [Layer("dense", f"{name}.{part}", channels, channels) for part in "qkvo"]
         return {key: shape for each in inside for key, shape in each.shapes().items()}

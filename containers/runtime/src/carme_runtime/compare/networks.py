@@ -101,11 +101,12 @@ NETWORKS = {
         Network("mlp", designs.mlp, "MLP of three layers", 128, sample="flat"),
         Network("alexnet", designs.alexnet, "AlexNet-like network", 64, side=16),
         Network(
-            "googlenet", designs.googlenet, "GoogLeNet-like network", 32, side=64, multiple=32, width=0.25
+            "googlenet", designs.googlenet, "GoogLeNet-like network", 32, 0.003, side=64, multiple=32,
+            width=0.25,
         ),
         Network("resnet20", designs.resnet20, "ResNet-20", 32, 0.001, side=16),
         Network(
-            "resnet50", designs.resnet50, "ResNet-50", 32, 0.0002, side=64, multiple=32, width=0.25
+            "resnet50", designs.resnet50, "ResNet-50", 32, 0.001, side=64, multiple=32, width=0.25
         ),
         Network(
             "unet", designs.unet, "U-Net", 32, side=32, multiple=16, classes=_PIXEL_CLASSES, width=0.125,
@@ -120,16 +121,16 @@ ALL_NETWORKS = tuple(name for name in NETWORKS if name != "tiny")
 
 
 def draw(network: Network, random: Any) -> Weights:
-    """New weights, by NumPy's generator `random`: He's, smaller in the last layer; scales are 1, biases 0."""
+    """New weights, by NumPy's generator `random`: He's, smaller in the last layer; biases are 0."""
     import numpy as np
 
     weights: Weights = {}
-    for layer in network.layers:
-        for name, shape in layer.shapes().items():
+    for leaf in (each for layer in network.layers for each in layer.leaves()):
+        for name, shape in leaf.shapes().items():
             if name.endswith(".kernel"):
                 deviation = math.sqrt(2 / math.prod(shape[:-1]))
                 deviation *= _OUT if name == "out.kernel" else 1
                 weights[name] = (deviation * random.standard_normal(shape)).astype(np.float32)
             else:
-                weights[name] = np.full(shape, 1.0 if name.endswith(".scale") else 0.0, np.float32)
+                weights[name] = np.full(shape, leaf.scale if name.endswith(".scale") else 0.0, np.float32)
     return weights
