@@ -18,7 +18,7 @@ from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.parts import split_model, write_parts
 from carme_runtime.onnx.plans import Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
-from carme_runtime.onnx.slots import EACH, Blocks, Slots, Slotted
+from carme_runtime.onnx.slots import EACH, Slots, Slotted
 from carme_runtime.onnx.tracing import as_source, trace
 from carme_runtime.petri import PetriError, store
 from carme_runtime.petri.ranges import lasting
@@ -225,7 +225,7 @@ class _Feed:
 
     def __init__(self, run: Any, pipeline: Pipeline, results: list[dict[str, Any]]) -> None:
         self._run, self._pipeline, self._results = run, pipeline, results
-        self._slots, self._blocks = Slots(), Blocks()
+        self._slots = Slots()
         self._names = list(dict.fromkeys(name for names in pipeline.entries.values() for name in names))
 
     def give(self, batches: Sequence[Inputs], watch: Any) -> None:
@@ -274,8 +274,7 @@ class _Feed:
     def _take(self, number: int, values: Sequence[Any]) -> None:
         for name, value in zip(self._pipeline.results, values, strict=True):
             if isinstance(value, Slotted):
-                array = self._slots.array(self._run.memory, value.name)
-                self._results[number][name] = self._blocks.copy(array)
+                self._results[number][name] = self._slots.array(self._run.memory, value.name).copy()
             else:
                 self._results[number][name] = _taken(value)
 

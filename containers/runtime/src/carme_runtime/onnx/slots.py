@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from carme_runtime.onnx.library import library
 from carme_runtime.petri import Memory, Range
 
 #: Tensors of more bytes are not kept for the next micro-batch.
 MOST_BYTES = 64 << 20
-#: Of results that are copied together, and the most of them.
-BLOCK_BYTES, MOST_IN_BLOCK = 8 << 20, 64
 #: Slots for each worker: of a task that runs, of one that waits, and of results that wait to be taken.
 EACH = 3
 
@@ -74,28 +71,6 @@ class Slots:
 
     def _hold(self, found: Range) -> None:
         self._held[found.name] = (found, found.array())
-
-
-class Blocks:
-    """Copies of results in memory of their own, of several in one block.
-
-    New memory costs more than a copy into it. Of one block the system may take few large pages.
-    """
-
-    def __init__(self) -> None:
-        self._free: dict[tuple[Any, ...], list[Any]] = {}
-
-    def copy(self, array: Any) -> Any:
-        """A copy that is nobody else's."""
-        count = BLOCK_BYTES // max(array.nbytes, 1)
-        if not 1 < count <= MOST_IN_BLOCK:
-            return array.copy()
-        free = self._free.setdefault((array.dtype.str, array.shape), [])
-        if not free:
-            free.extend(library("numpy").empty((count, *array.shape), array.dtype))
-        made = free.pop()
-        made[...] = array
-        return made
 
 
 def product_of(shape: Sequence[int]) -> int:
