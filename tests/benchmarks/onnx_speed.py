@@ -6,7 +6,7 @@
 `ocr_200_images_speedup`: detector and recogniser of PP-OCRv4, each for all images, on two workers against
 one; each worker has one thread. As a peer, two processes of ONNX Runtime that share the images and have one
 thread each, against one such process: the most that these processors give. Each has its sessions before it is
-timed, and they take turns.
+timed, all keep their results, and they take turns.
 `vgg19_bytes_over_min_cut`: what the plan for two tasks sends, over the fewest bytes of all cuts whose longer
 part takes at most 5 % longer than the most balanced one's; and what it sends over what the unfused graph
 would. All cuts are tried here, without the planner's code; both use the same measured times.
@@ -66,8 +66,8 @@ def alone(file: str, given: list[dict[str, Any]], ready: Any, go: Any) -> None:
     session.run(None, given[0])
     ready.release()
     go.wait()
-    for each in given:
-        session.run(None, each)
+    results = [session.run(None, each) for each in given]
+    assert len(results) == len(given)
 
 
 def independent(file: str, given: list[dict[str, Any]], count: int) -> float:

@@ -34,6 +34,7 @@ def nodes(tmp_path: Path) -> Iterator[list[Store]]:
     found = [
         Store(IDENTITY, tmp_path / "run", 1 << 26, [tmp_path / "scratch"], node) for node in ("n1", "n2")
     ]
+    (tmp_path / "run").mkdir()
     for each in found:
         each.begin()
     store.unlock(found[0].create(Description("there", len(DATA), "net"), memoryview(DATA)))

@@ -72,7 +72,7 @@ def test_a_run_that_sigterm_ends_leaves_no_folder(model: Path, tmp_path: Path):
     Path("program.py").write_text(
         "import signal, sys\n"
         "from carme_runtime.onnx import command, running\n"
-        "running._put = lambda *_: signal.raise_signal(signal.SIGTERM)\n"
+        "running._Feed._put = lambda *_: signal.raise_signal(signal.SIGTERM)\n"
         "sys.exit(command.main(sys.argv[1:]))\n"
     )
     done = subprocess.run(

@@ -45,7 +45,7 @@ class Slots:
             self._hold(found)
         return self._held[name][1]
 
-    def target(self, memory: Memory, name: str, shape: tuple[int, ...], dtype: Any) -> "Range | Any | None":
+    def target(self, memory: Memory, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         """Where a tensor of a slot is to be written.
 
         Returns:
