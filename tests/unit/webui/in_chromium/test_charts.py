@@ -11,7 +11,7 @@ import pytest
 from django.conf import settings as django_settings
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
-from playwright.sync_api import Locator, Page, ViewportSize, expect
+from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.reports import Advice, Curve, GpuUse, NodeUse, Report, Usage
@@ -120,6 +120,26 @@ def charts(page: Page, a_life: None, broker: FakeBroker, complaints: list[str]) 
     found = page.locator("#use carme-chart")
     expect(found).to_have_count(5)
     return found
+
+
+def test_charts_are_seen_once_their_style_is_there(page: Page, a_life: None, broker: FakeBroker) -> None:
+    """Before that their parts would lie on each other, for a while in each notebook that shows a report."""
+    broker.reports[7] = report(7)
+    held: list[Route] = []
+    holds = True
+    page.route(
+        re.compile(r"/charts\.[^/]*css"), lambda route: held.append(route) if holds else route.continue_()
+    )
+    log_in(page)
+    page.goto("/jobs/7/")
+    chart = page.locator("carme-chart").first
+    expect(chart).to_be_attached()
+    expect(chart).to_be_hidden()
+    holds = False
+    for route in held:
+        route.continue_()
+    expect(chart).to_be_visible()
+    assert held, "it was its style that was missing"
 
 
 def test_curves_are_read_by_pointer_keyboard_and_table(

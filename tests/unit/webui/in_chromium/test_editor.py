@@ -105,7 +105,7 @@ def test_a_time_is_chosen_by_a_click_or_by_the_script(page: Page, a_life: None, 
     page.goto("/jobs/submit/")
     editor, time = page.get_by_label("Script", exact=True), page.get_by_role("group", name="Time")
     editor.fill("#!/bin/bash\n#SBATCH --time=4:00:00\ntrue\n")
-    expect(time.get_by_label("4 h")).to_be_checked()
+    expect(time.get_by_label("4 h", exact=True)).to_be_checked()
     # What the user chooses counts, also where the form begins with it.
     time.get_by_label("1 h").check()
     editor.fill("#!/bin/bash\n#SBATCH --time=5:00:00\ntrue\n")

@@ -31,10 +31,13 @@
     return node;
   };
 
-  // A shadow tree with the charts' own style sheet.
+  // A shadow tree with the charts' own style sheet, which is seen once that is there.
   function shadow(host) {
     const root = host.attachShadow({ mode: "open" });
-    root.append(make("link", { rel: "stylesheet", href: STYLE }));
+    const link = make("link", { rel: "stylesheet", href: STYLE });
+    host.style.visibility = "hidden";
+    for (const event of ["load", "error"]) link.addEventListener(event, () => (host.style.visibility = ""));
+    root.append(link);
     return root;
   }
 
