@@ -96,6 +96,7 @@ def _copy_all() -> dict[str, int]:
         if model._meta.managed and not model._meta.proxy
     ]
     with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")  # tables come in any order; migrations change that
         for model in models:  # those that migrate made, which have other numbers
             cursor.execute(f"DELETE FROM {connection.ops.quote_name(model._meta.db_table)}")
         counts = {model._meta.db_table: _copy(model) for model in models}
