@@ -32,9 +32,10 @@ from carme_webui.sessions.models import Session
 
 now = timezone.now()
 root = User.objects.create_user("root1", password="correct horse battery", is_staff=True)
-for number in range(1200):  # more than one batch
-    User.objects.create(username=f"user{number}", first_name="Zoë \U0001f9ea")
-User.objects.filter(username__in=["user3", "user1199"]).delete()
+User.objects.bulk_create(  # more than one batch
+    User(username=f"user{number}", first_name="Zoë \U0001f9ea") for number in range(600)
+)
+User.objects.filter(username__in=["user3", "user599"]).delete()
 project = Project.objects.create(name="vision", title="Vision", gpu_types={"a100": 4, "h100": None})
 Membership.objects.create(project=project, user=root, manager=True)
 Booking.objects.create(
@@ -94,7 +95,7 @@ class Site:
         text = re.sub(r"(?m)^database = .*$", f'database = "{address}"', (FOLDER / "carme.toml").read_text())
         (self.folder / "carme.toml").write_text(text)
 
-    def run(self, *command: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    def run(self, *command: str) -> "subprocess.CompletedProcess[str]":
         known = {
             "CARME_CONFIG": str(self.folder / "carme.toml"),
             "DJANGO_SETTINGS_MODULE": "carme_webui.settings",
@@ -102,14 +103,14 @@ class Site:
         }
         return subprocess.run(
             [sys.executable, *command],
-            env=os.environ | known | environment,
+            env=os.environ | known,
             capture_output=True,
             text=True,
             check=False,
         )
 
-    def portal(self, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-        return self.run("-m", "carme_webui.main", *words, **environment)
+    def portal(self, *words: str) -> "subprocess.CompletedProcess[str]":
+        return self.run("-m", "carme_webui.main", *words)
 
     def does(self, script: str) -> None:
         done = self.run("-c", _AS_PORTAL + script)
@@ -124,9 +125,9 @@ class Site:
         with closing(sqlite3.connect(self.file)) as opened:
             return list(opened.iterdump())
 
-    def refused(self, target: str, why: str, **environment: str) -> None:
+    def refused(self, target: str, why: str) -> None:
         before = self.dump()
-        done = self.portal("move-database", target, **environment)
+        done = self.portal("move-database", target)
         assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
         assert re.search(why, done.stderr), done.stderr
         assert self.dump() == before
@@ -186,7 +187,7 @@ def test_all_rows_move_and_the_portal_goes_on_with_them(site: Site, target: str)
         }
     new = counts(target)
     assert new.pop("portal_cache") == 0
-    assert new == old and old["accounts_user"] == 1199 and old["django_session"] == 1
+    assert new == old and old["accounts_user"] == 599 and old["django_session"] == 1
     site.configure(target)
     site.does(LOOK)
     done = site.portal("migrate", "--check")
@@ -218,7 +219,7 @@ def test_a_database_with_rows_is_refused(site: Site, target: str) -> None:
             "UPDATE accounts_user SET first_name = 'a' || char(0)",
             "does not take a row of accounts_user: .*NUL",
         ),
-        ("UPDATE projects_membership SET user_id = 99999", "The new database says: .*violates foreign key"),
+        ("UPDATE projects_membership SET user_id = 99999", "The databases say: .*violates foreign key"),
         (
             "DELETE FROM django_migrations WHERE app = 'bookings' AND name LIKE '0006%'",
             "of an earlier version",
@@ -231,23 +232,6 @@ def test_what_fails_leaves_the_server_as_it_was(site: Site, target: str, stateme
     assert counts(target) == {}
 
 
-def test_what_cannot_be_meant_is_refused_before_anything_is_opened(site: Site, tmp_path: Path) -> None:
-    for target, why in (
-        ("postgresql://carme:secret@db/x", "holds a password, which other users of this host could read"),
-        ("postgresql://db/x?password=secret", "holds a password"),
-        ("mysql://db/x", "is no address of a database on a server"),
-        ("postgresql://db", "is no address"),
-        (f"postgresql:///x?host={tmp_path}", "The new database says: "),
-    ):
-        site.refused(target, why)
-    (tmp_path / "systemctl").write_text(
-        "#!/bin/sh\necho inactive\necho active\necho inactive\necho inactive\n"
-    )
-    (tmp_path / "systemctl").chmod(0o755)
-    site.refused("postgresql:///x", "These services run: carme-sync", PATH=f"{tmp_path}:{os.environ['PATH']}")
-    site.configure("postgresql:///already")
-    done = site.portal("move-database", "postgresql:///x")
-    assert done.returncode == 1 and "is on a server already" in done.stderr
-    site.configure(f"sqlite:///{tmp_path}/none.sqlite3")
-    done = site.portal("move-database", "postgresql:///x")
-    assert done.returncode == 1 and "There is no database" in done.stderr
+def test_a_server_that_is_not_there_is_named(site: Site, tmp_path: Path) -> None:
+    site.refused(f"postgresql:///x?host={tmp_path}", "The databases say: ")
+    site.refused("postgresql://carme:secret@db/x", "The address holds a password")

@@ -2,8 +2,9 @@
 
 Usage: precheck.py EXPECTED, where EXPECTED is JSON: precheck_expected of the role precheck.
 Prints {"findings": [{"name", "host", "ok", "stops", "detail", "remedy"}, ...], "site_files": [PATH, ...],
-"accounts": {NAME: UID}, "node_address": ADDRESS}. A finding that is not ok and stops means that Carme cannot be installed as it is;
-the others are advice. Runs with Python 3.8 too, so that a host with an old one gets a message.
+"accounts": {NAME: UID}, "node_address": ADDRESS}. A finding that is not ok and stops means that Carme
+cannot be installed as it is; the others are advice. Runs with Python 3.8 too, so that a host with an old
+one gets a message.
 """
 
 import ipaddress

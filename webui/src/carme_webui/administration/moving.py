@@ -1,6 +1,7 @@
 """Copies the portal's database from SQLite to PostgreSQL, all of it or nothing."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from carme_webui.settings import database_of
 
 __all__ = ["move_database"]
 
-OLD, NEW = "default", "moved"
+OLD, NEW = "old", "default"  # migrations may look at the default one, whatever they are given
 BATCH = 500  # rows that are read, written and compared at once
 #: What `migrate` writes into an empty database. Rate limits, the cache's rows, begin anew.
 MADE_BY_MIGRATE = {"django_migrations", "django_content_type", "auth_permission", "portal_cache"}
@@ -37,21 +38,35 @@ def move_database(target: str) -> dict[str, int]:
         MoveRefused: The old one is of an earlier version, the new one has rows, cannot be reached, or does
             not take a value; or what it has afterwards differs.
     """
-    entry = database_of(target)
-    entry["OPTIONS"].pop("pool", None)
-    connections.databases[NEW] = connections.configure_settings({OLD: {}, NEW: entry})[NEW]
     try:
-        _require_current()
-        # On SQLite a transaction begins with the lock of a writer: nobody else writes until it ends.
-        with transaction.atomic(using=OLD), transaction.atomic(using=NEW):
-            _require_empty()
-            call_command("migrate", database=NEW, interactive=False, verbosity=0)
-            return _copy_all()
+        with _opened(target):
+            _require_current()
+            # On SQLite a transaction begins with the lock of a writer: nobody else writes until it ends.
+            with transaction.atomic(using=OLD), transaction.atomic(using=NEW):
+                _require_empty()
+                call_command("migrate", database=NEW, interactive=False, verbosity=0)
+                return _copy_all()
     except Error as error:
-        raise MoveRefused(f"The new database says: {_reason(error)}", "Nothing has been changed.") from None
+        raise MoveRefused(f"The databases say: {_reason(error)}", "Nothing has been changed.") from None
+
+
+@contextmanager
+def _opened(target: str) -> Iterator[None]:
+    """The new database as the default one, and the old one beside it; for this thread, for a while."""
+    entry, before = database_of(target), connections.databases[NEW]
+    entry["OPTIONS"].pop("pool", None)
+    new = connections.configure_settings({NEW: entry})[NEW]
+    connections[NEW].close()
+    del connections[NEW]
+    connections.databases.update({NEW: new, OLD: before})
+    try:
+        yield
     finally:
-        connections[NEW].close()
-        del connections[NEW], connections.databases[NEW]
+        for name in (OLD, NEW):
+            connections[name].close()
+            del connections[name]
+        connections.databases[NEW] = before
+        del connections.databases[OLD]
 
 
 def _require_current() -> None:
@@ -81,6 +96,7 @@ def _copy_all() -> dict[str, int]:
         if model._meta.managed and not model._meta.proxy
     ]
     with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL DEFERRED")  # tables come in any order; migrations change that
         for model in models:  # those that migrate made, which have other numbers
             cursor.execute(f"DELETE FROM {connection.ops.quote_name(model._meta.db_table)}")
         counts = {model._meta.db_table: _copy(model) for model in models}
