@@ -369,6 +369,12 @@ async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRes
     with pytest.raises(SlurmError, match=r"does not accept the token in .*/token\. Put") as caught:
         await slurm.queue()
     assert TOKEN not in str(caught.value)
+    rest.token, complaint = TOKEN, {"error": "Protocol authentication error", "error_number": 1007}
+    rest.answers["jobs/"] = (511, json.dumps({"errors": [complaint]}).encode())  # to a token of an operator's
+    with pytest.raises(
+        SlurmError, match=r"does not accept the token in .*/token\. Put"
+    ):
+        await slurm.queue()
     with pytest.raises(SlurmError, match=r"accepts no request without a token"):
         await SlurmRest(RestServer(str(socket))).queue()
 

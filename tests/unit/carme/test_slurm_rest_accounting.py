@@ -22,7 +22,7 @@ from .conftest import PYTHON
 from .rest_server import TOKEN, RecordedRest, serving
 
 RECORDED = json.loads((Path(__file__).parent / "slurm_rest_accounting.json").read_text())
-NOW = datetime.now(UTC)
+NOW = datetime.now(UTC).replace(microsecond=0)
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ async def test_history_is_asked_for_as_sacct_asks(rest: RecordedRest, slurm: Slu
     rows = next(iter(next(iter(RECORDED.values()))["slurmdb"].values()))["between"]
     answer = (200, json.dumps({"jobs": rows, "errors": []}).encode())
     since = NOW - timedelta(days=2)
-    when = f"start_time={int(since.timestamp())}&end_time={int(NOW.timestamp())}"
+    when = f"start_time=uts{int(since.timestamp())}&end_time=uts{int(NOW.timestamp())}"
     same = "disable_truncate_usage_time=true&skip_steps=true&cluster=try"
     rest.answers[f"dbjobs/?{when}&users=ada&{same}"] = answer
     jobs = await slurm.history("ada", since, 3, NOW)

@@ -18,7 +18,7 @@ from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome
 from carme.slurm.programs import run
 from carme.slurm.refusals import refusal
 from carme.slurm.rest import accounting, orders, records
-from carme.slurm.rest.server import PROGRAM, RestServer
+from carme.slurm.rest.server import PROGRAM, Query, RestServer
 
 #: The first version in which reservations can be made and changed: Slurm 25.05's.
 RESERVES_FROM = "v0.0.43"
@@ -156,7 +156,7 @@ class SlurmRest(SlurmCommands):
             return await super()._accounted_of(job_id)
         return await self._accounted(accounting.of_jobs([job_id]), accounting.jobs)
 
-    async def _accounted(self, which: Mapping[str, str], made: Callable[[Any], _T]) -> _T:
+    async def _accounted(self, which: Query, made: Callable[[Any], _T]) -> _T:
         """What `made` makes of these jobs of the accounting, as its administrator sees them."""
         query = {**which, **({"cluster": self._cluster} if self._cluster else {})}
         document = await self._server.get("jobs/", database=True, query=query)
