@@ -236,12 +236,12 @@ class SlurmRest(SlurmCommands):
     async def make_reservation(self, hold: Hold) -> None:
         if not await self._can_reserve():
             return await super().make_reservation(hold)
-        await self._change("reservation", orders.reservation(hold))
+        await self._make_reservation(orders.reservation(hold))
 
     async def make_maintenance(self, window: Window) -> None:
         if not await self._can_reserve():
             return await super().make_maintenance(window)
-        await self._change("reservation", orders.maintenance(window))
+        await self._make_reservation(orders.maintenance(window))
 
     async def change_reservation(
         self,
@@ -255,8 +255,7 @@ class SlurmRest(SlurmCommands):
         values = {"start": start, "end": end, "node_names": node_names, "users": users}
         if not await self._can_reserve():
             return await super().change_reservation(name, **values)
-        names = await self._read("reservations/", "reservations", lambda rows: [row["name"] for row in rows])
-        if name not in names:  # then slurmrestd would make it
+        if name not in await self._reservation_names():  # then slurmrestd would make it
             raise refusal(PROGRAM, "Requested reservation is invalid")
         await self._change("reservation", orders.changed_reservation(name, **values))
 
@@ -264,6 +263,14 @@ class SlurmRest(SlurmCommands):
         if not await self._can_reserve():
             return await super().delete_reservation(name)
         await self._server.send("DELETE", f"reservation/{quote(name)}")
+
+    async def _make_reservation(self, body: Mapping[str, Any]) -> None:
+        if body["name"] in await self._reservation_names():  # then slurmrestd would change it
+            raise refusal(PROGRAM, "Duplicate reservation name")
+        await self._change("reservation", body)
+
+    async def _reservation_names(self) -> list[str]:
+        return await self._read("reservations/", "reservations", lambda rows: [row["name"] for row in rows])
 
     async def _can_reserve(self) -> bool:
         return self._server.acts_for_users and await self._server.version() >= RESERVES_FROM

@@ -18,8 +18,9 @@ from carme.slurm.refusals import away, refusal
 from carme.translation import message as _
 
 PROGRAM = "slurmrestd"
-#: The versions that are read here, in the order in which they are tried: first the one that was recorded.
-VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45", "v0.0.41")
+#: The versions that are read here, in the order in which they are tried: first those that were recorded, of
+#: them the one that makes reservations.
+VERSIONS = ("v0.0.43", "v0.0.42", "v0.0.44", "v0.0.45", "v0.0.41")
 
 Body = Mapping[str, Any]
 Query = Mapping[str, str | list[str]]
