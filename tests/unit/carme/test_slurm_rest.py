@@ -94,7 +94,8 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("release", "version"), [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43")]
+    ("release", "version"),
+    [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43"), ("26_05", "v0.0.44")],
 )
 async def test_it_reads_the_same_as_the_commands(
     *,
@@ -371,9 +372,7 @@ async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRes
     assert TOKEN not in str(caught.value)
     rest.token, complaint = TOKEN, {"error": "Protocol authentication error", "error_number": 1007}
     rest.answers["jobs/"] = (511, json.dumps({"errors": [complaint]}).encode())  # to a token of an operator's
-    with pytest.raises(
-        SlurmError, match=r"does not accept the token in .*/token\. Put"
-    ):
+    with pytest.raises(SlurmError, match=r"does not accept the token in .*/token\. Put"):
         await slurm.queue()
     with pytest.raises(SlurmError, match=r"accepts no request without a token"):
         await SlurmRest(RestServer(str(socket))).queue()
