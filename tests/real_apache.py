@@ -18,7 +18,7 @@ MODULES = ROOT / "usr/lib/apache2/modules"
 #: Of an Apache that is not installed.
 LIBRARIES = ":".join(sorted({str(path.parent) for path in ROOT.glob("usr/lib/*/libapr*.so*")}))
 #: What `a2enmod ssl proxy proxy_http headers` adds to what Debian enables, as far as these need it.
-_NAMES = ("mpm_event", "authz_core", "socache_shmcb", "ssl", "proxy", "proxy_http", "headers")
+_NAMES = ("mpm_event", "authz_core", "socache_shmcb", "ssl", "proxy", "proxy_http", "headers", "reqtimeout")
 
 #: Mark of tests that need it.
 needed = pytest.mark.skipif(not APACHE, reason="Apache is not installed; ./test unit fetches it")

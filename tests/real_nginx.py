@@ -26,6 +26,21 @@ NGINX = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/s
 #: Mark of tests that need it.
 needed = pytest.mark.skipif(not NGINX, reason="nginx is not installed; ./test unit fetches it")
 
+#: What is far too small.
+LIMITS = """\
+    client_max_body_size 1k;
+    client_header_buffer_size 1k;
+    large_client_header_buffers 2 1k;
+    client_header_timeout 100ms;
+    client_body_timeout 100ms;
+    send_timeout 100ms;
+    keepalive_timeout 100ms;
+    proxy_buffer_size 1k;
+    proxy_buffers 8 1k;
+    proxy_connect_timeout 100ms;
+    proxy_read_timeout 100ms;
+    proxy_send_timeout 100ms;
+"""
 MAIN = """
 pid {folder}/pid;
 error_log {folder}/error.log info;
@@ -39,19 +54,7 @@ http {{
     fastcgi_temp_path {folder}/fastcgi;
     uwsgi_temp_path {folder}/uwsgi;
     scgi_temp_path {folder}/scgi;
-    client_max_body_size 1k;
-    client_header_buffer_size 1k;
-    large_client_header_buffers 2 1k;
-    client_header_timeout 100ms;
-    client_body_timeout 100ms;
-    send_timeout 100ms;
-    keepalive_timeout 100ms;
-    proxy_buffer_size 1k;
-    proxy_buffers 8 1k;
-    proxy_connect_timeout 100ms;
-    proxy_read_timeout 100ms;
-    proxy_send_timeout 100ms;
-    include {folder}/carme.conf;
+{limits}    include {folder}/carme.conf;
 }}
 """
 
@@ -97,14 +100,14 @@ def configure(folder: Path, port: int, backend: int, *, reloads: bool = False, *
     write(folder, text, reloads=reloads)
 
 
-def write(folder: Path, text: str, *, reloads: bool = False) -> None:
+def write(folder: Path, text: str, *, reloads: bool = False, limits: str = LIMITS) -> None:
     """Write a configuration, and the nginx.conf that includes it; without IPv6 where there is none."""
     if not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists():
         text = "".join(line for line in text.splitlines(keepends=True) if "listen [::]" not in line)
     (folder / "carme.conf").write_text(text)
     # Its workers must be able to read the folder of a test.
     master = f"{'user root; ' if os.geteuid() == 0 else ''}" if reloads else "master_process off;"
-    (folder / "nginx.conf").write_text(MAIN.format(folder=folder, master=master))
+    (folder / "nginx.conf").write_text(MAIN.format(folder=folder, master=master, limits=limits))
 
 
 def command(folder: Path) -> list[str]:

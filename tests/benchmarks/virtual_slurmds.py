@@ -3,9 +3,10 @@
     python tests/benchmarks/virtual_slurmds.py 500
 
 Real: slurmctld, the slurmds, munge and Slurm's programs of this machine's packages, with a configuration of
-their own beside any other Slurm; the broker as its own process. As root, in a network namespace or on a host
-of its own where other programs listen on the ports. Not real: what nodes have (4 processors and 1,000 MB
-each, whatever the machine has), and the accounting, of which there is none: sacct and sacctmgr print nothing.
+their own beside any other Slurm; the broker as its own process. As root, on a host where the ports from 26817
+on are free (a network namespace of its own needs an interface besides loopback). Not real: what nodes have
+(4 processors and 1,000 MB each, whatever the machine has), and the accounting, of which there is none: sacct
+and sacctmgr print nothing.
 """
 
 import argparse
@@ -234,7 +235,10 @@ def main() -> int:
     if absent := missing():
         sys.exit(f"virtual_slurmds: {', '.join(absent)} must be installed on this host.")
     before = machine()
-    measured = asyncio.run(measure(options.count))
+    try:
+        measured = asyncio.run(measure(options.count))
+    except CarmeError as error:
+        sys.exit(f"virtual_slurmds: {error}")
     print(f"Load before {before['load']}.")
     print_table(rows(options.count, measured))
     return 0

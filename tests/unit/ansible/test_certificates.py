@@ -240,9 +240,10 @@ def renewal(**variables: object) -> list[str]:
         "reverse_proxy_acme_email": "",
         "reverse_proxy_acme_names": [],
     }
-    return Environment().compile_expression(known["reverse_proxy_renewal"].strip().strip("{}"))(
-        **(names | variables)
-    )
+    text = known["reverse_proxy_renewal"].strip().strip("{}")
+    made: list[str] | None = Environment().compile_expression(text)(**(names | variables))
+    assert made
+    return made
 
 
 def test_the_unit_renews_only_what_came_by_acme_and_of_two_heads_on_the_active_one() -> None:

@@ -83,7 +83,7 @@ async def in_front(server: str, folder: Path, inner: int, trust: Path) -> AsyncI
         async with real_apache.running(folder, port, text):
             yield port
     else:
-        real_nginx.write(folder, text)
+        real_nginx.write(folder, text, limits="")  # of a site
         async with real_nginx.running(folder, port):
             yield port
 

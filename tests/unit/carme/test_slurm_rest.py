@@ -94,7 +94,8 @@ async def look(slurm: SlurmCommands) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("release", "version"), [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43")]
+    ("release", "version"),
+    [("24_11", "v0.0.42"), ("24_11", "v0.0.41"), ("26_05", "v0.0.43"), ("26_05", "v0.0.44")],
 )
 async def test_it_reads_the_same_as_the_commands(
     *,
@@ -369,6 +370,10 @@ async def test_a_token_that_it_does_not_take(rest: RecordedRest, slurm: SlurmRes
     with pytest.raises(SlurmError, match=r"does not accept the token in .*/token\. Put") as caught:
         await slurm.queue()
     assert TOKEN not in str(caught.value)
+    rest.token, complaint = TOKEN, {"error": "Protocol authentication error", "error_number": 1007}
+    rest.answers["jobs/"] = (511, json.dumps({"errors": [complaint]}).encode())  # to a token of an operator's
+    with pytest.raises(SlurmError, match=r"does not accept the token in .*/token\. Put"):
+        await slurm.queue()
     with pytest.raises(SlurmError, match=r"accepts no request without a token"):
         await SlurmRest(RestServer(str(socket))).queue()
 
@@ -498,7 +503,7 @@ async def test_answers_are_parsed_in_the_threads_of_its_requests(
     monkeypatch.setattr(server, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
     await slurm.pulse()
     await slurm.queue()
-    assert len(parsed) == 3
+    assert len(parsed) == 4  # it was asked for a version that it does not know, too
     assert all(thread.name.startswith("slurmrestd") for thread in parsed)
 
 

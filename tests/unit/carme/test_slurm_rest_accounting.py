@@ -22,7 +22,7 @@ from .conftest import PYTHON
 from .rest_server import TOKEN, RecordedRest, serving
 
 RECORDED = json.loads((Path(__file__).parent / "slurm_rest_accounting.json").read_text())
-NOW = datetime.now(UTC)
+NOW = datetime.now(UTC).replace(microsecond=0)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ async def test_history_is_requested_for_the_days_that_sacct_would_take(
     rows = next(iter(next(iter(RECORDED.values()))["slurmdb"].values()))["between"]
     answer = (200, json.dumps({"jobs": rows, "errors": []}).encode())
     since = NOW - timedelta(days=2)
-    when = f"start_time={int(since.timestamp())}&end_time={int(NOW.timestamp())}"
+    when = f"start_time=uts{int(since.timestamp())}&end_time=uts{int(NOW.timestamp())}"
     same = "disable_truncate_usage_time=true&skip_steps=true&cluster=try"
     rest.answers[f"dbjobs/?{when}&users=ada&{same}"] = answer
     jobs = await slurm.history("ada", since, 3, NOW)
@@ -114,10 +114,11 @@ def at(moment: datetime) -> dict[str, Any]:
 
 async def test_reservations_are_made_and_changed_as_slurms_user(rest: RecordedRest, slurm: SlurmRest) -> None:
     done = (200, b'{"reservations": [], "errors": []}')
-    listed = (200, json.dumps({"reservations": [{"name": NAME}]}).encode())
-    rest.answers |= {"reservation": done, f"reservation/{NAME}": done, "reservations/": listed}
+    listed = (200, json.dumps({"reservations": [{"name": NAME}], "errors": []}).encode())
+    rest.answers |= {"reservation": done, f"reservation/{NAME}": done, "reservations/": done}
     await slurm.make_reservation(HOLD)
     await slurm.make_maintenance(Window(name=MAINTENANCE, node_names=["n1"], start=HOLD.start, end=HOLD.end))
+    rest.answers["reservations/"] = listed
     await slurm.change_reservation(NAME, end=HOLD.start, node_names=["n1"])
     await slurm.delete_reservation(NAME)
     times = {"start_time": at(HOLD.start), "end_time": at(HOLD.end)}
@@ -130,25 +131,31 @@ async def test_reservations_are_made_and_changed_as_slurms_user(rest: RecordedRe
             **{"name": MAINTENANCE, **times, "node_list": ["n1"], "users": ["root"]},
             "flags": ["MAINT", "IGNORE_JOBS"],
         },
-        None,
         {"name": NAME, "end_time": at(HOLD.start), "node_list": ["n1"]},
-        None,
     ]
-    assert [request.body for request in rest.requests] == wanted
-    assert [request.method for request in rest.requests] == ["POST", "POST", "GET", "POST", "DELETE"]
+    changes = [request for request in rest.requests if request.method != "GET"]
+    assert [request.body for request in changes] == [*wanted, None]
+    assert [request.method for request in changes] == ["POST", "POST", "POST", "DELETE"]
     assert {(request.user, request.token) for request in rest.requests} == {("", TOKEN)}
 
 
 async def test_one_for_accounts_names_no_users_and_begins_now_where_its_start_has_passed(
     rest: RecordedRest, slurm: SlurmRest
 ) -> None:
-    rest.answers["reservation"] = (200, b'{"errors": []}')
+    rest.answers |= {"reservation": (200, b'{"errors": []}'), "reservations/": (200, b'{"reservations": []}')}
     await slurm.make_reservation(
         HOLD.model_copy(update={"accounts": ["research"], "start": NOW - timedelta(hours=1)})
     )
     body = rest.requests[-1].body
     assert body["accounts"] == ["research"] and "users" not in body
     assert body["start_time"]["number"] >= int(NOW.timestamp())
+
+
+async def test_one_that_is_there_is_not_changed_by_making_it(rest: RecordedRest, slurm: SlurmRest) -> None:
+    rest.answers["reservations/"] = (200, json.dumps({"reservations": [{"name": NAME}]}).encode())
+    with pytest.raises(SlurmError, match="Duplicate reservation name"):
+        await slurm.make_reservation(HOLD)
+    assert {request.method for request in rest.requests} == {"GET"}
 
 
 async def test_one_that_is_gone_is_not_made_by_a_change(rest: RecordedRest, slurm: SlurmRest) -> None:

@@ -12,22 +12,27 @@ from carme.jobs import Job
 from carme.slurm import parsing
 from carme.slurm.gateway import Outcome
 from carme.slurm.rest.records import Record, number, state_of
+from carme.slurm.rest.server import Query
 
 #: As sacct asks: of a job that was started again, the last time. A flag is needed, or Slurm takes its own.
 _AS_SACCT = {"disable_truncate_usage_time": "true"}
 
 
-def between(user: str | None, since: datetime, until: datetime | None) -> dict[str, str]:
+def between(user: str | None, since: datetime, until: datetime | None) -> Query:
     """The query for the jobs of a user, or of all, that were there between two moments."""
     times = {"start_time": since, "end_time": until or datetime.now(UTC)}
-    query = {key: str(int(time.timestamp())) for key, time in times.items()}
+    # v0.0.41 takes a number of seconds for a date, without what stands before it here.
+    query = {key: f"uts{int(time.timestamp())}" for key, time in times.items()}
     return {**query, **({"users": user} if user else {}), **_AS_SACCT, "skip_steps": "true"}
 
 
-def of_jobs(ids: Iterable[int], *, with_steps: bool = False) -> dict[str, str]:
-    """The query for these jobs, or the tasks of these arrays."""
+def of_jobs(ids: Iterable[int], *, with_steps: bool = False) -> Query:
+    """The query for these jobs, or the tasks of these arrays.
+
+    One parameter for each: slurmrestd 24.11 takes no list in one.
+    """
     steps = {} if with_steps else {"skip_steps": "true"}
-    return {"step": ",".join(map(str, ids)), **_AS_SACCT, **steps}
+    return {"step": [str(number) for number in ids], **_AS_SACCT, **steps}
 
 
 def jobs(rows: Iterable[Record]) -> list[Job]:

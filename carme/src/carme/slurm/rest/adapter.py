@@ -18,7 +18,7 @@ from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome
 from carme.slurm.programs import run
 from carme.slurm.refusals import refusal
 from carme.slurm.rest import accounting, orders, records
-from carme.slurm.rest.server import PROGRAM, RestServer
+from carme.slurm.rest.server import PROGRAM, Query, RestServer
 
 #: The first version in which reservations can be made and changed: Slurm 25.05's.
 RESERVES_FROM = "v0.0.43"
@@ -156,7 +156,7 @@ class SlurmRest(SlurmCommands):
             return await super()._accounted_of(job_id)
         return await self._accounted(accounting.of_jobs([job_id]), accounting.jobs)
 
-    async def _accounted(self, which: Mapping[str, str], made: Callable[[Any], _T]) -> _T:
+    async def _accounted(self, which: Query, made: Callable[[Any], _T]) -> _T:
         """What `made` makes of these jobs of the accounting, as its administrator sees them."""
         query = {**which, **({"cluster": self._cluster} if self._cluster else {})}
         document = await self._server.get("jobs/", database=True, query=query)
@@ -236,12 +236,12 @@ class SlurmRest(SlurmCommands):
     async def make_reservation(self, hold: Hold) -> None:
         if not await self._can_reserve():
             return await super().make_reservation(hold)
-        await self._change("reservation", orders.reservation(hold))
+        await self._make_reservation(orders.reservation(hold))
 
     async def make_maintenance(self, window: Window) -> None:
         if not await self._can_reserve():
             return await super().make_maintenance(window)
-        await self._change("reservation", orders.maintenance(window))
+        await self._make_reservation(orders.maintenance(window))
 
     async def change_reservation(
         self,
@@ -255,8 +255,7 @@ class SlurmRest(SlurmCommands):
         values = {"start": start, "end": end, "node_names": node_names, "users": users}
         if not await self._can_reserve():
             return await super().change_reservation(name, **values)
-        names = await self._read("reservations/", "reservations", lambda rows: [row["name"] for row in rows])
-        if name not in names:  # then slurmrestd would make it
+        if name not in await self._reservation_names():  # then slurmrestd would make it
             raise refusal(PROGRAM, "Requested reservation is invalid")
         await self._change("reservation", orders.changed_reservation(name, **values))
 
@@ -264,6 +263,14 @@ class SlurmRest(SlurmCommands):
         if not await self._can_reserve():
             return await super().delete_reservation(name)
         await self._server.send("DELETE", f"reservation/{quote(name)}")
+
+    async def _make_reservation(self, body: Mapping[str, Any]) -> None:
+        if body["name"] in await self._reservation_names():  # then slurmrestd would change it
+            raise refusal(PROGRAM, "Duplicate reservation name")
+        await self._change("reservation", body)
+
+    async def _reservation_names(self) -> list[str]:
+        return await self._read("reservations/", "reservations", lambda rows: [row["name"] for row in rows])
 
     async def _can_reserve(self) -> bool:
         return self._server.acts_for_users and await self._server.version() >= RESERVES_FROM

@@ -79,8 +79,7 @@ def _long(job: Record) -> dict[str, str]:
 
 
 def _is_exclusive(job: Record) -> bool:
-    # Slurm 26.05 renames it in v0.0.45.
-    return "none" in job["shared"] if "shared" in job else "true" in job.get("exclusive", ())
+    return "none" in job["shared"]
 
 
 def state_of(words: list[str]) -> str:

@@ -18,13 +18,19 @@ from carme.slurm.refusals import away, refusal
 from carme.translation import message as _
 
 PROGRAM = "slurmrestd"
-#: The versions that are read here, in the order in which they are tried: first the one that was recorded.
-VERSIONS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.45", "v0.0.41")
+#: The versions that are read here, in the order in which they are tried: first those that were recorded, of
+#: them the one that makes reservations. v0.0.45 does not tell which jobs have whole nodes.
+VERSIONS = ("v0.0.43", "v0.0.42", "v0.0.44", "v0.0.41")
 
 Body = Mapping[str, Any]
-Query = Mapping[str, str]
+Query = Mapping[str, str | list[str]]
 _NO_QUERY: Query = {}
 _THREADS = 6  # requests at a time
+#: The last is the answer to a token that may not act as the user who is named beside it.
+_UNAUTHORIZED = {
+    *(http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN),
+    http.HTTPStatus.NETWORK_AUTHENTICATION_REQUIRED,
+}
 _T = TypeVar("_T")
 
 
@@ -125,7 +131,7 @@ class RestServer:
         version = await self.version()
         target = f"/{part}/{version}/{path}"
         if query:
-            target += f"?{urllib.parse.urlencode(query)}"
+            target += f"?{urllib.parse.urlencode(query, doseq=True)}"
         answer = await self._exchange(method, target, body, user)
         if answer.status == http.HTTPStatus.NOT_FOUND and not answer.document:
             self._version = ""  # it may have been replaced by another release
@@ -193,7 +199,7 @@ class RestServer:
         return headers
 
     def _read(self, answer: _Answer, method: str, proof: str = "") -> dict[str, Any]:
-        if answer.status in (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN):
+        if answer.status in _UNAUTHORIZED:
             raise self._unauthorized()
         status, document = answer.status, answer.document
         # With 4xx a request was refused, whoever says so; other answers without Slurm's words leave it open.
