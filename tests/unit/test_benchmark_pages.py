@@ -25,7 +25,7 @@ def test_a_page_has_one_table_one_picture_a_date_and_a_command(page: Path) -> No
     assert re.search(r"\./test |python |carme submit", text)
 
 
-@pytest.mark.parametrize("page", filter(has_bars, PAGES), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", list(filter(has_bars, PAGES)), ids=lambda page: page.stem)
 def test_a_picture_shows_the_pages_table(page: Path) -> None:
     drawing = bars.read(page.read_text())
     assert drawing is not None

@@ -96,17 +96,9 @@ class SpillFile:
         Raises:
             OSError: As the kernel reports it.
         """
-        view, began, size = (
-            memoryview((ctypes.c_char * length).from_address(address)),
-            time.perf_counter(),
-            length,
-        )
-        while length > 0:
-            count = os.pwritev(self._file, [view], offset)
-            if count <= 0:
-                raise OSError(errno.EIO, "nothing could be written")
-            view, offset, length = view[count:], offset + count, length - count
-        record(TRANSFER, "spill", began, size)
+        began = time.perf_counter()
+        self._move(os.pwritev, address, length, offset, "nothing could be written")
+        record(TRANSFER, "spill", began, length)
 
     def read(self, address: int, length: int, offset: int) -> None:
         """Read memory from the file. It may be called by several threads.
@@ -114,17 +106,25 @@ class SpillFile:
         Raises:
             OSError: As the kernel reports it.
         """
-        view, began, size = (
-            memoryview((ctypes.c_char * length).from_address(address)),
-            time.perf_counter(),
-            length,
-        )
+        began = time.perf_counter()
+        self._move(os.preadv, address, length, offset, "the file is shorter than it was")
+        record(TRANSFER, "fetch", began, length)
+
+    def _move(
+        self,
+        call: Callable[[int, list[memoryview], int], int],
+        address: int,
+        length: int,
+        offset: int,
+        problem: str,
+    ) -> None:
+        """Have the kernel move all bytes, in as many calls as that takes; `problem`: why one moved none."""
+        view = memoryview((ctypes.c_char * length).from_address(address))
         while length > 0:
-            count = os.preadv(self._file, [view], offset)
+            count = call(self._file, [view], offset)
             if count <= 0:
-                raise OSError(errno.EIO, "the file is shorter than it was")
+                raise OSError(errno.EIO, problem)
             view, offset, length = view[count:], offset + count, length - count
-        record(TRANSFER, "fetch", began, size)
 
     def measure(self) -> None:
         """Find out how fast the disk is, in a part of the file that is free again afterwards."""
