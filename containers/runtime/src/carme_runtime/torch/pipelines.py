@@ -71,8 +71,7 @@ def pipeline(
         micro_batches: Into how many parts a batch is divided.
         schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. None: `1f1b`.
         memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
-            share of the job's limit, without what the job's processes take besides the model. Stages that do
-            not fit compute their forward passes again, instead of holding activations, where that helps.
+            share of what is free of the job's limit. A stage may compute forward passes again to fit.
         strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one pipeline. `hybrid`:
             several pipelines. `auto`: what is predicted to be fastest and fits. `carme-run --strategy` counts
             before this.
