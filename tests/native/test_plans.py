@@ -164,4 +164,4 @@ def test_densenet_121_is_planned_in_seconds():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["operators"] > 400 and found["plan_s"] < 10, found
-    assert max(found["tight"]["memory"]) <= found["memory"] and found["tight"]["stages"] > 1, found
+    assert max(found["tight"]["memory"]) <= found["memory"] < max(found["free"]["memory"]), found

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -75,6 +76,8 @@ class Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if os.getpid() != self._process:  # a child's blocks are not this one's
+            return func(*args, **kwargs)
+        if any(issubclass(kind, FakeTensor) for kind in types):  # a model is traced: nothing is computed
             return func(*args, **kwargs)
         facts = _facts(func)
         if facts.is_list:

@@ -72,8 +72,7 @@ def pipeline(
         micro_batches: Into how many parts a batch is divided.
         schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. None: `1f1b`.
         memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
-            share of the job's limit, without what the job's processes take besides the model. Stages that do
-            not fit compute their forward passes again, instead of holding activations, where that helps.
+            share of what is free of the job's limit. A stage may compute forward passes again to fit.
         strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one. `hybrid`: several
             pipelines. `auto`: the fastest that fits, by prediction. `carme-run --strategy` counts before.
         batch_norm: How BatchNorm treats micro-batches: `micro` (also None; it warns), `deferred`, `exact`.
