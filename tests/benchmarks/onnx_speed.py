@@ -7,6 +7,8 @@
 one; each worker has one thread. As a peer, two processes of ONNX Runtime that share the images and have one
 thread each, against one such process: the most that these processors give. Each has its sessions before it is
 timed, all keep their results, and they take turns.
+`ocr_processor_time`: of two workers and of the program that feeds them, over that of ONNX Runtime alone, for
+an image. It depends less on what else the machine does, and is what a split costs whatever the processors.
 `vgg19_bytes_over_min_cut`: what the plan for two tasks sends, over the fewest bytes of all cuts whose longer
 part takes at most 5 % longer than the most balanced one's; and what it sends over what the unfused graph
 would. All cuts are tried here, without the planner's code; both use the same measured times.
@@ -17,6 +19,7 @@ time that the longer part of that cut takes: 1 means that one worker has nearly 
 
 import argparse
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -33,6 +36,8 @@ from real_models import REAL, folder
 #: Aims: at least so many times one worker, and of two independent processes; at most of the cheapest cut's
 #: bytes, of the unfused graph's, and seconds.
 SPEEDUP, OF_INDEPENDENT, OVER_CUT, OF_UNFUSED, SECONDS = 1.7, 0.95, 1.05, 0.5, 10.0
+#: Detector and recogniser, with the shapes of their images.
+OCR = (("det_infer", (1, 3, 320, 320)), ("rec_infer", (1, 3, 48, 320)))
 #: By how much the longer part may exceed that of the most balanced cut, as docs/users/onnx.md has it.
 TOLERANCE = 1.05
 
@@ -84,10 +89,54 @@ def independent(file: str, given: list[dict[str, Any]], count: int) -> float:
     return took / len(given)
 
 
+def alone_ms(file: str, given: list[dict[str, Any]]) -> float:
+    """Processor time of ONNX Runtime for an image."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session.run(None, given[0])
+    began = time.process_time()
+    results = [session.run(None, each) for each in given]
+    return 1000 * (time.process_time() - began) / len(results)
+
+
+def through_net_ms(model: Any, given: list[dict[str, Any]]) -> tuple[float, float]:
+    """Processor time of two workers, and of this program, for an image."""
+    first, last = len(given) // 10, len(given) - 1
+    marks: dict[int, tuple[float, float]] = {}
+
+    def watch(run: Any, number: int) -> None:
+        if number in (first, last):
+            stats = [
+                Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split() for each in run.workers
+            ]
+            ticks = sum(int(each[11]) + int(each[12]) for each in stats)
+            marks[number] = 1000 * ticks / os.sysconf("SC_CLK_TCK"), 1000 * time.process_time()
+
+    plan = carme_onnx.plan(carme_onnx.trace(model, given[0]), 2, micro_batches=len(given))
+    Runner(model, 2, compiled=plan, threads=1, watch=watch).run(given)
+    workers, program = ((b - a) / (last - first) for a, b in zip(marks[first], marks[last], strict=True))
+    return workers, program
+
+
+def ocr_processor_time(count: int) -> dict[str, Any]:
+    """What a split costs."""
+    alone = workers = program = 0.0
+    for part, shape in OCR:
+        real = next(each for each in REAL if part in each.file)
+        model = real.load()
+        given = images(model, shape, count)
+        alone += alone_ms(str(folder() / real.file), given)
+        more = through_net_ms(model, given)
+        workers, program = workers + more[0], program + more[1]
+    parts = {"alone": alone, "workers": workers, "program": program}
+    return row("ocr_processor_time", "x", (workers + program) / alone, aim="none", milliseconds=parts)
+
+
 def ocr(count: int, rounds: int) -> dict[str, Any]:
     """Both networks' times for an image."""
     times: dict[tuple[str, int], list[float]] = {}
-    for part, shape in (("det_infer", (1, 3, 320, 320)), ("rec_infer", (1, 3, 48, 320))):
+    for part, shape in OCR:
         real = next(each for each in REAL if part in each.file)
         model, file = real.load(), str(folder() / real.file)
         given = images(model, shape, count)
@@ -175,7 +224,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the rows there")
     options = parser.parse_args()
     tidy_up_when_ended()
-    rows = [resnet50(), *vgg19(), ocr(*((20, 1) if options.quick else (200, 5)))]
+    count = 20 if options.quick else 200
+    rows = [resnet50(), *vgg19(), ocr_processor_time(count), ocr(count, 1 if options.quick else 5)]
     print_table(rows)
     if options.json:
         write_json(options.json, rows)

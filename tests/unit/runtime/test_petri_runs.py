@@ -136,6 +136,7 @@ def test_a_program_takes_tokens_while_the_net_runs(folder: Path):
 
     with net.start(folder=folder, workers=2) as run:
         run.put(numbers, *range(50))
+        assert len(run.wait(HANG)["squares"]) == 2  # there is no room for more
         taken: list[int] = []
         while found := run.take(squares, HANG):
             assert len(found) <= 2  # which makes room for the next
