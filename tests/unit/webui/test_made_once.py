@@ -176,11 +176,11 @@ def test_what_a_user_may_use_holds_up_no_page_but_who_just_joined_a_project_wait
 ) -> None:
     monkeypatch.setattr(cluster.picture, "seconds", None)
     monkeypatch.setattr(cluster, "WAIT_SECONDS", 0.0)
-    asked, answer = threading.Event(), threading.Event()
+    requested, answer = threading.Event(), threading.Event()
     real = cluster.broker
 
     def busy() -> Any:
-        asked.set()
+        requested.set()
         assert answer.wait(HANG)
         return real()
 
@@ -188,7 +188,7 @@ def test_what_a_user_may_use_holds_up_no_page_but_who_just_joined_a_project_wait
     broker.accesses["alice"] = Access(user="alice", groups=["staff"])
     monkeypatch.setattr(cluster, "broker", busy)
     assert cluster.access_of("alice") == before != broker.accesses["alice"]
-    assert asked.wait(HANG)
+    assert requested.wait(HANG)
     answer.set()
     assert cluster.access_of("alice", anew=True) == broker.accesses["alice"]
 
