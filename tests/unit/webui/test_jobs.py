@@ -445,7 +445,7 @@ async def test_a_log_is_followed_to_its_end(transactional_db, broker: FakeBroker
     assert "event: trouble" in await anext(others)
 
 
-async def test_what_is_wrong_with_a_log_is_in_the_readers_language_and_leads_to_the_help(
+async def test_trouble_with_a_log_is_in_the_readers_language_and_leads_to_the_help(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_arguments: Any, **_options: Any) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from django.conf import settings
 from django.core.cache import caches
@@ -176,17 +176,16 @@ class Picture:
             begun = time.monotonic()
             known = _answer(ask)
             took = time.monotonic() - begun
-            if seconds is None:
-                seconds = self.seconds
-            if seconds is None:
-                seconds = max(settings.SITE.slurm.poll_seconds, least)
+            shown = self.seconds if seconds is None else seconds
+            if shown is None:
+                shown = max(settings.SITE.slurm.poll_seconds, least)
                 if known.failure is None:
-                    seconds = shown_seconds(seconds, took)
+                    shown = shown_seconds(shown, took)
             known = replace(known, is_slow=took >= SLOW_SECONDS)
             pages = caches["pages"]
             _renew(pages.get(key), known)
-            pages.set(key, known, 2 * seconds + BROKER_TIMEOUT)
-            pages.set(f"{key}-new", True, seconds)
+            pages.set(key, known, 2 * shown + BROKER_TIMEOUT)
+            pages.set(f"{key}-new", True, shown)
             return known
         finally:
             lock.release()
@@ -213,7 +212,7 @@ def _answer(ask: Callable[[], T]) -> _Known[T]:
         return _Known(None, Failure.of(error))
 
 
-def _renew(before: _Known[object] | None, known: _Known[object]) -> None:
+def _renew(before: _Known[Any] | None, known: _Known[Any]) -> None:
     """Derive of a new answer what pages used of the one before, so that none of them has to."""
     if before is None or before.value is None or known.value is None or known.value is before.value:
         return
