@@ -17,7 +17,6 @@ from sqlalchemy import create_engine, inspect
 from carme_spawner.hub_config import with_driver
 from real_postgresql import is_installed, new_database, postgresql
 
-
 MODELS: Any = orm  # whose attributes are typed as columns, not as what rows have
 
 
