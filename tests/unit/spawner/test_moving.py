@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyterhub import orm
@@ -15,6 +16,8 @@ from sqlalchemy import create_engine, inspect
 
 from carme_spawner.hub_config import with_driver
 from real_postgresql import is_installed, new_database, postgresql
+
+MODELS: Any = orm  # whose attributes are typed as columns, not as what rows have
 
 
 @pytest.fixture(scope="module")
@@ -39,20 +42,20 @@ def target(server: str) -> Iterator[str]:
 def site(tmp_path: Path) -> Path:
     """The configuration of a site whose hub has two users, a running server, roles and tokens."""
     with orm.new_session_factory(f"sqlite:///{tmp_path}/hub.sqlite")() as database:
-        group = orm.Group(name="research")
+        group = MODELS.Group(name="research")
         for name in ("ada", "zoë"):
-            user = orm.User(name=name, groups=[group])
+            user = MODELS.User(name=name, groups=[group])
             database.add(user)
-            record = orm.Server(proto="https", ip="10.77.0.11", port=41000, base_url=f"/user/{name}/")
-            spawner = orm.Spawner(
+            record = MODELS.Server(proto="https", ip="10.77.0.11", port=41000, base_url=f"/user/{name}/")
+            spawner = MODELS.Spawner(
                 user=user, name="s0000000a", state={"job_id": 7, "key": "ab"}, server=record
             )
             spawner.user_options = {"title": "Zoë's 100 %s", "nodes": 2}
             database.add(spawner)
-        database.add(orm.OAuthClient(identifier="jupyterhub-user-ada", secret="x", redirect_uri="/"))
+        database.add(MODELS.OAuthClient(identifier="jupyterhub-user-ada", secret="x", redirect_uri="/"))
         database.commit()
-        user = database.query(orm.User).filter_by(name="ada").one()
-        database.add(orm.APIToken(user=user, hashed="sha512:1:salt:ab", prefix="abcd", scopes=["self"]))
+        user = database.query(MODELS.User).filter_by(name="ada").one()
+        database.add(MODELS.APIToken(user=user, hashed="sha512:1:salt:ab", prefix="abcd", scopes=["self"]))
         database.commit()
     configuration = tmp_path / "carme.toml"
     configure(configuration, f"sqlite:///{tmp_path}/hub.sqlite")
@@ -91,7 +94,7 @@ def test_the_hub_finds_its_users_servers_and_tokens(site: Path, target: str) -> 
     assert f"Set carme_hub_database to {target} and run site.yml." in done.stdout
     # As the hub itself opens it: it looks at the version of the tables first.
     with orm.new_session_factory(with_driver(target))() as database:
-        users = {user.name: user for user in database.query(orm.User)}
+        users = {user.name: user for user in database.query(MODELS.User)}
         assert list(users) == ["ada", "zoë"]
         for name, user in users.items():
             (spawner,) = user._orm_spawners
@@ -103,9 +106,9 @@ def test_the_hub_finds_its_users_servers_and_tokens(site: Path, target: str) -> 
             assert [group.name for group in user.groups] == ["research"]
         (token,) = users["ada"].api_tokens
         assert (token.hashed, token.scopes) == ("sha512:1:salt:ab", ["self"])
-        database.add(orm.User(name="new"))
+        database.add(MODELS.User(name="new"))
         database.commit()
-        assert database.query(orm.User).filter_by(name="new").one().id == 3
+        assert database.query(MODELS.User).filter_by(name="new").one().id == 3
         database.get_bind().dispose()  # pyright: ignore[reportAttributeAccessIssue]  an engine here
     refused(site, target, "The new database has rows already, in ")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from real_postgresql import is_installed, new_database, postgresql
 
@@ -165,9 +166,7 @@ def counts(target: str) -> dict[str, int]:
         ]
         rows = {}
         for table in tables:
-            found = opened.execute(
-                psycopg.sql.SQL("SELECT count(*) FROM {}").format(psycopg.sql.Identifier(table))
-            )
+            found = opened.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table)))
             rows[table] = (found.fetchone() or (0,))[0]
     return rows
 

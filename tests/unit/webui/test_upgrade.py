@@ -86,7 +86,7 @@ API = {
 }
 
 
-def migrate(target: list[tuple[str, str | None]]) -> Any:
+def migrate(target: list[tuple[str, str]]) -> Any:
     executor = MigrationExecutor(connection)
     executor.migrate(target)
     return executor.loader.project_state(target).apps

@@ -112,7 +112,7 @@ def _copy(model: type[Model]) -> int:
     """Copy a table's rows as they are, without what models do when they are saved; how many there are."""
     connection, fields, count = connections[NEW], _fields(model), 0
     quote = connection.ops.quote_name
-    columns = ", ".join(quote(field.column) for field in fields)
+    columns = ", ".join(quote(str(field.column)) for field in fields)
     places = ", ".join(["%s"] * len(fields))
     insert = f"INSERT INTO {quote(model._meta.db_table)} ({columns}) VALUES ({places})"
     with connection.cursor() as cursor:
