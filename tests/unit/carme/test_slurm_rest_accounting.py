@@ -81,7 +81,7 @@ def test_it_tells_the_same_of_endings_as_sacct(release: str, version: str) -> No
     assert "n3" in {outcome.failed_node for outcome in wanted.values()}
 
 
-async def test_history_is_asked_for_as_sacct_asks(rest: RecordedRest, slurm: SlurmRest) -> None:
+async def test_history_is_requested_as_sacct_requests_it(rest: RecordedRest, slurm: SlurmRest) -> None:
     rows = next(iter(next(iter(RECORDED.values()))["slurmdb"].values()))["between"]
     answer = (200, json.dumps({"jobs": rows, "errors": []}).encode())
     since = NOW - timedelta(days=2)
