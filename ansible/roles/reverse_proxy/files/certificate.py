@@ -174,9 +174,7 @@ def options_of(arguments):
     add("--hooks", default="/etc/carme/tls", help=f"the folder of {HOOKS} (/etc/carme/tls)")
     add("--directory", help="the address of the ACME server's directory; without it nothing is renewed")
     add("--email", help="where the ACME server writes to")
-    add(
-        "--state", default="/etc/carme/tls/acme", help="folder of the ACME client's accounts and keys"
-    )
+    add("--state", default="/etc/carme/tls/acme", help="folder of the ACME client's accounts and keys")
     add("--logs", default="/var/log/carme/acme", help="folder of the ACME client's logs")
     add("--webroot", default="/run/carme-acme", help="folder in which nginx finds answers to challenges")
     add("--only-while", metavar="UNIT", help="renew only while this unit runs")
