@@ -177,7 +177,7 @@ async def test_a_certificate_that_the_site_has_replaced_is_served(site: Site, tm
 
 
 @pytest.mark.parametrize("broken", ["key", "text"])
-async def test_what_nginx_does_not_take_is_reported_and_the_one_of_before_stays(
+async def test_what_nginx_does_not_take_is_named_and_the_one_of_before_stays(
     site: Site, tmp_path: Path, broken: str
 ) -> None:
     made, key = await site.served(), (tmp_path / "site-key.pem").read_bytes()

@@ -118,7 +118,7 @@ def test_what_stands_in_the_way_is_named(
     assert words in found[name]["detail"] and found[name]["remedy"]
 
 
-def test_a_host_whose_python_suffices_for_ansible_alone_gets_a_message() -> None:
+def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -> None:
     """Ansible's modules run with Python 3.9, as Red Hat 9 has it, and so does this look."""
     code = (
         "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); del sys.argv[0]; "

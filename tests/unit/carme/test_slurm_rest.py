@@ -468,7 +468,7 @@ async def test_one_that_is_stopped_meanwhile(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_requests_to_another_host_carry_the_token(
+async def test_another_host_gets_the_token(
     tmp_path: Path, token_file: Path, monkeypatch: pytest.MonkeyPatch, scheme: str
 ) -> None:
     rest, port, tls = RecordedRest(), free_port(), None

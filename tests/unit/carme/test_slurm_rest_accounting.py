@@ -81,9 +81,7 @@ def test_it_tells_the_same_of_endings_as_sacct(release: str, version: str) -> No
     assert "n3" in {outcome.failed_node for outcome in wanted.values()}
 
 
-async def test_history_is_requested_for_the_days_that_sacct_would_take(
-    rest: RecordedRest, slurm: SlurmRest
-) -> None:
+async def test_history_is_requested_as_sacct_requests_it(rest: RecordedRest, slurm: SlurmRest) -> None:
     rows = next(iter(next(iter(RECORDED.values()))["slurmdb"].values()))["between"]
     answer = (200, json.dumps({"jobs": rows, "errors": []}).encode())
     since = NOW - timedelta(days=2)

@@ -44,7 +44,8 @@ def run(command, **environment):
             check=False,
         )
     except FileNotFoundError:
-        raise Failed(f"{command[0]} is not installed. Install it, and start carme-certificate again.") from None
+        text = f"{command[0]} is not installed. Install it, and start carme-certificate again."
+        raise Failed(text) from None
     except subprocess.TimeoutExpired:
         raise Failed(f"{command[0]} did not end within {PROGRAM_SECONDS} seconds.") from None
 
@@ -85,7 +86,7 @@ def replace(path, text, mode):
         return False
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(text)
         os.fsync(file.fileno())
     new.replace(path)
@@ -97,9 +98,9 @@ def served(options):
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # it is compared with the file
     try:
-        with socket.create_connection(("127.0.0.1", options.port), timeout=10) as plain:
-            with context.wrap_socket(plain, server_hostname=options.names[0]) as stream:
-                return stream.getpeercert(binary_form=True)
+        plain = socket.create_connection(("127.0.0.1", options.port), timeout=10)
+        with plain, context.wrap_socket(plain, server_hostname=options.names[0]) as stream:
+            return stream.getpeercert(binary_form=True)
     except OSError:
         return None
 
@@ -126,7 +127,8 @@ def serve(options):
     checked = run([*options.nginx.split(), "-t", "-q"])
     if checked.returncode:
         raise Failed(
-            f"nginx goes on with the certificate of before, as it does not take the new one: {checked.stdout.strip()} "
+            "nginx goes on with the certificate of before, as it does not take the new one: "
+            f"{checked.stdout.strip()} "
             f"Put a certificate and its own key into {options.certificate} and {options.key}."
         )
     reloaded = run(options.reload.split())
@@ -162,7 +164,8 @@ def hand_on(options):
 
 def options_of(arguments):
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     add = parser.add_argument
     add("names", nargs="+", metavar="NAME", help="what the certificate is for, the site's name first")
     add("--certificate", required=True, help="the file that nginx reads: the certificate and its chain")
@@ -171,7 +174,7 @@ def options_of(arguments):
     add("--hooks", default="/etc/carme/tls", help=f"the folder of {HOOKS} (/etc/carme/tls)")
     add("--directory", help="the address of the ACME server's directory; without it nothing is renewed")
     add("--email", help="where the ACME server writes to")
-    add("--state", default="/etc/carme/tls/acme", help="folder of the ACME client's accounts and certificates")
+    add("--state", default="/etc/carme/tls/acme", help="folder of the ACME client's accounts and keys")
     add("--logs", default="/var/log/carme/acme", help="folder of the ACME client's logs")
     add("--webroot", default="/run/carme-acme", help="folder in which nginx finds answers to challenges")
     add("--only-while", metavar="UNIT", help="renew only while this unit runs")
