@@ -19,7 +19,7 @@ from patience import HANG
 
 from .memory_limits import MIB, limit
 
-LIMIT = 1050 * MIB  # of which Python, PyTorch and Keras take most
+LIMIT = 1200 * MIB  # of which Python, PyTorch and Keras take most
 
 
 def stack_of_layers(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
