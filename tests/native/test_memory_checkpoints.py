@@ -1,10 +1,7 @@
 """Checkpoints of training in less memory than it needs: they count against the limit as all else does."""
 
 import errno
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ from carme_runtime.out_of_core import pages
 from patience import HANG
 
 from .memory_limits import MIB, limit
-
-LIMIT = 1050 * MIB  # of which Python, PyTorch and Keras take most
 
 
 def stack_of_layers(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -83,32 +78,3 @@ def test_a_checkpoint_that_cannot_be_written_within_a_limit_is_reported_by_the_n
         loaded = checkpoints.load()
         assert loaded and loaded[0] == 2 and torch.equal(loaded[1]["tensor"], tensor)
     assert checkpoints.steps() == [2]
-
-
-@pytest.mark.timeout(8 * HANG)
-def test_checkpoints_of_keras_hold_to_the_limit(tmp_path: Path) -> None:
-    """Weights and moments are 288 MiB, and are saved and loaded in what is left beside less than that."""
-    pytest.importorskip("keras")
-    program = Path(__file__).parent / "programs" / "keras_checkpoints_in_less_memory.py"
-    (spill := tmp_path / "spill").mkdir()
-
-    def run(name: str, *words: str | Path) -> dict[str, Any]:
-        done = subprocess.run(
-            [sys.executable, *words, program, "1024", "24", tmp_path / name],
-            env=os.environ | {"KERAS_BACKEND": "torch"},
-            capture_output=True,
-            text=True,
-            timeout=3 * HANG,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1].removeprefix("[rank 0] "))
-
-    expected = run("free")
-    most = f"{LIMIT // MIB}M"
-    limited = run(
-        "limited", "-m", "carme_runtime.launcher.command", "--memory-per-rank", most, "--spill", spill
-    )
-    assert limited["epochs"] == expected["epochs"] == [0, 1]
-    assert limited["losses"] == expected["losses"]
-    assert limited["peak"] <= LIMIT < expected["peak"]

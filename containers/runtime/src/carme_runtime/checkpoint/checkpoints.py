@@ -190,21 +190,16 @@ class Checkpoints:
         """The steps of the checkpoints that are there, the newest first."""
         return [files.step_of(checkpoint) for checkpoint in files.found(self._folder)]
 
-    def load(self, step: int | None = None, *, as_tensors: bool = False) -> tuple[int, dict[str, Any]] | None:
+    def load(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
         """Step and state of the newest checkpoint that is undamaged, or of that of `step`; None without any.
 
         Training goes on from it: what is saved next takes the place of those that are later than that.
-
-        Args:
-            step: Of the checkpoint.
-            as_tensors: Let large NumPy arrays become tensors of PyTorch. They leave memory where
-                `carme_runtime.memory` limits it, which arrays cannot.
 
         Raises:
             Damaged: There are some, and none is undamaged.
         """
         if not self._streams():
-            newest = self._newest(step, self._reader(functools.partial(Filling, as_tensors=as_tensors)))
+            newest = self._newest(step, self._reader(Filling))
             return newest and (newest[0], newest[1].state)
         assert self._carrier is not None
         newest = self._newest(step, _read_as(Stream) if self._rank == 0 else None)

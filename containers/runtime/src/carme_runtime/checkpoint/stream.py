@@ -26,7 +26,6 @@ _TENSOR, _ARRAY = "\0tensor", "\0array"  # the keys of what stands for a tensor,
 _OF_TORCH = b"PK"  # how what torch.save has packed begins
 _PICKLE = 4  # of its protocols
 _PIECE = 4 << 20  # bytes that are copied at a time where memory is limited
-_SMALL = 128 << 10  # bytes; smaller arrays stay what they are
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,6 @@ class Filling:
         packed: The structure.
         layout: Of all its tensors.
         own: Of the structure: what is wanted. There are no tensors for the rest.
-        as_tensors: Let NumPy arrays become tensors of PyTorch, but small ones.
     """
 
     def __init__(
@@ -92,9 +90,8 @@ class Filling:
         packed: bytes,
         layout: Layout,
         own: Callable[[Any], Any] = lambda structure: structure,
-        as_tensors: bool = False,
     ) -> None:
-        self._layout, self._as_tensors = layout, as_tensors
+        self._layout = layout
         self._begins = [begin for _, _, begin in layout.tensors]
         self._flat: list[Any] = [None] * len(layout.tensors)  # the bytes of each
         self.state = _with(own(unpack(packed)), self._empty)
@@ -115,11 +112,9 @@ class Filling:
     def _empty(self, kind: str, number: int) -> Any:
         shape, name, _ = self._layout.tensors[number]
         if kind == _ARRAY:
-            dtype = np.dtype(name)
-            if not self._as_tensors or math.prod(shape) * dtype.itemsize < _SMALL or not dtype.isnative:
-                array = np.empty(shape, dtype)
-                self._flat[number] = array.reshape(-1).view(np.uint8)
-                return array
+            array = np.empty(shape, np.dtype(name))
+            self._flat[number] = array.reshape(-1).view(np.uint8)
+            return array
         import torch
 
         tensor = torch.empty(shape, dtype=getattr(torch, name), device="cpu")
@@ -250,9 +245,9 @@ def _without_tensors(state: Any, tensors: list[Any]) -> Any:
             )
         tensors.append(state)
         return {_TENSOR: len(tensors) - 1}
-    if is_divided(state):  # one of a stage, or what is made when it is written
+    if is_divided(state):  # one of a stage
         tensors.append(state)
-        return {_ARRAY if isinstance(state.dtype, np.dtype) else _TENSOR: len(tensors) - 1}
+        return {_TENSOR: len(tensors) - 1}
     if isinstance(state, dict):
         return {key: _without_tensors(value, tensors) for key, value in state.items()}
     if type(state) in (list, tuple):

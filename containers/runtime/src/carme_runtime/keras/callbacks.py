@@ -12,7 +12,6 @@ from carme_runtime.keras import state
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.steps import VALIDATION
 from carme_runtime.keras.world import World, wanted, world
-from carme_runtime.out_of_core import limits_host
 from carme_runtime.starts import check_start
 
 # Two writers of one file destroy it.
@@ -121,7 +120,7 @@ class Checkpoints(keras.callbacks.Callback):
             state.build(self.model)  # as the checkpoint has done it on rank 0
             self._seen = self._saved = world().exchange(self._saved)[0] if loaded else 0
         else:
-            loaded = self._files.load(as_tensors=limits_host())
+            loaded = self._files.load()
             self._seen = self._saved = 0
             if loaded:
                 self._give(loaded[1])
@@ -153,7 +152,7 @@ class Checkpoints(keras.callbacks.Callback):
 
     def _save(self) -> None:
         assert self._files is not None
-        self._files.save(self._seen, model=state.take(self.model, later=True), epoch=self._seen)
+        self._files.save(self._seen, model=state.take(self.model), epoch=self._seen)
         self._saved = self._seen
 
 

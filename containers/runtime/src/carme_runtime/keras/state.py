@@ -1,6 +1,5 @@
 """What training of a Keras model goes on from, for `carme_runtime.checkpoint`."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,45 +10,13 @@ from carme_runtime.keras.variables import SEEDS
 from carme_runtime.keras.world import MASTER, world
 
 
-class Later:
-    """The value of a variable, of which a checkpoint makes an array when it writes it, and not before."""
-
-    def __init__(self, variable: Any) -> None:
-        self._variable = variable
-        self.shape = tuple(variable.shape)
-        self.dtype = np.dtype(keras.backend.standardize_dtype(variable.dtype))
-
-    def detach(self) -> "Later":
-        """Itself: it has no history."""
-        return self
-
-    def numel(self) -> int:
-        """How many elements it has."""
-        return math.prod(self.shape)
-
-    def element_size(self) -> int:
-        """Bytes of an element."""
-        return self.dtype.itemsize
-
-    def full_tensor(self) -> np.ndarray:
-        """The value, as the variable has it now."""
-        return _value(self._variable)
-
-
-def take(model: Any, later: bool = False) -> dict[str, Any]:
+def take(model: Any) -> dict[str, Any]:
     """Weights, optimizer variables and random seeds of a Keras model. All ranks call it together.
 
     They have no names: Keras numbers layers, and another run may count otherwise.
-
-    Args:
-        model: The model.
-        later: Make arrays of weights and optimizer variables one by one, while the checkpoint takes them. The
-            model must have them all until `Checkpoints.save` returns.
     """
     groups = _variables(model)
-    value_of = Later if later else _value
-    state: dict[str, Any] = {name: [value_of(v) for v in group] for name, group in groups.items()}
-    state["seeds"] = [_value(v) for v in groups["seeds"]]
+    state: dict[str, Any] = {name: [_value(v) for v in group] for name, group in groups.items()}
     for value in state["seeds"]:
         world().broadcast(value.reshape(-1).view(np.uint8), MASTER, "a random seed")
     return state
