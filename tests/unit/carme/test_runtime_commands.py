@@ -39,7 +39,7 @@ def test_a_result_is_shown(result: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_what_can_be_compared_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--list", "--json"]) == 0
-    assert {"contestants", "networks"} == set(json.loads(capsys.readouterr().out))
+    assert {"contestants", "networks", "data"} == set(json.loads(capsys.readouterr().out))
 
 
 def test_what_is_wrong_is_one_sentence(result: Path, capsys: pytest.CaptureFixture[str]) -> None:
