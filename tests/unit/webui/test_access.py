@@ -54,6 +54,19 @@ def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program
     assert program.ask("post", "bookings", proposed | {"partition": "open"}).status_code == 201
 
 
+def test_who_lost_a_partition_a_moment_ago_books_nothing_in_it(
+    limited: FakeBroker, program: Program, alice: User
+) -> None:
+    start = (timezone.now() + timedelta(days=1)).replace(microsecond=0).isoformat()
+    proposed = {"partition": "mine", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
+    known = access_for(alice)
+    limited.accesses["alice"] = Access(user="alice", enforced=["associations"])
+    assert access_for(alice) == known, "pages may show what was"
+    answer = program.ask("post", "bookings", proposed)
+    assert answer.status_code == 422 and answer.json()["field"] == "partition"
+    assert not Booking.objects.exists() and not limited.reservations
+
+
 def test_a_booking_for_a_project_needs_a_partition_that_takes_its_account(
     limited: FakeBroker, program: Program, alice: User
 ) -> None:

@@ -87,7 +87,9 @@ class SubmitForm(TimeFields, ScalingFields):
     ) -> None:
         default = settings.SITE.sessions.default_minutes
         limits = [one.max_minutes or MAXIMUM_MINUTES for one in cluster.partitions] if cluster else []
-        choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS)
+        longest = max(limits, default=MAXIMUM_MINUTES)
+        # A job's time begins when it leaves the queue: nobody knows how long it is until the evening then.
+        choices = times(default, longest, timezone.now(), HOURS, evening=False)
         #: What the page's script compares with.
         self.begin = {"nodes": 1, "gpus_per_node": 0, "minutes": default}
         values = self.begin | (initial or {})
@@ -204,6 +206,8 @@ class SubmitForm(TimeFields, ScalingFields):
         """Show an error where it belongs."""
         field = (error.field or "").partition("[")[0]
         self.add_error(field if field in self.fields else None, explained(error))
+        # The broker and Slurm refuse a time only after the form was checked.
+        self.show_wrong("time", ("hours", "minutes"))
 
 
 class SearchForm(forms.Form):
