@@ -12,6 +12,7 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import fitted
 from carme_webui.projects.models import Membership, Project, access_for
+from patience import HANG
 
 from .conftest import Browser, Program, words
 from .fake_broker import FakeBroker
@@ -55,8 +56,9 @@ def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program
 
 
 def test_who_lost_a_partition_a_moment_ago_books_nothing_in_it(
-    limited: FakeBroker, program: Program, alice: User
+    limited: FakeBroker, program: Program, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", HANG)
     start = (timezone.now() + timedelta(days=1)).replace(microsecond=0).isoformat()
     proposed = {"partition": "mine", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
     known = access_for(alice)

@@ -192,15 +192,15 @@ def test_where_no_thread_can_be_made_a_later_page_asks(
 
 def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBroker) -> None:
     waiting, requested, answer = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
-    lock, asked = threading.Lock(), list[int]()
+    lock, questions = threading.Lock(), list[int]()
 
     def acquire(blocking: bool = True) -> bool:
         waiting.release()
         return lock.acquire(blocking)
 
     def ask() -> int:
-        asked.append(1)
-        number = len(asked)
+        questions.append(1)
+        number = len(questions)
         requested.release()
         assert answer.wait(HANG)
         return number

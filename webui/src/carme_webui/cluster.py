@@ -146,7 +146,7 @@ class Picture:
             lock = self._asking[name]
             if lock.acquire(blocking=known is None):
                 again: _Known[T] | None = pages.get(key)
-                if again is not None and come is not None and again.asked < come:
+                if again is not None and come is not None and again.begun < come:
                     again = None  # while this thread waited, nobody asked
                 if again is not None and (anew or pages.get(f"{key}-new")):
                     known = again
@@ -188,7 +188,7 @@ class Picture:
                 shown = max(settings.SITE.slurm.poll_seconds, least)
                 if known.failure is None:
                     shown = shown_seconds(shown, took)
-            known = replace(known, is_slow=took >= SLOW_SECONDS, asked=begun)
+            known = replace(known, is_slow=took >= SLOW_SECONDS, begun=begun)
             pages = caches["pages"]
             _renew(pages.get(key), known)
             pages.set(key, known, 2 * shown + BROKER_TIMEOUT)
@@ -205,12 +205,12 @@ def shown_seconds(least: float, took: float) -> float:
 
 @dataclass(frozen=True)
 class _Known(Generic[T]):
-    """What the broker said: a value or a failure, whether that took long, and when it was asked for."""
+    """What the broker said: a value or a failure, whether that took long, and when it was requested."""
 
     value: T | None
     failure: Failure | None
     is_slow: bool = False
-    asked: float = 0.0
+    begun: float = 0.0
 
 
 def _answer(ask: Callable[[], T]) -> _Known[T]:
