@@ -30,7 +30,8 @@ __all__ = ["SearchForm", "SubmitForm"]
 
 #: What every job needs beside its script and its time; the rest is for few.
 COMMON = ("name", "image", "gpus_per_node", "nodes")
-#: Jobs run longer than sessions.
+#: Jobs run longer than sessions. None is offered until the evening: a job's time begins when it leaves the
+#: queue, and nobody knows how long it is until the evening then.
 HOURS = (1, 4, 24)
 
 
@@ -87,9 +88,7 @@ class SubmitForm(TimeFields, ScalingFields):
     ) -> None:
         default = settings.SITE.sessions.default_minutes
         limits = [one.max_minutes or MAXIMUM_MINUTES for one in cluster.partitions] if cluster else []
-        longest = max(limits, default=MAXIMUM_MINUTES)
-        # A job's time begins when it leaves the queue: nobody knows how long it is until the evening then.
-        choices = times(default, longest, timezone.now(), HOURS, evening=False)
+        choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS, evening=False)
         #: What the page's script compares with.
         self.begin = {"nodes": 1, "gpus_per_node": 0, "minutes": default}
         values = self.begin | (initial or {})
