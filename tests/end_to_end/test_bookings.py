@@ -19,9 +19,9 @@ GRACE_MINUTES = 1
 def impatient(demo: DemoSite) -> Iterator[None]:
     """Unused bookings are given back after a minute, not a quarter of an hour."""
     demo.run("head", "cp", "--preserve=all", TOML, f"{TOML}.kept")
-    demo.run("head", "sed", "-i", f"/^\\[bookings\\]/a grace_minutes = {GRACE_MINUTES}", TOML)
-    _restart(demo)
     try:
+        demo.run("head", "sed", "-i", f"/^\\[bookings\\]/a grace_minutes = {GRACE_MINUTES}", TOML)
+        _restart(demo)
         yield
     finally:
         demo.run("head", "mv", f"{TOML}.kept", TOML)

@@ -129,32 +129,38 @@ class FakeBroker:
         self.scripts: dict[tuple[str, str], str] = {}
         self.accesses: dict[str, Access] = {}
         self.leads: dict[str, list[str]] = {}
+        #: Of changes and their numbers. `_turn` may be held when it is taken, never the other way round.
+        self._changing = threading.RLock()
         self._feed = Feed()
         #: Jobs and sessions, each with the number of its latest change.
         self._changes: dict[int | str, int] = {}
 
     def put(self, job: Job) -> Job:
         """The job appears or changes in the queue."""
-        self.queue[job.id] = job
-        self._changes[job.id] = self._feed.number()
+        with self._changing:
+            self.queue[job.id] = job
+            self._changes[job.id] = self._feed.number()
         return job
 
     def publish(self, session: Session) -> Session:
         """The session appears or changes."""
-        self.published[session.name] = session
-        self._changes[session.name] = self._feed.number()
+        with self._changing:
+            self.published[session.name] = session
+            self._changes[session.name] = self._feed.number()
         return session
 
     def leave(self, job: Job) -> Job:
         """The job is only in accounting from now on, and no event says so."""
-        self.queue.pop(job.id, None)
-        self.archive[job.id] = job
+        with self._changing:
+            self.queue.pop(job.id, None)
+            self.archive[job.id] = job
         return job
 
     def restart(self) -> None:
         """All cursors become unknown."""
-        self._feed = Feed()
-        self._changes = {}
+        with self._changing:
+            self._feed = Feed()
+            self._changes = {}
 
     def requests_of(self, method: str) -> list[Any]:
         """The requests of one method."""
@@ -212,16 +218,7 @@ class FakeBroker:
         """Events and sessions."""
         match request:
             case protocol.GetEvents(cursor=cursor):
-                since = self._feed.since(cursor)
-                changed = {*self.queue, *self.published}
-                if since is not None:
-                    changed = {key for key, number in self._changes.items() if number > since}
-                return protocol.EventBatch(
-                    jobs=[job for job in self.queue.values() if job.id in changed],
-                    sessions=[session for session in self.published.values() if session.name in changed],
-                    cursor=self._feed.cursor,
-                    complete=since is None,
-                )
+                return self._events(cursor)
             case protocol.GetSessions(active=active):
                 return [session for session in self.published.values() if not (active and session.is_over)]
             case protocol.GetSession(name=name):
@@ -348,6 +345,19 @@ class FakeBroker:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
         return NO_ANSWER
+
+    def _events(self, cursor: str | None) -> protocol.EventBatch:
+        with self._changing:
+            since = self._feed.since(cursor)
+            changed = {*self.queue, *self.published}
+            if since is not None:
+                changed = {key for key, number in self._changes.items() if number > since}
+            return protocol.EventBatch(
+                jobs=[job for job in self.queue.values() if job.id in changed],
+                sessions=[session for session in self.published.values() if session.name in changed],
+                cursor=self._feed.cursor,
+                complete=since is None,
+            )
 
     def _bookings(self) -> Bookings:
         """The real broker's, which has not looked at Slurm yet."""

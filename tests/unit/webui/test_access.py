@@ -12,6 +12,7 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import fitted
 from carme_webui.projects.models import Membership, Project, access_for
+from patience import HANG
 
 from .conftest import Browser, Program, words
 from .fake_broker import FakeBroker
@@ -52,6 +53,20 @@ def test_only_nodes_that_take_my_jobs_can_be_booked(limited: FakeBroker, program
     assert answer.json()["field"] == "partition" and "does not take jobs" in answer.json()["detail"]
     assert not Booking.objects.exists() and not limited.reservations
     assert program.ask("post", "bookings", proposed | {"partition": "open"}).status_code == 201
+
+
+def test_who_lost_a_partition_a_moment_ago_books_nothing_in_it(
+    limited: FakeBroker, program: Program, alice: User, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", HANG)
+    start = (timezone.now() + timedelta(days=1)).replace(microsecond=0).isoformat()
+    proposed = {"partition": "mine", "gpu_type": "a100", "gpus_per_node": 4, "start": start, "minutes": 60}
+    known = access_for(alice)
+    limited.accesses["alice"] = known.model_copy(update={"associations": known.associations[:1]})
+    assert access_for(alice) == known, "pages may show what was"
+    answer = program.ask("post", "bookings", proposed)
+    assert answer.status_code == 422 and answer.json()["field"] == "partition"
+    assert not Booking.objects.exists() and not limited.reservations
 
 
 def test_a_booking_for_a_project_needs_a_partition_that_takes_its_account(

@@ -244,6 +244,25 @@ def test_a_time_is_a_choice_or_hours_and_minutes(
     assert made.request.minutes == minutes
 
 
+def test_a_time_that_the_broker_refuses_is_seen(browser: Browser, broker: FakeBroker) -> None:
+    fields = {"time": "1440", "script": "x", "gpus_per_node": "0", "nodes": "1"}
+    refused = browser.send("/jobs/submit/", "/jobs/submit/", **fields)
+    assert refused.status_code == 422 and not broker.wanted
+    page = BeautifulSoup(refused.content, "html.parser")
+    (chosen,) = page.select("input[name=time][checked]")
+    assert chosen["value"] == "custom"
+    shown = page.select_one(".custom:has([name=minutes])")
+    assert shown is not None and "at most 8 h" in shown.get_text(" ")
+
+
+def test_a_job_that_may_wait_is_offered_no_time_until_the_evening(
+    browser: Browser, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme_webui.sessions.choices.evening_minutes", lambda now: 300)
+    assert dict(browser.get("/").context["form"].fields["time"].choices)["evening"] == "until 18:00"
+    assert "evening" not in dict(browser.get("/jobs/submit/").context["form"].fields["time"].choices)
+
+
 def test_a_job_that_is_submitted_again_has_its_time(browser: Browser, broker: FakeBroker) -> None:
     for number, minutes in ((50, 240), (51, 95)):
         broker.wanted[number] = JobRequest(kind="batch", name="old", command=["true"], minutes=minutes)

@@ -6,7 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.conf import settings
@@ -158,6 +158,7 @@ def test_a_short_question_holds_up_no_page_either_while_the_broker_is_busy(
         assert answer.wait(HANG)
         return "new"
 
+    monkeypatch.setattr(cluster, "SLOW_SECONDS", HANG)  # this thread may have had to wait for a processor
     shown = Picture()
     assert shown._cached("test", lambda: "old") == "old"
     monkeypatch.setattr(cluster, "WAIT_SECONDS", HANG)
@@ -169,6 +170,55 @@ def test_a_short_question_holds_up_no_page_either_while_the_broker_is_busy(
         assert shown._cached("test", ask) == "renewed"
     finally:
         answer.set()
+        assert shown._asking["test"].acquire(timeout=HANG), "it asks no more"
+
+
+def test_where_no_thread_can_be_made_a_later_page_asks(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(cluster, "WAIT_SECONDS", HANG)
+    monkeypatch.setattr(cluster, "SLOW_SECONDS", HANG)
+    shown = Picture()
+    assert shown._cached("test", lambda: "old") == "old"
+    cluster.caches["pages"].delete("broker-test-new")  # as if its time were over
+    with monkeypatch.context() as full:
+        full.setattr(threading.Thread, "start", fail)
+        assert shown._cached("test", lambda: "new") == "old"
+    assert shown._cached("test", lambda: "new") == "new"
+
+
+def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBroker) -> None:
+    waiting, requested, answer = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
+    lock, questions = threading.Lock(), list[int]()
+
+    def acquire(blocking: bool = True) -> bool:
+        waiting.release()
+        return lock.acquire(blocking)
+
+    def ask() -> int:
+        questions.append(1)
+        number = len(questions)
+        requested.release()
+        assert answer.wait(HANG)
+        return number
+
+    shown = Picture()
+    shown._asking["test"] = cast(threading.Lock, SimpleNamespace(acquire=acquire, release=lock.release))
+    with ThreadPoolExecutor(4) as pages:
+        try:
+            first = pages.submit(shown._cached, "test", ask, anew=True)
+            assert requested.acquire(timeout=HANG)
+            others = [pages.submit(shown._cached, "test", ask, anew=True) for _ in range(3)]
+            for _ in range(4):
+                assert waiting.acquire(timeout=HANG)
+        finally:
+            answer.set()
+        # The first was asked before the others came: it may not know what they want to know.
+        assert first.result(HANG) == 1 and [one.result(HANG) for one in others] == [2, 2, 2]
+    assert shown._cached("test", ask, anew=True) == 3
 
 
 def test_what_a_user_may_use_holds_up_no_page_but_who_just_joined_a_project_waits_for_it(

@@ -125,7 +125,7 @@ class Picture:
         return self._cached("reservations", lambda: broker(self._answers).reservations())
 
     def access(self, user: str, *, anew: bool = False) -> Access:
-        """What Slurm lets somebody use; asked for at once if `anew`, whatever is cached."""
+        """What Slurm lets somebody use; with `anew` as the broker says from now on, whatever is cached."""
         name, ask = f"access-{user}", lambda: broker().access(user=user)
         return self._cached(name, ask, seconds=ACCESS_SECONDS, anew=anew)
 
@@ -138,23 +138,30 @@ class Picture:
         anew: bool = False,
     ) -> T:
         key, pages = f"broker-{name}", caches["pages"]
+        come = time.monotonic() if anew else None
         known: _Known[T] | None = None if anew else pages.get(key)
         # One thread asks, however long the broker takes; the others show what it said before. Who has nothing
         # to show waits for that one's answer.
         if known is None or not pages.get(f"{key}-new"):
             lock = self._asking[name]
             if lock.acquire(blocking=known is None):
-                again: _Known[T] | None = None if anew else pages.get(key)
-                if again is not None and pages.get(f"{key}-new"):
+                again: _Known[T] | None = pages.get(key)
+                if again is not None and come is not None and again.begun < come:
+                    again = None  # while this thread waited, nobody asked
+                if again is not None and (anew or pages.get(f"{key}-new")):
                     known = again
                     lock.release()
                 elif again is not None and self.seconds is None:
                     # No page waits for long while there is an answer of a moment ago.
                     words = (lock, key, ask, least, seconds)
                     asking = threading.Thread(target=self._ask, args=words, daemon=True)
-                    asking.start()
-                    if not again.is_slow:
-                        asking.join(WAIT_SECONDS)
+                    try:
+                        asking.start()
+                    except RuntimeError:
+                        lock.release()  # there can be no more threads now; a later page asks
+                    else:
+                        if not again.is_slow:
+                            asking.join(WAIT_SECONDS)
                     known = pages.get(key) or again
                 else:
                     known = self._ask(lock, key, ask, least, seconds)
@@ -181,7 +188,7 @@ class Picture:
                 shown = max(settings.SITE.slurm.poll_seconds, least)
                 if known.failure is None:
                     shown = shown_seconds(shown, took)
-            known = replace(known, is_slow=took >= SLOW_SECONDS)
+            known = replace(known, is_slow=took >= SLOW_SECONDS, begun=begun)
             pages = caches["pages"]
             _renew(pages.get(key), known)
             pages.set(key, known, 2 * shown + BROKER_TIMEOUT)
@@ -198,11 +205,12 @@ def shown_seconds(least: float, took: float) -> float:
 
 @dataclass(frozen=True)
 class _Known(Generic[T]):
-    """What the broker said: a value or a failure, and whether that took long."""
+    """What the broker said: a value or a failure, whether that took long, and when it was requested."""
 
     value: T | None
     failure: Failure | None
     is_slow: bool = False
+    begun: float = 0.0
 
 
 def _answer(ask: Callable[[], T]) -> _Known[T]:
@@ -226,7 +234,9 @@ picture = Picture()
 """The picture of this process."""
 
 
-#: Seconds for which a process shows what somebody may use as it was; the broker itself asks once a minute.
+#: After so many seconds the broker is asked again what somebody may use; the first page after them may still
+#: show what it was, however long ago that is, up to 30 s. Who books is not let through by that. The broker
+#: itself asks Slurm once a minute.
 ACCESS_SECONDS = 10.0
 
 
@@ -234,7 +244,7 @@ def access_of(user: str, *, anew: bool = False) -> Access:
     """What Slurm lets somebody use, as it was a moment ago; empty while nobody answers.
 
     Args:
-        anew: Ask, whatever is cached.
+        anew: Only what the broker says from now on, whatever is cached.
     """
     try:
         return picture.access(user, anew=anew)

@@ -393,7 +393,8 @@ def _check_access(proposed: BookingRequest, owner: User, project: Project | None
     partition = next((one for one in cluster.partitions if one.name == proposed.partition), None)
     if partition is None:
         return  # the board says so
-    access = access_for(owner)
+    # Slurm does not ask who books: what the owner may use is not to be an answer of a moment ago.
+    access = access_for(owner, anew=True)
     if project is None:
         known = usable_by(owner, cluster)
         if known is not None and partition in known.partitions:

@@ -30,7 +30,8 @@ __all__ = ["SearchForm", "SubmitForm"]
 
 #: What every job needs beside its script and its time; the rest is for few.
 COMMON = ("name", "image", "gpus_per_node", "nodes")
-#: Jobs run longer than sessions.
+#: Jobs run longer than sessions. None is offered until the evening: a job's time begins when it leaves the
+#: queue, and nobody knows how long it is until the evening then.
 HOURS = (1, 4, 24)
 
 
@@ -87,7 +88,7 @@ class SubmitForm(TimeFields, ScalingFields):
     ) -> None:
         default = settings.SITE.sessions.default_minutes
         limits = [one.max_minutes or MAXIMUM_MINUTES for one in cluster.partitions] if cluster else []
-        choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS)
+        choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS, evening=False)
         #: What the page's script compares with.
         self.begin = {"nodes": 1, "gpus_per_node": 0, "minutes": default}
         values = self.begin | (initial or {})
@@ -204,6 +205,8 @@ class SubmitForm(TimeFields, ScalingFields):
         """Show an error where it belongs."""
         field = (error.field or "").partition("[")[0]
         self.add_error(field if field in self.fields else None, explained(error))
+        # The broker and Slurm refuse a time only after the form was checked.
+        self.show_wrong("time", ("hours", "minutes"))
 
 
 class SearchForm(forms.Form):

@@ -161,9 +161,15 @@ def accounts_of(user: User) -> list[str]:
     return [default, *(project.account for project in own_projects(user))] if default else []
 
 
-def access_for(user: User) -> Access:
-    """What Slurm lets a user use; it knows of the user's projects, even of one that was joined just now."""
-    access = access_of(user.username)
+def access_for(user: User, *, anew: bool = False) -> Access:
+    """What Slurm lets a user use; it knows of the user's projects, even of one that was joined just now.
+
+    Args:
+        anew: Only what the broker says from now on, for who decides something.
+    """
+    access = access_of(user.username, anew=anew)
+    if anew:
+        return access
     known = {one.account for one in access.associations}
     joined = {project.account for project in own_projects(user) if project.granted}
     return access_of(user.username, anew=True) if known and joined - known else access

@@ -129,16 +129,19 @@ def matching(found: list[Card], values: Mapping[str, Any]) -> str:
     return CUSTOM
 
 
-def times(default: int, most: int, now: datetime, hours: Sequence[int] = HOURS) -> list[tuple[str, str]]:
+def times(
+    default: int, most: int, now: datetime, hours: Sequence[int] = HOURS, evening: bool = True
+) -> list[tuple[str, str]]:
     """The spans of time that are allowed, and the rest of the working day.
 
     Args:
         default: So many minutes are offered in any case.
         most: More minutes are not allowed.
         hours: Those that are offered.
+        evening: Whether the rest of the working day is offered; not for what may have to wait.
     """
     found = [(str(60 * count), _("%d h") % count) for count in hours if 60 * count <= most]
-    if SHORTEST_MINUTES <= evening_minutes(now) <= most:
+    if evening and SHORTEST_MINUTES <= evening_minutes(now) <= most:
         found.append((EVENING, _("until %d:00") % EVENING_HOUR))
     if str(default) not in dict(found):
         found.insert(0, (str(default), minutes_text(default)))

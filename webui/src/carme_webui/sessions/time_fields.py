@@ -32,7 +32,7 @@ def time_begun_with(times: Times, minutes: Any) -> dict[str, Any]:
 def time_sent(times: Times, data: Any) -> dict[str, Any]:
     """The fields' values of what was sent, with the minutes of the chosen time."""
     chosen = data.get("time") or CUSTOM
-    if chosen == EVENING:
+    if chosen == EVENING and chosen in dict(times):
         return {"time": chosen, "hours": "", "minutes": evening_minutes(timezone.now())}
     if chosen in dict(times):
         return {"time": chosen, "hours": "", "minutes": chosen}
