@@ -101,13 +101,13 @@ def call(
             stderr=output,
         )
     except OSError as error:
-        _tell(f"{words[0]} cannot be started: {error.strerror}.", output)
+        _report_to(f"{words[0]} cannot be started: {error.strerror}.", output)
         return NOT_STARTED
     try:
         code = process.wait(limit)
     except subprocess.TimeoutExpired:
         end(process)
-        _tell(f"It was stopped after {limit:.0f} s: {words[0]}", output)
+        _report_to(f"It was stopped after {limit:.0f} s: {words[0]}", output)
         return STOPPED
     except KeyboardInterrupt:
         # The terminal has interrupted it, too: it may clean up, until the next interrupt.
@@ -119,7 +119,7 @@ def call(
     return code if code >= 0 else 128 - code
 
 
-def _tell(message: str, output: int | None) -> None:
+def _report_to(message: str, output: int | None) -> None:
     """A line of ours on a command's output; None: on standard error."""
     if output is None:
         report(message)
@@ -192,7 +192,7 @@ class Output:
 
     def report(self, message: str) -> None:
         """A line of ours here; on standard error, where this is a terminal."""
-        _tell(message, self._writing)
+        _report_to(message, self._writing)
 
     def write(self, text: bytes) -> None:
         """Print bytes here."""
