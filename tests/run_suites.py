@@ -57,7 +57,14 @@ def main(words: Sequence[str]) -> int:
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     """End by a signal in the way of an error, so that nothing is left running."""
+    _ignore_signals()
     raise SystemExit(128 + number)
+
+
+def _ignore_signals() -> None:
+    """Let no further one interrupt the end of what runs; each wait of it has a limit."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _run(request: Request, role: Role) -> int:
@@ -74,9 +81,13 @@ def _run(request: Request, role: Role) -> int:
         plan = Plan(request, runner, role, python, hosts)
         plan.run()
     finally:
-        hosts.end()
+        _ignore_signals()
+        # All end at the same time: none waits for the last seconds of another one.
+        hosts.request_end()
         if plan:
-            plan.end()
+            plan.request_end()
+            plan.finish_end()
+        hosts.finish_end()
     if role is Role.FIRST:
         show_stage("Results of the suites")
         reports.report(runner.results)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
 
-from suites.running import ROOT, Runner, copy_to_output, end, show_stage
+from suites.running import ROOT, Runner, copy_to_output, finish_end, request_end_of_group, show_stage
 
 __all__ = ["Beside", "Role", "give_way"]
 
@@ -75,12 +74,15 @@ class Beside:
         copy_to_output(self._printed)
         self._printed.unlink()
 
-    def end(self) -> None:
-        """End them with all that they have started, where nobody waits for them any more."""
+    def request_end(self) -> None:
+        """Let them end with all that they have started, where nobody waits for them any more."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            end(self._process, LAST_SECONDS)
+            request_end_of_group(self._process)
+
+    def finish_end(self) -> None:
+        """Wait for that end."""
+        if self._process is not None:
+            finish_end(self._process, LAST_SECONDS)
             self._printed.unlink(missing_ok=True)
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from suites.debian import apt_install
-from suites.running import ROOT, Output, Stop, report, show_stage
+from suites.running import ROOT, Output, Stop, show_stage
 
 __all__ = ["fuzzed", "sanitized"]
 
@@ -46,10 +46,10 @@ def fuzzed(output: Output, native: Path) -> int:
         try:
             apt_install(*COMPILER)
         except Stop as stop:
-            report(str(stop))
+            output.report(str(stop))
     if not _has_libfuzzer():
         names = " ".join(COMPILER)
-        report(
+        output.report(
             f"There is no clang++ with libFuzzer, so frames are not fuzzed. Use: sudo apt-get install {names}"
         )
         return 1
@@ -76,10 +76,10 @@ def _built(output: Output, native: Path, folder: Path, *options: str) -> int:
     tools = native / "bin"
     configure = [tools / "cmake", "-G", "Ninja", "-S", ROOT / "containers/runtime/native", "-B", folder]
     options = (f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}", "-DCARME_MODULE=OFF", *options)
-    quiet = subprocess.run(
-        [*configure, *options, "-DCMAKE_BUILD_TYPE=RelWithDebInfo"], stdout=subprocess.DEVNULL
+    configured = output.call(
+        *configure, *options, "-DCMAKE_BUILD_TYPE=RelWithDebInfo", limit=LIMIT, quiet=True
     )
-    return quiet.returncode or output.call(tools / "ninja", "-C", folder, "--quiet", limit=LIMIT)
+    return configured or output.call(tools / "ninja", "-C", folder, "--quiet", limit=LIMIT)
 
 
 def _has_libfuzzer() -> bool:

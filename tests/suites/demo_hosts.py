@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from suites.running import ROOT, Output, Runner, end, show_stage
+from suites.running import ROOT, Output, Runner, finish_end, request_end_of_group, show_stage
 
 __all__ = ["ON_DEMO", "DemoHosts"]
 
 #: Suites that run on the demo cluster.
 ON_DEMO = {"cluster", "browser", "security", "monitoring", "faults", "frameworks", "end-to-end"}
-#: Seconds that `./demo up` has to leave nothing half done where it is ended.
+#: Seconds that `./demo up` and what it has started have to end; the next `./demo up` mends what they leave.
 LAST_SECONDS = 60
 #: The stage of `./demo up` at which all that it installs on this host is there.
 INSTALLED = b"remains of a sudden end"
@@ -43,7 +43,7 @@ class DemoHosts:
         show_stage("The demo's hosts come up meanwhile")
         with tempfile.NamedTemporaryFile(delete=False) as printed:
             self._printed = Path(printed.name)
-            # In a group of its own: what interrupts us ends it by `end`.
+            # In a group of its own: what interrupts us ends it by `request_end`.
             self._process = subprocess.Popen(
                 self._command,
                 cwd=ROOT,
@@ -72,8 +72,13 @@ class DemoHosts:
         self._printed.unlink()
         return code
 
-    def end(self) -> None:
-        """End what brings them up, where nobody waits for it any more."""
+    def request_end(self) -> None:
+        """Let what brings them up end, where nobody waits for it any more."""
         if self._process is not None:
-            end(self._process, LAST_SECONDS)
+            request_end_of_group(self._process)
+
+    def finish_end(self) -> None:
+        """Wait for that end."""
+        if self._process is not None:
+            finish_end(self._process, LAST_SECONDS)
             self._printed.unlink(missing_ok=True)

@@ -123,10 +123,15 @@ class Plan:
             if not (suite in BESIDE_CLUSTER and self._request.runs_beside_cluster(suite)):
                 suites[suite]()
 
-    def end(self) -> None:
-        """End what runs beside, where nobody waits for it any more."""
-        self._beside.end()
-        self._second.end()
+    def request_end(self) -> None:
+        """Let what runs beside end, where nobody waits for it any more."""
+        self._beside.request_end()
+        self._second.request_end()
+
+    def finish_end(self) -> None:
+        """Wait for that end."""
+        self._beside.finish_end()
+        self._second.finish_end()
 
     def _pytest(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         """Run pytest, as a suite of this name."""

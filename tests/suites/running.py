@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -24,8 +25,10 @@ __all__ = [
     "call",
     "copy_to_output",
     "end",
+    "finish_end",
     "path_of",
     "report",
+    "request_end_of_group",
     "show_stage",
 ]
 
@@ -76,6 +79,7 @@ def call(
     folder: Path = ROOT,
     limit: float | None = None,
     output: int | None = None,
+    quiet: bool = False,
 ) -> int:
     """Run a command and wait for its end; its exit code, as a shell counts it.
 
@@ -84,7 +88,8 @@ def call(
         environment: Variables besides our own.
         folder: Where it runs.
         limit: After so many seconds it is ended, with exit code 124.
-        output: A descriptor that gets what it prints; None: our own output.
+        output: A descriptor that gets what it prints, and our messages; None: our own output.
+        quiet: Only what it prints as errors is wanted.
     """
     words = [os.fspath(word) for word in command]
     try:
@@ -92,17 +97,17 @@ def call(
             words,
             env=os.environ | (environment or {}),
             cwd=folder,
-            stdout=output,
-            stderr=None if output is None else subprocess.STDOUT,
+            stdout=subprocess.DEVNULL if quiet else output,
+            stderr=output,
         )
     except OSError as error:
-        report(f"{words[0]} cannot be started: {error.strerror}.")
+        _report_to(f"{words[0]} cannot be started: {error.strerror}.", output)
         return NOT_STARTED
     try:
         code = process.wait(limit)
     except subprocess.TimeoutExpired:
         end(process)
-        report(f"It was stopped after {limit:.0f} s: {words[0]}")
+        _report_to(f"It was stopped after {limit:.0f} s: {words[0]}", output)
         return STOPPED
     except KeyboardInterrupt:
         # The terminal has interrupted it, too: it may clean up, until the next interrupt.
@@ -114,15 +119,34 @@ def call(
     return code if code >= 0 else 128 - code
 
 
-def end(process: subprocess.Popen[bytes], patience: float | None = None) -> None:
-    """End a process that has not ended; kill it after so many seconds (None: after LAST_SECONDS)."""
+def _report_to(message: str, output: int | None) -> None:
+    """A line of ours on a command's output; None: on standard error."""
+    if output is None:
+        report(message)
+    else:
+        _write_all(output, f"test: {message}\n".encode())
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process that has not ended; kill it after LAST_SECONDS."""
     if process.poll() is None:
         process.terminate()
-        try:
-            process.wait(LAST_SECONDS if patience is None else patience)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        finish_end(process, LAST_SECONDS)
+
+
+def request_end_of_group(process: subprocess.Popen[bytes]) -> None:
+    """Let a process that leads a group end with all of that group; nobody has waited for its end yet."""
+    if process.returncode is None:  # so the number is still that of its group
+        os.killpg(process.pid, signal.SIGTERM)
+
+
+def finish_end(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Wait for the end of a process that was let know; kill it after so many seconds."""
+    try:
+        process.wait(patience)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 class Output:
@@ -160,9 +184,15 @@ class Output:
         environment: Mapping[str, str] | None = None,
         folder: Path = ROOT,
         limit: float | None = None,
+        quiet: bool = False,
     ) -> int:
         """Run a command that prints here; see `call` of this module."""
-        return call(*command, environment=environment, folder=folder, limit=limit, output=self._writing)
+        output = self._writing
+        return call(*command, environment=environment, folder=folder, limit=limit, output=output, quiet=quiet)
+
+    def report(self, message: str) -> None:
+        """A line of ours here; on standard error, where this is a terminal."""
+        _report_to(message, self._writing)
 
     def write(self, text: bytes) -> None:
         """Print bytes here."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 import simulated_gpus
 from free_ports import free_port
@@ -35,13 +35,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Exporter:
     """A running `carme-node-exporter`."""
 
-    def __init__(self, process: subprocess.Popen[str], url: str) -> None:
-        self.process, self.url = process, url
+    def __init__(self, process: subprocess.Popen[str], port: int) -> None:
+        self.process, self._port = process, port
 
     def text(self) -> str:
-        answer = httpx.get(self.url, timeout=HANG, trust_env=False)
-        assert answer.status_code == 200
-        return answer.text
+        """What it serves.
+
+        It is read to the end of the connection, not of the answer: the exporter counts a connection until
+        then, and takes few at a time.
+        """
+        with socket.create_connection(("127.0.0.1", self._port), HANG) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+            with connection.makefile("rb") as answer:
+                head, _, body = answer.read().partition(b"\r\n\r\n")
+        assert head.split()[1] == b"200", head
+        return body.decode()
 
     def scrape(self) -> dict[Sample, float]:
         """All samples, by name and labels; fails on text that Prometheus could not read."""
@@ -103,7 +111,7 @@ def start(library: Path, tmp_path: Path) -> Iterator[Starts]:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "Serving metrics" in line, line
-        return Exporter(process, f"http://127.0.0.1:{port}/metrics")
+        return Exporter(process, port)
 
     yield begin
     for process in processes:

@@ -19,6 +19,7 @@ import pytest
 from free_ports import free_port
 from prometheus_client import CollectorRegistry, Gauge
 
+from carme_monitoring import serving
 from carme_monitoring.certificates import Entry, make
 from carme_monitoring.serving import CONNECTIONS, MetricsServer, ServingFailed
 from patience import HANG
@@ -41,7 +42,9 @@ def site(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def port(site: Path) -> Iterator[int]:
+def port(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    # A client that stalls here does so until its test is over.
+    monkeypatch.setattr(serving, "PATIENCE", HANG)
     registry = CollectorRegistry()
     Gauge("secret", "Somebody's.", registry=registry).set(7)
     server = MetricsServer("127.0.0.1:0", registry, site / "node")

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,22 @@ LIMIT = 2.5 * HANG
 
 #: Runs `./test` with these words.
 Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def wait_until(holds: Callable[[], object]) -> None:
+    """Wait for what must come, at most HANG."""
+    until = time.monotonic() + HANG
+    while not holds():
+        assert time.monotonic() < until, "it did not come"
+        time.sleep(0.05)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether this process runs no more; one for whose end nobody has asked yet does not either."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @pytest.fixture
@@ -62,9 +79,15 @@ def variables(tmp_path: Path) -> dict[str, str]:
                 (cache / entry.name).symlink_to(entry)
     ours = {"CARME_BESIDE", "CARME_RESULTS"}
     others = {name: value for name, value in os.environ.items() if name not in ours}
+    # What a preparation could not have before us is left out, not tried again by each command.
+    without_apt = tmp_path / "without-apt"
+    without_apt.mkdir()
+    (without_apt / "apt-get").write_text("#!/bin/sh\nexit 1\n")
+    (without_apt / "apt-get").chmod(0o755)
     # Most of the time that pytest takes here is that of plugins that these tests do not use.
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "-p xdist.plugin -p pytest_timeout"}
-    return others | plugins | {"XDG_CACHE_HOME": str(cache.parent)}
+    path = f"{without_apt}:{others['PATH']}"
+    return others | plugins | {"XDG_CACHE_HOME": str(cache.parent), "PATH": path}
 
 
 @pytest.fixture

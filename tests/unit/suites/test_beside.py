@@ -1,13 +1,16 @@
 """Suites beside each other on one demo: whole runs of `./test`, with a demo and tests of this file."""
 
 import os
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import results
+from patience import HANG
 
-from .conftest import Command
+from .conftest import Command, has_ended, wait_until
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as ./test does for these suites")
 
@@ -44,6 +47,28 @@ import os, pathlib
 def test_second_users():
     assert os.environ["CARME_SECOND_USERS"]
     (pathlib.Path({top!r}) / "second-users").touch()
+"""
+#: Brings nothing up; where it is ended, it waits until the test of the suite beside has been, too.
+WAITING_DEMO = """\
+#!/bin/sh
+trap 'touch {top}/asked; until [ -e {top}/ended ]; do sleep 0.1; done; exit 1' TERM
+echo "Look for remains of a sudden end"
+while :; do sleep 0.1; done
+"""
+WAITING_TEST = """\
+import os, pathlib, signal, time
+
+def test_waits():
+    top = pathlib.Path({top!r})
+
+    def end(*_):
+        (top / "ended").touch()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
+    (top / "new").write_text(str(os.getpid()))
+    (top / "new").rename(top / "pid")
+    time.sleep(3600)
 """
 #: Of the portal's tests, those that run on PostgreSQL.
 PORTAL = ("administration", "bookings_at_once", "jobs", "migrations")
@@ -147,3 +172,28 @@ def test_with_attacks_made_already_the_demo_is_not_brought_up_again(command: Com
     done = command("cluster", "security")
     assert "./demo up" in done.stdout
     assert len((suites / "demo-calls").read_text().splitlines()) == 1
+
+
+def test_further_signals_hold_up_no_end(suites: Path, variables: dict[str, str]) -> None:
+    """Hosts and suites beside end at the same time, however often somebody interrupts."""
+    (suites / "demo").write_text(WAITING_DEMO.format(top=suites))
+    (suites / "tests/unit/test_first.py").write_text(WAITING_TEST.format(top=str(suites)))
+    pids = suites / "pid"
+    with (suites / "printed").open("wb") as printed:
+        # A shell lets what it starts behind itself ignore that signal.
+        command = ["env", "--default-signal=INT", suites / "test", "unit", "cluster"]
+        process = subprocess.Popen(command, env=variables, stdout=printed, stderr=printed)
+    try:
+        wait_until(lambda: process.poll() is not None or pids.exists())
+        process.send_signal(signal.SIGINT)
+        wait_until(lambda: process.poll() is not None or (suites / "asked").exists())
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process.send_signal(number)
+        assert process.wait(HANG) == 128 + signal.SIGINT, (suites / "printed").read_text()
+        assert (suites / "ended").exists()
+        wait_until(lambda: has_ended(int(pids.read_text())))
+    finally:
+        process.kill()
+        process.wait()
+        if pids.exists() and not has_ended(int(pids.read_text())):
+            os.kill(int(pids.read_text()), signal.SIGKILL)

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from patience import HANG
 from suites import arguments
 from suites.running import Stop
 
-from .conftest import Command
+from .conftest import Command, has_ended, wait_until
 
 GOOD = "def test_good():\n    pass\n"
 BAD = "def test_bad():\n    assert 'left' == 'right'\n"
@@ -85,22 +84,22 @@ def test_a_signal_leaves_no_process(tree: Path, variables: dict[str, str]) -> No
     waiting = f"import os, pathlib, time\n\ndef test_long():\n    pathlib.Path({str(pids)!r}).write_text("
     waiting += f"str(os.getpid()))\n    time.sleep({2 * HANG})\n"
     (tree / "tests/unit/test_long.py").write_text(waiting)
-    with subprocess.Popen(
+    process = subprocess.Popen(
         [tree / "test", "unit", "--", "tests/unit/test_long.py"],
         env=variables,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    ) as process:
-        until = time.monotonic() + HANG
-        while not (pids.exists() and pids.read_text()):
-            assert process.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+    )
+    try:
+        wait_until(lambda: process.poll() is not None or (pids.exists() and pids.read_text()))
         process.send_signal(signal.SIGTERM)
         assert process.wait(HANG) == 128 + signal.SIGTERM
-    pid = int(pids.read_text())
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < until
-        time.sleep(0.05)
+        wait_until(lambda: has_ended(int(pids.read_text())))
+    finally:
+        process.kill()
+        process.wait()
+        if pids.exists() and not has_ended(int(pids.read_text())):
+            os.kill(int(pids.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("words", [[], ["cluster"], ["unit", "faults"], ["sites"], ["bench", "exporter"]])
