@@ -41,8 +41,8 @@ def move_database(file: Path, target: str) -> dict[str, int]:
         target: The new one's address, `postgresql://...`.
 
     Raises:
-        MoveRefused: The old one is no hub's or of another version of JupyterHub, the new one has rows, cannot be reached,
-            or does not take a value; or what it has afterwards differs.
+        MoveRefused: The old one is no hub's or of another version of JupyterHub, the new one has rows, cannot
+            be reached, or does not take a value; or what it has afterwards differs.
     """
     try:
         return _move(create_engine(f"sqlite:///{file}"), create_engine(with_driver(target)))

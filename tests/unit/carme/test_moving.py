@@ -57,7 +57,7 @@ def test_services_of_which_systemd_says_nothing_may_run(file: Path, monkeypatch:
     monkeypatch.setattr(services, "SYSTEMD", file.parent / "none")
     assert check_move(settings, "hub", "postgresql:///carme") == file
     monkeypatch.setattr(services, "SYSTEMD", file.parent)
-    with pytest.raises(CarmeError, match="does not say whether carme-hub run: Connection timed out. Nothing"):
+    with pytest.raises(CarmeError, match=r"does not say whether carme-hub run: Connection timed out\. "):
         check_move(settings, "hub", "postgresql:///carme")
 
 
