@@ -237,8 +237,8 @@ def test_nginx_answers_for_all_names_of_the_certificate(tmp_path: Path, default_
     names |= {"reverse_proxy_acme_directory": "https://a", "reverse_proxy_default_server": default_server}
     real_nginx.configure(tmp_path, 443, 8100, reverse_proxy_webroot=tmp_path, **names)
     both = f"{NAME} www.example.org"
-    said = re.findall(r"server_name (.*);", (tmp_path / "carme.conf").read_text())
-    assert said == ["_" if default_server else both, both]
+    found = re.findall(r"server_name (.*);", (tmp_path / "carme.conf").read_text())
+    assert found == ["_" if default_server else both, both]
 
 
 async def test_a_client_that_is_missing_is_named(site: Site) -> None:
