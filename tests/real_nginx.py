@@ -59,9 +59,10 @@ http {{
 """
 
 
-def make_certificate(folder: Path, name: str = "localhost", stem: str = "site") -> None:
-    """Write STEM.pem and its key STEM-key.pem, self-signed."""
+def make_certificate(folder: Path, name: str = "localhost", stem: str = "site", days: int = 30) -> None:
+    """Write STEM.pem and its key STEM-key.pem, self-signed, which ends in so many days."""
     make = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
+    make += ["-days", str(days)]
     make += ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1"]
     make += ["-keyout", str(folder / f"{stem}-key.pem"), "-out", str(folder / f"{stem}.pem")]
     subprocess.run(make, check=True, capture_output=True)

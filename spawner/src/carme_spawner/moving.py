@@ -7,6 +7,7 @@ from jupyterhub import orm
 from sqlalchemy import (
     Column,
     Connection,
+    Engine,
     Integer,
     MetaData,
     String,
@@ -40,16 +41,11 @@ def move_database(file: Path, target: str) -> dict[str, int]:
         target: The new one's address, `postgresql://...`.
 
     Raises:
-        MoveRefused: The old one is of another version of JupyterHub, the new one has rows, cannot be reached,
-            or does not take a value; or what it has afterwards differs.
+        MoveRefused: The old one is no hub's or of another version of JupyterHub, the new one has rows, cannot
+            be reached, or does not take a value; or what it has afterwards differs.
     """
-    old, new = create_engine(f"sqlite:///{file}"), create_engine(with_driver(target))
     try:
-        orm.check_db_revision(old)
-        with old.connect() as source, new.begin() as copy:
-            source.exec_driver_sql("BEGIN IMMEDIATE")  # nobody else writes until it ends
-            _require_empty(copy)
-            return _copy_all(source, copy)
+        return _move(create_engine(f"sqlite:///{file}"), create_engine(with_driver(target)))
     except orm.DatabaseSchemaMismatch:
         raise MoveRefused(
             "The hub's database is of another version of JupyterHub than this program.",
@@ -58,6 +54,21 @@ def move_database(file: Path, target: str) -> dict[str, int]:
     except SQLAlchemyError as error:
         reason = str(getattr(error, "orig", None) or error).strip().splitlines()[0].removesuffix(".")
         raise MoveRefused(f"The databases say: {reason}.", "Nothing has been changed.") from None
+
+
+def _move(old: Engine, new: Engine) -> dict[str, int]:
+    try:
+        # A file without tables would get some by the next look.
+        if not {LAYOUT.name, "users"} <= set(inspect(old).get_table_names()):
+            raise MoveRefused(
+                f"{old.url.database} is not the database of a hub: it lacks its tables.",
+                "Correct 'database' in [hub] of carme.toml. Nothing has been changed.",
+            )
+        orm.check_db_revision(old)
+        with old.connect() as source, new.begin() as copy:
+            source.exec_driver_sql("BEGIN IMMEDIATE")  # nobody else writes until it ends
+            _require_empty(copy)
+            return _copy_all(source, copy)
     finally:
         old.dispose()
         new.dispose()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import shlex
 import sys
 from collections.abc import AsyncIterator
@@ -40,18 +41,20 @@ class Site:
     folder: Path
     port: int
 
-    async def look_after(self, *arguments: str) -> tuple[int, str, str]:
+    async def look_after(self, *arguments: str, umask: int = 0o022) -> tuple[int, str, str]:
         """What the program that the timer starts says: its code, its output and its errors."""
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, str(PROGRAM), "--certificate", str(self.folder / "site.pem")],
             *["--key", str(self.folder / "site-key.pem"), "--port", str(self.port)],
-            *["--hooks", str(self.folder), "--state", str(self.folder / "acme")],
+            *["--hooks", str(self.folder), "--own", str(self.folder / "own")],
+            *["--state", str(self.folder / "acme")],
             *["--logs", str(self.folder / "logs"), "--webroot", str(self.folder / "webroot")],
             *["--nginx", shlex.join(real_nginx.command(self.folder))],
             *["--reload", shlex.join([*real_nginx.command(self.folder), "-s", "reload"])],
             *[*arguments, NAME],
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            umask=umask,
         )
         output, errors = await process.communicate()
         return process.returncode or 0, output.decode(), errors.decode()
@@ -128,7 +131,7 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         channel = await session.ws_connect(f"https://127.0.0.1:{site.port}/jupyter/user/ada/s1/channels")
         client = real_acme.make_client(tmp_path, acme.trust)
         arguments = [f"--certbot={client}", "--directory", acme.directory]
-        code, output, errors = await site.look_after(*arguments, "--email", "admin@example.org")
+        code, output, errors = await site.look_after(*arguments, "--email", "admin@example.org", umask=0o077)
         assert (code, errors) == (0, "") and output.startswith(f"New certificate from {acme.directory}")
         now = await site.served()
         assert now != made
@@ -137,7 +140,8 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         assert names.get_values_for_type(x509.DNSName) == [NAME]
         assert "Pebble" in found.issuer.rfc4514_string()
         assert (tmp_path / "mail.pem").read_text() == (tmp_path / "site.pem").read_text()
-        assert (tmp_path / "site-key.pem").stat().st_mode & 0o777 == 0o600
+        for name, mode in (("site-key.pem", 0o600), ("site.pem", 0o644), ("webroot", 0o755)):
+            assert (tmp_path / name).stat().st_mode & 0o777 == mode
         # The one that was connected before still is.
         await channel.send_str("still here")
         assert await channel.receive_str() == "still here"
@@ -147,6 +151,13 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         renewal.write_text(f"renew_before_expiry = 99 years\n{renewal.read_text()}")
         code, output, errors = await site.look_after(*arguments)
         assert (code, errors) == (0, "") and "New certificate" in output and await site.served() != now
+        # Nor does that of another server stay.
+        now, text = await site.served(), renewal.read_text().replace("renew_before_expiry = 99 years\n", "")
+        assert f"server = {acme.directory}\n" in text
+        renewal.write_text(text.replace(f"server = {acme.directory}", "server = https://other.example.org/"))
+        code, output, errors = await site.look_after(*arguments)
+        assert (code, errors) == (0, "") and "New certificate" in output and await site.served() != now
+        assert await site.look_after(*arguments) == (0, "", "")
         await channel.send_str("and here")
         assert await channel.receive_str() == "and here"
         await channel.close()
@@ -208,6 +219,26 @@ async def test_a_program_that_did_not_hand_it_on_is_started_again(site: Site, tm
     assert (await site.look_after())[0] == 0
     assert await site.look_after() == (0, "", "")
     assert (tmp_path / "tried").read_text() == "tried\n" * 3
+    # A standby has a copy of the folder, and others whom its programs serve.
+    assert (await site.look_after("--own", str(tmp_path / "standby")))[0] == 0
+    assert (tmp_path / "tried").read_text() == "tried\n" * 4
+
+
+async def test_one_that_nobody_renews_is_named_before_it_ends(site: Site, tmp_path: Path) -> None:
+    real_nginx.make_certificate(tmp_path, NAME, days=13)
+    code, output, errors = await site.look_after()
+    assert code == 1 and "nginx serves the new certificate" in output
+    assert errors.startswith(f"The certificate in {tmp_path}/site.pem ends within 14 days")
+
+
+@pytest.mark.parametrize("default_server", [True, False])
+def test_nginx_answers_for_all_names_of_the_certificate(tmp_path: Path, default_server: bool) -> None:
+    names = {"reverse_proxy_host": NAME, "reverse_proxy_acme_names": ["www.example.org"]}
+    names |= {"reverse_proxy_acme_directory": "https://a", "reverse_proxy_default_server": default_server}
+    real_nginx.configure(tmp_path, 443, 8100, reverse_proxy_webroot=tmp_path, **names)
+    both = f"{NAME} www.example.org"
+    found = re.findall(r"server_name (.*);", (tmp_path / "carme.conf").read_text())
+    assert found == ["_" if default_server else both, both]
 
 
 async def test_a_client_that_is_missing_is_named(site: Site) -> None:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -76,21 +77,48 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     return look
 
 
+def own_address() -> str:
+    """An address of this host that others may reach."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing
+        except OSError:
+            pytest.skip("this host is in no network")
+        return str(probe.getsockname()[0])
+
+
 def test_the_exporters_address_is_slurms_where_that_is_the_hosts(
     site: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     look: Any = site
     look.answer("scontrol", f'for word; do last=$word; done; cat "{tmp_path}/$last"')
+    own = own_address()
     for address, known in (
-        *(("127.0.0.7", "127.0.0.7"), ("192.0.2.7", ""), ("gpu-01", ""), ("10.1.0.300", ""), ("", "")),
+        (own, own),
+        *((foreign, "") for foreign in ("192.0.2.7", "127.0.0.7", "0.0.0.0", "")),
     ):
         (tmp_path / "gpu-01").write_text(f"NodeName=gpu-01 NodeAddr={address} NodeHostName=gpu-01\n")
         look(head=False, compute=True)
         assert look.result["node_address"] == known
-    (tmp_path / "gpu-01").write_text("NodeName=gpu-01 NodeAddr=127.0.0.7\n")
+    (tmp_path / "gpu-01").write_text(f"NodeName=gpu-01 NodeAddr={own}\n")
     for changes in ({"own_slurm": False}, {"compute": False}, {"node": "gpu-02"}):
         look(**{"head": False, "compute": True, **changes})
         assert look.result["node_address"] == ""
+
+
+def test_the_exporters_address_may_be_a_name_in_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    precheck, own = program(), own_address()
+    names = {"gpu-01": ["127.0.1.1", own], "gpu-02": ["127.0.1.1"]}
+
+    def resolve(name: str, *_words: object) -> list[tuple[object, ...]]:
+        if name not in names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", (address, 0)) for address in names[name]]
+
+    monkeypatch.setattr(precheck.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(precheck, "output", lambda *words: f"NodeName={words[-1]} NodeAddr={words[-1]}\n")
+    for name, known in (("gpu-01", own), ("gpu-02", ""), ("gpu-03", ""), ("10.1.0.300", "")):
+        assert precheck.node_address({"compute": True, "own_slurm": True, "node": name}) == known
 
 
 def test_a_site_that_fits_has_nothing_in_the_way(site: Callable[..., dict[str, Any]]) -> None:

@@ -183,6 +183,19 @@ def test_an_exporter_knows_the_readers_of_a_head_that_is_left_out(
     assert readers[0] == "10.1.0.10" and "10.1.0.7" in readers
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_head_may_read_from_each_of_its_addresses(
+    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, heads: int
+) -> None:
+    """To nodes in another network it comes from its address there."""
+    facts = {"default_ipv4": {"address": "10.1.0.5"}, "all_ipv4_addresses": ["10.9.0.5", "10.1.0.5"]}
+    extra = TWO if heads == 2 else {"carme_head_address": "10.1.0.5"}
+    done = play(heads, **extra, ansible_facts=facts)
+    assert done.returncode == 0, done.stdout + done.stderr
+    readers = json.loads((tmp_path / "head-1.example.org.json").read_text())["readers"]
+    assert readers == [*(["10.1.0.10"] if heads == 2 else []), "10.1.0.5", "10.9.0.5"]
+
+
 @pytest.mark.parametrize("role", ["heads/tasks/one.yml", "removal/tasks/main.yml"])
 def test_the_key_of_the_other_head_goes(role: str) -> None:
     two = yaml.safe_load((ANSIBLE / "roles/heads/tasks/two.yml").read_text())

@@ -214,6 +214,9 @@ async def test_a_node_is_reached_where_slurm_reaches_it_and_known_by_its_name(ex
     for addresses in ({}, {NODE: "127.0.0.1"}, {ELSEWHERE: "127.0.0.9"}):
         with pytest.raises(CarmeError, match="do not answer"):
             await other().usage(job, addresses)
+    # Its exporter need not listen where Slurm reaches the node.
+    used, _curves = await other().usage(exporter.job(), {NODE: "127.0.0.9"})
+    assert used is not None and [node.node for node in used.nodes] == [NODE]
     # A server there whose certificate is for other names is not believed.
     with pytest.raises(CarmeError, match="certificate"):
         await other().usage(exporter.job(node_list="gpu-02"), {"gpu-02": "127.0.0.1"})

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from carme.backup import services
 from carme.backup.moving import MoveRefused, check_move, refuse_filled
 from carme.config import Settings
 from carme.errors import CarmeError
@@ -43,6 +44,23 @@ def test_a_database_may_move_while_its_services_are_stopped(part: str, file: Pat
         check_move(settings, part, "postgresql:///carme")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("state", ["activating", "deactivating", "reloading"])
+def test_a_service_between_two_starts_runs(state: str, file: Path) -> None:
+    (file.parent / "carme-worker").write_text(f"{state}\n")
+    with pytest.raises(CarmeError, match="These services run: carme-worker"):
+        check_move(site(f"sqlite:///{file}"), "portal", "postgresql:///carme")
+
+
+def test_services_of_which_systemd_says_nothing_may_run(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file.parent / "systemctl").write_text("#!/bin/sh\necho 'Connection timed out.' >&2\nexit 1\n")
+    settings = site(f"sqlite:///{file}")
+    monkeypatch.setattr(services, "SYSTEMD", file.parent / "none")
+    assert check_move(settings, "hub", "postgresql:///carme") == file
+    monkeypatch.setattr(services, "SYSTEMD", file.parent)
+    with pytest.raises(CarmeError, match=r"does not say whether carme-hub run: Connection timed out\. "):
+        check_move(settings, "hub", "postgresql:///carme")
+
+
 @pytest.mark.parametrize(
     ("target", "why"),
     [
@@ -50,6 +68,8 @@ def test_a_database_may_move_while_its_services_are_stopped(part: str, file: Pat
         ("postgresql://db/x?password=secret", "holds a password"),
         ("mysql://db/x", "is no address of a database on a server"),
         ("postgresql://db", "is no address of a database on a server"),
+        ("postgresql://u@db:54x2/n", "is no address of a database on a server"),
+        ("postgresql://[::1/n", "is no address of a database on a server"),
         ("sqlite:////x", "is no address of a database on a server"),
     ],
 )

@@ -130,3 +130,19 @@ def test_what_fails_leaves_both_as_they_were(site: Path, target: str) -> None:
     refused(site, "postgresql://hub:secret@db/x", "The address holds a password")
     with closing(sqlite3.connect(file)) as opened:
         assert len(list(opened.iterdump())) == len(before)
+
+
+@pytest.mark.parametrize("content", ["nothing", "others"])
+def test_a_file_that_is_no_hubs_database_is_not_written_to(
+    site: Path, target: str, tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(file)) as opened:
+        if content == "others":
+            opened.execute("CREATE TABLE recipes (name TEXT)")
+        opened.commit()
+    file.touch()
+    before = file.read_bytes()
+    configure(site, f"sqlite:///{file}")
+    refused(site, target, f"{file} is not the database of a hub")
+    assert file.read_bytes() == before and tables(target) == []

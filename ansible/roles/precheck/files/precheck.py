@@ -461,18 +461,41 @@ def site_files():
 
 
 def node_address(wanted):
-    """Where Slurm reaches this compute node (NodeAddr), if that is an address of this host; else empty."""
+    """Where Slurm reaches this compute node (NodeAddr), if that is an address of this host; else empty.
+
+    An address that others do not reach, as 127.0.0.1, is none.
+    """
     if not (wanted["compute"] and wanted["own_slurm"]):
         return ""
     shown = output("scontrol", "--oneliner", "show", "node", wanted["node"]) or ""
     address = fields(shown).get("NodeAddr", "")
+    return next((one for one in _addresses(address) if _is_own(one)), "") if address else ""
+
+
+def _addresses(host):
+    """An address itself, or those of version 4 that a name has."""
     try:
-        kind = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
-            probe.bind((address, 0))  # Linux lets nobody take an address that is another host's
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass
+    try:
+        return [found[4][0] for found in socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_DGRAM)]
     except (ValueError, OSError):
-        return ""
-    return address
+        return []
+
+
+def _is_own(text):
+    """Whether it is an address of this host that others may reach."""
+    address = ipaddress.ip_address(text)
+    if address.is_loopback or address.is_unspecified:
+        return False
+    try:
+        kind = socket.AF_INET if address.version == 4 else socket.AF_INET6
+        with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+            probe.bind((text, 0))  # Linux lets nobody take an address that is another host's
+    except OSError:
+        return False
+    return True
 
 
 def main(wanted):

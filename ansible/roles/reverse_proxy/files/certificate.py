@@ -9,6 +9,7 @@ change. What fails stands on standard error, and the certificate of before stays
 import argparse
 import hashlib
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -18,8 +19,12 @@ from pathlib import Path
 
 #: The name that certbot knows the certificate by.
 NAME = "carme"
-#: Beside the certificate: programs of the site for those who serve it too, and for which one they last ran.
-HOOKS, HANDED_ON = "deploy.d", ".handed-on"
+#: Beside the certificate: programs of the site for those who serve it too.
+HOOKS = "deploy.d"
+#: For which certificate they last ran here: each head has its own, so it does not lie beside what heads copy.
+HANDED_ON = "handed-on"
+#: One that nobody renews is to be replaced when it has so many days left.
+DAYS_LEFT = 14
 PROGRAM_SECONDS = 600
 #: How long nginx may take until it serves what it has read.
 RELOAD_SECONDS = 20
@@ -56,11 +61,13 @@ def renew(options):
         return
     state = Path(options.state)
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    Path(options.webroot).mkdir(mode=0o755, parents=True, exist_ok=True)
+    webroot = Path(options.webroot)
+    webroot.mkdir(parents=True, exist_ok=True)
+    webroot.chmod(0o755)  # also where somebody had made it closed to nginx
     mail = ["--email", options.email] if options.email else ["--register-unsafely-without-email"]
     done = run(
         [
-            *[options.certbot, "certonly", "--non-interactive", "--agree-tos", "--keep-until-expiring"],
+            *[options.certbot, "certonly", "--non-interactive", "--agree-tos", when(options)],
             *["--server", options.directory, *mail, "--cert-name", NAME, "--renew-with-new-domains"],
             *["--webroot", "--webroot-path", options.webroot],
             *["--config-dir", str(state), "--work-dir", str(state / "work"), "--logs-dir", options.logs],
@@ -78,6 +85,14 @@ def renew(options):
     replace(Path(options.key), (live / "privkey.pem").read_bytes(), 0o600)
     if replace(Path(options.certificate), (live / "fullchain.pem").read_bytes(), 0o644):
         print(f"New certificate from {options.directory}")
+
+
+def when(options):
+    """certbot's word for when it requests one: at once where the last came from another server."""
+    renewal = Path(options.state) / "renewal" / f"{NAME}.conf"
+    text = renewal.read_text() if renewal.exists() else ""
+    found = re.search(r"^server\s*=\s*(\S+)", text, re.MULTILINE)
+    return "--force-renewal" if found and found.group(1) != options.directory else "--keep-until-expiring"
 
 
 def replace(path, text, mode):
@@ -145,7 +160,7 @@ def serve(options):
 def hand_on(options):
     """Run the site's programs for whoever else serves the certificate, until each has taken it."""
     certificate = Path(options.certificate)
-    folder, stamp = Path(options.hooks) / HOOKS, Path(options.hooks) / HANDED_ON
+    folder, stamp = Path(options.hooks) / HOOKS, Path(options.own) / HANDED_ON
     programs = sorted(folder.iterdir()) if folder.is_dir() else []
     programs = [path for path in programs if path.is_file() and os.access(path, os.X_OK)]
     digest = hashlib.sha256(certificate.read_bytes()).hexdigest()
@@ -158,8 +173,21 @@ def hand_on(options):
             failed.append(f"{program} ended with {done.returncode}: {done.stdout.strip()[-500:]}")
     if failed:
         raise Failed(" ".join(failed))
+    stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.write_text(digest)
     print(f"Handed the certificate on to {len(programs)} programs of {folder}")
+
+
+def look_at_end(options):
+    """Say when a certificate that nobody renews is to be replaced, as the last one that came by ACME."""
+    seconds = str(DAYS_LEFT * 86400)
+    done = run(["openssl", "x509", "-noout", "-checkend", seconds, "-in", options.certificate])
+    if "will expire" in done.stdout:
+        raise Failed(
+            f"The certificate in {options.certificate} ends within {DAYS_LEFT} days, or has ended. Put a new "
+            f"one and its key into {options.certificate} and {options.key}; where they are not yours, delete "
+            "both and run site.yml again."
+        )
 
 
 def options_of(arguments):
@@ -172,6 +200,11 @@ def options_of(arguments):
     add("--key", required=True, help="the file that nginx reads: its key")
     add("--port", type=int, default=443, help="where nginx listens (443)")
     add("--hooks", default="/etc/carme/tls", help=f"the folder of {HOOKS} (/etc/carme/tls)")
+    add(
+        "--own",
+        default="/var/lib/carme-certificate",
+        help="a folder of this head (/var/lib/carme-certificate)",
+    )
     add("--directory", help="the address of the ACME server's directory; without it nothing is renewed")
     add("--email", help="where the ACME server writes to")
     add("--state", default="/etc/carme/tls/acme", help="folder of the ACME client's accounts and keys")
@@ -187,8 +220,9 @@ def options_of(arguments):
 def main(arguments=None):
     """All steps, each although another has failed; 1 where one has."""
     options = options_of(arguments)
+    os.umask(0o022)  # who starts it by hand may have another: nginx must read what it writes
     failures = []
-    for step in (*([renew] if options.directory else []), serve, hand_on):
+    for step in (renew if options.directory else look_at_end, serve, hand_on):
         try:
             step(options)
         except Failed as failure:

@@ -42,17 +42,22 @@ def check_move(settings: Settings, part: Literal["hub", "portal"], target: str) 
         raise MoveRefused(
             f"There is no database {file}.", "Run this on the head, as the account of the service."
         )
-    parts = urlsplit(target)
+    no_address = MoveRefused(
+        f"{target!r} is no address of a database on a server.",
+        "Use one like postgresql:///NAME or postgresql://USER@HOST/NAME.",
+    )
+    try:
+        parts = urlsplit(target)
+        parts.port  # noqa: B018 (it is read then)
+    except ValueError:
+        raise no_address from None
     if parts.password is not None or "password" in parse_qs(parts.query):
         raise MoveRefused(
             "The address holds a password, which other users of this host could read.",
             "Leave it out, and set PGPASSWORD instead.",
         )
     if parts.scheme != "postgresql" or not parts.path.strip("/"):
-        raise MoveRefused(
-            f"{target!r} is no address of a database on a server.",
-            "Use one like postgresql:///NAME or postgresql://USER@HOST/NAME.",
-        )
+        raise no_address
     require_stopped(UNITS[part])
     return file
 

@@ -2,19 +2,37 @@
 
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from carme.errors import CarmeError
 
 __all__ = ["require_stopped"]
 
+#: Where systemd runs this host.
+SYSTEMD = Path("/run/systemd/system")
+#: All other states are of services that run, or are about to, as between two starts.
+STOPPED = {"inactive", "failed", "unknown"}
+
 
 def require_stopped(units: Sequence[str]) -> None:
-    """Raise CarmeError while one of these units of systemd runs: it would go on with its own state."""
+    """Raise CarmeError while one of these units of systemd runs: it would go on with its own state.
+
+    So it does where systemd does not say how they are.
+    """
     try:
         done = subprocess.run(["systemctl", "is-active", *units], capture_output=True, text=True, check=False)
     except OSError:
         return  # no systemd, no services
-    running = [unit for unit, state in zip(units, done.stdout.split(), strict=False) if state == "active"]
+    states = done.stdout.split()
+    if len(states) != len(units):
+        if not SYSTEMD.is_dir():
+            return
+        why = " ".join(done.stderr.split()).removesuffix(".") or "no answer"
+        raise CarmeError(
+            f"systemd does not say whether {', '.join(units)} run: {why}. Nothing was written.",
+            "See what 'systemctl status' says.",
+        )
+    running = [unit for unit, state in zip(units, states, strict=True) if state not in STOPPED]
     if running:
         raise CarmeError(
             f"These services run: {', '.join(running)}. Nothing was written.", "Use: systemctl stop 'carme-*'"

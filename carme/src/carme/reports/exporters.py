@@ -231,6 +231,19 @@ class Exporters:
     def _ask(self, node: str, address: str, job_id: int) -> dict[_Key, float]:
         """A job's series on a node. Raises OSError, HTTPException, ValueError."""
         until = time.monotonic() + LOOK_SECONDS
+        try:
+            text = self._read(node, address, until)
+        except OSError as failure:
+            if address == node:
+                raise
+            try:  # its exporter need not listen there: the site may have named another address
+                text = self._read(node, node, until)
+            except OSError:
+                raise failure from None
+        return _series(text, node, job_id)
+
+    def _read(self, node: str, address: str, until: float) -> str:
+        """What a node's exporter serves. Raises OSError, HTTPException, ValueError."""
         named = urlsplit(f"https://{node}:{self._port}")
         opened = connection(named, self._certificates, PATIENCE, reached_at=address)
         try:
@@ -245,7 +258,7 @@ class Exporters:
             opened.close()
         if response.status != http.client.OK:
             raise ValueError(f"it answered with status {response.status}")
-        return _series(body.decode("utf-8", "replace"), node, job_id)
+        return body.decode("utf-8", "replace")
 
 
 def _unanswered(why: str) -> CarmeError:
