@@ -107,6 +107,9 @@ def test_a_node_of_which_something_hangs_is_not_waited_for_for_ever(
         pull, found = pull_in_thread(target, source.where)
         pull.join(HANG / 3)
         assert found == [False]
+    for each in threading.enumerate():
+        if each.name.endswith("(_serve)"):  # finds that nobody takes the bytes any more, and says nothing
+            each.join(HANG)
 
 
 def test_ranges_on_a_disk_are_read_before_they_are_sent(

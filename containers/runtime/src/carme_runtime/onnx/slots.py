@@ -85,8 +85,8 @@ def slots_for(workers: int, sizes: Iterable[int], limit: int) -> int:
         0 where there would not be one for each worker.
     """
     most = EACH * workers
-    kept = sum(size for size in sizes if size <= MOST_BYTES)
-    found = min(most, limit // 2 // kept) if kept else most
+    reused = sum(size for size in sizes if size <= MOST_BYTES)
+    found = min(most, limit // 2 // reused) if reused else most
     return found if found >= workers else 0
 
 

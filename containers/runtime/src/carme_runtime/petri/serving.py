@@ -249,7 +249,8 @@ def _beating(connection: "Connection[Any, Any]") -> Iterator[Callable[[Any], Non
 
 def _mapped(file: int, size: int) -> Iterator[memoryview]:
     """The bytes of a range in shared memory, without a copy."""
-    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+    # Not closed here: what failed to send the bytes has them still. They go with the last who has them.
+    with memoryview(mmap.mmap(file, size, access=mmap.ACCESS_READ)) as data:
         for start in range(0, size, _PIECE):
             with data[start : start + _PIECE] as piece:
                 yield piece
