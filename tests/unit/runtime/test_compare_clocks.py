@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from carme_runtime.compare import checks, report
-from carme_runtime.compare.clocks import megahertz, slowdowns
+from carme_runtime.compare.clocks import megahertz, slowdowns, slowdowns_since
 from carme_runtime.compare.results import Result
 
 LISTED = """processor\t: 0
@@ -45,6 +45,8 @@ def test_heat_disturbs_a_turn(tmp_path: Path) -> None:
     assert slowdowns([0, 1], tmp_path) == 7 and slowdowns([1], tmp_path) == 4
     core(tmp_path, 1, "thermal_throttle/core_throttle_count", "many\n")
     assert slowdowns([0, 1], tmp_path) is None
+    assert slowdowns_since(4, 7) == 3
+    assert slowdowns_since(None, 7) == slowdowns_since(4, None) == 0, "not all since the machine started"
     assert checks.disturbances(0.0, (10.0, 10.0), 10.0) == ()
     assert checks.disturbances(0.0, (10.0, 10.0), 10.0, slowdowns=1) == ("heat slowed a processor down",)
 

@@ -71,7 +71,8 @@ def test_a_node_whose_ranges_are_busy_for_long_does_not_stand_still(
     nodes: list[Store], serve: Serve, monkeypatch: pytest.MonkeyPatch
 ):
     """Another process of its node moves a large range to the disk, say, and nobody else gets at them."""
-    monkeypatch.setattr(serving, "_STILL", 1)
+    monkeypatch.setattr(serving, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(serving, "_STILL", int(HANG))
     beats, receive = threading.Semaphore(0), Connection.recv_bytes
 
     def count(connection: Any, *given: Any) -> bytes:
@@ -85,12 +86,30 @@ def test_a_node_whose_ranges_are_busy_for_long_does_not_stand_still(
     busy = Store(IDENTITY, nodes[0].folder, 0, [], "n1")
     with busy.locked():
         pull, found = pull_in_thread(target, source.where)
-        for _ in range(2 * serving._BEATS):  # for twice the time after which it counts as one that does
+        for _ in range(12):
             assert beats.acquire(timeout=HANG)
         assert found == [] and pull.is_alive()
     pull.join(HANG)
     there = nodes[1].find("there")
     assert found == [True] and there and there[0].read_bytes() == DATA
+
+
+def test_a_node_of_which_something_hangs_is_not_waited_for_for_ever(
+    nodes: list[Store], serve: Serve, monkeypatch: pytest.MonkeyPatch
+):
+    """Its beats end, and the copy is given up: another node may have the range, too."""
+    monkeypatch.setattr(serving, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(serving, "_HANGS", 0.3)
+    monkeypatch.setattr(serving, "_STILL", 1)
+    source, target = serve(nodes[0]), serve(nodes[1])
+    busy = Store(IDENTITY, nodes[0].folder, 0, [], "n1")
+    with busy.locked():
+        pull, found = pull_in_thread(target, source.where)
+        pull.join(HANG / 3)
+        assert found == [False]
+    for each in threading.enumerate():
+        if each.name.endswith("(_serve)"):  # finds that nobody takes the bytes any more, and says nothing
+            each.join(HANG)
 
 
 def test_ranges_on_a_disk_are_read_before_they_are_sent(

@@ -21,7 +21,7 @@ from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.onnx import OnnxError, Runner, execution, folding, slots
 from carme_runtime.onnx.execution import Pipeline, TaskBody
 from carme_runtime.onnx.slots import EACH, Bound
-from carme_runtime.petri import PetriError
+from carme_runtime.petri import PetriError, store
 from carme_runtime.petri.run import Run
 
 
@@ -233,6 +233,23 @@ def test_a_killed_worker_leaves_the_memory_of_its_micro_batch_to_the_next(shared
 
     found = Runner(carme_onnx.load(proto), 2, tasks=3, watch=kill).run(given)
     assert len(killed) > 1
+    for inputs, outputs in zip(given, found, strict=True):
+        check(outputs, onnx_models.expected(proto, inputs))
+
+
+def test_slots_take_at_most_half_of_the_memory_of_a_run(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    """They stay until the run ends; without any each tensor is freed when it was used."""
+    assert slots.slots_for(8, [1000] * 10, 1 << 30) == 8 * EACH
+    assert slots.slots_for(8, [60 << 20] * 10, 16 << 30) == 13, "8 GiB by 600 MiB"
+    assert slots.slots_for(8, [60 << 20] * 10, 8 << 30) == 0, "fewer than workers"
+    assert slots.slots_for(2, [slots.MOST_BYTES + 1], 1) == 2 * EACH, "too large to be kept anyway"
+    monkeypatch.setattr(store, "usual_limit", lambda: 1 << 20)
+    proto = onnx_models.branches(batch=1, size=96)
+    given = [{"x": onnx_models.random(1, 3, 96, 96, seed=k)} for k in range(8)]
+    ranges: list[str] = []
+    watch = lambda run, _: ranges.extend(run.status()["ranges"])  # noqa: E731
+    found = Runner(carme_onnx.load(proto), 2, tasks=2, watch=watch).run(given)
+    assert not any(name.startswith("slot") for name in ranges)
     for inputs, outputs in zip(given, found, strict=True):
         check(outputs, onnx_models.expected(proto, inputs))
 

@@ -38,6 +38,11 @@ def slowdowns(cores: Iterable[int], folder: Path = _FOLDER) -> int | None:
         return None
 
 
+def slowdowns_since(before: int | None, now: int | None) -> int:
+    """How many came between two looks of `slowdowns`: 0 where one of them is unknown."""
+    return 0 if before is None or now is None else now - before
+
+
 def _fields(block: str) -> dict[str, str]:
     pairs = (line.partition(":") for line in block.splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from carme_runtime.compare import checks, machine, tasks
-from carme_runtime.compare.clocks import megahertz, slowdowns
+from carme_runtime.compare.clocks import megahertz, slowdowns, slowdowns_since
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door
 from carme_runtime.compare.energy import drawn, energy
@@ -304,7 +304,7 @@ class _Contest:
             if answers:
                 ms, foreign, parts = sample(answers)
                 probes = (before, self.probes[-1])
-                more = (slowdowns(cores) or 0) - (slowed or 0)
+                more = slowdowns_since(slowed, slowdowns(cores))
                 raw = _Raw(number, ms, foreign, probes, parts, joules, began, lasted, more)
                 self.turns.setdefault(place, []).append(raw)
 

@@ -95,6 +95,12 @@ class Plan:
         return self._bytes(name for edge, names in self.edges.items() if edge[0] >= 0 for name in names)
 
     @property
+    def value_bytes(self) -> list[int]:
+        """Of each value that tasks get or give, for one micro-batch."""
+        names = {name for task in self.tasks for name in (*task.inputs, *task.outputs)}
+        return [self.graph.value[name].bytes for name in names]
+
+    @property
     def unfused_bytes(self) -> int:
         """That would travel if each operator were a task."""
         graph = self.unsplit or self.graph

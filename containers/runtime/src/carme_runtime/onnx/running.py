@@ -18,7 +18,7 @@ from carme_runtime.onnx.loading import Model, load
 from carme_runtime.onnx.parts import split_model, write_parts
 from carme_runtime.onnx.plans import Plan, parse_workers, plan
 from carme_runtime.onnx.sessions import CUDA, result_of, session
-from carme_runtime.onnx.slots import EACH, Slots, Slotted
+from carme_runtime.onnx.slots import Slots, Slotted, slots_for
 from carme_runtime.onnx.tracing import as_source, trace
 from carme_runtime.petri import PetriError, store
 from carme_runtime.petri.ranges import lasting
@@ -146,7 +146,7 @@ class Runner:
         threads = self._threads or (1 if self._job else max(len(os.sched_getaffinity(0)) // count, 1))
         # A run that may be resumed has all results in the net; with a limit of memory each tensor goes early.
         is_slotted = not self._job and self._folder is None and self._memory is None
-        slots = EACH * count if is_slotted else 0
+        slots = slots_for(count, found.value_bytes, store.usual_limit()) if is_slotted else 0
         pipeline = Pipeline(found, self.model.outputs, folder, threads, slots)
         try:
             write_parts(split_model(self.model, found), found, folder)

@@ -7,7 +7,7 @@ which also keeps them in shared memory. Tensors of another shape than the first 
 large to be kept, have ranges of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from carme_runtime.petri import Memory, Range
 
 #: Tensors of more bytes are not kept for the next micro-batch.
 MOST_BYTES = 64 << 20
-#: Slots for each worker: of a task that runs, of one that waits, and of results that wait to be taken.
+#: The most slots for each worker: of a task that runs, one that waits, and results that wait to be taken.
 EACH = 3
 
 
@@ -71,6 +71,23 @@ class Slots:
 
     def _hold(self, found: Range) -> None:
         self._held[found.name] = (found, found.array())
+
+
+def slots_for(workers: int, sizes: Iterable[int], limit: int) -> int:
+    """How many slots a run has.
+
+    Args:
+        workers: Of the run.
+        sizes: Of the tensors of a micro-batch, in bytes.
+        limit: Bytes that ranges may take of shared memory. Slots take at most half of them, as they stay.
+
+    Returns:
+        0 where there would not be one for each worker.
+    """
+    most = EACH * workers
+    reused = sum(size for size in sizes if size <= MOST_BYTES)
+    found = min(most, limit // 2 // reused) if reused else most
+    return found if found >= workers else 0
 
 
 def product_of(shape: Sequence[int]) -> int:

@@ -190,6 +190,10 @@ class Activation:
         """Whether a place has a token that no task has."""
         return bool(self.states[place].free)
 
+    def free(self, place: int) -> list[Token]:
+        """The tokens of a place that no task has."""
+        return list(self.states[place].free)
+
     def take(self, place: int) -> list[Token]:
         """Take all tokens that no task has out of a place: they leave the net."""
         state = self.states[place]
@@ -251,8 +255,11 @@ class Activation:
         for place, token in gives:
             self.add(place, token)
 
-    def give_back(self, task: Task) -> None:
-        """A task has not ended well: its tokens can be taken again."""
+    def give_back(self, task: Task, begun: bool = True) -> None:
+        """A task has not ended well, or not even `begun`: its tokens can be taken again."""
+        if not begun:
+            for token in task.taken:
+                token.attempts -= 1
         del self.running[task.number]
         rule, rest = task.rule, iter(task.taken)
         for arc, state in rule.inputs:

@@ -1,11 +1,13 @@
 """Tasks that fail, again and again: how often that counts, and what a run says when it gives up."""
 
 import pickle
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from carme_runtime.petri.activation import Task
+from carme_runtime.petri.activation import Task, Token
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.model import short
+from carme_runtime.petri.model import Place, short
 
 #: How often a task runs again whose worker was killed, unless its transition has more retries.
 KILLED_RETRIES = 3
@@ -42,6 +44,22 @@ def gave_up(task: Task, how: str, folder: Path) -> PetriError:
         f"at last by {how}.",
         f"It may need more memory than there is. Its tokens are where they were: resume the run in {folder}.",
     )
+
+
+def coordinator_failed(why: str) -> PetriError:
+    """What to say when the thread that runs the net cannot go on."""
+    return PetriError(f"The coordinator failed: {why}.", "Resume the run.")
+
+
+def loaded(place: Place, tokens: Sequence[Token]) -> list[Any]:
+    """Tokens of a place as this program has them. Raises PetriError where one cannot be read here."""
+    try:
+        return [pickle.loads(token.data) for token in tokens]
+    except Exception as error:  # of a class that is not here, or whose own code fails
+        raise PetriError(
+            f"A token of place {place.name} cannot be read here: {type(error).__name__}: {error}.",
+            "The tokens are where they were: import what they are made of, and take them again.",
+        ) from error
 
 
 def _shown(data: bytes) -> str:

@@ -7,6 +7,7 @@ workers print, up to a limit.
 """
 
 import contextlib
+import gc
 import mmap
 import os
 import random
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ def start(
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         _become_quiet()
+        # Workers never free what they have of the program: the threads of native objects are not there.
+        gc.freeze()
         _ForkServer(net, folder, slots, its, store).serve()
     finally:
         os._exit(0)
@@ -159,13 +163,17 @@ class _ForkServer:
             random.seed()
             if numpy := sys.modules.get("numpy"):
                 numpy.random.seed()  # type: ignore[attr-defined]
-            with contextlib.suppress(OSError):
+            try:
                 memory = Memory(self._store)
                 memory.register()
                 # For programs in other languages, which find ranges by their names: see carme_ranges.h.
                 os.environ["CARME_RANGES"] = os.pathsep.join(map(str, self._store.folders))
                 channels = socket.socket(fileno=tasks), socket.socket(fileno=control)
                 Worker(self._net, *channels, self._slots, slot, memory).run()
+            except (BrokenPipeError, ConnectionResetError):  # the coordinator is gone
+                pass
+            except Exception:  # goes into output.log, which says why workers end at once
+                traceback.print_exc()
         finally:
             os._exit(0)
 

@@ -12,6 +12,7 @@ from carme_runtime.petri.activation import Activation
 from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.live import Picture, show
+from carme_runtime.petri.model import Place
 from carme_runtime.petri.pool import Pool
 from carme_runtime.petri.ranges import Ranges
 
@@ -32,7 +33,18 @@ class Observed:
     _ranges: Ranges
     _error: PetriError | None
     _rest: bool
+    _closing: bool
     _pictures: list[Picture]
+
+    def place(self, place: Place | str) -> Place:
+        """The place of this name. Raises PetriError where the net has none."""
+        name = place if isinstance(place, str) else place.name
+        found = self.net.places.get(name)
+        if found is None or (isinstance(place, Place) and found is not place):
+            raise PetriError(
+                f"Net {self.net.name} has no such place {name}.", f"There are {', '.join(self.net.places)}."
+            )
+        return found
 
     def marking(self) -> dict[str, list[Any]]:
         """The tokens by places. Those that a running task has taken are still there."""
@@ -100,3 +112,11 @@ class Observed:
         places = ", ".join(f"{name} {len(tokens)}" for name, tokens in self._activation.marking().items())
         fired = ", ".join(f"{name} {count}" for name, count in self.fired.items() if count)
         return f"{self.net.name}: {running} running; ended: {fired or 'none'}; tokens: {places}"
+
+    def _refuse_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closing:
+            raise PetriError(
+                f"The run of net {self.net.name} is closed.", f"Resume it: Net.resume({str(self.folder)!r})."
+            )

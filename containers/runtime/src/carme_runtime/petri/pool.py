@@ -28,6 +28,8 @@ AHEAD_TASKS = 256
 SECOND_SECONDS = 0.05
 #: Seconds without a report after which a worker is asked for tasks that it has not begun.
 RECALL_SECONDS = 0.02
+#: Bytes that are read of a worker at once.
+_PART = 1 << 18
 
 
 class Connection:
@@ -97,18 +99,29 @@ class Connection:
 
     def receive(self) -> list[Any] | None:
         """What it has reported; None when it is gone."""
+        data = self._read()
+        if data is None:
+            return []
+        return self._results_in(data) if data else None
+
+    def last_reports(self) -> list[Any]:
+        """What it had reported still when it ended."""
         results: list[Any] = []
-        try:
-            data = self.tasks.recv(1 << 18)
-        except BlockingIOError:
-            return results
-        except OSError:
-            return None
-        if not data:
-            return None
-        for batch in self._reader.feed(data):
-            results.extend(batch)
+        while data := self._read():  # a long report is not whole yet after the first part
+            results += self._results_in(data)
         return results
+
+    def _read(self) -> bytes | None:
+        """The next bytes; none when it is gone, None where there are none now."""
+        try:
+            return self.tasks.recv(_PART)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _results_in(self, data: bytes) -> list[Any]:
+        return [result for batch in self._reader.feed(data) for result in batch]
 
     def recall(self) -> None:
         """Ask for the tasks that it has not begun."""
@@ -149,6 +162,9 @@ class RemoteConnection(Connection):
 
     def receive(self) -> list[Any] | None:
         return None
+
+    def last_reports(self) -> list[Any]:
+        return []
 
     def recall(self) -> None:
         self.stuck = True
@@ -253,7 +269,8 @@ class Pool:
             return
         connection = Connection(slot)
         SLOT.pack_into(self._slots, slot * SLOT.size, 0, 0.0)
-        with contextlib.suppress(OSError):
+        # The server was killed, which `wait` sees.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             socket.send_fds(
                 self._server,
                 [slot.to_bytes(4, "little")],
@@ -348,13 +365,6 @@ class Pool:
                 each.reported = now  # and once more if it had not read its tasks yet
                 each.recall()
 
-    def last_reports(self, connection: Connection) -> list[Any]:
-        """What a worker that has ended had reported still."""
-        results: list[Any] = []
-        while more := connection.receive():
-            results += more
-        return results
-
     def remove(self, connection: Connection) -> int:
         """Let go of a worker that has ended: the number of the task that it was at."""
         del self.connections[connection.slot]
@@ -386,7 +396,7 @@ class Pool:
 
     def _stop_server(self) -> None:
         forks.ours.discard(self._server.fileno())
-        with contextlib.suppress(OSError, KeyError):
+        with contextlib.suppress(OSError, KeyError, ValueError):  # closed already, as no new one could start
             self._poll.unregister(self._server)
         self._server.close()
         with contextlib.suppress(ChildProcessError):

@@ -224,7 +224,7 @@ def _pass_on(pool: Pool, answer: tuple[Any, ...], report: Report) -> None:
     connection = pool.connections.get(answer[1])
     if connection is None or connection.process not in (0, answer[2]):
         return
-    if results := pool.last_reports(connection):
+    if results := connection.last_reports():
         report("reports", connection.slot, results)
     report(*answer, pool.remove(connection))
 

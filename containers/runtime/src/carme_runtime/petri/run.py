@@ -1,8 +1,8 @@
 """A run: puts tokens, starts tasks, journals what they gave, and lives through what is killed."""
 
 import contextlib
+import math
 import os
-import pickle
 import socket
 import sys
 import threading
@@ -17,7 +17,14 @@ from carme_runtime.petri.asking import answer_here
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.dask import forwarded, is_client
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.failures import KILLED_RETRIES, count_failure, gave_up, overdue
+from carme_runtime.petri.failures import (
+    KILLED_RETRIES,
+    coordinator_failed,
+    count_failure,
+    gave_up,
+    loaded,
+    overdue,
+)
 from carme_runtime.petri.firings import Firings
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
 from carme_runtime.petri.memory import Changes, Memory, handed_over
@@ -43,10 +50,12 @@ from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 if TYPE_CHECKING:
     from carme_runtime.petri.net import Net
 
-#: Workers that may end one after the other without having had a task.
+#: Workers that may end one after the other without having begun a task.
 USELESS_WORKERS = 20
 #: What a task is taken to last before one has ended.
 _UNKNOWN_SECONDS = 1.0
+#: Between two looks of who waits whether the coordinator is there still.
+_LOOK_SECONDS = 5.0
 
 
 class Run(Observed):
@@ -197,17 +206,17 @@ class Run(Observed):
             The tokens; none where nothing can start and nothing runs that would bring some.
 
         Raises:
-            PetriError: As for `wait`.
+            PetriError: As for `wait`, or a token cannot be read here: all stay in the net.
         """
         found = self.place(place)
         with self._changed:
             self._wait_for(lambda: self._activation.holds(found.index), timeout, watch=True)
-            tokens = self._activation.take(found.index)
-            if tokens:
+            taken = loaded(found, self._activation.free(found.index))  # before they leave the net
+            if tokens := self._activation.take(found.index):
                 self._write([(FIRE, [token.number for token in tokens], [])])
                 self._rest = False  # something may have waited for room
                 self._pool.wake()
-        return [pickle.loads(token.data) for token in tokens]
+        return taken
 
     def wait(self, timeout: float | None = None) -> dict[str, list[Any]]:
         """Wait until nothing can start and nothing runs, and all is on the disk: the marking then.
@@ -298,16 +307,6 @@ class Run(Observed):
                 self._write(entries)
                 self._ranges.settle()
 
-    def place(self, place: Place | str) -> Place:
-        """The place of this name. Raises PetriError where the net has none."""
-        name = place if isinstance(place, str) else place.name
-        found = self.net.places.get(name)
-        if found is None or (isinstance(place, Place) and found is not place):
-            raise PetriError(
-                f"Net {self.net.name} has no such place {name}.", f"There are {', '.join(self.net.places)}."
-            )
-        return found
-
     def _put(self, place: Place, data: list[bytes]) -> None:
         self._refuse_if_over()
         self._write([(PUT, place.index, each) for each in data])
@@ -322,20 +321,17 @@ class Run(Observed):
         def over() -> bool:
             return condition() or (watch and self._rest) or self._closing or self._error is not None
 
+        end = math.inf if timeout is None else time.monotonic() + timeout
         self._watchers += watch
-        came = self._changed.wait_for(over, timeout)
+        while not (came := over()) and (left := end - time.monotonic()) > 0:
+            if self._thread.is_alive():
+                self._changed.wait(min(left, _LOOK_SECONDS))
+            else:
+                self._fail(coordinator_failed("its thread has ended"))
         self._watchers -= watch
         if not came:
             raise still_running(self, timeout)
         self._refuse_if_over()
-
-    def _refuse_if_over(self) -> None:
-        if self._error is not None:
-            raise self._error
-        if self._closing:
-            raise PetriError(
-                f"The run of net {self.net.name} is closed.", f"Resume it: Net.resume({str(self.folder)!r})."
-            )
 
     # What follows runs in the coordinator's thread, with the lock.
 
@@ -348,11 +344,6 @@ class Run(Observed):
                 self._turn(reports, answers)
             except PetriError as error:
                 self._fail(error)
-            except Exception as error:  # of ours: rather said than a run that hangs
-                self._fail(
-                    PetriError(f"The coordinator failed: {type(error).__name__}: {error}.", "Resume the run.")
-                )
-                raise
             return True
 
     def _turn(self, reports: list[tuple[Connection, list[Any]]], answers: list[tuple[Any, ...]]) -> None:
@@ -411,7 +402,6 @@ class Run(Observed):
                 seconds = self._seconds.get(task.rule.index, _UNKNOWN_SECONDS)
                 connection.given[task.number] = (task, seconds)
                 connection.load += seconds
-                connection.useful = True
                 message = (task.number, task.rule.index, task.attempt, [t.data for t in task.tokens])
                 batches.setdefault(connection, []).append(message)
                 if task.taken:
@@ -420,14 +410,15 @@ class Run(Observed):
         return list(batches.items())
 
     def _take_results(self, connection: Connection, results: list[Any], entries: list[Any]) -> None:
-        self._useless = 0
+        if results:
+            self._useless, connection.useful = 0, True
         for number, status, outcome, seconds, ended, following, changes, batch in results:
             task = connection.take(number)
             if task is None:
                 continue
             self._placing.reserve(connection, task, 1)
             if status == RETURNED:
-                self._not_started(task)
+                self._activation.give_back(task, begun=False)
                 continue
             rule = task.rule
             mean = self._seconds.get(rule.index)
@@ -502,11 +493,12 @@ class Run(Observed):
             return
         if connection.process not in (0, answer[2]):  # of one before it in this slot
             return
-        self._take_results(connection, self._pool.last_reports(connection), entries)
+        self._take_results(connection, connection.last_reports(), entries)
         number = self._pool.remove(connection)
+        useful = connection.useful or number in connection.given
         self._take_death(connection, number, answer[3])
         if answer[0] == "ended":
-            self._useless = 0 if connection.useful else self._useless + 1
+            self._useless = 0 if useful else self._useless + 1
         if self._useless > USELESS_WORKERS:
             raise PetriError(
                 "Workers end as soon as they start.", f"See {self.folder / 'output.log'}, and resume."
@@ -521,7 +513,7 @@ class Run(Observed):
             self._ranges.give_back(given)
             self._placing.reserve(connection, task, 1)
             if not begun:
-                self._not_started(task)
+                self._activation.give_back(task, begun=False)
                 continue
             self._activation.give_back(task)
             if given != number:
@@ -546,11 +538,6 @@ class Run(Observed):
             self._give_up(overdue(task), "")
         else:
             self.notices.append(f"{overdue(task)} It was ended; the task runs again.")
-
-    def _not_started(self, task: Task) -> None:
-        for token in task.taken:
-            token.attempts -= 1
-        self._activation.give_back(task)
 
     def _write(self, entries: list[Any]) -> None:
         """Journal entries that the marking has already; if that fails, the marking is the journal's again."""
@@ -588,13 +575,19 @@ class Run(Observed):
 def _coordinate(reference: "weakref.ref[Run]", pool: Pool, left: list[Run]) -> None:
     """What the coordinator's thread does until the run is closed; it closes one that nobody has any more."""
     answer_here()  # what nodes ask of ranges
-    while not left:
-        run = reference()
-        seconds = pool.patience() if run else 0.0
-        del run  # the thread alone does not keep it
-        found = pool.wait(seconds)
-        run = reference()
-        if run and not run._take_turn(*found):
-            return
-        del run
+    try:
+        while not left:
+            run = reference()
+            seconds = pool.patience() if run else 0.0
+            del run  # the thread alone does not keep it
+            found = pool.wait(seconds)
+            run = reference()
+            if run and not run._take_turn(*found):
+                return
+            del run
+    except Exception as error:  # of ours, or of a system without memory: rather said than a run that hangs
+        if run := reference():
+            with run._changed:
+                run._fail(coordinator_failed(f"{type(error).__name__}: {error}"))
+        raise
     left.pop().close()

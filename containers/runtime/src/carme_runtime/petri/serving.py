@@ -35,8 +35,11 @@ _CONNECTING, _AGAIN = 10.0, 0.1
 _SILENCE = 15
 #: Seconds without a byte, after which a copy is tried again: the system of a node that stands still answers.
 _STILL = 30
-#: An empty message, so often while bytes do not come: this node is busy, and does not stand still.
-_BEATS, _BEAT = 6, b""
+#: An empty message, sent so often, in seconds, while bytes do not come: this node is busy, and does not stand
+#: still.
+_BEAT, _BEAT_SECONDS = b"", 5.0
+#: Seconds without a byte after which this node sends no beats any more: something of it hangs.
+_HANGS = 300.0
 _TIME = struct.Struct("@ll")  # as the system has it
 #: Asks the coordinator a question: (kind, name, what takes the answer). From any thread.
 Ask = Callable[[str, str, Callable[[Any], None]], None]
@@ -212,16 +215,22 @@ class RangeServer:
 
 @contextlib.contextmanager
 def _beating(connection: "Connection[Any, Any]") -> Iterator[Callable[[Any], None]]:
-    """What sends a message; a thread that no copy and no lock blocks says that this node lives."""
+    """What sends a message; a thread that no copy and no lock blocks says that this node lives.
+
+    Not for ever, as a disk or a lock may hang: another node may have the range, too.
+    """
     sending, ended = threading.Lock(), threading.Event()
+    sent = time.monotonic()
 
     def send(message: Any) -> None:
+        nonlocal sent
         with sending:
             connection.send_bytes(message)
+            sent = time.monotonic()
 
     def beat() -> None:
         with contextlib.suppress(OSError):
-            while not ended.wait(_STILL / _BEATS):
+            while not ended.wait(_BEAT_SECONDS) and time.monotonic() - sent < _HANGS:
                 # A message that is on its way says the same.
                 if sending.acquire(blocking=False):
                     try:
@@ -240,7 +249,8 @@ def _beating(connection: "Connection[Any, Any]") -> Iterator[Callable[[Any], Non
 
 def _mapped(file: int, size: int) -> Iterator[memoryview]:
     """The bytes of a range in shared memory, without a copy."""
-    with mmap.mmap(file, size, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as data:
+    # Not closed here: what failed to send the bytes has them still. They go with the last who has them.
+    with memoryview(mmap.mmap(file, size, access=mmap.ACCESS_READ)) as data:
         for start in range(0, size, _PIECE):
             with data[start : start + _PIECE] as piece:
                 yield piece

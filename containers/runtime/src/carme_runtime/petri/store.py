@@ -90,7 +90,7 @@ class Store:
         self.spills = [*(each / f"carme-net-{identity}{end}" for each in spills), own]
         #: Whether other nodes have ranges of the run, too.
         self.several = False
-        self.limit = _free() // 2 if limit is None else limit
+        self.limit = usual_limit() if limit is None else limit
         #: What says to others that processes of this run are there.
         self.alive = -1
         self._locked = -1
@@ -526,6 +526,11 @@ def _make(folder: Path, parents: bool = False) -> None:
     """Make a folder for ranges. Raises OSError where it cannot be, or is not this user's alone."""
     folder.mkdir(mode=0o700, parents=parents, exist_ok=True)
     _refuse_others(folder)
+
+
+def usual_limit() -> int:
+    """Bytes that may lie in shared memory where nobody says how many: half of what it could take now."""
+    return _free() // 2
 
 
 def _free() -> int:

@@ -108,8 +108,9 @@ def _used(folder: Path, name: str, prefix: str) -> int:
     if prefix:  # version 1 names each figure twice, and those of groups within the group have the prefix
         content["file_mapped"] = content.get("mapped_file", 0)
     files = content.get("active_file", 0) + content.get("inactive_file", 0)
-    mapped = max(content.get("file_mapped", 0) - content.get("shmem", 0), 0)
-    return max(used - max(files - mapped, 0), 0)
+    # Shared memory that is mapped counts as mapped files, too, and nothing says how much: as if it were none.
+    mapped = min(content.get("file_mapped", 0), files)
+    return max(used - (files - mapped), 0)
 
 
 def _limits_of_slurm(environment: Mapping[str, str]) -> Iterator[int]:
