@@ -133,6 +133,30 @@ async def running(folder: Path, port: int) -> AsyncIterator["asyncio.subprocess.
         await nginx.wait()
 
 
+def workers(folder: Path) -> list[int]:
+    """The workers of the nginx that runs with this folder's configuration."""
+    master = (folder / "pid").read_text().strip()
+    return [int(each) for each in Path(f"/proc/{master}/task/{master}/children").read_text().split()]
+
+
+def takes_connections(process: int, port: int) -> bool:
+    """Whether this process has the socket that listens there; one that ends after a reload has not."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    listening = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    for number in _open_files(process):
+        with contextlib.suppress(FileNotFoundError):  # it is closed just now
+            if str(number.readlink()) in listening:
+                return True
+    return False
+
+
+def _open_files(process: int) -> list[Path]:
+    try:
+        return list(Path(f"/proc/{process}/fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return []
+
+
 async def listens(port: int) -> bool:
     """Whether something takes connections there."""
     try:

@@ -19,6 +19,8 @@ from cryptography import x509
 from free_ports import free_port
 from jinja2 import Environment
 
+from patience import HANG
+
 PROGRAM = real_nginx.ROLE / "files/certificate.py"
 NAME = "carme.example.org"
 
@@ -42,7 +44,11 @@ class Site:
     port: int
 
     async def look_after(self, *arguments: str, umask: int = 0o022) -> tuple[int, str, str]:
-        """What the program that the timer starts says: its code, its output and its errors."""
+        """What the program that the timer starts says: its code, its output and its errors.
+
+        After a reload workers of before take connections for a moment; it returns when none does.
+        """
+        before = real_nginx.workers(self.folder)
         process = await asyncio.create_subprocess_exec(
             *[sys.executable, str(PROGRAM), "--certificate", str(self.folder / "site.pem")],
             *["--key", str(self.folder / "site-key.pem"), "--port", str(self.port)],
@@ -57,6 +63,10 @@ class Site:
             umask=umask,
         )
         output, errors = await process.communicate()
+        if b"nginx serves the new certificate" in output:
+            async with asyncio.timeout(HANG):
+                while any(real_nginx.takes_connections(each, self.port) for each in before):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
         return process.returncode or 0, output.decode(), errors.decode()
 
     async def served(self) -> str:
