@@ -81,7 +81,7 @@ def test_commands_that_a_page_names_exist(page: str) -> None:
 def test_variables_of_ansible_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text()
     code = "\n".join([*(block for _, block in fences(page)), *SPAN.findall(FENCE.sub("", text))])
-    named = set(re.findall(r"(?<![\w/.-])carme_[a-z0-9_]+\b(?![/(])", code)) - PACKAGES
+    named = set(re.findall(r"(?<![\w/.$-])carme_[a-z0-9_]+\b(?![/(])", code)) - PACKAGES
     assert not {name for name in named if name not in variables() and not name.endswith("_")}
 
 
