@@ -85,7 +85,7 @@ def test_options_of_magics_are_completed(page: Page, demo: DemoSite, keep: Calla
         page.keyboard.type(text)
         expect(cell).to_have_text(text)
         # Before that the key makes room instead.
-        expect(page.locator(".jp-Notebook .cm-editor.jp-mod-completer-enabled")).to_be_visible()
+        expect(page.locator(".jp-Notebook .jp-Editor.jp-mod-completer-enabled")).to_be_visible()
         page.keyboard.press("Tab")
 
     complete("%carme_scale --net")

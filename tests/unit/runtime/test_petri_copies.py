@@ -1,6 +1,7 @@
 """Copies of ranges from node to node: who is busy is waited for, and who stops is not."""
 
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -23,17 +24,17 @@ from patience import HANG
 pytestmark = pytest.mark.usefixtures("shared")
 
 SECRET = bytes(32)
-#: Of a run: sockets are named after it, also those of tests beside this one.
-IDENTITY = f"copies-{os.getpid()}"
+#: Numbers the runs: sockets are named after them, also those of tests beside this one, and one that a process
+#: of another test has inherited stays for a moment.
+RUNS = itertools.count()
 DATA = bytes(range(256)) * 4096
 
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Store]]:
     """The ranges of a run on two nodes, of which the first one has "there"."""
-    found = [
-        Store(IDENTITY, tmp_path / "run", 1 << 26, [tmp_path / "scratch"], node) for node in ("n1", "n2")
-    ]
+    identity, scratch = f"copies-{os.getpid()}-{next(RUNS)}", [tmp_path / "scratch"]
+    found = [Store(identity, tmp_path / "run", 1 << 26, scratch, node) for node in ("n1", "n2")]
     (tmp_path / "run").mkdir()
     for each in found:
         each.begin()
@@ -83,7 +84,7 @@ def test_a_node_whose_ranges_are_busy_for_long_does_not_stand_still(
 
     monkeypatch.setattr(Connection, "recv_bytes", count)
     source, target = serve(nodes[0]), serve(nodes[1])
-    busy = Store(IDENTITY, nodes[0].folder, 0, [], "n1")
+    busy = Store(nodes[0].identity, nodes[0].folder, 0, [], "n1")
     with busy.locked():
         pull, found = pull_in_thread(target, source.where)
         for _ in range(12):
@@ -102,7 +103,7 @@ def test_a_node_of_which_something_hangs_is_not_waited_for_for_ever(
     monkeypatch.setattr(serving, "_HANGS", 0.3)
     monkeypatch.setattr(serving, "_STILL", 1)
     source, target = serve(nodes[0]), serve(nodes[1])
-    busy = Store(IDENTITY, nodes[0].folder, 0, [], "n1")
+    busy = Store(nodes[0].identity, nodes[0].folder, 0, [], "n1")
     with busy.locked():
         pull, found = pull_in_thread(target, source.where)
         pull.join(HANG / 3)
