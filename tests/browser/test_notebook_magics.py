@@ -71,30 +71,6 @@ def test_magics_stage_data_and_draw_the_report(
     keep("jupyterlab-phone")
 
 
-def test_options_of_magics_are_completed(page: Page, demo: DemoSite, keep: Callable[[str], None]) -> None:
-    log_in(page, demo)
-    start(page, "Completion", gpus_per_node=0, nodes=1, minutes=20)
-    open_lab(page)
-    page.locator('.jp-LauncherCard[data-category="Notebook"]').first.click()
-    expect(page.locator(".jp-Notebook-ExecutionIndicator")).to_have_attribute("data-status", "idle")
-    cell = page.locator(".jp-Notebook .jp-CodeCell .cm-content").first
-
-    def complete(text: str) -> None:
-        cell.click()
-        page.keyboard.press("Control+a")
-        page.keyboard.type(text)
-        expect(cell).to_have_text(text)
-        # Before that the key makes room instead.
-        expect(page.locator(".jp-Notebook .jp-Editor.jp-mod-completer-enabled")).to_be_visible()
-        page.keyboard.press("Tab")
-
-    complete("%carme_scale --net")
-    expect(cell).to_have_text("%carme_scale --network")
-    complete("%%carme_run --dev")
-    expect(page.locator(".jp-Completer").filter(has_text="--devices-per-node")).to_be_visible()
-    keep("jupyterlab-completion")
-
-
 def test_a_session_is_started_again_from_the_dialog_at_its_end(
     page: Page, demo: DemoSite, keep: Callable[[str], None]
 ) -> None:
