@@ -275,7 +275,7 @@ def test_the_command(
     programs.mkdir()
     (programs / "systemctl").write_text("#!/bin/sh\ncat $0.states\n")
     (programs / "systemctl").chmod(0o755)
-    (programs / "systemctl.states").write_text("active\ninactive\nactive\n")
+    (programs / "systemctl.states").write_text("active\ninactive\nactive\ninactive\ninactive\ninactive\n")
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     backup, config = str(tmp_path / "b"), str(site / "etc/carme.toml")
     assert main(["key", str(key)]) == 1
@@ -286,7 +286,7 @@ def test_the_command(
     assert config in printed and "It is whole, with" in printed
     assert main(["restore", "--key", str(key), backup]) == 1
     assert "These services run: carme-broker, carme-portal. Nothing was written." in capsys.readouterr().err
-    (programs / "systemctl.states").write_text("inactive\ninactive\ninactive\n")
+    (programs / "systemctl.states").write_text(6 * "inactive\n")
     assert main(["restore", "--key", str(key), backup]) == 0
     assert "systemctl start carme-broker" in capsys.readouterr().out
     key.chmod(0o644)
