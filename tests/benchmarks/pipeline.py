@@ -15,11 +15,8 @@ are of the start while parameters travel, and need root: see first_step.py.
 import argparse
 import copy
 import json
-import os
 import random
-import socket
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from first_step import first_steps
+from local_ranks import run_local_ranks
 from report import print_table, row, tidy_up_when_ended, write_json
 from stage_memory import peaks, plan_of_densenet
 
@@ -69,35 +67,10 @@ def main() -> None:
 
 def training(quick: bool) -> list[dict[str, Any]]:
     """Rows of the ranks, which this starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.json"
         command = [sys.executable, __file__, "--worker", str(result), *(["--quick"] if quick else [])]
-        ranks = [
-            subprocess.Popen(
-                command,
-                env=os.environ
-                | {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(RANKS),
-                    "LOCAL_RANK": str(rank),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "OMP_NUM_THREADS": "1",
-                },
-            )
-            for rank in range(RANKS)
-        ]
-        try:
-            for process in ranks:
-                if process.wait(START_SECONDS):
-                    raise SystemExit("A rank failed; see above.")
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+        run_local_ranks(command, RANKS, START_SECONDS)
         return table(json.loads(result.read_text()))
 
 

@@ -5,14 +5,13 @@ is made is subtracted from its peak, as plans leave out Python and PyTorch.
 """
 
 import json
-import os
-import socket
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from local_ranks import run_local_ranks
 from report import row
 
 RANKS, MICRO_BATCHES, STEPS = 2, 8, 4
@@ -61,34 +60,8 @@ def plan_of_densenet() -> list[dict[str, Any]]:
 
 def _measured(model: str) -> list[dict[str, int]]:
     """What each rank's file says."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, model, folder],
-                env=os.environ
-                | {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(RANKS),
-                    "LOCAL_RANK": str(rank),
-                    "LOCAL_WORLD_SIZE": str(RANKS),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                    "OMP_NUM_THREADS": "1",
-                },
-            )
-            for rank in range(RANKS)
-        ]
-        try:
-            for process in ranks:
-                if process.wait(SECONDS):
-                    raise SystemExit("A rank failed; see above.")
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
+        run_local_ranks([sys.executable, __file__, model, folder], RANKS, SECONDS)
         return [json.loads((Path(folder) / str(rank)).read_text()) for rank in range(RANKS)]
 
 

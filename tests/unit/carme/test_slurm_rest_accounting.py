@@ -53,7 +53,7 @@ CASES = [(release, version) for release, case in RECORDED.items() for version in
 
 
 @pytest.mark.parametrize(("release", "version"), CASES)
-def test_it_tells_the_same_of_jobs_as_sacct(release: str, version: str) -> None:
+def test_jobs_are_those_of_sacct(release: str, version: str) -> None:
     case = RECORDED[release]
     wanted = by_name(parsing.accounting(case["sacct"]["accounting"], case["separator"]))
     found = by_name(accounting.jobs(case["slurmdb"][version]["between"]))
@@ -70,7 +70,7 @@ def test_it_tells_the_same_of_jobs_as_sacct(release: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(("release", "version"), CASES)
-def test_it_tells_the_same_of_endings_as_sacct(release: str, version: str) -> None:
+def test_endings_are_those_of_sacct(release: str, version: str) -> None:
     case = RECORDED[release]
     sacct, separator = case["sacct"], case["separator"]
     wanted = parsing.outcomes(sacct["outcomes"], separator)
