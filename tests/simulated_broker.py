@@ -1,4 +1,7 @@
-"""A broker that knows what it is told, where no Slurm of that size or in that state can be had."""
+"""A broker that answers with an overview of the test's, where no Slurm has that size or that state.
+
+Nothing of the broker is repeated here: every answer is the one overview.
+"""
 
 import socketserver
 import threading

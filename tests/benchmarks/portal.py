@@ -1,13 +1,13 @@
 """The portal with years of a site's data: 1,000 users, 100,000 past and 2,000 current jobs, 500 bookings.
 
 The portal is the real one (`carme-portal serve`) on a real PostgreSQL and Redis, reached by HTTP without
-nginx and TLS. The broker is the tests' stand-in, in its own process, with 2,000 jobs on 250 nodes. Each of
-50 clients is another user, opens a page or asks the API, waits for the whole answer, then looks at it for a
-while (1 s on average), so that up to 50 requests come in a second; all of it, clients included, shares the
-cores. A request costs the clients (aiohttp, which reads HTTP in C) a seventh of a millisecond.
-`--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and `_p99_ms`.
-Beside them stand the queries and the processor time (of the portal's process alone) of one answer, which
-also a busy machine tells; `--seconds 0` takes these alone.
+nginx and TLS. The broker is the real one over a Slurm in memory, in its own process, with 2,000 jobs on 250
+nodes. Each of 50 clients is another user, opens a page or asks the API, waits for the whole answer, then
+looks at it for a while (1 s on average), so that up to 50 requests come in a second; all of it, clients
+included, shares the cores. A request costs the clients (aiohttp, which reads HTTP in C) a seventh of a
+millisecond. `--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and `_p99_ms`.
+The result also has the queries and the processor time (of the portal's process alone) of one answer, which a
+busy machine hardly changes; `--seconds 0` measures these alone.
 """
 
 import argparse
@@ -107,11 +107,12 @@ directory = "{folder}/secrets"
 
 
 def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
-    """The stand-in of the broker, as large as the site."""
+    """Serve the real broker over a Slurm in memory that is as large as the site."""
     importlib.import_module("django").setup()
     from unit.webui.fake_broker import FakeBroker, make_job
 
     from carme.broker import protocol
+    from carme.broker.access import Peer
     from carme.broker.watch import CLUSTER_EVERY
     from carme.jobs import Cluster, JobState, Node, Partition
 
@@ -120,24 +121,23 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
             super().__init__(address)
             self.cached: dict[type[Any], tuple[float, Any]] = {}
 
-        def answer(self, request: protocol.Request) -> Any:
-            if isinstance(request, protocol.GetEvents) and request.wait and request.cursor:
-                time.sleep(request.wait)  # nothing happens
+        async def answer(self, peer: Peer, line: bytes) -> Any:
+            request = protocol.request_adapter.validate_json(line)
             if isinstance(request, protocol.GetRunning):
                 self.let_begin()
             # As the real one, which looks at the nodes no more often, and plans once a minute while it lasts.
             seconds = {protocol.GetForecast: FORECAST_SECONDS, protocol.GetCluster: CLUSTER_EVERY}
             if type(request) not in seconds:
-                return super().answer(request)
+                return await super().answer(peer, line)
             until, answer = self.cached.get(type(request), (0.0, None))
             if time.monotonic() > until:
-                answer = super().answer(request)
+                answer = await super().answer(peer, line)
                 self.cached[type(request)] = time.monotonic() + seconds[type(request)], answer
             return answer
 
         def let_begin(self) -> None:
-            """Of all who ask, each sees other jobs run than before."""
-            job = next(job for job in self.queue.values() if job.state == JobState.PENDING)
+            """Start one more job: the answers about running jobs differ from each other."""
+            job = next(job for job in self.watch.jobs() if job.state == JobState.PENDING)
             began = {"state": JobState.RUNNING, "started": job.submitted, "node_list": names[0]}
             self.queue[job.id] = job.model_copy(update=began)
 

@@ -59,6 +59,8 @@ cluster = "test"
 default_partition = "gpu"
 [broker]
 socket = "{folder}/broker.sock"
+audit_log = "{folder}/audit.jsonl"
+state_directory = "{folder}/state"
 [images]
 directory = "{folder}/images"
 [sessions]
@@ -192,7 +194,8 @@ def broker() -> Iterator[FakeBroker]:
     """A broker on the site's socket; the home that a test makes for its users ends with it."""
     with FakeBroker(FOLDER / "broker.sock") as running:
         yield running
-        shutil.rmtree(running.home, ignore_errors=True)
+        for home in (running.home, running.homes):
+            shutil.rmtree(home, ignore_errors=True)
 
 
 @pytest.fixture

@@ -1,64 +1,55 @@
-"""A broker that speaks the real protocol on a real socket, over a queue that the tests write.
+"""The real broker on a real socket, over a Slurm in memory that the tests write.
 
-Checks of requests, the forecast, arrays, cursors, reservations, accounts of projects and the program of files
-are the real broker's. Jobs and sessions are what a test puts there: a page is tested with a job in a certain
-state, such as one whose node was lost last year, and the whole broker over a sandbox would have to wait for
-that. Nor can it run here: it acts as the Unix accounts of users, and the tests' users have none. So what it
-would read as the user or from Slurm's accounting is answered here in short: numbers of jobs, their end, parts
-of logs and results. The whole broker runs over the sandbox and over simulated Slurm programs in
-`tests/unit/carme`, and with the portal in `tests/unit/dev`.
+Requests and their checks, jobs, logs, results, scripts, arrays, submissions, stage-in jobs, reservations,
+accounts of projects and the program of files are the real broker's. Programs that it runs as users run as
+the account that runs the tests, as in the sandbox. Only the broker's polling of Slurm is off: tests put jobs
+into its snapshot, as a page is tested with a job in a certain state, such as one whose node was lost last
+year. A test writes what would follow from polling, too: sessions, reports, warnings, the end of a session.
 """
 
 import asyncio
-import socket
-import socketserver
-import subprocess
-import sys
+import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, MutableMapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
+from unittest.mock import patch
 
 from django.conf import settings
 
 from carme.broker import protocol
-from carme.broker.bookings import Bookings
-from carme.broker.feed import Feed
-from carme.broker.projects import Projects
-from carme.broker.protocol import RunningJob
-from carme.errors import CarmeError, InvalidRequest, NotFound
-from carme.files import program
-from carme.images import ImageCatalogue
-from carme.jobs import (
-    NEVER_BEGUN,
-    Access,
-    Cluster,
-    Job,
-    JobRequest,
-    JobState,
-    Node,
-    Partition,
-    StartEstimate,
-    arrays,
-    check,
-    forecast,
-)
+from carme.broker import server as server_module
+from carme.broker.access import Peer
+from carme.broker.dispatch import HandOver
+from carme.broker.server import Server
+from carme.broker.service import Broker
+from carme.broker.store import Changes, Store
+from carme.config import Settings
+from carme.errors import CarmeError, NotFound
+from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition, forecast
+from carme.launch import facts
+from carme.launch.preparation import TASKS
 from carme.reports import JobWarning, Report
+from carme.sandbox.accounts import FIRST_UID, SandboxAccount
 from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
-from carme.slurm import Slurm
+from carme.slurm import Slurm, UnixAccount
+from carme.slurm.folder import job_folder, log_name
 
 from .memory_slurm import MemorySlurm
+
+T = TypeVar("T")
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 def make_job(job_id: int, user: str = "alice", state: str = "RUNNING", **fields: Any) -> Job:
-    """A job; the fields not named are ordinary ones."""
+    """A job; the fields not named are ordinary ones. Tasks of an array share its folder."""
     values: dict[str, Any] = {
-        "id": job_id, "name": f"job {job_id}", "user": user, "state": JobState(state), "partition": "gpu",
-        "nodes": 1, "node_list": "n1", "gpus": 1, "gpu_type": "a100", "cpus": 4, "memory_mb": 8192,
-        "submitted": NOW, "minutes_limit": 60,
+        "id": job_id, "key": f"{fields.get('array_id') or job_id:032x}", "name": f"job {job_id}",
+        "user": user, "state": JobState(state), "partition": "gpu", "nodes": 1, "node_list": "n1",
+        "gpus": 1, "gpu_type": "a100", "cpus": 4, "memory_mb": 8192, "submitted": NOW, "minutes_limit": 60,
     }  # fmt: skip
     return Job(**(values | fields))
 
@@ -88,8 +79,75 @@ CLUSTER = Cluster(
     ],
 )
 
-#: What a part of the broker returns for a request that is another part's.
+#: What is returned for a request that the real broker is to answer.
 NO_ANSWER = object()
+
+#: What is refused while a test has set `refusal`.
+REFUSED = (
+    protocol.Enrol,
+    protocol.Extend,
+    protocol.Maintain,
+    protocol.PutGrant,
+    protocol.Reserve,
+    protocol.SetNode,
+    protocol.StageIn,
+    protocol.Submit,
+    protocol.TestStart,
+)
+
+
+class _SiteOfNow:
+    """The site's settings, as the test has them at that moment."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(settings.SITE, name)
+
+
+class _Unsaved(Store):
+    """Saves nothing: no broker of a test has to come back after its end."""
+
+    async def write(self, changes: Changes) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class _Account(SandboxAccount):
+    """A user of the tests; the programs that run as the user see the home that the test has made."""
+
+    in_groups: tuple[str, ...] = ()
+    more: dict[str, str] = field(default_factory=dict, compare=False)
+
+    def groups(self) -> list[str]:
+        return list(self.in_groups)
+
+    def environment(self) -> dict[str, str]:
+        return super().environment() | self.more
+
+
+class _Queue(MutableMapping[int, Job]):
+    """The jobs in the broker's snapshot; a change has a number, as one that the broker sees in Slurm."""
+
+    def __init__(self, site: "FakeBroker") -> None:
+        self._site = site
+
+    def __getitem__(self, job_id: int) -> Job:
+        job = self._site.watch.job(job_id)
+        if job is None:
+            raise KeyError(job_id)
+        return job
+
+    def __setitem__(self, job_id: int, job: Job) -> None:
+        self._site.change(lambda: self._site.watch._put(job, 0))
+
+    def __delitem__(self, job_id: int) -> None:
+        self[job_id]  # raises KeyError
+        self._site.change(lambda: self._site.watch._drop(job_id))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([job.id for job in self._site.watch.jobs()])
+
+    def __len__(self) -> int:
+        return len(self._site.watch.jobs())
 
 
 class FakeBroker:
@@ -98,88 +156,120 @@ class FakeBroker:
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `reservations`: by
     name; `accesses`: what Slurm lets users use; `leads`: accounts that users lead; `starts`: when a
     request would begin, at once without it;
-    `wanted`: what jobs were submitted with; `results`: what they left; `facts`: where they began;
+    `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began;
     `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
     """
 
     def __init__(self, address: Path) -> None:
         self.socket = address
-        self.cluster: Cluster = CLUSTER
-        self.queue: dict[int, Job] = {}
-        self._turn = threading.Lock()
-        self.archive: dict[int, Job] = {}
+        self.home = address.parent / "home"
+        #: Of these are the folders of jobs, and scripts.
+        self.homes = address.parent / "homes"
+        #: What the programs that run as the user have besides.
+        self.environment: dict[str, str] = {}
+        #: A program that starts them, with its arguments.
+        self.wrapper: list[str] = []
+        self.queue = _Queue(self)
+        self._slurm = MemorySlurm(self.queue, CLUSTER)
+        self.archive = self._slurm.archive
+        self.reservations = self._slurm.reserved
+        self.granted = self._slurm.granted
+        self.accesses: dict[str, Access] = self._slurm.accesses
+        self.leads = self._slurm.leads
+        self.wanted = self._slurm.wanted
         self.logs: dict[int, bytes] = {}
+        self.results: dict[int, bytes] = {}
+        self.facts: dict[int, protocol.JobFacts] = {}
+        self.scripts: dict[tuple[str, str], str] = {}
         self.reports: dict[int, Report] = {}
         self.warnings: list[JobWarning] = []
         self.requests: list[protocol.Request] = []
         self.published: dict[str, Session] = {}
         self.refusal: CarmeError | None = None
-        self._slurm = cast(Slurm, memory := MemorySlurm(self.queue, self.put))
-        self.reservations = memory.reserved
-        self.granted = memory.granted
-        self.home = address.parent / "home"
-        #: What the programs that run as the user have besides.
-        self.environment: dict[str, str] = {}
-        #: A program that starts them, with its arguments.
-        self.wrapper: list[str] = []
-        self.starts: Callable[[JobRequest], datetime] | None = None
-        self.wanted: dict[int, JobRequest] = {}
-        self.results: dict[int, bytes] = {}
-        self.facts: dict[int, protocol.JobFacts] = {}
-        self.scripts: dict[tuple[str, str], str] = {}
-        self.accesses: dict[str, Access] = {}
-        self.leads: dict[str, list[str]] = {}
-        #: Of changes and their numbers. `_turn` may be held when it is taken, never the other way round.
-        self._changing = threading.RLock()
-        self._feed = Feed()
-        #: Jobs and sessions, each with the number of its latest change.
-        self._changes: dict[int | str, int] = {}
+        #: Sessions, each with the number of its latest change.
+        self._changes: dict[str, int] = {}
+        self._uids: dict[str, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._broker = self._new_broker()
+
+    @property
+    def watch(self) -> Any:
+        """The broker's snapshot of Slurm."""
+        return self._broker._watch
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes and partitions."""
+        return self._slurm.nodes
+
+    @cluster.setter
+    def cluster(self, cluster: Cluster) -> None:
+        self._slurm.nodes = self.watch._cluster = cluster
+
+    @property
+    def starts(self) -> Callable[[JobRequest], datetime] | None:
+        """When a request would begin."""
+        return self._slurm.starts
+
+    @starts.setter
+    def starts(self, starts: Callable[[JobRequest], datetime]) -> None:
+        self._slurm.starts = starts
 
     def put(self, job: Job) -> Job:
         """The job appears or changes in the queue."""
-        with self._changing:
-            self.queue[job.id] = job
-            self._changes[job.id] = self._feed.number()
+        self.queue[job.id] = job
         return job
 
     def publish(self, session: Session) -> Session:
         """The session appears or changes."""
-        with self._changing:
+
+        def publish() -> None:
             self.published[session.name] = session
-            self._changes[session.name] = self._feed.number()
+            self._changes[session.name] = self._broker._context.feed.number()
+
+        self.change(publish)
         return session
 
     def leave(self, job: Job) -> Job:
         """The job is only in accounting from now on, and no event says so."""
-        with self._changing:
-            self.queue.pop(job.id, None)
-            self.archive[job.id] = job
+        self.queue.pop(job.id, None)
+        self.archive[job.id] = job
         return job
 
     def restart(self) -> None:
         """All cursors become unknown."""
-        with self._changing:
-            self._feed = Feed()
-            self._changes = {}
+        self.change(self._restart)
 
     def requests_of(self, method: str) -> list[Any]:
         """The requests of one method."""
         return [request for request in self.requests if request.method == method]
 
-    def answer(self, request: protocol.Request) -> Any:
-        for part in (
-            self._answer_of_cluster,
-            self._answer_of_sessions,
-            self._answer_of_projects,
-            self._answer_to_submit,
-            self._answer_of_jobs,
-        ):
-            if (found := part(request)) is not NO_ANSWER:
-                return found
-        raise AssertionError(f"the portal must not ask for {request.method}")
+    def carry_out(self, request: protocol.Request) -> Any:
+        """What the portal would get, without the socket. Raises what the broker refuses with."""
+        return self._await(self.answer(PORTAL, protocol.request_adapter.dump_json(request)))
 
-    def _answer_of_cluster(self, request: protocol.Request) -> Any:
-        """What Slurm is like and what it keeps for whom."""
+    async def answer(self, peer: Peer, line: bytes) -> Any:
+        """As the broker's: the result of one request line. Raises the error that the peer gets."""
+        request = protocol.request_adapter.validate_json(line)
+        self.requests.append(request)
+        if isinstance(request, protocol.Extend) and request.job_id in self.queue:
+            await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
+        if self.refusal is not None and isinstance(request, REFUSED):
+            raise self.refusal
+        if isinstance(request, protocol.GetEvents):
+            return await self._events(request)
+        for written in (self._written_of_cluster, self._written_of_sessions, self._written_of_jobs):
+            if (found := written(request)) is not NO_ANSWER:
+                return found
+        self._broker._context.accesses.forget()
+        self._leave_files()
+        found = await self._broker.answer(peer, line)
+        if isinstance(found, HandOver):
+            return found._replace(arguments=[*self.wrapper, *found.arguments])
+        return found
+
+    def _written_of_cluster(self, request: protocol.Request) -> Any:
+        """What the broker would remember of Slurm for some seconds, and a test has changed since."""
         match request:
             case protocol.GetCluster():
                 # Taken a moment ago, unless a test says otherwise.
@@ -189,245 +279,154 @@ class FakeBroker:
                 now = datetime.now(UTC)
                 return forecast(self.cluster, self.queue.values(), self.reservations.values(), now)
             case protocol.GetReservations():
-                return asyncio.run(self._bookings().reservations())
-            case protocol.Reserve(hold=hold):
-                return self._real(self._bookings().reserve(hold, self.cluster))
-            case protocol.Maintain(window=window):
-                return self._real(self._bookings().maintain(window, self.cluster))
-            case protocol.Release(name=name):
-                with self._turn:
-                    return asyncio.run(self._bookings().release(name))
-            case protocol.TestStart(request=requested):
-                if self.refusal is not None:
-                    raise self.refusal
-                check(requested, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
-                start = self.starts(requested) if self.starts else datetime.now(UTC)
-                now = datetime.now(UTC)
-                return StartEstimate(nodes="n1", start=start, earliest=now + (start - now) / 2)
-            case protocol.SetNode() | protocol.Enrol():
-                if self.refusal is not None:
-                    raise self.refusal
-                return ["added to the account carme in Slurm"] if request.method == "enrol" else None
+                return list(self.reservations.values())
             case protocol.GetAccess(user=user):
                 return self.accesses.get(user or "", Access(user=user or ""))
-            case protocol.GetCoordinatedAccounts(user=user):
-                return self.leads.get(user or "", [])
         return NO_ANSWER
 
-    def _answer_of_sessions(self, request: protocol.Request) -> Any:
-        """Events and sessions."""
+    def _written_of_sessions(self, request: protocol.Request) -> Any:
+        """Sessions, which the real broker derives from what the hub and Slurm show in time."""
         match request:
-            case protocol.GetEvents(cursor=cursor):
-                return self._events(cursor)
             case protocol.GetSessions(active=active):
                 return [session for session in self.published.values() if not (active and session.is_over)]
             case protocol.GetSession(name=name):
                 if name not in self.published:
                     raise NotFound(f"There is no session {name}.", "Check the name.")
                 return self.published[name]
-            case protocol.Extend(job_id=job_id, user=user, minutes=minutes):
-                if job_id in self.queue:
-                    self._known(job_id, user, None)
-                if self.refusal is not None:
-                    raise self.refusal
-                return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
-            case protocol.OpenFiles():
+            case protocol.Cancel(job_id=job_id, session=str()):
+                over = {"state": SessionState.ENDED, "ending": Ending.STOPPED}
+                for session in [one for one in self.published.values() if one.job_id == job_id]:
+                    self.publish(session.model_copy(update=over))
                 return None
         return NO_ANSWER
 
-    def _answer_of_projects(self, request: protocol.Request) -> Any:
-        """Projects, and warnings of waste."""
+    def _written_of_jobs(self, request: protocol.Request) -> Any:
+        """What follows from measurements of jobs, and from the time that they have had."""
         match request:
+            case protocol.Extend(minutes=minutes):
+                return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
             case protocol.GetWarnings():
                 return self.warnings
-            case protocol.GetProjects():
-                return asyncio.run(Projects(self._slurm).accounts())
-            case protocol.PutGrant(grant=grant):
-                return self._real(Projects(self._slurm).grant(grant, self.cluster))
-        return NO_ANSWER
-
-    def _answer_to_submit(self, request: protocol.Request) -> Any:
-        """What makes jobs and ends them."""
-        match request:
-            case protocol.Submit(request=wanted, user=user):
-                if self.refusal is not None:
-                    raise self.refusal
-                check(wanted, self.cluster, ImageCatalogue(self.socket.parent / "images"), settings.SITE)
-                number = max([100, *self.queue, *self.archive]) + 1
-                self.wanted[number] = wanted
-                which = arrays.fields(number, wanted.array) if wanted.array else {}
-                job = make_job(
-                    number, user=user or "", state="PENDING", name=wanted.name, kind="batch", **which
-                )
-                self.put(job)
-                return number
-            case protocol.StageIn(name=name, user=user):
-                if self.refusal is not None:
-                    raise self.refusal
-                number = max([100, *self.queue, *self.archive]) + 1
-                self.put(make_job(number, user=user, state="PENDING", name=name, kind="batch"))
-                return number
-            case protocol.GetRecipe(job_id=job_id, user=user):
-                return protocol.Recipe(
-                    request=self._wanted(job_id, user).model_copy(update={"environment": {}})
-                )
-            case protocol.Resubmit(job_id=job_id, user=user, task=task, tasks=tasks):
-                again = self._wanted(job_id, user)
-                if tasks is not None and again.array is not None:
-                    again = again.model_copy(update={"array": arrays.limited(tasks, again.array)})
-                elif task is not None:
-                    again = again.model_copy(update={"array": str(task)})
-                return self.answer(protocol.Submit(request=again, user=user))
-            case protocol.GetScript(path=path, user=user):
-                text = self.scripts.get((user or "", path))
-                if text is None:
-                    raise InvalidRequest(f"There is no script {path!r}.", "Look.", field="script_path")
-                return protocol.Script(path=f"/home/{user}/{path}", text=text)
-            case protocol.Cancel(job_id=job_id, user=user, session=None, task=task):
-                job = self._known(job_id, user, task)
-                others = [one for one in self.queue.values() if job.id == one.array_id and one.id != job.id]
-                for one in others if task is None else ():
-                    self.put(one.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
-                self.leave(job.model_copy(update={"state": JobState.CANCELLED, "ended": NOW}))
-                return None
-            case protocol.Cancel(job_id=job_id):
-                for session in self.published.values():
-                    if session.job_id == job_id:
-                        self.publish(
-                            session.model_copy(update={"state": SessionState.ENDED, "ending": Ending.STOPPED})
-                        )
-                        break
-                return None
-        return NO_ANSWER
-
-    def _answer_of_jobs(self, request: protocol.Request) -> Any:
-        """Jobs, their logs, results and reports."""
-        match request:
-            case protocol.GetJobs(active=active):
-                return [job for job in self.queue.values() if job.is_active or not active]
-            case protocol.GetRunning():
-                return [RunningJob.of(job) for job in self.queue.values() if job.is_running]
-            case protocol.GetHistory(since=since, until=until, limit=limit):
-                found = list(self.archive.values())
-                if since is not None and until is not None:
-                    found = [job for job in found if job.submitted and since <= job.submitted < until]
-                return sorted(found, key=lambda job: job.id, reverse=True)[:limit]
-            case protocol.GetFacts(job_id=job_id, user=user, task=task):
-                self._known(job_id, user, task)
-                return self.facts.get(job_id, protocol.JobFacts())
-            case protocol.GetJob(job_id=job_id, user=user, task=task):
-                return self._known(job_id, user, task)
-            case protocol.GetResult(job_id=job_id, user=user, offset=offset, limit=limit, task=task):
-                job = self._known(job_id, user, task)
-                whole = b"" if job.reason == NEVER_BEGUN else self.results.get(job.id, b"")
-                part = whole[offset : offset + limit]
-                return protocol.LogPart(text=part.decode(), offset=offset + len(part), size=len(whole))
-            case protocol.GetLog(job_id=job_id, offset=offset, limit=limit, user=user, task=task, tail=tail):
-                job = self._known(job_id, user, task)
-                if job.reason == NEVER_BEGUN:
-                    return protocol.LogPart(text="", offset=0, size=0)
-                if (job_id := job.id) not in self.logs:
-                    raise NotFound(f"Job {job_id} has no log.", "Wait until it has started.")
-                if tail is not None:
-                    whole = self.logs[job_id]
-                    offset = len(whole) - len(
-                        b"".join(whole.splitlines(keepends=True)[-tail:]) if tail else b""
-                    )
-                part = self.logs[job_id][offset : offset + limit]
-                return protocol.LogPart(
-                    text=part.decode(errors="replace"),
-                    offset=offset + len(part),
-                    size=len(self.logs[job_id]),
-                )
-            case protocol.GetReport(job_id=job_id, user=user):
-                self._known(job_id, user)
+            case protocol.GetReport(job_id=job_id):
                 if job_id not in self.reports:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
         return NO_ANSWER
 
-    def _events(self, cursor: str | None) -> protocol.EventBatch:
-        with self._changing:
-            since = self._feed.since(cursor)
-            changed = {*self.queue, *self.published}
-            if since is not None:
-                changed = {key for key, number in self._changes.items() if number > since}
-            return protocol.EventBatch(
-                jobs=[job for job in self.queue.values() if job.id in changed],
-                sessions=[session for session in self.published.values() if session.name in changed],
-                cursor=self._feed.cursor,
-                complete=since is None,
-            )
-
-    def _bookings(self) -> Bookings:
-        """The real broker's, which has not looked at Slurm yet."""
-        return Bookings(settings.SITE, self._slurm)
-
-    def _real(self, change: Coroutine[Any, Any, Any]) -> Any:
-        """What the real broker makes of a change, unless the test has it refused."""
-        if self.refusal is not None:
-            change.close()
-            raise self.refusal
-        with self._turn:
-            return asyncio.run(change)
-
-    def run_files(self, connection: socket.socket) -> None:
-        """The program that the real broker runs, here as whoever runs the tests."""
-        subprocess.run(
-            [*self.wrapper, sys.executable, "-I", "-S", str(program.__file__)],
-            stdin=connection.fileno(),
-            stdout=connection.fileno(),
-            env={"HOME": str(self.home), **self.environment},
-            check=False,
+    async def _events(self, request: protocol.GetEvents) -> protocol.EventBatch:
+        feed = self._broker._context.feed
+        since = feed.since(request.cursor)
+        if since is not None and request.wait > 0:
+            await feed.wait(since, request.wait, lambda: True)
+            since = feed.since(request.cursor)
+        changed = set(self.published)
+        if since is not None:
+            changed = {name for name, number in self._changes.items() if number > since}
+        return protocol.EventBatch(
+            jobs=self.watch.after(since or 0, None),
+            sessions=[session for session in self.published.values() if session.name in changed],
+            cursor=feed.cursor,
+            complete=since is None,
         )
 
-    def _wanted(self, job_id: int, user: str | None) -> JobRequest:
-        self._known(job_id, user)
-        if job_id not in self.wanted:
-            raise NotFound(f"What job {job_id} was submitted with is not known.", "Look elsewhere.")
-        return self.wanted[job_id]
+    def _leave_files(self) -> None:
+        """Write what jobs have left, and scripts, where the broker reads them as their owners."""
+        for job_id, log in self.logs.items():
+            self._leave(job_id, lambda job: log_name(job.task), log)
+        for job_id, result in self.results.items():
+            self._leave(job_id, lambda job: _own(job, "result"), result)
+        for job_id, known in self.facts.items():
+            self._leave(job_id, lambda job: _own(job, facts.NAME), known.model_dump_json().encode())
+        for job_id, request in self.wanted.items():
+            self._leave(job_id, lambda job: "request.json", request.model_dump_json().encode())
+        for (user, path), text in self.scripts.items():
+            _write(Path(self._account(user).home) / path, text.encode())
 
-    def _known(self, job_id: int, user: str | None = None, task: int | None = None) -> Job:
-        if task is not None:
-            jobs = [*self.queue.values(), *self.archive.values()]
-            found = [job for job in jobs if job.has_task(job_id, task) and user in (None, job.user)]
-            wanted = self.wanted.get(job_id)
-            if not found and wanted and arrays.includes(wanted.array or "", task):
-                base = next(job for job in jobs if job.array_id == job_id)
-                known = {"id": job_id, "task": task, "tasks": "", "state": JobState.CANCELLED}
-                return base.model_copy(update=known | {"reason": NEVER_BEGUN, "started": None})
-            if not found:
-                raise NotFound(f"There is no job {job_id}_{task}.", "Check the number.")
-            return next((job for job in found if job.task == task), found[0])
-        for place in (self.queue, self.archive):
-            if job_id in place and user in (None, place[job_id].user):
-                return place[job_id]
-        raise NotFound(f"There is no job {job_id}.", "Check the number.")
+    def _leave(self, job_id: int, name: Callable[[Job], str], data: bytes) -> None:
+        job = self.queue.get(job_id) or self.archive.get(job_id)
+        if job is not None and job.key is not None:
+            _write(job_folder(self._account(job.user), job.key) / name(job), data)
+
+    def _account(self, name: str) -> _Account:
+        """Everybody has an account."""
+        home = self.homes / name
+        home.mkdir(parents=True, exist_ok=True)
+        uid = self._uids.setdefault(name, FIRST_UID + len(self._uids))
+        groups = tuple(self.accesses.get(name, Access(user=name)).groups)
+        return _Account(
+            name, uid, uid, str(home), in_groups=groups, more={"HOME": str(self.home), **self.environment}
+        )
+
+    def _new_broker(self) -> Broker:
+        broker = Broker(cast(Settings, _SiteOfNow()), cast(Slurm, self._slurm))
+        broker._context.book._store = _Unsaved(self.homes)
+        broker._watch._cluster, broker._watch._seen = self.cluster, True
+        return broker
+
+    def _restart(self) -> None:
+        jobs = self.watch.jobs()
+        self._broker = self._new_broker()
+        self._changes.clear()
+        for job in jobs:
+            self.watch._put(job, 0)
+
+    def change(self, change: Callable[[], object]) -> None:
+        """Change what the broker knows, between two of its steps, and wake those who wait for that."""
+        if self._loop is None or threading.current_thread() is self._thread:
+            change()
+            return
+
+        async def within() -> None:
+            change()
+            await self._broker._context.feed.notify()
+
+        self._await(within())
+
+    def _await(self, work: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None, "the broker does not run"
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def __enter__(self) -> "FakeBroker":
-        fake = self
-
-        class Handler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                request = protocol.request_adapter.validate_json(self.rfile.readline())
-                fake.requests.append(request)
-                try:
-                    answer = protocol.Answer(result=fake.answer(request))
-                except CarmeError as error:
-                    answer = protocol.Answer(error=protocol.Failure.of(error))
-                self.wfile.write(answer.model_dump_json().encode() + b"\n")
-                if isinstance(request, protocol.OpenFiles) and answer.error is None:
-                    fake.run_files(self.connection)
-
-        class Server(socketserver.ThreadingUnixStreamServer):
-            daemon_threads = True
-
-        self.socket.unlink(missing_ok=True)
-        self._server = Server(str(self.socket), Handler)
-        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        self._loop = loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="broker", daemon=True)
+        self._thread.start()
+        self._patches = [
+            patch.object(UnixAccount, "named", self._account),
+            patch.object(server_module, "identify", _identify),
+        ]
+        for one in self._patches:
+            one.start()
+        self._server = Server(cast(Settings, _SiteOfNow()), cast(Broker, self))
+        self._await(self._server.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self.socket.unlink(missing_ok=True)
+        assert self._loop is not None
+        self._await(self._server.__aexit__())
+        for one in self._patches:
+            one.stop()
+        self._await(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+        self._loop = None
+
+
+PORTAL = Peer(os.getpid(), UnixAccount("portal", 0, 0, "/"), trusted=True, observer=True)
+
+
+async def _identify(*_: object) -> Peer:
+    return PORTAL
+
+
+def _own(job: Job, file: str) -> str:
+    """Where a task has its own file in the folder of its array."""
+    return file if job.task is None else f"{TASKS}/{job.task}/{file}"
+
+
+def _write(file: Path, data: bytes) -> None:
+    """At once, as somebody may be reading it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_bytes(data)
+    fresh.replace(file)

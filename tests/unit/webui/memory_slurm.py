@@ -1,36 +1,128 @@
-"""Slurm's reservations and accounts of projects in dictionaries that tests read and write.
+"""A Slurm in dictionaries that tests read and write: what the broker needs of the gateway's interface for
+requests.
 
-The broker's own `Bookings` and `Projects` work on them, by the part of the gateway's interface that these
-need.
+Time does not pass in it: jobs, nodes and reservations stay as they are until a request or the test changes
+them. Slurm in time is the sandbox (`carme.sandbox`).
 """
 
-from collections.abc import Callable, Iterable
-from datetime import datetime
+from collections.abc import Callable, Iterable, MutableMapping
+from datetime import UTC, datetime
 from typing import Any
 
 from carme.bookings.models import Hold, Window
-from carme.jobs import Job, Reservation
+from carme.errors import NotFound
+from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Reservation, StartEstimate, arrays
+from carme.jobs.access import Association
+from carme.jobs.limits import Limits
 from carme.projects import ProjectAccount
+from carme.slurm import Order, UnixAccount
 
 __all__ = ["MemorySlurm"]
 
 
 class MemorySlurm:
-    """What Slurm keeps of reservations and accounts.
+    """What Slurm keeps of jobs, reservations and accounts.
 
     Args:
         queue: Its jobs by their numbers.
-        put: Changes one of these.
+        nodes: Its nodes and partitions.
+
+    Attributes:
+        archive: Jobs that only the accounting has.
+        reserved, granted: Reservations, and accounts of projects, by name.
+        accesses, leads: What users may use, and the accounts that they lead.
+        wanted: What jobs were submitted with.
+        starts: When a request would begin; None: at once.
     """
 
-    def __init__(self, queue: dict[int, Job], put: Callable[[Job], object]) -> None:
+    has_many_jobs = False
+
+    def __init__(self, queue: MutableMapping[int, Job], nodes: Cluster) -> None:
         self._queue = queue
-        self._put = put
+        self.nodes = nodes
+        self.archive: dict[int, Job] = {}
         self.reserved: dict[str, Reservation] = {}
         self.granted: dict[str, ProjectAccount] = {}
+        self.accesses: dict[str, Access] = {}
+        self.leads: dict[str, list[str]] = {}
+        self.wanted: dict[int, JobRequest] = {}
+        self.starts: Callable[[JobRequest], datetime] | None = None
+
+    async def cluster(self) -> Cluster:
+        return self.nodes
+
+    async def drain_node(self, name: str, reason: str) -> None:
+        """Nodes stay as the test has them."""
+
+    async def resume_node(self, name: str) -> None:
+        """Nodes stay as the test has them."""
 
     async def queue(self) -> list[Job]:
         return list(self._queue.values())
+
+    async def accounted(self, job_id: int, task: int | None = None) -> Job | None:
+        if task is None:
+            return self.archive.get(job_id)
+        found = [job for job in self.archive.values() if job.has_task(job_id, task)]
+        return next((job for job in found if job.task == task), found[0] if found else None)
+
+    async def history(
+        self, user: str | None, since: datetime, limit: int, until: datetime | None = None
+    ) -> list[Job]:
+        """Without an end all jobs count, as those of tests are of a certain day."""
+        found = [
+            job
+            for job in self.archive.values()
+            if user in (None, job.user)
+            and (until is None or (job.submitted is not None and since <= job.submitted < until))
+        ]
+        return sorted(found, key=lambda job: job.id, reverse=True)[:limit]
+
+    async def submit(self, order: Order, owner: UnixAccount) -> int:
+        number = max([100, *self._queue, *self.archive]) + 1
+        self.wanted[number] = order.request
+        self._queue[number] = order.job(number, owner.name)
+        return number
+
+    async def estimate(self, order: Order, owner: UnixAccount) -> StartEstimate:
+        start = self.starts(order.request) if self.starts else datetime.now(UTC)
+        return StartEstimate(nodes="n1", start=start)
+
+    async def cancel(self, job: str, owner: UnixAccount) -> None:
+        """What is cancelled leaves the queue at once; a task that waits with others leaves these."""
+        number, task = arrays.read_name(job) if "[" not in job else (int(job.partition("_")[0]), None)
+        found = [
+            one
+            for one in list(self._queue.values())
+            if one.user == owner.name
+            and (one.has_task(number, task) if task is not None else number in (one.array_id, one.id))
+        ]
+        if not found:
+            raise NotFound("Slurm does not know this job (any more).")
+        for one in found:
+            rest = [other for other in arrays.numbers(one.tasks) if other != task] if one.tasks else []
+            if task is not None and rest:
+                tasks = arrays.limited(arrays.listed(rest), one.tasks)
+                self._queue[one.id] = one.model_copy(update={"tasks": tasks})
+                continue
+            del self._queue[one.id]
+            over = {"state": JobState.CANCELLED, "ended": datetime.now(UTC)}
+            self.archive[one.id] = one.model_copy(update=over)
+
+    async def associations(self, user: str) -> list[Association]:
+        return self.accesses[user].associations if user in self.accesses else []
+
+    async def enforcement(self) -> list[str]:
+        return sorted({name for access in self.accesses.values() for name in access.enforced})
+
+    async def limits(self, users: Iterable[str]) -> list[Limits]:
+        return [limit for user in users if user in self.accesses for limit in self.accesses[user].limits]
+
+    async def coordinated_accounts(self, user: str) -> list[str]:
+        return self.leads.get(user, [])
+
+    async def has_association(self, user: str) -> bool:
+        return True
 
     async def reservations(self) -> list[Reservation]:
         return list(self.reserved.values())
@@ -59,7 +151,7 @@ class MemorySlurm:
         self.reserved.pop(name)
 
     async def leave_reservation(self, job_id: int) -> None:
-        self._put(self._queue[job_id].model_copy(update={"reservation": ""}))
+        self._queue[job_id] = self._queue[job_id].model_copy(update={"reservation": ""})
 
     async def project_accounts(self) -> dict[str, ProjectAccount]:
         return dict(self.granted)

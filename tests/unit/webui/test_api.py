@@ -335,7 +335,7 @@ def test_a_batch_job_is_submitted_as_me(program: Program, broker: FakeBroker, bo
         assert sent.request.command[-2:] == ["a b", "$(reboot)"] and "reboot" not in sent.request.command[2]
         assert sent.request.files == {"script": body["script"]}
     if "script_path" in body:
-        assert sent.request.command == ["/usr/bin/env", "python3", "/home/alice/train.sh"]
+        assert sent.request.command == ["/usr/bin/env", "python3", f"{broker.homes}/alice/train.sh"]
     number = answer.json()["id"]
     assert program.ask("get", f"jobs/{number}").json()["state"] == "PENDING"
     again = program.ask("post", f"jobs/{number}/resubmit").json()["id"]

@@ -135,7 +135,7 @@ def test_nobody_sees_series_of_others(browser: Browser, site: None, query: str) 
     if answer.status_code == 200:
         result = answer.json()["data"]["result"]
         assert {one["metric"].get("user", "alice") for one in result} <= {"alice"}
-        # Bob's job is 2, carol's 3, the secret 7: none of these figures is told.
+        # Bob's job is 2, carol's 3, the secret 7: none of these figures is shown.
         assert not {float(one["value"][1]) for one in result} & {2.0, 3.0, 7.0}
     else:
         assert answer.status_code == 400
@@ -165,7 +165,7 @@ def test_names_and_values_of_others_are_not_reported(browser: Browser, site: Non
 
 def test_who_leads_an_account_sees_its_jobs(browser: Browser, site: None, broker: FakeBroker) -> None:
     assert ask(browser, "carme_job_cpus", "account/research").status_code == 403
-    broker.leads = {"alice": ["research"]}
+    broker.leads["alice"] = ["research"]
     from django.core.cache import cache
 
     cache.clear()  # what was known is kept for a minute

@@ -188,7 +188,7 @@ def test_its_sessions_are_the_projects(
 ) -> None:
     now = timezone.now()
     row = make(alice, -1, 60, project=vision, reserved=now, session_image="torch")
-    broker.answer(_reserve(row))
+    broker.carry_out(_reserve(row))
     reconcile(site_broker())
     session = Session.objects.get()
     assert session.options["account"] == "carme-vision" and session.options["reservation"] == row.name
