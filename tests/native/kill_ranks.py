@@ -102,15 +102,15 @@ class Outcome:
 
 def run_rank(attempt: Attempt, rank: int, channel: socket.socket) -> None:
     """Until an error; then on with the survivors."""
-    news = channel.makefile("rw")
+    stream = channel.makefile("rw")
 
     def notify(**content: Any) -> None:
-        news.write(json.dumps(content) + "\n")
-        news.flush()
+        stream.write(json.dumps(content) + "\n")
+        stream.flush()
 
     def exchange(entry: dict[str, Any]) -> list[dict[str, Any]]:
         notify(entry=entry)
-        return json.loads(news.readline())
+        return json.loads(stream.readline())
 
     before = resources()
     context = join(
@@ -118,7 +118,7 @@ def run_rank(attempt: Attempt, rank: int, channel: socket.socket) -> None:
     )
     happened = repeat(attempt, context, notify)
     notify(**happened)
-    alive = json.loads(news.readline())
+    alive = json.loads(stream.readline())
     computed = together(context, alive)
     context.close()
     del context
@@ -332,7 +332,7 @@ def main() -> int:
     )
     parser.add_argument("--only", type=int, help="the number of one attempt that is repeated as often")
     options = parser.parse_args()
-    # Whoever a rank would leave behind becomes a child of this process.
+    # A process that a rank would leave behind becomes a child of this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     shared = set(Path("/dev/shm").glob("*carme*"))
     outcomes: dict[tuple[str, signal.Signals], Outcome] = defaultdict(Outcome)

@@ -14,7 +14,7 @@ from carme.sessions import Session, SessionNote
 from carme.translation import message as _
 from carme_spawner.notes import Notes
 
-#: Seconds that one question to the broker waits for news.
+#: Seconds that one question to the broker waits for a change.
 LONG_POLL = 30.0
 #: Seconds between two attempts to reach a broker that does not answer, at first and at most.
 FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0
@@ -186,24 +186,24 @@ class JobWatcher:
                 self.log.info("The broker answers again.")
                 delay = 0.0
             cursor = batch.cursor
-            news = {job.id for job in batch.jobs} | {session.job_id for session in batch.sessions}
+            changed = {job.id for job in batch.jobs} | {session.job_id for session in batch.sessions}
             if batch.complete:
                 # A job that is missing here ended long ago: `look_up` finds it in accounting.
                 self._jobs, self._sessions = {}, {}
-                news |= self._held.keys()
+                changed |= self._held.keys()
             self._take(self._jobs, {job.id: job for job in batch.jobs})
             self._take(self._sessions, {session.job_id: session for session in batch.sessions})
             self._answered.set()
-            for job_id in news:
+            for job_id in changed:
                 try:
                     self.changed(job_id)
                 except Exception:
-                    # Whatever one session trips over, the others must still hear.
+                    # An error with one session must not keep the others from being notified.
                     self.log.exception("What is new of job %s could not be taken in.", job_id)
 
-    def _take(self, known: dict[int, T], news: dict[int, T]) -> None:
-        """Keep the news, but what is over only if somebody holds it."""
-        for job_id, entry in news.items():
+    def _take(self, known: dict[int, T], changed: dict[int, T]) -> None:
+        """Store what has changed; what is over only if somebody holds it."""
+        for job_id, entry in changed.items():
             if entry.is_over and job_id not in self._held:
                 known.pop(job_id, None)
             else:

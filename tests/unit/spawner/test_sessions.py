@@ -67,7 +67,7 @@ async def test_a_refused_request_is_answered_with_the_brokers_sentence(site: Sit
     response = await site.start(image="torch", minutes=60, gpus_per_node=9)
     assert response.status_code == 400
     assert response.json()["message"] == str(NO_GPU)
-    # A page that asks later is told the same.
+    # A page that asks later gets the same answer.
     assert (await site.events())[-1]["message"] == f"Spawn failed: {NO_GPU}"
 
 
@@ -262,15 +262,15 @@ def user(site: Site) -> Any:
     return next(user for user in site.hub.users.values() if user.name == "ada")
 
 
-async def test_a_start_that_is_given_up_together_with_its_news_is_given_up(site: Site) -> None:
+async def test_a_start_that_is_given_up_together_with_its_event_is_given_up(site: Site) -> None:
     await site.start()
     assert site.hub
     spawner: Any = next(iter(site.hub.users.values())).spawners["s1"]
     for steps in range(8):
-        news = asyncio.Event()
-        waiting = asyncio.create_task(spawner.silence(news))
+        event = asyncio.Event()
+        waiting = asyncio.create_task(spawner.silence(event))
         await asyncio.sleep(0.01)
-        news.set()
+        event.set()
         for _ in range(steps):
             await asyncio.sleep(0)
         if waiting.cancel():

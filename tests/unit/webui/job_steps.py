@@ -16,8 +16,8 @@ def states() -> dict[int, str]:
     return dict(Job.objects.values_list("id", "state"))
 
 
-def news() -> bool:
-    """Read what the broker has to say."""
+def read_changes() -> bool:
+    """Read what has changed at the broker."""
     return follow(site_broker())
 
 

@@ -9,7 +9,7 @@ from carme.reports import Advice, Curve, GpuUse, Report, TrainingUse, Usage
 
 from .conftest import Browser, text
 from .fake_broker import FakeBroker, make_job
-from .job_steps import news
+from .job_steps import read_changes
 
 
 def charts_in(part: str) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
             curve("loss", "mean of the ranks", top=2.0),
         ],
     )
-    news()
+    read_changes()
     found = {one["title"]: one for one in charts_in(text(browser.get("/jobs/1/use/")))}
     shown = {
         title: (one["series"][0]["values"], one["unit"], one.get("line")) for title, one in found.items()
@@ -83,7 +83,7 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
             Advice(topic="time", text="Ask for less time."),
         ],
     )
-    news()
+    read_changes()
     part = BeautifulSoup(text(browser.get("/jobs/1/use/")), "html.parser")
     places = [
         (one("h3")[0].get_text(), [str(item.get_text()) for item in one("li")])
@@ -126,7 +126,7 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
         curves=[curve],
         advice=[Advice(topic="gpus", text="Ask <for> less.", change="--gpus 1")],
     )
-    news()
+    read_changes()
     assert 'hx-get="/jobs/1/use/"' in browser.get("/jobs/1/").content.decode()
     part = browser.get("/jobs/1/use/").content.decode()
     for message in ("50% used", "Ask &lt;for&gt; less.", "--gpus 1"):

@@ -19,7 +19,7 @@ from carme_webui.profile.models import Notice
 
 from .conftest import Browser, text, words
 from .fake_broker import NOW, FakeBroker, make_job
-from .job_steps import array, news, states, sweep_is_due
+from .job_steps import array, read_changes, states, sweep_is_due
 
 # --- arrays ----------------------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ def test_the_list_shows_an_array_once_and_its_page_all_tasks(
 ) -> None:
     array(broker, a="COMPLETED", b="FAILED", c="RUNNING")
     broker.put(make_job(7))
-    news()
+    read_changes()
     page = browser.get("/jobs/").content.decode()
     assert page.count("sweep") == 1 and "10 tasks: 1 running, 7 waiting, 1 completed, 1 failed" in page
     assert "50_2" in browser.get("/jobs/?state=running").content.decode()
@@ -55,17 +55,24 @@ def ended_array(broker: FakeBroker) -> None:
 
 def test_an_array_says_how_many_of_its_tasks_failed(db, browser: Browser, broker: FakeBroker) -> None:
     array(broker, a="RUNNING")
-    news()
+    read_changes()
     title = re.compile(r"<title>.*</title>|<h1>.*?</h1>", re.S)
     before = title.findall(text(browser.get("/jobs/50/")))
     ended_array(broker)
-    news()
+    read_changes()
     answer = browser.get("/jobs/50/")
     page, message = text(answer), words(answer)
     assert title.findall(page) == before, "an array keeps its title"
     assert "Failed 1 of 6 tasks failed." in message and "6 tasks: 5 completed, 1 failed" in message
     assert "/jobs/52/#log-heading" in page and "/jobs/50/?task=5" in page, "links to the tasks and their logs"
-    for gone in ("Cancel all tasks", "/cancel/", "Exit code", "log of the last", 'hx-trigger="news', "/use/"):
+    for gone in (
+        "Cancel all tasks",
+        "/cancel/",
+        "Exit code",
+        "log of the last",
+        'hx-trigger="update',
+        "/use/",
+    ):
         assert gone not in page, gone
     assert "20 Nov 2026, 12:05:00" in message, "the end of the last task"
     assert "1 of 6 tasks failed." in words(browser.get("/jobs/"))
@@ -81,7 +88,7 @@ def test_the_failed_tasks_of_an_array_are_submitted_again(db, browser: Browser, 
     broker.wanted[50] = JobRequest(
         kind="batch", name="sweep", command=["true"], minutes=5, partition="gpu", array="0-5%2"
     )
-    news()
+    read_changes()
     assert "Resubmit failed tasks" in text(browser.get("/jobs/50/"))
     browser.send("/jobs/50/", "/jobs/50/resubmit/", failed="1")
     assert broker.wanted[max(broker.wanted)].array == "1,3%2"
@@ -100,7 +107,7 @@ def test_pages_of_arrays_ask_as_much_for_many_tasks_as_for_few(
     counts = []
     for number in (100, 200, 300):
         array(broker, number, a="COMPLETED", b="RUNNING")
-        news()
+        read_changes()
         with CaptureQueriesContext(connection) as found:
             browser.get("/jobs/")
         with CaptureQueriesContext(connection) as more:
@@ -114,13 +121,13 @@ def test_owners_hear_of_an_array_once_when_all_of_it_is_over(
 ) -> None:
     User.objects.filter(username="alice").update(wanted={"job-over": [True, False]})
     array(broker, a="RUNNING", b="RUNNING")
-    news()
+    read_changes()
     broker.put(make_job(51, state="FAILED", array_id=50, task=0, kind="batch", name="sweep", ended=NOW))
-    news()
+    read_changes()
     assert not Notice.objects.exists()
     broker.put(make_job(52, state="COMPLETED", array_id=50, task=1, kind="batch", name="sweep", ended=NOW))
     broker.put(make_job(50, state="COMPLETED", array_id=50, task=9, kind="batch", name="sweep", ended=NOW))
-    news()
+    read_changes()
     (reported,) = Notice.objects.all()
     assert "array 50 (sweep) have ended; 1 of them failed" in reported.text
 
@@ -131,21 +138,21 @@ def test_owners_hear_of_an_array_once_when_all_of_it_is_over(
 def test_jobs_of_all_users_and_their_changes_are_stored(db, broker: FakeBroker) -> None:
     broker.put(make_job(1, state="PENDING", reason="Resources", started=None))
     broker.put(make_job(2, user="bob"))
-    news()
+    read_changes()
     assert states() == {1: "PENDING", 2: "RUNNING"}
     assert "next in line" in Job.objects.get(id=1).explanation
 
     broker.put(make_job(1, started=NOW))
-    news()
+    read_changes()
     assert Job.objects.get(id=1).state == "RUNNING"
     assert Job.objects.get(id=1).started == NOW
-    assert broker.requests_of("events")[-1].cursor.endswith("-2"), "only the news were asked for"
+    assert broker.requests_of("events")[-1].cursor.endswith("-2"), "only the changes were requested"
 
 
 def test_the_past_is_fetched_once_at_the_start(db, broker: FakeBroker) -> None:
     broker.leave(make_job(7, state="COMPLETED", ended=NOW, exit_code=0))
-    news()
-    news()
+    read_changes()
+    read_changes()
     assert states() == {7: "COMPLETED"}
     assert len(broker.requests_of("history")) == 1
 
@@ -154,11 +161,11 @@ def test_after_a_gap_the_missed_past_is_fetched_and_vanished_jobs_get_their_end(
     db, broker: FakeBroker
 ) -> None:
     broker.put(make_job(1))
-    news()
+    read_changes()
     broker.leave(make_job(1, state="TIMEOUT", ended=NOW))
     broker.leave(make_job(2, state="FAILED", exit_code=3, ended=NOW))  # came and went unseen
     broker.restart()
-    news()
+    read_changes()
     assert states() == {1: "TIMEOUT", 2: "FAILED"}
     assert broker.requests_of("history")[-1].since is not None
     assert not Job.objects.filter(active=True).exists()
@@ -166,20 +173,20 @@ def test_after_a_gap_the_missed_past_is_fetched_and_vanished_jobs_get_their_end(
 
 def test_a_job_that_leaves_the_queue_without_an_event_is_found_out(db, broker: FakeBroker) -> None:
     broker.put(make_job(1))
-    news()
+    read_changes()
     broker.leave(make_job(1, state="NODE_FAIL", ended=NOW))
     sweep_is_due()
-    news()
+    read_changes()
     assert states() == {1: "NODE_FAIL"}
 
 
 def test_rows_stay_when_slurm_forgets(db, broker: FakeBroker) -> None:
     broker.put(make_job(1, state="COMPLETED", ended=NOW))
     broker.put(make_job(2))
-    news()
+    read_changes()
     broker.queue.clear()
     broker.restart()
-    news()
+    read_changes()
     assert states() == {1: "COMPLETED", 2: "UNKNOWN"}
     explanation = Job.objects.get(id=2).explanation
     assert explanation == "Slurm no longer knows how this job ended."
@@ -189,14 +196,14 @@ def test_rows_stay_when_slurm_forgets(db, broker: FakeBroker) -> None:
 
 def test_a_broker_that_is_down_loses_nothing(db, broker: FakeBroker, folder) -> None:
     broker.put(make_job(1))
-    news()
+    read_changes()
     (folder / "broker.sock").rename(folder / "away.sock")
-    news()
+    read_changes()
     assert "does not answer" in Mirror.load().failure
     assert states() == {1: "RUNNING"}
     (folder / "away.sock").rename(folder / "broker.sock")
     broker.put(make_job(1, state="COMPLETED", ended=NOW))
-    news()
+    read_changes()
     assert Mirror.load().failure == ""
     assert states() == {1: "COMPLETED"}
 

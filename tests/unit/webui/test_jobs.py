@@ -24,7 +24,7 @@ from carme_webui.sessions.models import Session
 
 from .conftest import Browser, text, words
 from .fake_broker import NOW, FakeBroker, make_job, make_session
-from .job_steps import news
+from .job_steps import read_changes
 
 # --- the pages -------------------------------------------------------------------------------------------
 
@@ -56,8 +56,10 @@ def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, brok
 
 
 def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeBroker) -> None:
-    Job.store([broker.put(make_job(1))])
-    assert "Job 1 has no log. Wait until it has started." in browser.get("/jobs/1/").content.decode()
+    Job.store([broker.put(make_job(1, key=None))])
+    assert (
+        "Job 1 was not started by Carme, so its log is not known." in browser.get("/jobs/1/").content.decode()
+    )
 
 
 @pytest.mark.usefixtures("still")
@@ -84,13 +86,13 @@ def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: Fa
         broker.reports[1] = Report(job=job, monitored=monitored)
         assert sentence in words(browser.get("/jobs/1/use/"))
     broker.put(make_job(1, started=NOW))
-    news()
+    read_changes()
     assert "state from:body" in text(browser.get("/jobs/1/use/")), "asked for anew when the job starts"
 
 
 def test_without_a_report_the_page_says_why(browser: Browser, broker: FakeBroker) -> None:
     broker.put(make_job(1, state="COMPLETED", ended=NOW))
-    news()
+    read_changes()
     part = browser.get("/jobs/1/use/").content.decode()
     assert "Nothing is known of job 1. Ask again when it has run." in part
     assert "every 30s" not in part
@@ -98,7 +100,7 @@ def test_without_a_report_the_page_says_why(browser: Browser, broker: FakeBroker
 
 def test_pages_work_while_the_broker_is_down(browser: Browser) -> None:
     Job.store([make_job(1, name="kept")])
-    news()
+    read_changes()
     page = browser.get("/jobs/").content.decode()
     assert "kept" in page and 'role="alert"' in page and "does not answer" in page
     assert "does not answer" in browser.get("/jobs/1/").content.decode()

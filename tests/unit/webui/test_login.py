@@ -79,7 +79,7 @@ def test_a_session_that_somebody_else_began_is_not_the_one_of_the_login(
 def test_guessing_is_stopped(anonymous: Browser, alice: User) -> None:
     answers = [sign_in(anonymous, f"guess {number}") for number in range(6)]
     assert "Too many failed login attempts" in answers[-1].content.decode()
-    # The right password does not help whoever guesses on.
+    # The right password does not help anyone who guesses on.
     assert "Too many failed login attempts" in sign_in(anonymous).content.decode()
 
 

@@ -1,4 +1,4 @@
-"""What users are told, on pages and by mail: as they choose, once, through a real mail server."""
+"""What users are notified of, on pages and by mail: as they choose, once, through a real mail server."""
 
 import asyncio
 import socket
@@ -246,7 +246,7 @@ def test_language_and_look_are_chosen(browser: Browser, alice: User) -> None:
     assert '<html lang="de">' in german.content.decode()
 
 
-# --- what is told ----------------------------------------------------------------------------------------
+# --- what is sent ----------------------------------------------------------------------------------------
 
 
 def test_a_session_that_is_ready_ends_soon_or_fails(alice: User) -> None:
@@ -306,7 +306,7 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
         "stopped at 2026-11-20 14:00 UTC."
     ]
     assert send_due() == 1 and "https://carme.example:8443/jobs/7/" in body(post.mails[0])
-    # The second is not wanted; the stop is told all the same.
+    # The second is not wanted; the stop is sent all the same.
     reachable.wanted = {"job-warned": [False, False]}
     reachable.save()
     broker.warnings = [first.model_copy(update={"count": 2})]

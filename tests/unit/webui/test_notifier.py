@@ -216,7 +216,7 @@ def sign_in() -> str:
 
 
 async def first_event(cookies: str, seen: str, opened: asyncio.Event) -> str:
-    """The first event of a stream of news, read as a browser reads it: while it is open."""
+    """The first event of a stream of updates, read as a browser reads it: while it is open."""
     found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     requests = [{"type": "http.request", "body": b"", "more_body": False}]
 
@@ -230,14 +230,14 @@ async def first_event(cookies: str, seen: str, opened: asyncio.Event) -> str:
         text = message.get("body", b"").decode()
         if "retry:" in text:
             opened.set()
-        if "event: news" in text and not found.done():
+        if "event: update" in text and not found.done():
             found.set_result(text)
 
     headers = {"host": "carme.example:8443", "x-forwarded-proto": "https", "cookie": cookies}
     scope = {
         "type": "http",
         "method": "GET",
-        "path": "/news/",
+        "path": "/updates/",
         "query_string": f"seen={seen}".encode(),
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
@@ -263,7 +263,7 @@ async def test_the_stream_needs_a_login() -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=application), base_url="http://carme.example:8443"
     ) as client:
-        answer = await client.get("/news/", headers={"x-forwarded-proto": "https"})
+        answer = await client.get("/updates/", headers={"x-forwarded-proto": "https"})
     assert answer.status_code == 302 and "/accounts/login/" in answer.headers["location"]
 
 

@@ -186,7 +186,7 @@ def version_of(answer: http.client.HTTPResponse) -> str:
 def test_each_process_hears_of_a_change_and_a_dead_one_is_replaced(portal: Portal, alice: User) -> None:
     cookies = signed_in(alice)
     version = version_of(portal.open(portal.processes[0], "/", cookies))
-    streams = [portal.open(process, f"/news/?seen={version}", cookies) for process in portal.processes]
+    streams = [portal.open(process, f"/updates/?seen={version}", cookies) for process in portal.processes]
     notifier.notify(["alice"])
     for stream in streams:
         hears(stream)
@@ -198,7 +198,7 @@ def test_each_process_hears_of_a_change_and_a_dead_one_is_replaced(portal: Porta
     until(lambda: len(portal.processes) == 2 and dead not in portal.processes)
     until(portal.answers)
     version = notifier.version("alice")
-    streams = [portal.open(process, f"/news/?seen={version}", cookies) for process in portal.processes]
+    streams = [portal.open(process, f"/updates/?seen={version}", cookies) for process in portal.processes]
     notifier.notify(["alice"])
     for stream in streams:  # also of the one that took the place of the dead one
         hears(stream)
@@ -225,7 +225,7 @@ def test_one_process_alone_is_replaced_as_well(broker: FakeBroker, tmp_path: Pat
 def test_open_pages_hold_no_connection_to_the_database(portal: Portal, alice: User) -> None:
     cookies = signed_in(alice)
     one = portal.processes[0]
-    streams = [portal.open(one, "/news/", cookies) for _ in range(30)]
+    streams = [portal.open(one, "/updates/", cookies) for _ in range(30)]
     assert portal.open(one, "/", cookies).status == 200
     assert all(next_news(stream) for stream in streams)
 

@@ -1,4 +1,4 @@
-"""Projects: who may do what, and what Slurm is told."""
+"""Projects: who may do what, and what Slurm gets."""
 
 import json
 from datetime import timedelta

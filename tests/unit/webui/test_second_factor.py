@@ -82,7 +82,7 @@ def test_guessing_codes_is_stopped(browser: Browser, anonymous: Browser) -> None
     sign_in(anonymous)
     answers = [anonymous.send(CODE, CODE, code=wrong_code_of(secret)) for _ in range(6)]
     assert "Too many" in answers[-1].content.decode()
-    # The right code does not help whoever guesses on.
+    # The right code does not help anyone who guesses on.
     assert "Too many" in anonymous.send(CODE, CODE, code=code_of(secret)).content.decode()
 
 

@@ -194,7 +194,7 @@ class Notifier:
         client = cast(redis.Redis, self._client)
         try:
             client.ping()
-            # Whoever the report below wakes must not learn that Redis is away.
+            # Those whom the report below wakes must not learn that Redis is away.
             self._away = False
             self._count(client, [BOOKINGS, ALL])
         except BaseException as error:

@@ -340,7 +340,7 @@ def test_the_dashboard_shows_what_my_sessions_do(
     # The part of the page that is renewed every few seconds leaves them as they are.
     canvas = sparks.locator("canvas").first.element_handle()
     with page.expect_response("**/live/"):
-        page.evaluate("document.body.dispatchEvent(new Event('news'))")
+        page.evaluate("document.body.dispatchEvent(new Event('update'))")
     expect(sparks.locator("figcaption")).to_have_count(3)
     assert canvas is not None and canvas.evaluate("canvas => canvas.isConnected")
     expect(page.locator("#month")).to_contain_text("320 of 500 GPU-hours")

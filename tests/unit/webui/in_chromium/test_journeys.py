@@ -98,7 +98,7 @@ def test_a_passkey_is_added_and_signs_in_alone(context: BrowserContext, page: Pa
     page.get_by_role("button", name="Use a passkey or security key").click()
     expect(page.get_by_text("Protected by a second factor")).to_be_visible()
 
-    # Whoever cannot show it gets a sentence, and stays outside.
+    # Anyone who cannot show it gets a sentence, and stays outside.
     log_out(page)
     console.send("WebAuthn.setUserVerified", {"authenticatorId": device, "isUserVerified": False})
     page.get_by_role("button", name="Sign in with a passkey").click()

@@ -61,7 +61,7 @@ uvicorn.run("carme_webui.asgi:application", fd=int(listening), lifespan="off")
 
 @pytest.fixture
 def university(address: str, settings, folder: Path, tmp_path: Path) -> Iterator[str]:
-    """A provider that knows somebody with the name of whoever runs the tests; the portal trusts it."""
+    """A provider that knows somebody with the name of the user who runs the tests; the portal trusts it."""
     site = django_settings.SITE
     name = pwd.getpwuid(os.getuid()).pw_name
     there = tmp_path / "university"
@@ -136,7 +136,7 @@ def test_who_is_known_there_is_let_in_here(page: Page, broker: FakeBroker, unive
     user = User.objects.get(username=university)
     assert not user.has_usable_password()
 
-    # Whoever has a password here is somebody else, perhaps.
+    # Anyone who has a password here is somebody else, perhaps.
     log_out(page)
     user.set_password(PASSWORD)
     user.save()

@@ -54,7 +54,7 @@ def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: Non
     Session.objects.filter(name=name).update(
         state="ready", job_id=9, reported=make_session(name, steps=8, node_list="n1").model_dump(mode="json")
     )
-    page.evaluate("document.body.dispatchEvent(new Event('news'))")
+    page.evaluate("document.body.dispatchEvent(new Event('update'))")
     page.wait_for_url(f"**/jupyter/user/alice/{name}/**")
     page.go_back()
     expect(page.get_by_role("link", name="Open JupyterLab")).to_be_visible()

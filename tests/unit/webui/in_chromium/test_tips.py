@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 #: The page's live part comes once more.
 SENT_ANEW = """() => new Promise((done) => {
     document.addEventListener("htmx:after:swap", () => setTimeout(done), { once: true });
-    document.body.dispatchEvent(new Event("news"));
+    document.body.dispatchEvent(new Event("update"));
 })"""
 #: The focused cell's name and tabindex, and how many cells of its table Tab reaches.
 REACHED = """() => {

@@ -50,7 +50,7 @@ def sign_out_of_hub(user: str) -> None:
     The page waits for the hub, as a session that is not ended must not depend on other services; a hub that
     does not answer is notified by the worker when it does.
     """
-    # Whoever signs in again while the hub is being notified is not meant.
+    # Anyone who signs in again while the hub is being notified is not meant.
     before = time.time()
     try:
         Hub(settings.SITE).sign_out(user, before=before, seconds=PATIENCE)

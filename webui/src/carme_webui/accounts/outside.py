@@ -120,7 +120,7 @@ def account_of(claims: Any) -> User:
     if user is not None and not user.is_active:
         raise Denied(_("This account is closed."), remedy)
     if user is not None and user.has_usable_password():
-        # Whoever has the name at the provider need not be the person who has it here.
+        # Anyone who has the name at the provider need not be the person who has it here.
         raise Denied(_("The account %s signs in with its password.") % name, remedy)
     if user is None:
         try:

@@ -16,12 +16,21 @@ KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/", "/help/")
-EXACTLY = ("/", "/live/", "/news/", "/profile/", "/files/room/", "/metrics/sparks/")
+EXACTLY = ("/", "/live/", "/updates/", "/profile/", "/files/room/", "/metrics/sparks/")
 #: What the form for a session asks; it changes nothing.
 ESTIMATE = "/sessions/estimate/"
 #: What open pages load by themselves is no new look.
 BY_THEMSELVES = (
-    *("live/", "news/", "/files/room/", "/metrics/sparks/", "/jobs/month/", "/use/", "/facts/", "/recipe/"),
+    *(
+        "live/",
+        "updates/",
+        "/files/room/",
+        "/metrics/sparks/",
+        "/jobs/month/",
+        "/use/",
+        "/facts/",
+        "/recipe/",
+    ),
     "/bookings/share/",
     ESTIMATE,
 )

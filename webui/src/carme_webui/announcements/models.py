@@ -51,7 +51,7 @@ def new_name() -> str:
 class Maintenance(models.Model):
     """A time at which administrators have nodes for themselves; `name` is also the reservation's in Slurm.
 
-    Whoever changes it asks the broker at once, and the reconciler asks again until both agree.
+    Anyone who changes it asks the broker at once, and the reconciler asks again until both agree.
     """
 
     name = models.CharField(max_length=32, unique=True, default=new_name)

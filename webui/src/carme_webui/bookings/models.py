@@ -26,7 +26,7 @@ def new_name() -> str:
 
 
 class Calendar(models.Model):
-    """One row, locked by whoever looks for free nodes and takes them."""
+    """One row, locked by anyone who looks for free nodes and takes them."""
 
     @classmethod
     def lock(cls) -> None:
@@ -38,7 +38,7 @@ class Calendar(models.Model):
 class Booking(models.Model):
     """Nodes that somebody has for a time; `name` is also that of the reservation in Slurm.
 
-    The states are those of `carme.bookings`. What Slurm keeps follows from the row: whoever changes it asks
+    The states are those of `carme.bookings`. What Slurm keeps follows from the row: who changes it asks
     the broker at once, and the reconciler asks again until both agree.
     """
 
@@ -159,7 +159,7 @@ class Booking(models.Model):
         """Go to another state, or end for this cause, if the table allows it from the state in the database.
 
         Returns:
-            Whether it did; this object then has the row's values, whoever changed it.
+            Whether it did; this object then has the row's values, no matter who changed it.
         """
         sources = [state for state in BookingState if to in TRANSITIONS[state]]
         values: dict[str, Any] = {"state": to}
@@ -171,7 +171,7 @@ class Booking(models.Model):
         """Set these fields if the row is `among` these now, and have the record of changes hold it.
 
         Returns:
-            Whether it was; this object then has the row's values, whoever changed it.
+            Whether it was; this object then has the row's values, no matter who changed it.
         """
         with transaction.atomic():
             row = among.select_related(None).select_for_update().filter(pk=self.pk).first()

@@ -55,7 +55,7 @@ def _days(view: str, first: date, zone: ZoneInfo) -> list[Day]:
 
 @dataclass(frozen=True)
 class Shown:
-    """Which part of the calendar is shown, whoever reads it.
+    """Which part of the calendar is shown, no matter who reads it.
 
     Attributes:
         view: One of VIEWS.

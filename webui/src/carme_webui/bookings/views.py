@@ -297,7 +297,7 @@ def decide(request: HttpRequest, name: str) -> HttpResponse:
 @login_not_required
 @require_safe
 def feed(request: HttpRequest, username: str, secret: str) -> HttpResponse:
-    """The bookings of whoever knows the secret address."""
+    """The bookings of anyone who knows the secret address."""
     owner = owner_of(username, secret)
     if owner is None:
         raise Http404

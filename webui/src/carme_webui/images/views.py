@@ -135,7 +135,7 @@ def share(request: HttpRequest, reference: str) -> HttpResponse:
 
 def _context(request: HttpRequest, reference: str, log: bool = True) -> dict[str, Any]:
     user = signed_in(request)
-    version = notifier.version(user.username)  # first: what comes meanwhile is news
+    version = notifier.version(user.username)  # first: what comes meanwhile is an update
     found = _visible(request, reference)
     context: dict[str, Any] = {"image": found, "own": found.owner == user, "version": version}
     if not context["own"]:

@@ -33,11 +33,11 @@ NOTIFIED_ONE_BY_ONE = 3
 
 
 def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
-    """Read the broker's news once, and remember if that failed.
+    """Read the broker's changes once, and remember if that failed.
 
     Args:
         broker: The site's broker.
-        wait: Seconds to wait for news where there are none.
+        wait: Seconds to wait for changes where there are none.
 
     Returns:
         Whether the broker answered.
@@ -45,8 +45,8 @@ def follow(broker: BrokerClient, wait: float = 0.0) -> bool:
     try:
         mirror(broker, wait)
     except CarmeError as error:
-        if Mirror.objects.exclude(failure=error.text).update(failure=error.text):  # said once
-            logger.warning("The broker's news could not be read: %s", error)
+        if Mirror.objects.exclude(failure=error.text).update(failure=error.text):  # logged once
+            logger.warning("The broker's changes could not be read: %s", error)
             notifier.notify_all()
         return False
     return True

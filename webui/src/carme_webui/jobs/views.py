@@ -448,7 +448,7 @@ def _form_page(
 
 def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[str, object]:
     user = signed_in(request)
-    version = notifier.version(user.username)  # first: what comes meanwhile is news
+    version = notifier.version(user.username)  # first: what comes meanwhile is an update
     found = get_object_or_404(own_jobs(user), id=job_id)
     context: dict[str, object] = {"job": found, "banner": silence(), "version": version}
     context["extensions"] = extensions()

@@ -26,7 +26,7 @@ __all__ = [
 class Project(models.Model):
     """People who share an account of Slurm; what that may use follows from the row.
 
-    Whoever changes it asks the broker at once, and the reconciler asks again until both agree. A limit that
+    Who changes it asks the broker at once, and the reconciler asks again until both agree. A limit that
     is null is none; no partition chosen means all of them.
     """
 

@@ -45,7 +45,7 @@ def reconcile(broker: BrokerClient) -> bool:
 
 
 def _note(project: Project, there: ProjectAccount | None) -> None:
-    """Remember what is used, where that is news."""
+    """Remember what is used, where that has changed."""
     assert there is not None
     used = there.use.model_dump()
     if project.used != used or project.granted is None or project.problem:

@@ -114,7 +114,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
         with suppress(CarmeError):
             if find(session, broker) is not None:
                 return  # there is a job, so the broker reports how it ends
-        # When a start fails at once, the hub keeps the cause for whoever asks for the progress.
+        # When a start fails at once, the hub keeps the cause for anyone who asks for the progress.
         _refuse(session, hub.failure(user, name) or error.text)
 
 

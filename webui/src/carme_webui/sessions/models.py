@@ -230,7 +230,7 @@ class Session(models.Model):
         try:
             return SessionReport.model_validate(self.reported)
         except ValidationError:
-            return None  # of an earlier version; the next news replace it
+            return None  # of an earlier version; the next event replaces it
 
     @property
     def requested_options(self) -> SessionOptions:

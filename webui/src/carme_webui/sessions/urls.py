@@ -18,7 +18,7 @@ register_converter(SessionNameConverter, "session_name")
 urlpatterns = [
     path("", views.dashboard, name="dashboard"),
     path("live/", views.dashboard_live, name="dashboard-live"),
-    path("news/", views.stream, name="news"),
+    path("updates/", views.stream, name="updates"),
     path("sessions/start/", views.start, name="session-start"),
     path("sessions/estimate/", views.estimate, name="session-estimate"),
     path("sessions/probes/", views.probes, name="probe-files"),

@@ -73,8 +73,8 @@ RECENT = timedelta(days=2)
 # A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
 # answer: the broker looks at the nodes at the first look after half a minute, and if calm makes every fourth.
 FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
-# Seconds between two signs of life on a stream of news, and after which the browser opens a new one: then its
-# login is looked at again.
+# Seconds between two signs of life on a stream of updates, and after which the browser opens a new one: then
+# its login is checked again.
 HEARTBEAT = 15.0
 STREAM_ENDS_AFTER = 600.0
 
@@ -328,7 +328,7 @@ async def _events(user: str, seen: str) -> AsyncIterator[str]:
     yield "retry: 1000\n\n"
     while clock() < end:
         version = await notifier.wait(user, seen, HEARTBEAT)
-        yield ": still here\n\n" if version == seen else f"id: {version}\nevent: news\ndata: {version}\n\n"
+        yield ": still here\n\n" if version == seen else f"id: {version}\nevent: update\ndata: {version}\n\n"
         seen = version
 
 
@@ -375,7 +375,7 @@ def _form(
     presets: list[Preset] | None = None,
 ) -> StartForm:
     user = signed_in(request)
-    # Whoever looks as a user sees pages of the portal; what lies in the user's home stays theirs.
+    # Anyone who looks as a user sees pages of the portal; what lies in the user's home stays theirs.
     looks = hasattr(request, "impersonator")
     return StartForm(
         data,
@@ -430,7 +430,7 @@ def _plan() -> Forecast | None:
 
 
 def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
-    version = notifier.version(signed_in(request).username)  # first: what comes meanwhile is news
+    version = notifier.version(signed_in(request).username)  # first: what comes meanwhile is an update
     found = _mine(request, name)
     mirror = Mirror.load()
     cluster, silence = _look()

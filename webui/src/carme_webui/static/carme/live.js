@@ -1,15 +1,15 @@
-// Reloads the live part of a page as soon as the portal has news: server-sent events say when.
+// Reloads the live part of a page as soon as something has changed: server-sent events say when.
 // A page that nobody looks at holds no connection (a browser has few); it still reloads now and then by itself.
 "use strict";
 
-const page = document.getElementById("live-news");
+const page = document.getElementById("live-updates");
 let stream = null;
 
 function listen() {
   if (stream || document.hidden) return;
   const seen = document.getElementById("live")?.dataset.version ?? "";
   stream = new EventSource(`${page.dataset.url}?seen=${encodeURIComponent(seen)}`);
-  stream.addEventListener("news", () => document.body.dispatchEvent(new Event("news")));
+  stream.addEventListener("update", () => document.body.dispatchEvent(new Event("update")));
   stream.addEventListener("error", () => {
     // The browser tries again by itself, unless the portal refused: then the reload leads to the sign-in.
     if (stream?.readyState === EventSource.CLOSED) {

@@ -3,7 +3,7 @@
 
 const log = document.getElementById("log");
 const trouble = document.getElementById("log-trouble");
-const KEPT = 1_000_000; // letters that a page keeps
+const MOST = 1_000_000; // letters that a page keeps
 let following = null;
 
 function showEmpty() {
@@ -13,7 +13,7 @@ function showEmpty() {
 function append(text) {
   const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
   log.append(text);
-  if (log.textContent.length > KEPT) log.textContent = log.textContent.slice(-KEPT / 2);
+  if (log.textContent.length > MOST) log.textContent = log.textContent.slice(-MOST / 2);
   if (atEnd) log.scrollTop = log.scrollHeight;
   showEmpty();
 }
