@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-__all__ = ["functions"]
+__all__ = ["code_of", "functions"]
 
 #: What may have braces that are none of the code's: comments, texts, characters, preprocessor's lines.
 _NO_CODE = re.compile(
@@ -23,9 +23,14 @@ _OUTER = re.compile(r"^(?:template\s*<[^;{}]*>\s*)?(?:inline\s+)?(?:namespace|cl
 _NAME = re.compile(r"([\w:~]+(?:\s*operator\s*\S+?)?)\s*\(")
 
 
+def code_of(source: str) -> str:
+    """The source with spaces for comments and texts, of C, C++ or JavaScript; its lines stay."""
+    return _NO_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
+
+
 def functions(source: str) -> Iterator[tuple[str, int]]:
     """The name and the lines of each function with a body, from its first line to its last brace."""
-    code = _NO_CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), source)
+    code = code_of(source)
     header, place, last = 0, 0, ("", 0)
     while found := re.compile(r"[;{}]").search(code, place):
         place = found.end()

@@ -3,7 +3,8 @@
 Each banned word, or pair of words, has the words that replace it. What is left of earlier names is counted in
 LEFT, per word; a new one fails, and a number that is too high is named so that it can be lowered. Modules,
 functions, classes, arguments and variables count, where they are defined, and so do texts of the product that
-are names themselves: keys, kinds, addresses, entries of `__all__`. EARLIER has what must stay.
+are names themselves: keys, kinds, addresses, entries of `__all__`. In C, C++ and JavaScript all names
+outside of comments and texts count. EARLIER has what must stay.
 """
 
 import ast
@@ -14,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+
+import c_functions
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -56,6 +59,9 @@ EARLIER = {
 
 NAME = re.compile(r"[A-Za-z_]\w*(?:-\w+)*")
 
+#: Files in which names are found as words; other people's are in `vendor`.
+OTHER_SUFFIXES = (".c", ".h", ".cpp", ".hpp", ".js")
+
 #: How many definitions still have the word. Lower a number when names are gone; never raise one.
 LEFT: dict[str, int] = {}
 
@@ -81,6 +87,12 @@ def names_in_texts(tree: ast.AST) -> Iterator[tuple[str, int]]:
             yield node.value, node.lineno
 
 
+def names_in_code(source: str) -> Iterator[tuple[str, int]]:
+    """Names in C, C++ or JavaScript, each with its line."""
+    for line, text in enumerate(c_functions.code_of(source).splitlines(), 1):
+        yield from ((name, line) for name in re.findall(r"[A-Za-z_]\w*", text))
+
+
 def words_of(name: str) -> set[str]:
     """The words of a name, and its pairs of words, whichever way it joins them."""
     words = [word.lower() for word in re.split(r"[_-]|(?<=[a-z0-9])(?=[A-Z])", name) if word]
@@ -89,23 +101,33 @@ def words_of(name: str) -> set[str]:
 
 def found() -> dict[str, list[str]]:
     """Where each banned word stands, as `file:line: name`; a name counts once in each file."""
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True)
+    patterns = ["*.py", *(f"*{suffix}" for suffix in OTHER_SUFFIXES)]
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     places: dict[str, list[str]] = defaultdict(list)
     for file in listed.stdout.splitlines():
-        if not (ROOT / file).exists():
-            continue  # removed, which git does not know yet
-        tree = ast.parse((ROOT / file).read_text())
-        names = [(Path(file).stem, 1), *definitions(tree)]
-        if not file.startswith("tests/") and "/migrations/" not in file:
-            names += names_in_texts(tree)
+        if not (ROOT / file).exists() or "/vendor/" in file:
+            continue  # removed, which git does not know yet; or not ours
         first: dict[str, int] = {}
-        for name, line in names:
+        for name, line in [(Path(file).stem, 1), *_names_in(file, (ROOT / file).read_text())]:
             if not file.endswith(EARLIER.get(name, ())):
                 first.setdefault(name, line)
         for name, line in first.items():
             for word in words_of(name) & INSTEAD.keys():
                 places[word].append(f"{file}:{line}: {name}")
     return places
+
+
+def _names_in(file: str, source: str) -> Iterator[tuple[str, int]]:
+    """The names in a file that count, each with its line."""
+    if not file.endswith(".py"):
+        yield from names_in_code(source)
+        return
+    tree = ast.parse(source)
+    yield from definitions(tree)
+    if not file.startswith("tests/") and "/migrations/" not in file:
+        yield from names_in_texts(tree)
 
 
 def main() -> int:

@@ -36,9 +36,9 @@ static int64_t passed(void) {
 }
 
 int clock_gettime(clockid_t clock, struct timespec *to) {
-  static int (*asked)(clockid_t, struct timespec *);
-  if (!asked) asked = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
-  int result = asked(clock, to);
+  static int (*real)(clockid_t, struct timespec *);
+  if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+  int result = real(clock, to);
   if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) to->tv_sec += set_by();
   if (clock == CLOCK_MONOTONIC || clock == CLOCK_MONOTONIC_COARSE) to->tv_sec += passed();
   return result;

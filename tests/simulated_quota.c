@@ -21,9 +21,9 @@ static int answer(unsigned command, int user, void *to) {
   if (command == 0x80000800u && getenv("SIMULATED_QUOTA_SET")) return set(user, to);
   int owner;
   unsigned long long found[6];
-  const char *told = getenv("SIMULATED_QUOTA");
-  if (command != 0x80000700u || !told ||
-      sscanf(told, "%d %llu %llu %llu %llu %llu %llu", &owner, &found[0], &found[1], &found[2], &found[3], &found[4], &found[5]) != 7 ||
+  const char *reported = getenv("SIMULATED_QUOTA");
+  if (command != 0x80000700u || !reported ||
+      sscanf(reported, "%d %llu %llu %llu %llu %llu %llu", &owner, &found[0], &found[1], &found[2], &found[3], &found[4], &found[5]) != 7 ||
       owner != user) {
     errno = ESRCH;
     return -1;
@@ -39,7 +39,7 @@ int quotactl(int command, const char *device, int user, void *to) {
 }
 
 long syscall(long number, ...) {
-  static long (*asked)(long, ...);
+  static long (*real)(long, ...);
   long given[6];
   va_list rest;
   va_start(rest, number);
@@ -50,6 +50,6 @@ long syscall(long number, ...) {
     errno = ENOSYS;
     return -1;
   }
-  if (!asked) asked = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
-  return asked(number, given[0], given[1], given[2], given[3], given[4], given[5]);
+  if (!real) real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
+  return real(number, given[0], given[1], given[2], given[3], given[4], given[5]);
 }

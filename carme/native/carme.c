@@ -138,8 +138,8 @@ static double seconds(void)
     return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
 }
 
-/* What carme.cli.data.Teller says of it; the exit code. */
-static int tell(const struct counts *counts, double took)
+/* What carme.cli.data.Reporter says of it; the exit code. */
+static int report(const struct counts *counts, double took)
 {
     char time[64];
     long whole = (long)took, minutes = whole / 60;
@@ -188,6 +188,6 @@ int main(int count, char **words)
     struct counts counts = {0};
     double begun = seconds();
     if (plain(count, words, &request) && unchanged(&request, &counts))
-        return tell(&counts, seconds() - begun);
+        return report(&counts, seconds() - begun);
     return python(count, words);
 }

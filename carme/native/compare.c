@@ -46,7 +46,7 @@ static int same_way(int source, int target, const char *name)
 void carme_compare(const struct manner *manner, int source, int target, char *records, int64_t length,
                    struct counts *counts)
 {
-    char *kept = records;
+    char *remaining = records;
     for (char *here = records; here < records + length;) {
         size_t size = strlen(here) + 1;
         const char *name = here + 1;
@@ -71,9 +71,9 @@ void carme_compare(const struct manner *manner, int source, int target, char *re
             here += size;
             continue;
         }
-        memmove(kept, here, size);
-        kept += size;
+        memmove(remaining, here, size);
+        remaining += size;
         here += size;
     }
-    counts->left = kept - records;
+    counts->left = remaining - records;
 }

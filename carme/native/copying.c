@@ -216,7 +216,7 @@ int64_t carme_copy(const struct manner *manner, int source, int target, char *re
     char *block = malloc(2 * (SMALL + 4096));
     if (!block)
         return -ENOMEM;
-    char *back = block + SMALL + 4096, *kept = records, *here = records;
+    char *back = block + SMALL + 4096, *remaining = records, *here = records;
     const char *unnamed = writing, *end = records + length, *ahead = records, *next = records;
     int quiet = O_NOATIME, number = 0;
     int64_t until = milliseconds() + patience;
@@ -233,8 +233,8 @@ int64_t carme_copy(const struct manner *manner, int source, int target, char *re
                           &counts->bytes))
             counts->files++;
         else {
-            memmove(kept, here, size);
-            kept += size;
+            memmove(remaining, here, size);
+            remaining += size;
         }
         here += size;
         if (unnamed)
@@ -243,7 +243,7 @@ int64_t carme_copy(const struct manner *manner, int source, int target, char *re
             break;
     }
     free(block);
-    counts->left = kept - records;
+    counts->left = remaining - records;
     counts->names = unnamed - writing;
     return here - records;
 }

@@ -161,11 +161,11 @@ static int has_surplus(struct look *look, int target)
 }
 
 /* Of the entries, take out the folders; whether there was memory. Whether they are at the destination as well is not asked
-   here: their inodes may be far apart, and whoever looks at them opens them anyway. */
+   here: their inodes may be far apart, and anyone who looks at them opens them anyway. */
 static int take_folders(struct look *look, const char *path, int source)
 {
     size_t above = strlen(path);
-    char *kept = look->records;
+    char *remaining = look->records;
     look->below_length = 0;
     for (char *here = look->records; here < look->records + look->length;) {
         size_t size = strlen(here) + 1;
@@ -184,12 +184,12 @@ static int take_folders(struct look *look, const char *path, int source)
             memcpy(end, name, size - 1);
             look->below_length = (size_t)(end + size - 1 - look->below);
         } else {
-            memmove(kept, here, size);
-            kept += size;
+            memmove(remaining, here, size);
+            remaining += size;
         }
         here += size;
     }
-    look->length = kept - look->records;
+    look->length = remaining - look->records;
     return 1;
 }
 
@@ -390,7 +390,7 @@ int64_t carme_walk_on(struct walk *walk, int threads, int most, int64_t patience
     pthread_mutex_unlock(&walk->lock);
     if (threads)
         walk_on(walk);
-    /* Whoever is still at work starts nobody else: there is nothing left to do. */
+    /* A thread that is still at work starts no other one: there is nothing left to do. */
     while (walk->started)
         pthread_join(walk->others[--walk->started], NULL);
     while (!threads && walk->waiting_length) {

@@ -27,6 +27,12 @@ def test_texts_that_are_names_count_and_sentences_do_not() -> None:
     assert list(check_names.names_in_texts(tree)) == [("session-prospect", 1), ("asked", 2)]
 
 
+def test_names_in_other_languages_count_and_their_comments_do_not() -> None:
+    source = '// It was told\nint told_to_end = 1; /* asked */ puts("kept");\n'
+    words = {word for name, _ in check_names.names_in_code(source) for word in check_names.words_of(name)}
+    assert words & check_names.INSTEAD.keys() == {"told"}
+
+
 def test_what_may_stay_is_there() -> None:
     listed = subprocess.run(
         ["git", "ls-files", "*.py"], cwd=check_names.ROOT, check=True, capture_output=True, text=True

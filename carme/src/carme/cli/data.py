@@ -114,8 +114,8 @@ def _work(arguments: argparse.Namespace) -> int:
 
     from carme.staging.spread import work
 
-    teller = Teller(False, True)
-    return teller.end(work(arguments.plan, os.environ.get("SLURM_ARRAY_TASK_ID", "")))
+    reporter = Reporter(False, True)
+    return reporter.end(work(arguments.plan, os.environ.get("SLURM_ARRAY_TASK_ID", "")))
 
 
 def _paths(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +188,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    teller = Teller(arguments.json, arguments.quiet, verb="compared")
+    reporter = Reporter(arguments.json, arguments.quiet, verb="compared")
     options = Options(
         workers=arguments.workers,
         verify="device" if arguments.device else "read",
@@ -196,41 +196,43 @@ def _verify(arguments: argparse.Namespace) -> int:
         operations=max(0, arguments.operations),
         engine=arguments.engine,
     )
-    return teller.end(verify(arguments.source, arguments.destination, options, notify=teller))
+    return reporter.end(verify(arguments.source, arguments.destination, options, notify=reporter))
 
 
 def _pack(arguments: argparse.Namespace) -> int:
-    teller = Teller(arguments.json, arguments.quiet, verb="packed")
+    reporter = Reporter(arguments.json, arguments.quiet, verb="packed")
     options = Options(workers=arguments.workers, hash=arguments.hash)
-    return teller.end(pack(arguments.source, arguments.image, arguments.compression, options, notify=teller))
+    return reporter.end(
+        pack(arguments.source, arguments.image, arguments.compression, options, notify=reporter)
+    )
 
 
 def _copy(arguments: argparse.Namespace) -> int:
-    teller = Teller(arguments.json, arguments.quiet)
+    reporter = Reporter(arguments.json, arguments.quiet)
     if arguments.nodes is not None:
         from carme.cli.spread import copy_by_nodes
 
-        return teller.end(copy_by_nodes(arguments, _options(arguments), teller))
+        return reporter.end(copy_by_nodes(arguments, _options(arguments), reporter))
     if arguments.partition or arguments.time or arguments.dsync:
         raise InvalidRequest(
             _("--dsync, --partition and --time are for jobs."), _("Add --nodes N, or leave them out.")
         )
-    return teller.end(copy(arguments.source, arguments.destination, _options(arguments), notify=teller))
+    return reporter.end(copy(arguments.source, arguments.destination, _options(arguments), notify=reporter))
 
 
 def _sync(arguments: argparse.Namespace) -> int:
-    teller = Teller(arguments.json, arguments.quiet, dry=arguments.dry_run)
+    reporter = Reporter(arguments.json, arguments.quiet, dry=arguments.dry_run)
     result = sync(
         arguments.source,
         arguments.destination,
         _options(arguments),
         dry_run=arguments.dry_run,
-        notify=teller,
+        notify=reporter,
     )
-    return teller.end(result)
+    return reporter.end(result)
 
 
-class Teller:
+class Reporter:
     """Prints what happens: a line that is rewritten on a terminal, JSON events for programs.
 
     Args:

@@ -45,15 +45,15 @@ void Context::measure_clock(int times, Deadline deadline) {
         Frame frame;
         frame.type = FrameType::echo;
         Request request;
-        const int64_t asked = now_ns();
+        const int64_t requested = now_ns();
         links_->ask(0, frame, &request);
         if (!links_->drive(true, deadline, [&] { return request.state.load() != State::pending; }, [] {}))
             links_->cancel(&request, 1);
         if (request.state.load() != State::done) break;
-        const int64_t took = now_ns() - asked;
+        const int64_t took = now_ns() - requested;
         if (took >= least) continue;
         least = took;
-        at = asked + took / 2;
+        at = requested + took / 2;
         offset = int64_t(request.result) - at;
     }
     if (at) recorder::clock(at, offset, least);
@@ -231,7 +231,7 @@ bool Context::kill(int rank, Deadline deadline) {
     return links_->drive(crowded_, deadline, gone, [] {});
 }
 
-void Context::told_to_end(int peer) {
+void Context::end_requested(int peer) {
     std::fprintf(stderr, "carme_runtime: rank %d has ended this rank, %d.\n", peer, rank_);
 #ifndef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
     ::kill(getpid(), SIGKILL);

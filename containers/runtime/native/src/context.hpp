@@ -165,7 +165,7 @@ private:
     void peer_registered(int peer, uint16_t segment, uint64_t size) override;
     bool passive_arrived(int peer, std::vector<char> message) override;
     void group_aborted(uint64_t key, int culprit, const std::string& reason) override;
-    void told_to_end(int peer) override;
+    void end_requested(int peer) override;
     void peer_lost(int peer) override;
 
     void check_rank(int rank) const;

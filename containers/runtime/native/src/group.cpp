@@ -125,7 +125,7 @@ Group::~Group() {
     {
         std::lock_guard lock(jobs_mutex_);
         ending_ = true;
-        if (busy_) break_up(context_->rank());  // whoever waits inside gives up
+        if (busy_) break_up(context_->rank());  // a thread that waits inside gives up
     }
     jobs_changed_.notify_all();
     if (worker_.joinable()) worker_.join();

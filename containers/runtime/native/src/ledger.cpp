@@ -90,15 +90,15 @@ void Ledger::abort(uint64_t key) {
 }
 
 uint64_t Ledger::ask(Request* request) {
-    asked_[next_ask_] = request;
+    open_requests_[next_ask_] = request;
     return next_ask_++;
 }
 
 Request* Ledger::take_reply(int peer, const Frame& reply) {
-    auto asked = asked_.find(reply.key);
-    if (asked == asked_.end()) return nullptr;
-    Request* request = asked->second;
-    asked_.erase(asked);
+    auto open = open_requests_.find(reply.key);
+    if (open == open_requests_.end()) return nullptr;
+    Request* request = open->second;
+    open_requests_.erase(open);
     if (request->size == reply.size && request->peer == peer) {
         if (!reply.size) request->result = reply.operand;
         return request;
@@ -108,11 +108,11 @@ Request* Ledger::take_reply(int peer, const Frame& reply) {
 }
 
 void Ledger::replied(int peer, const Frame& reply) {
-    auto asked = asked_.find(reply.key);
-    if (asked == asked_.end() || asked->second->peer != peer) return;
-    asked->second->result = reply.operand;
-    complete(asked->second, State::done);
-    asked_.erase(asked);
+    auto open = open_requests_.find(reply.key);
+    if (open == open_requests_.end() || open->second->peer != peer) return;
+    open->second->result = reply.operand;
+    complete(open->second, State::done);
+    open_requests_.erase(open);
 }
 
 std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& question) {
@@ -149,7 +149,7 @@ std::optional<Ledger::Answer> Ledger::answer(int peer, const Frame& question) {
 void Ledger::cancel(Request* requests, size_t count) {
     auto ours = [&](auto& entry) { return entry.second >= requests && entry.second < requests + count; };
     std::erase_if(posted_, ours);
-    std::erase_if(asked_, ours);
+    std::erase_if(open_requests_, ours);
 }
 
 void Ledger::lose(int peer) {
@@ -160,7 +160,7 @@ void Ledger::lose(int peer) {
         return true;
     };
     std::erase_if(posted_, theirs);
-    std::erase_if(asked_, theirs);
+    std::erase_if(open_requests_, theirs);
     host_.peer_lost(peer);
 }
 

@@ -76,7 +76,7 @@ private:
     std::map<Match, Request*> posted_;
     std::map<Match, std::pair<uint32_t, std::vector<char>>> unexpected_;
     std::unordered_map<uint64_t, std::pair<uint32_t, uint32_t>> engaged_;  // sequence and check, by key
-    std::unordered_map<uint64_t, Request*> asked_;
+    std::unordered_map<uint64_t, Request*> open_requests_;
     uint64_t next_ask_ = 1;
 };
 

@@ -1,6 +1,6 @@
 // What carries operations to ranks on other nodes, and what they consist of.
 //
-// TCP does so (tcp_links.hpp). Whoever lets libfabric or verbs do it implements `Links`, with the help of `Ledger`, and
+// TCP does so (tcp_links.hpp). An implementation over libfabric or verbs implements `Links`, with the help of `Ledger`, and
 // gives the context a function that makes them; the context, its groups and their ways of reducing know no more than
 // what is here. tests/queued_links.hpp is a small example.
 #pragma once
@@ -71,7 +71,7 @@ struct Request {
     std::optional<Notice> notice = {};  // set in an own segment once it is done
 };
 
-// What frames do to this process. Called by whoever moves them, one frame at a time; it does not call the links.
+// What frames do to this process. Called by the implementation that moves them, one frame at a time; it does not call the links.
 struct Host {
     virtual ~Host() = default;
     // Memory of an own segment, or nullptr where the peer may not reach. `keep` holds the mapping.
@@ -83,7 +83,7 @@ struct Host {
     virtual bool passive_arrived(int peer, std::vector<char> message) = 0;
     // `reason`: a sentence where members disagree, else empty.
     virtual void group_aborted(uint64_t key, int culprit, const std::string& reason) = 0;
-    virtual void told_to_end(int peer) = 0;
+    virtual void end_requested(int peer) = 0;
     virtual void peer_lost(int peer) = 0;
 };
 
@@ -105,7 +105,7 @@ public:
     virtual ~Links() = default;
     Links(const Links&) = delete;
 
-    // Takes over the sockets on which the handshake was done: connected, authenticated and silent. Whoever carries
+    // Takes over the sockets on which the handshake was done: connected, authenticated and silent. Anyone who carries
     // nothing over them can exchange addresses on them, and learn from their end that the peer has gone.
     virtual void add_peer(int peer, const std::vector<int>& sockets) = 0;
     virtual void start() = 0;

@@ -26,11 +26,11 @@ struct Transfer {
         if (!span) return;
         if (moves) span.end();
         if (!notice) return;
-        recorder::Span told(recorder::Kind::notify, recorder::notify_name);
-        told.record.object = uint32_t(notice->segment);
-        told.record.extra = notice->id;
-        told.record.peer = span.record.peer;
-        told.end();
+        recorder::Span notification(recorder::Kind::notify, recorder::notify_name);
+        notification.record.object = uint32_t(notice->segment);
+        notification.record.extra = notice->id;
+        notification.record.peer = span.record.peer;
+        notification.end();
     }
     recorder::Span span;
     const bool moves;

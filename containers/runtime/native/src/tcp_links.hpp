@@ -123,7 +123,7 @@ private:
     static constexpr int most_events = 32;
     static constexpr int64_t shortest_nap_ns = 500'000, longest_nap_ns = 2'000'000;  // while others drive the sockets
     // Bytes of messages that are kept until they are expected: always, and if their group is not busy.
-    static constexpr uint64_t kept = 16 * 1024, small = 256 * 1024;
+    static constexpr uint64_t buffered = 16 * 1024, small = 256 * 1024;
     static constexpr uint64_t first_piece = 1 << 20;  // of memory for a message that nobody expected
 
     // In tcp_links.cpp: sockets, and who looks at them.
@@ -184,7 +184,7 @@ private:
     std::atomic<int> ended_{0};    // links that ended before others of their peer
     std::atomic<int> awaiting_{0};  // links whose peer's kernel has not answered all yet, as far as was looked
     int64_t last_look_ = 0;
-    size_t next_asked_ = 0;  // the peer whose turn it is to be sent a heartbeat
+    size_t heartbeat_turn_ = 0;  // the peer whose turn it is to be sent a heartbeat
     std::atomic<int64_t> next_heartbeat_{0};
     int epoll_ = -1, kick_ = -1;
     std::atomic<bool> stopping_{false};

@@ -18,7 +18,7 @@ namespace carme {
 void TcpLinks::send_heartbeats() {
     next_heartbeat_ = now_ns() + between_heartbeats_ns;
     for (size_t left = std::min(peers_.size(), most_heartbeats); left; --left) {
-        Peer& peer = peers_[next_asked_++ % peers_.size()];
+        Peer& peer = peers_[heartbeat_turn_++ % peers_.size()];
         if (!std::exchange(peer.spoke, false) && !peer.streams.empty()) heartbeat(*peer.streams[0]);
     }
 }
@@ -42,20 +42,20 @@ void TcpLinks::weigh_silence(Peer& peer, int64_t passed_ns) {
     bool owed = false, heard = std::exchange(peer.heard, false);
     for (Link* link : peer.streams) {
         if (!link->awaited) continue;
-        tcp_info told{};
-        socklen_t size = sizeof told;
-        const bool known = link->fd >= 0 && getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &told, &size) == 0;
+        tcp_info info{};
+        socklen_t size = sizeof info;
+        const bool known = link->fd >= 0 && getsockopt(link->fd, IPPROTO_TCP, TCP_INFO, &info, &size) == 0;
         // What was sent again in vain may have been answered: there is no room yet. And the kernel answers one question
         // for room only where two come within half a second.
-        const bool sent = told.tcpi_last_data_sent < told.tcpi_last_ack_recv;
-        if (known && ((told.tcpi_unacked && sent) || told.tcpi_probes > 1)) {
+        const bool sent = info.tcpi_last_data_sent < info.tcpi_last_ack_recv;
+        if (known && ((info.tcpi_unacked && sent) || info.tcpi_probes > 1)) {
             owed = true;
-            heard = heard || int64_t(told.tcpi_last_ack_recv) * 1'000'000 < passed_ns;
+            heard = heard || int64_t(info.tcpi_last_ack_recv) * 1'000'000 < passed_ns;
             continue;
         }
         // It will send again, or ask for room. To wait for room is no sign of life.
-        const bool waits = known && (told.tcpi_unacked || told.tcpi_notsent_bytes || !link->out.empty());
-        heard = heard || !waits || int64_t(told.tcpi_last_ack_recv) * 1'000'000 < passed_ns;
+        const bool waits = known && (info.tcpi_unacked || info.tcpi_notsent_bytes || !link->out.empty());
+        heard = heard || !waits || int64_t(info.tcpi_last_ack_recv) * 1'000'000 < passed_ns;
         if (waits) continue;
         link->awaited = false;
         --awaiting_;

@@ -145,7 +145,7 @@ bool TcpLinks::begin_message(Link& link) {
     }
     // It waits on the wire for its receiver if it is large or its turn will come soon, but not so long that others
     // starve behind it.
-    const bool soon = frame.size > kept && !link.waited_in_vain && busy_with(link.peer, frame);
+    const bool soon = frame.size > buffered && !link.waited_in_vain && busy_with(link.peer, frame);
     if ((frame.size > small || soon) && (!link.paused_since || now_ns() - link.paused_since < longest_pause_ns))
         return false;
     if (link.paused_since) link.waited_in_vain = true;
@@ -202,7 +202,7 @@ bool TcpLinks::begin(Link& link) try {
             return expect(link, Into::reason, link.owned.data(), frame.size);
         case FrameType::heartbeat: return true;
         case FrameType::kill:
-            host_.told_to_end(link.peer);
+            host_.end_requested(link.peer);
             return true;
     }
     drop(link, "sent a frame that is malformed or reaches outside a segment");

@@ -121,12 +121,12 @@ void TcpLinks::release(Link& link) {
         }
         if (!(message.msg_flags & MSG_ERRQUEUE)) break;  // not every kind of socket has such a queue
         for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
-            sock_extended_err told;
-            if (part->cmsg_len < CMSG_LEN(sizeof told)) continue;
-            std::memcpy(&told, CMSG_DATA(part), sizeof told);
-            if (told.ee_origin != SO_EE_ORIGIN_ZEROCOPY) continue;
-            if (told.ee_code & SO_EE_CODE_ZEROCOPY_COPIED && !insist_on_uncopied) link.uncopied = false;
-            link.passed_early[told.ee_info] = told.ee_data + 1;  // mostly, but not always, in order
+            sock_extended_err report;
+            if (part->cmsg_len < CMSG_LEN(sizeof report)) continue;
+            std::memcpy(&report, CMSG_DATA(part), sizeof report);
+            if (report.ee_origin != SO_EE_ORIGIN_ZEROCOPY) continue;
+            if (report.ee_code & SO_EE_CODE_ZEROCOPY_COPIED && !insist_on_uncopied) link.uncopied = false;
+            link.passed_early[report.ee_info] = report.ee_data + 1;  // mostly, but not always, in order
         }
     }
     for (auto next = link.passed_early.find(link.passed); next != link.passed_early.end();

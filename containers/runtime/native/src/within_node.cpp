@@ -125,7 +125,7 @@ void Group::allreduce_staged(const Call& call, double scale) {
     finished_ = finished + uint32_t(chunks);
 }
 
-// Each local member gets the reduction of its slice over all local inputs. Lockstep: whoever has posted a round
+// Each local member gets the reduction of its slice over all local inputs. Lockstep: a member that has posted a round
 // has consumed the round before it, so two slots would do.
 void Group::reduce_slices(const char* input, const std::vector<Range>& slices, char* own_result, const Call& call) {
     const uint64_t element = size_of(call.type), n = uint64_t(locals());

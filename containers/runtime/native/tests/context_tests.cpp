@@ -78,7 +78,7 @@ void letters() {
     });
 }
 
-// Whoever sends first; what one of them said before its end is there.
+// From any sender, the first first; what one of them sent before its end is there.
 void letters_of_anybody(const std::vector<int>& nodes, const MakeLinks& make_links = {}) {
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
         Group group(context, everyone(*context), Deadline::after_ms(60'000));
@@ -93,20 +93,20 @@ void letters_of_anybody(const std::vector<int>& nodes, const MakeLinks& make_lin
         int from[3] = {};
         for (int i = 0; i < 4; ++i) {
             const int member = group.sender(4, Deadline::after_ms(60'000));
-            int said = 0;
-            CHECK(group.receive(member, &said, sizeof said, 4)->wait(Deadline::after_ms(60'000)));
-            CHECK(said == member);
-            ++from[said];
+            int received = 0;
+            CHECK(group.receive(member, &received, sizeof received, 4)->wait(Deadline::after_ms(60'000)));
+            CHECK(received == member);
+            ++from[received];
         }
         CHECK(from[1] == 2 && from[2] == 2);
         if (!make_links) return;  // where a rank is lost with its process, as TCP's streams end with it
-        bool told = false;
+        bool reported = false;
         try {
             group.sender(4, Deadline::after_ms(60'000));
         } catch (const Failure& failure) {
-            told = failure.trouble == Trouble::peer_lost;
+            reported = failure.trouble == Trouble::peer_lost;
         }
-        CHECK(told);
+        CHECK(reported);
     }, make_links);
 }
 
@@ -119,14 +119,14 @@ void other_links() {
     auto leaving = [](std::shared_ptr<Context> context) {
         Group group(context, everyone(*context), Deadline::after_ms(60'000));
         if (context->rank() == 1) return context->close();
-        bool told = false;
+        bool reported = false;
         try {
             std::vector<float> data(5000);
             group.execute(allreduce_of(data));
         } catch (const Failure& failure) {
-            told = failure.trouble == Trouble::peer_lost;
+            reported = failure.trouble == Trouble::peer_lost;
         }
-        CHECK(told && context->is_lost(1));
+        CHECK(reported && context->is_lost(1));
     };
     as_ranks({0, 1}, leaving, QueuedLinks::among(2));
 }
@@ -151,13 +151,13 @@ void first_culprit() {
             if (context->rank() == culprit) return context->close();
             if (context->rank() == 0)  // meets the others' ends, and what they said before, at a time
                 while (!context->is_lost(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-            std::string said;
+            std::string text;
             try {
                 group.execute(allreduce_of(data));
             } catch (const Failure& failure) {
-                said = failure.what();
+                text = failure.what();
             }
-            CHECK(said.find("ank " + std::to_string(culprit) + " was lost") != std::string::npos);
+            CHECK(text.find("ank " + std::to_string(culprit) + " was lost") != std::string::npos);
             if (context->rank()) context->close();
         }, QueuedLinks::among(nodes.size()));
 }

@@ -234,15 +234,15 @@ void heartbeats() {
         links.add_peer(peer, {in});
     }
     const auto end = Deadline::after_ms(60'000);
-    auto asked = [&] {
+    auto requests = [&] {
         ::poll(theirs.data(), nfds_t(peers), 0);
         return std::count_if(theirs.begin(), theirs.end(), [](const pollfd& one) { return one.revents & POLLIN; });
     };
     links.poll(0);
-    while (asked() < at_once - 1 && !end.passed()) std::this_thread::yield();
-    CHECK(asked() <= at_once);
-    while (asked() < peers && !end.passed()) links.poll(20);
-    CHECK(asked() == peers);
+    while (requests() < at_once - 1 && !end.passed()) std::this_thread::yield();
+    CHECK(requests() <= at_once);
+    while (requests() < peers && !end.passed()) links.poll(20);
+    CHECK(requests() == peers);
     for (auto& one : theirs) close(one.fd);
 }
 
@@ -320,7 +320,7 @@ void left_behind() {
     close(theirs);
 }
 
-// Who sleeps until a long payload is there is not woken by each part of it, but by its end, whoever took parts of it.
+// Who sleeps until a long payload is there is not woken by each part of it, but by its end, no matter who took parts of it.
 void long_payloads() {
     constexpr uint64_t size = 400'000, part = 5'000;
     Distant peer;

@@ -139,7 +139,7 @@ private:
                 host_.group_aborted(frame.key, int(frame.value), {data.begin(), data.end()});
                 ledger_.abort(frame.key);
                 break;
-            case FrameType::kill: host_.told_to_end(from); break;
+            case FrameType::kill: host_.end_requested(from); break;
             case FrameType::read_reply:
                 if (Request* request = ledger_.take_reply(from, frame)) {
                     std::copy(data.begin(), data.end(), request->into);

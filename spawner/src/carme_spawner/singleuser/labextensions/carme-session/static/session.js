@@ -97,16 +97,16 @@
    */
   async function startAgain() {
     const latest = Date.now() + END_MS;
-    let told = await askPortal();
-    while (told && !told.over) {
+    let reported = await askPortal();
+    while (reported && !reported.over) {
       if (Date.now() > latest) {
         return 'The new session has to wait until this one has ended on its nodes. Try again in a minute.';
       }
       await sleep(AGAIN_MS); // what it holds is needed for the new one
-      told = await askPortal();
+      reported = await askPortal();
     }
-    if (told) {
-      sendAgain(told);
+    if (reported) {
+      sendAgain(reported);
     } else {
       window.location.assign(help.portalPage());
     }
@@ -115,12 +115,12 @@
   }
 
   /** Leave this page for the new session's, with the form that starts it. */
-  function sendAgain(told) {
-    fresh ??= told.fresh;
+  function sendAgain(reported) {
+    fresh ??= reported.fresh;
     const form = document.createElement('form');
     form.method = 'post';
     form.action = `${help.portalPage()}again/`;
-    const fields = { csrfmiddlewaretoken: told.token, name: fresh, then: 'open' };
+    const fields = { csrfmiddlewaretoken: reported.token, name: fresh, then: 'open' };
     for (const [name, value] of Object.entries(fields)) {
       const field = document.createElement('input');
       Object.assign(field, { type: 'hidden', name, value });
@@ -132,11 +132,11 @@
 
   /** Stop the session, by the portal; throws an Error with the sentence why that is not possible now. */
   async function stopSession() {
-    const told = await askPortal();
-    if (!told) {
+    const reported = await askPortal();
+    if (!reported) {
       throw new Error('The portal does not answer, or does not know who you are any more. Sign in there again.');
     }
-    const body = new URLSearchParams({ csrfmiddlewaretoken: told.token });
+    const body = new URLSearchParams({ csrfmiddlewaretoken: reported.token });
     const response = await fetch(`${help.portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
     // A redirect may lead to the login as well: the state says whether the session ends.
     const after = response.type === 'opaqueredirect' || response.ok ? await askPortal() : null;
@@ -178,9 +178,9 @@
       let notice = null;
       let failed = 0;
       for (let answer = await answers(); answer !== true && !ended; answer = await answers()) {
-        const told = await askPortal();
-        if (told ? told.over : answer === STOPPED) {
-          end(told);
+        const reported = await askPortal();
+        if (reported ? reported.over : answer === STOPPED) {
+          end(reported);
           break;
         }
         failed += 1;
@@ -202,22 +202,22 @@
     }
 
     /** Why it ended, as soon as the portal knows. */
-    async function reason(told) {
-      while (!told?.over) {
+    async function reason(reported) {
+      while (!reported?.over) {
         await sleep(LOOK_MS);
-        told = await askPortal();
+        reported = await askPortal();
       }
-      return told.sentence;
+      return reported.sentence;
     }
 
-    async function end(told) {
+    async function end(reported) {
       if (ended) {
         return;
       }
       ended = true;
       gate.close();
       show('This session has ended');
-      why = reason(told);
+      why = reason(reported);
       Dialog.flush();
       await offer();
     }
