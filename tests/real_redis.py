@@ -44,7 +44,7 @@ class Redis:
             time.sleep(0.01)
 
     def _listens(self) -> bool:
-        # Its socket is there a moment earlier: whoever connects then is refused.
+        # Its socket is there a moment earlier: anyone who connects then is refused.
         with socket.socket(socket.AF_UNIX) as probe:
             return probe.connect_ex(str(self.socket)) == 0
 

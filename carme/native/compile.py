@@ -49,7 +49,7 @@ def build(what: str, output: Path, *more: str) -> bool:
     if not compiler or sys.platform != "linux":
         return False
     output.parent.mkdir(parents=True, exist_ok=True)
-    # A library by its name, too, so that whoever packs the tree meanwhile leaves it out.
+    # A library by its name, too, so that anyone who packs the tree meanwhile leaves it out.
     building = output.with_name(f".{os.getpid()}-{output.name}")
     try:
         # By their names alone: nothing of this machine's paths is to be in the library.

@@ -400,7 +400,7 @@ def start_by_mpi(
             ]
     elif scene.linked:
         own |= {"FI_PROVIDER": "tcp", "I_MPI_FABRICS": "shm:ofi" if each > 1 and nodes else "ofi"}
-        # MPICH's UCX shares memory with whoever runs on the same kernel, on whatever node it seems to be.
+        # MPICH's UCX shares memory with anyone who runs on the same kernel, on whatever node it seems to be.
         own |= {"UCX_TLS": "tcp,self"}
         if nodes:
             own |= {"UCX_NET_DEVICES": nodes.device}

@@ -1,4 +1,4 @@
-"""Ranks of the allreduce benchmark: each does with its library what it is told.
+"""Ranks of the allreduce benchmark: each carries out commands with its library.
 
 What ranks of other benchmarks share with them is here, too: where they run, and how they come in.
 """
@@ -18,7 +18,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 
 def pin() -> None:
-    """Keep this rank, whoever started it, to one core, as Intel MPI does anyhow."""
+    """Keep this rank, no matter who started it, to one core, as Intel MPI does anyhow."""
     known = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
     rank = next(int(os.environ[name]) for name in known if name in os.environ)
     cores = sorted(os.sched_getaffinity(0))
@@ -37,7 +37,7 @@ def read_line(connection: socket.socket) -> bytes:
 
 
 def come_in(name: str, rank: int, door: str) -> socket.socket:
-    """The connection by which this rank is told what to do."""
+    """The connection by which this rank gets its commands."""
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(door)
     network = Path("/proc/self/ns/net").stat().st_ino
@@ -47,7 +47,7 @@ def come_in(name: str, rank: int, door: str) -> socket.socket:
 
 
 def work(name: str, door: str) -> None:
-    """One rank of a contestant: does what it is told until the door closes."""
+    """One rank of a contestant: carries out commands until the connection closes."""
     # Threads have the cores of the one that starts them: Gloo's would be in the way of the one that waits.
     if name != "gloo":
         pin()

@@ -24,7 +24,7 @@ LOG = Path("bare-server.log")
 
 
 class Reports:
-    """What the server told its hub: the port, and since when."""
+    """What the server has reported to its hub: the port, and since when."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -4,9 +4,9 @@
     ./test bench scale --json result.json
 
 Real: the broker as its own process (`carme-broker`), its socket, and all that it does with what Slurm says.
-Not real: Slurm. In place of squeue, scontrol, sacct, sacctmgr and sinfo stand programs that print what
-Slurm's own would print at that size, from files; what slurmctld and Slurm's programs would need for it is not
-measured. Of the jobs a tenth runs, and the jobs are those of a site on which most work is not Carme's: one in
+Not real: Slurm. Programs in place of squeue, scontrol, sacct, sacctmgr and sinfo print what Slurm's own
+would print at that size, from files; what slurmctld and Slurm's programs would need for it is not
+measured. A tenth of the jobs runs, and the jobs are those of a site on which most work is not Carme's: one in
 a hundred is a session. Twice a second one of the waiting jobs begins, as on a site at work.
 
 Rows, each at the small size with the large one beside it: `snapshot_s`, until the first look is over;

@@ -11,7 +11,7 @@ servers belong to 50 accounts. Needs root and the demo.
 
 Counted over some minutes in which nobody starts or stops anything: every RPC that slurmctld got (`sdiag`),
 and processor time and memory of hub and broker with the commands that they run. Then a job is cancelled in
-Slurm, and timed is until broker, hub and portal show it.
+Slurm, and we time until broker, hub and portal show it.
 """
 
 import argparse
@@ -196,7 +196,7 @@ def grow(
     for count in counts:
         begin = time.monotonic()
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            # All are waited for, and the first failure is told.
+            # All are waited for, and the first failure is reported.
             list(pool.map(lambda number: start(hub, number, options), range(running, count)))
         running = count
         print(f"{count} servers run after {time.monotonic() - begin:.0f} s more", file=sys.stderr, flush=True)
@@ -297,7 +297,7 @@ def stop_seen_by_hub(site: DemoSite, hub: HubApi) -> dict[str, float]:
 
 
 def cancel(site: DemoSite, name: str = "", job_id: str = "") -> float:
-    """End a job behind everybody's back; the time (seconds since 1970) at which Slurm was told."""
+    """End a job behind everybody's back; the time (seconds since 1970) at which Slurm got the command."""
     which = f"--name={name}" if name else job_id
     return float(site.run("head", "sh", "-c", 'date +%s.%N; exec scancel "$1"', "cancel", which).stdout)
 

@@ -4,13 +4,13 @@
     python tests/benchmarks/staging.py --json result.json --where /scratch
 
 Three trees: 200,000 small files (0.2 to 8 KB, 200 in each folder), 20 files of 1 GB, and a mixture of both.
-Each round copies a tree with each tool, one after the other, to a new folder of the same file system; told
-are the medians. Times are those of the whole command from its start, for large files until the file
+Each round copies a tree with each tool, one after the other, to a new folder of the same file system; we
+report the medians. Times are those of the whole command from its start, for large files until the file
 system has written everything to its device. Large files are compared with the time that fio takes to write as
 much in the same rounds: through the page cache (fio), past it (fio_direct), and past it with all of it read
 back from the device (fio_verified), which is what ours does. With --cold the source comes from the device,
 too: there the limit is the longer of writing and of reading twice, as if the device did both at once;
-fio_copy and fio_copy_verified tell how long fio takes to do so. Then the second run: nothing has changed, and
+fio_copy and fio_copy_verified say how long fio takes to do so. Then the second run: nothing has changed, and
 1 % of the files have. At last the small files are packed into one image, and all are opened and read: in the
 image as jobs mount it (ours), as the kernel mounts it, and in their folder.
 

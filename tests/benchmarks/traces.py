@@ -4,9 +4,9 @@
     ./test bench traces --json result.json
 
 In each round both ranks make the same steps without a recording and with one, in an order that changes.
-Told are the median and the quartiles of the rounds' ratios: of the time on the clock, and of the main
-thread's own time, which other programs on the computer disturb less. What an event costs the core is told
-by recorder_speed (containers/runtime/native/tests).
+We report the median and the quartiles of the rounds' ratios: of the time on the clock, and of the main
+thread's own time, which other programs on the computer disturb less. recorder_speed
+(containers/runtime/native/tests) measures what an event costs the core.
 """
 
 import argparse

@@ -11,7 +11,7 @@ installed for this Python.
 The models keras_* are of Keras' layers on PyTorch: ours trains them by carme_runtime.keras (train_on_batch,
 with Keras' own loss and optimizer), the others in a loop of PyTorch's around the same model.
 
-Rows step_ms_<model>_2_<rate> are of two nodes (see two_nodes.py) with a link of that rate. Rows hidden_* tell
+Rows step_ms_<model>_2_<rate> are of two nodes (see two_nodes.py) with a link of that rate. Rows hidden_* say
 how much of the communication that could be hidden was: (computing alone + communicating alone - the step)
 over the same with an ideal step. That one is the longer of two times. The first: every gradient travels as
 soon as it is made and the wire has brought the ones before it, each in its share of communicating alone;
@@ -280,7 +280,7 @@ def travelled(gradients: list[tuple[float, int]], whole: float) -> float:
 
 
 def work(name: str, door: str) -> None:
-    """One rank of a contestant: trains as many steps as it is told, until the door closes."""
+    """One rank of a contestant: trains as many steps as it is sent, until the connection closes."""
     pin()
     import torch
 

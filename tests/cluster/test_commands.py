@@ -1,4 +1,4 @@
-"""`carme` and `carme-run` are found wherever users are told to type them."""
+"""`carme` and `carme-run` are found wherever the documentation has users type them."""
 
 import json
 from collections.abc import Iterator

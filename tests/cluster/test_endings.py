@@ -271,7 +271,7 @@ def test_a_partition_that_is_down(demo: DemoSite) -> None:
         sentence = waits(demo, start(demo, "w1"), "partition is down")
         assert "choose another partition" in sentence
         assert session(demo, "w1").sentence == sentence
-        estimate = wait_until("its place is told", lambda: session(demo, "w1").estimate)
+        estimate = wait_until("its place is published", lambda: session(demo, "w1").estimate)
         assert (estimate.place, estimate.waiting) == (1, 1)
         with (
             changed(
@@ -354,7 +354,7 @@ print(json.dumps(dict(rows)))
 
 def test_expected_starts_are_reported_and_judged_afterwards(demo: DemoSite) -> None:
     def judged(job_id: int) -> bool | None:
-        """Whether the range that was told for a job was right, as the broker keeps it; None: not judged."""
+        """Whether the range that was published for a job was right, as the broker keeps it; None: not judged."""
         found = json.loads(demo.run("head", "/usr/bin/python3", "-c", JUDGED).stdout)
         return bool(found[str(job_id)]) if str(job_id) in found else None
 
@@ -391,7 +391,7 @@ def test_expected_starts_are_reported_and_judged_afterwards(demo: DemoSite) -> N
     assert range_.latest and range_.latest - datetime.now(UTC) < timedelta(minutes=3)
     starts_once_ended(foreseen, surprised, right=True)
 
-    # Who waits next is told how such ranges have held.
+    # The next one that waits shows how often such ranges were right.
     start(demo, "j5", gpus_per_node=4, minutes=1)
     record = reported("j5")
     assert 1 <= record.correct < record.judged

@@ -115,7 +115,7 @@ def test_the_cluster_as_a_whole(demo: DemoSite, job: int) -> None:
     services = ("broker", "portal", "hub")
 
     def held() -> Samples | None:
-        """What is told once it shows this job alone, and services that other tests have restarted."""
+        """What is reported once it shows this job alone, and services that other tests have restarted."""
         seen = scrape_cluster(demo)
         alone = sum(seen.values("carme_queue_jobs", state="running")) == 1
         up = all(seen.values("carme_service_up", service=service) == [1] for service in services)

@@ -143,7 +143,7 @@ class Batch:
         if orphans := self.views.servers():
             after.problems.append(f"servers are left in the hub: {sorted(orphans)}")
         self.site.end_all_jobs()
-        # A node that was cut off is told only after it has registered again.
+        # A node that was cut off hears of it only after it has registered again.
         end = time.monotonic() + 60
         while (found := self._processes()) and time.monotonic() < end:
             time.sleep(1)

@@ -111,7 +111,7 @@ def test_a_node_that_is_killed_while_data_comes(demo: DemoSite, source: str) -> 
     boot(demo, node)
     heal(demo)
     demo.run(node, "systemctl", "start", "carme-janitor", timeout=2 * HANG)
-    # What is not complete is told to nobody as a copy.
+    # What is not complete is not reported as a copy.
     assert not demo.run(node, "sh", "-c", f"ls {CACHE}/users/*/*/about.json", check=False).stdout
     assert " AvailableFeatures=carme_" not in demo.run("head", "scontrol", "-o", "show", "node", node).stdout
     assert not demo.run(node, "ls", JOBS).stdout.strip()

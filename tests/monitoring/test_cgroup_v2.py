@@ -1,4 +1,4 @@
-"""Version 2 of control groups as a real kernel and a real Slurm have it, told by the exporter over HTTP."""
+"""Version 2 of control groups as a real kernel and a real Slurm have it, reported by the exporter over HTTP."""
 
 from collections.abc import Iterator
 
@@ -67,7 +67,7 @@ def test_jobs_of_two_users_side_by_side(machine: Machine) -> None:
         return values if values.get(name, 0) >= least else None
 
     values = machine.until(
-        "what alice's step reads is told",
+        "what alice's step reads is reported",
         lambda: reported(moves, "carme_step_io_read_bytes_total 0 alice", 24 * MIB),
     )
     assert values["carme_job_info gpu alice"] == 1
@@ -78,7 +78,7 @@ def test_jobs_of_two_users_side_by_side(machine: Machine) -> None:
     assert values["carme_job_cpus alice"] == 1
 
     values = machine.until(
-        "bob's processor time is told",
+        "bob's processor time is reported",
         lambda: reported(works, "carme_step_cpu_seconds_total batch bob", 5),
     )
     assert values["carme_job_threads bob"] == values["carme_step_threads batch bob"] + values.get(
@@ -100,7 +100,7 @@ def test_jobs_of_two_users_side_by_side(machine: Machine) -> None:
 def test_a_step_that_is_ended_for_want_of_memory(machine: Machine) -> None:
     job_id = submit(machine, "alice", TOO_MUCH, "--mem=100")
     values = machine.until(
-        "the kill is told",
+        "the kill is reported",
         lambda: (v := machine.values(job_id)).get("carme_job_oom_kills_total alice") and v,
     )
     assert (
@@ -123,7 +123,7 @@ def test_tasks_of_an_array_are_jobs_of_their_own(machine: Machine) -> None:
     assert str(first) in jobs
     for job_id in map(int, jobs):
         values = machine.until(
-            "the task is told",
+            "the task is reported",
             lambda j=job_id: "carme_job_threads bob" in machine.values(j) and machine.values(j),
         )
         assert values["carme_job_memory_limit_bytes bob"] == 50 * MIB

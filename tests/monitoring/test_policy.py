@@ -88,7 +88,7 @@ def test_the_owner_of_an_idle_gpu_is_warned_twice_and_then_the_job_ends(
     assert demo.job_state(job) is JobState.RUNNING
 
     wait_until("the job is stopped", lambda: demo.job_state(job) is JobState.CANCELLED, timeout=2 * HANG)
-    last = wait_until("the user is told", lambda: notices(demo, "user1", job)[:-2], timeout=HANG)
+    last = wait_until("the user is notified", lambda: notices(demo, "user1", job)[:-2], timeout=HANG)
     assert last[0].startswith(f"Your job {job} was stopped after 2 warnings: Job {job}: GPU ")
 
     log = demo.run("head", "cat", "/var/log/carme/audit.jsonl").stdout

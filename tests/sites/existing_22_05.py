@@ -136,7 +136,7 @@ def _start_slurm(site: SiteHosts) -> None:
         return shown.stdout.split() == ["idle"] * len(NODES)
 
     wait_until("both nodes are idle", idle, 180)
-    # GPUs are a resource that the accounting knows once slurmctld has told it of them.
+    # GPUs are a resource that the accounting knows once slurmctld has reported them.
     limit = ("MaxTRESPerUser=gres/gpu=4", "MaxWall=12:00:00")
     site.run("ctl", "sacctmgr", "--immediate", "modify", "qos", "gpu", "set", *limit)
 

@@ -198,7 +198,7 @@ def before(demo: DemoSite, life: Life, tmp_path_factory: pytest.TempPathFactory)
         newer, life.processes(), life.slurm("job", str(life.job)), life.slurm("reservation", life.booking),
         len(life.counted()),
     )  # fmt: skip
-    deployed.unlink(missing_ok=True)  # whoever kills this test leaves a demo that is installed again
+    deployed.unlink(missing_ok=True)  # anyone who kills this test leaves a demo that is installed again
     try:
         with record.step("site.yml of the newer version"):
             install(demo, newer.root)

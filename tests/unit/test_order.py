@@ -1,4 +1,4 @@
-"""A test that changes what others use fails, whoever comes next."""
+"""A test that changes what others use fails, no matter who comes next."""
 
 import re
 import subprocess

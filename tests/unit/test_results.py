@@ -1,4 +1,4 @@
-"""The end of ./test: what pytest itself writes is read, and told in short."""
+"""The end of ./test: what pytest itself writes is read, and summed up."""
 
 import subprocess
 import sys

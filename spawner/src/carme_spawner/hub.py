@@ -170,7 +170,7 @@ class Restarting(RequestHandler):
     """Answers requests that come too late: nothing was done, and in a moment the next hub is there."""
 
     def check_xsrf_cookie(self) -> None:
-        """Not asked for: whoever asks, nothing is done."""
+        """Not asked for: no matter who asks, nothing is done."""
 
     def prepare(self) -> None:
         self.set_header("Retry-After", "5")

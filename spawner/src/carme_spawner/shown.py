@@ -41,7 +41,7 @@ def refusal(error: CarmeError) -> SpawnException:
         reason=error.code,
         status_code=next((s for k, s in STATUS.items() if isinstance(error, k)), 502),
     )
-    # Without it JupyterHub shows whoever asks later the exception's own text: its status, class and reason.
+    # Without it JupyterHub later shows the exception's own text: its status, class and reason.
     refused.jupyterhub_message = str(error)  # pyright: ignore[reportAttributeAccessIssue]
     # From there the portal has it in its reader's language.
     refused.jupyterhub_html_message = with_message(error.text)  # pyright: ignore[reportAttributeAccessIssue]

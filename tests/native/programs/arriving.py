@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 torch.manual_seed(3)
 alone = nn.Sequential(nn.Linear(64, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 4))
 model = copy.deepcopy(alone)
-# The last layer has an optimizer of its own, of which nobody has told `parallelize`.
+# The last layer has an optimizer of its own, which `parallelize` does not know.
 own = torch.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), torch.optim.AdamW(alone[4].parameters())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 other = torch.optim.AdamW(model[4].parameters())

@@ -59,7 +59,7 @@ for attempt in range(attempts):
     os.close(send_end)
     reported = b""
     steps = choose.randint(0, 2)  # however long they take
-    while reported.count(b"\n") < size + steps:  # all have begun, and told of as many
+    while reported.count(b"\n") < size + steps:  # all have begun, and reported as many
         part = os.read(listen, 65536)
         assert part, "the ranks ended by themselves"
         reported += part
@@ -76,7 +76,7 @@ for attempt in range(attempts):
     committed = max(before, *map(int, reported.split()))
     loaded = Checkpoints(folder, keep=2).load()
     step, found = loaded or (0, state(0))
-    # Committed, and perhaps not yet told.
+    # Committed, and perhaps not yet reported.
     assert step in (committed, committed + 1), (seed, attempt, committed, step)
     expected = state(step)
     assert torch.equal(found["weights"], expected["weights"]), (seed, attempt)

@@ -193,7 +193,7 @@ with gaspi.init(30) as process:
         ]
         assert all(letter.wait(20_000) for letter in waiting)
         assert (small == left).all() and (large == left).all()
-        # From whoever sends first: each once, beside one who is named.
+        # From any sender, the first first: each once, beside one who is named.
         if rank == 0:
             named = everyone.receive(np.zeros(3, np.int32), 1, tag=3)
             come = [everyone.receive_any(np.zeros(3, np.int32), tag=3) for _ in range(size - 1)]

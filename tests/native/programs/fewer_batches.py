@@ -1,4 +1,4 @@
-"""Rank 1 has a batch less than rank 0, which is told so after the time that the process group allows.
+"""Rank 1 has a batch less than rank 0, which gets an error after the time that the process group allows.
 
 Argument: what trains, `parallelize`, `overlap` (the same with overlap_step), `horovod` or `keras`.
 """

@@ -362,7 +362,7 @@ except ValueError as error:
 else:
     raise AssertionError("a set that was removed is used")
 
-# ranks that differ are told so, and go on; over GPI-2 and between nodes their group has ended
+# ranks that differ get an error, and go on; over GPI-2 and between nodes their group has ended
 if size > 1 and len(per_node) == 1 and os.environ.get("CARME_TRANSPORT") != "gpi2":
     odd = rank == 1
     wide, kind = (

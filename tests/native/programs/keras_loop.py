@@ -193,7 +193,7 @@ def after_fit():
 
 
 def unwrapped_in_a_function():
-    """A Keras model, which ranks build alike; one without variables is told to get them before."""
+    """A Keras model, which ranks build alike; one without variables must get them before."""
     keras.utils.set_random_seed(11)
     model = keras.Sequential([keras.layers.Dense(3)])
     if size > 1:

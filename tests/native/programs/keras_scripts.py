@@ -482,7 +482,7 @@ def tensorboards():
 
 
 def overlap():
-    """Between nodes gradients travel while backpropagation goes on: told by the order of events."""
+    """Between nodes gradients travel while backpropagation goes on: shown by the order of events."""
     from carme_runtime.collectives import Plan
 
     wide = [keras.layers.Dense(600) for _ in range(4)]  # 1.4 MB each: buckets are of 1 MiB

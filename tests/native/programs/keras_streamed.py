@@ -220,7 +220,7 @@ def save() -> None:
 
 
 def resume() -> None:
-    """What rank 0 alone reads is what every rank would have read, whoever saved it."""
+    """What rank 0 alone reads is what every rank would have read, no matter who saved it."""
     read: Any = files.read
     reads: list[Path] = []
 

@@ -14,7 +14,7 @@ from carme_runtime.torch import parallelize
 
 
 class Two(nn.Module):
-    """Its second layer takes part when it is told to."""
+    """Its second layer takes part once it is switched on."""
 
     def __init__(self) -> None:
         super().__init__()

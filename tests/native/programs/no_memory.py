@@ -1,4 +1,4 @@
-"""Rank 1 has no memory for what a collective needs: the others, who would wait, are told while it lives.
+"""Rank 1 has no memory for what a collective needs: the others, who would wait, get an error while it lives.
 
 Argument: which collective.
 """

@@ -14,7 +14,7 @@ with gaspi.init(30) as process:
     assert segment.size == 1 << 20 and not words[:1000].any()
     assert process.segment_size(3, right) == 1 << 20 and process.segment_size(4, right) == 0
 
-    # A write and its notification: whoever sees the one sees the other.
+    # A write and its notification: a rank that sees the one sees the other.
     words[:1000] = np.arange(1000) + rank * 1000
     process.write_notify(3, 0, right, 3, 8000, 8000, notification=7, value=rank + 1)
     assert process.notify_waitsome(3, first=5, count=4) == 7
@@ -74,7 +74,7 @@ with gaspi.init(30) as process:
     process.wait(queue=6)
     assert (words[9100:9102] == rank + 1).all()
 
-    # A segment that only the right one is told of, and that is given up again.
+    # A segment that only the right one knows, and that is given up again.
     mine = process.segment_alloc(6, 4096)
     mine.array("uint64")[0] = rank + 50
     if right != rank:

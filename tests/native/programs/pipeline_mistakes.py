@@ -245,7 +245,7 @@ def checkpoints() -> None:
 
 
 def lost_start() -> None:
-    """Rank 0 ends while its parameters travel; whoever needs one of them says so."""
+    """Rank 0 ends while its parameters travel; anyone who needs one of them says so."""
     ended = Path(sys.argv[2])
     if dist.get_rank() == 0:
         begun, broadcast = itertools.count(), Group.broadcast

@@ -157,7 +157,7 @@ def state() -> None:
 
 
 def travel() -> None:
-    """Parameters travel after a step, and whoever uses one in the model's way waits for it."""
+    """Parameters travel after a step, and anyone who uses one in the model's way waits for it."""
     torch.manual_seed(3)
     plain = Attentive()
     ours = copy.deepcopy(plain)

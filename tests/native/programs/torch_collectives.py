@@ -153,7 +153,7 @@ elif rank == size - 1:
         assert work and work.wait(timedelta(seconds=HANG)) and (got == tag).all()
 dist.barrier()
 
-# Each of two threads waits as long as it was told.
+# Each of two threads waits as long as its argument says.
 store = dist.distributed_c10d._get_default_store()
 if rank == 0:
     work = dist.barrier(async_op=True)

@@ -55,7 +55,7 @@ if rank == 0:
     store.set("rank 0 has given up", "")
 assert work.wait() and work.is_success() and (tensor == size).all()
 
-# Sizes differ: what went wrong is told by every way of asking.
+# Sizes differ: every call that returns the state reports the error.
 subgroup = dist.new_group(list(range(size)))
 work = dist.all_reduce(torch.ones(70_000 + rank), group=subgroup, async_op=True)
 over(work)

@@ -99,7 +99,7 @@ def programs_of(role: Path) -> list[dict[str, Any]]:
     return found
 
 
-#: What changes nothing that is worth to be told, and says nothing that a later step reads.
+#: What changes nothing that is worth a report, and says nothing that a later step reads.
 WITHOUT_ANSWER = {"Keep it so from now on", "Check nginx's configuration"}
 
 

@@ -1,4 +1,4 @@
-"""Stands in for pyslurm 24.11 with what the real one told (slurm_24_11.json), for the worker alone.
+"""Stands in for pyslurm 24.11 with what the real one answered (slurm_24_11.json), for the worker alone.
 
 `mode` beside it says how it is: empty, `dies` at its import, `ends` in the first question, `away`
 (slurmctld), `unauthenticated` (munge), `hangs`, `unreadable`, or `version X.Y`.

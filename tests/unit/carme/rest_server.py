@@ -1,4 +1,4 @@
-"""Stands in for slurmrestd with what a real one answered (slurm_rest_24_11.json, or as it is told).
+"""Stands in for slurmrestd with what a real one answered (slurm_rest_24_11.json, or as a test sets it).
 
 It notes what it is asked.
 """

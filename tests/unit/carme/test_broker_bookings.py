@@ -39,7 +39,7 @@ def portal(site: Any) -> Any:
 
 
 def changes(site: Any) -> list[list[str]]:
-    """What Slurm was told, without what it was asked."""
+    """The commands that changed Slurm, without those that only read."""
     calls = [call["arguments"] for call in site.slurm.calls("scontrol")]
     return [call for call in calls if call[0] in ("create", "update", "delete")]
 

@@ -440,7 +440,7 @@ async def test_a_waiting_session_that_slurm_lost_is_submitted_again_once(
     assert second["stdin"] == first["stdin"].replace(' "$PWD"', ' --submission 2 "$PWD"')
     assert len(closings(site)) == 1
     assert [one.job_id for one in await site.client.sessions(active=False)] == [105]
-    # Whoever has not heard of the new number means the session all the same.
+    # Anyone who has not heard of the new number means the session all the same.
     site.slurm.account()
     await site.client.note(lost, "ada", SessionNote(server=ServerStatus.STARTING), session="s1")
     await site.client.cancel(lost, user="ada", session="s1")

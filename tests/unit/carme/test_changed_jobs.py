@@ -56,7 +56,7 @@ async def test_a_session_stays_known_whatever_others_write_into_its_job(site: An
         assert (session.job_id, session.state, session.image) == (number, SessionState.STARTING, "torch")
         known = await site.client.job(number)
         assert (known.kind, known.name) == ("session", "session-s1")
-    # Its end is told rightly, from an accounting that has the new words alone.
+    # Its end is reported rightly, from an accounting that has the new words alone.
     site.slurm.account(
         recorded(number, "TIMEOUT", Start="1795181538", End="1795181598")
         | {"JobName": "x", "Submit": site.slurm.jobs[0]["V"]}

@@ -243,7 +243,7 @@ def test_no_attempt_to_renew_the_lease_ends_after_its_time(
 
 @pytest.fixture
 def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `systemctl` that starts and stops what it is told to, and notes that; the folder of what runs."""
+    """A `systemctl` that starts and stops units, and notes that; the folder of what runs."""
     folder = tmp_path / "systemd"
     (folder / "active").mkdir(parents=True)
     program = folder / "systemctl"

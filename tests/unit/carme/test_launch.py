@@ -287,7 +287,7 @@ def records_what_it_sees(node: Node) -> tuple[str, Path]:
         "look = other_nodes.Others._look\n"
         "def look_and_record(others):\n"
         "    present = look(others)\n"
-        f"    with open({str(seen)!r}, 'w') as told: print(*(present or ()), file=told)\n"
+        f"    with open({str(seen)!r}, 'w') as out: print(*(present or ()), file=out)\n"
         "    return present\n"
         "other_nodes.Others._look = look_and_record\n"
     ), seen
@@ -296,7 +296,7 @@ def records_what_it_sees(node: Node) -> tuple[str, Path]:
 def keeps_the_list(node: Node, while_: str, then: str) -> Path:
     """Let the first agent keep its list of nodes as the returned file has it, until `while_` fails.
 
-    All nodes are one here, so whoever ends takes the folder with him that the list is in.
+    All nodes are one here, so a process that ends takes the folder with it that the list is in.
     """
     wanted = node.folder / "wanted"
     draft = node.private / "new"
@@ -502,7 +502,7 @@ def test_an_own_image_is_run_only_as_it_was_built(node: Node) -> None:
     image.write_bytes(b"an image")
     digest = "sha256:" + hashlib.sha256(b"an image").hexdigest()
     node.spec(image=str(image), own_image=True, digest=digest)
-    # Whoever may write to it changes it in the moment of the start: what runs is what was looked at.
+    # Anyone who may write to it changes it in the moment of the start: what runs is what was looked at.
     node.script(
         "first", f"echo evil >{image}; cat {node.private}/image.sif; stat -c %a {node.private}/image.sif"
     )

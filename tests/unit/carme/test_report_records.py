@@ -36,7 +36,7 @@ def test_a_record_says_how_training_went() -> None:
     again = read_record(write_record(many))
     assert again is not None and again.training is not None
     assert again.training.each == ranks[:MOST_RANKS] and again.training.ranks == used.training.ranks
-    # One that was written before ranks were told one by one.
+    # One that was written before ranks were reported one by one.
     old = write_record(used)
     body = json.loads(zlib.decompress(base64.b64decode(old.removeprefix(PREFIX))))
     del body["e"]

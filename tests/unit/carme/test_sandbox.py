@@ -308,7 +308,7 @@ async def test_jobs_of_the_past_are_in_the_history_with_their_logs(tmp_path: Pat
 
 
 def test_nobody_else_gets_into_a_sandbox(tmp_path: Path) -> None:
-    """Its broker serves whoever reaches it, in the name of each of its users."""
+    """Its broker serves anyone who reaches it, in the name of each of its users."""
     folder = tmp_path / "kept"
     folder.mkdir(mode=0o755)
     for _ in range(2):

@@ -245,7 +245,7 @@ def test_what_clears_away_a_session_that_its_owner_stopped_does_not_say_why_it_e
     assert "did not know" not in over.sentence
 
 
-# What is told
+# What is reported
 
 
 def test_a_running_session() -> None:

@@ -1,6 +1,6 @@
 """One contract for both ways to read Slurm: its commands, and pyslurm in a child.
 
-Without pyslurm both tell what real ones told at the same moment of a Slurm 24.11 with jobs of all kinds
+Without pyslurm both answer what real ones answered at the same moment of a Slurm 24.11 with jobs of all kinds
 (slurm_24_11.json). With the path of a wheel in CARME_PYSLURM_WHEEL the real library is tried as well, and
 asks, like the commands, the Slurm of this host.
 """

@@ -1,6 +1,6 @@
 """The adapter to slurmrestd tells the same as Slurm's commands, and says in a sentence what is wrong.
 
-Both tell what a Slurm and its slurmrestd told at the same moment of jobs of all kinds: 24.11 in the versions
+Both answer what a Slurm and its slurmrestd answered at the same moment of jobs of all kinds: 24.11 in the versions
 v0.0.42 and v0.0.41 of its answers (slurm_rest_24_11.json), 26.05 in v0.0.43 (slurm_rest_26_05.json).
 """
 
@@ -69,7 +69,7 @@ def slurm(rest: RecordedRest, socket: Path, token_file: Path) -> SlurmRest:
 
 
 def commands_of(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
-    """What the commands told at the same moment."""
+    """What the commands printed at the same moment."""
     (tmp_path / "slurm_24_11.json").symlink_to(HERE / f"slurm_rest_{release}.json")
     for name in ("squeue", "scontrol", "sinfo"):
         (tmp_path / name).write_text(f"#!{sys.executable} -IS\n{(HERE / 'recorded_commands.py').read_text()}")

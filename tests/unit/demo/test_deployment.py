@@ -1,4 +1,4 @@
-"""What is copied to the head, what Ansible is told, and what is shown while it works."""
+"""What is copied to the head, what Ansible gets, and what is shown while it works."""
 
 import io
 import os

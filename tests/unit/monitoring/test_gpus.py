@@ -182,7 +182,7 @@ def test_a_library_that_hangs_holds_up_no_scrape(start: Starts, gpus: Path):
     exporter = start(gpus, ["--gpu-limit", "0.3"])
     assert exporter.values("carme_gpu_library_state", vendor="nvidia", state="hanging") == [1]
     assert exporter.values("carme_gpu_up") == []
-    # Jobs are still told, and the GPU is back as soon as the library answers.
+    # Jobs are still reported, and the GPU is back as soon as the library answers.
     assert exporter.values("carme_exporter_pass_seconds")
     describe(gpus, "")
     while exporter.values("carme_gpu_up") != [1]:

@@ -1,4 +1,4 @@
-"""A job's traffic: told where it is its own, and not told where nobody can know."""
+"""A job's traffic: reported where it is its own, and not where nobody can know."""
 
 from __future__ import annotations
 

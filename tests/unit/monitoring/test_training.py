@@ -45,7 +45,7 @@ class Clock:
 
 
 class Sender:
-    """A process that sends what it is told to."""
+    """A process that sends what a test wants."""
 
     def __init__(self, path: Path) -> None:
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""carme-run in a job of two nodes: where ranks run, what they are told, what comes back."""
+"""carme-run in a job of two nodes: where ranks run, what they get, what comes back."""
 
 import ast
 import os

@@ -49,7 +49,7 @@ async def test_reports_go_on_when_one_look_fails(monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def shell() -> Iterator[subprocess.Popen[str]]:
-    """A job's topmost process, which starts what it is told to."""
+    """A job's topmost process, which starts what a test wants."""
     program = (
         "import subprocess, sys\nfor line in sys.stdin: print(subprocess.Popen(eval(line)).pid, flush=True)"
     )
@@ -74,7 +74,7 @@ def start(shell: subprocess.Popen[str], *command: str) -> psutil.Process:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The clock by which shares of processor time are told: how busy the machine is does not count."""
+    """The clock by which shares of processor time are computed: how busy the machine is does not count."""
     now = [0.0]
     monkeypatch.setattr(activity, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now

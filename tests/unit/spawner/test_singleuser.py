@@ -232,7 +232,7 @@ async def test_kernels_compute_out_of_others_reach(server: Site) -> None:
         while (answer := await socket.receive_json())["msg_type"] != "execute_result":
             pass
     assert len(answer["content"]["data"]["text/plain"]) == (11 << 20) + 2
-    # Whoever may connect to a kernel can read its output: no other user of the node gets to its sockets.
+    # Anyone who may connect to a kernel can read its output: no other user of the node gets to its sockets.
     folder = Path(tempfile.gettempdir(), f"carme-{server.broker.processes[100].pid}/jupyter")
     assert json.loads((folder / f"kernel-{kernel}.json").read_text())["transport"] == "ipc"
     assert [part.stat().st_mode & 0o777 for part in (folder, folder.parent)] == [0o700, 0o700]

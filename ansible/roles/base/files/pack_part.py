@@ -36,7 +36,7 @@ def compiled(folder: Path, place: Path) -> dict[str, Path]:
                 continue
         except (subprocess.CalledProcessError, OSError) as error:
             print(f"{folder / inside} is not compiled here: {error}", file=sys.stderr)
-        # Whoever brought the tree here may have built it of this very source.
+        # Anyone who brought the tree here may have built it of this very source.
         if (brought := folder / "native/built" / program["digest"]() / name).exists():
             found[inside] = brought
     return found

@@ -158,7 +158,7 @@ def serve(options):
 
 
 def hand_on(options):
-    """Run the site's programs for whoever else serves the certificate, until each has taken it."""
+    """Run the site's programs that let the other services take the certificate, until each has taken it."""
     certificate = Path(options.certificate)
     folder, stamp = Path(options.hooks) / HOOKS, Path(options.own) / HANDED_ON
     programs = sorted(folder.iterdir()) if folder.is_dir() else []

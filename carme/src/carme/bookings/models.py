@@ -112,7 +112,7 @@ class Hold(_Reserved):
     name: Annotated[str, AfterValidator(_name)]
     partition: Word
     users: list[User] = Field(default=[], max_length=101)
-    # Of a project: whoever is in it, with jobs that it pays.
+    # Of a project: anyone who is in it, with jobs that it pays.
     accounts: list[Word] = Field(default=[], max_length=1)
 
     @model_validator(mode="after")

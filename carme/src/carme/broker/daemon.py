@@ -22,7 +22,7 @@ _log = logging.getLogger("carme.broker")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the broker until it is told to stop; its exit code."""
+    """Run the broker until a signal stops it; its exit code."""
     parser = argparse.ArgumentParser(
         prog="carme-broker", description="The one door to Slurm: answers the portal, the hub and 'carme'."
     )

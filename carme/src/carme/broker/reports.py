@@ -159,7 +159,7 @@ class Reports:
         try:
             present = await self._slurm.admin_comments([job.id for job in due])
             for job in due:
-                # One that is there stays, whoever wrote it; a job that is not accounted yet comes later.
+                # One that is there stays, no matter who wrote it; a job that is not accounted comes later.
                 if job.id in present and not present[job.id] and job.started and job.ended:
                     usage, _ = await self._metrics.usage(job.id, job.started, job.ended)
                     if usage is not None:

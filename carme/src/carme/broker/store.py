@@ -93,7 +93,7 @@ class Store:
         """Keep these changes. Returns when these and all earlier ones would survive the broker's end.
 
         Returns:
-            Whether they would: a full disk must not end the broker, and whoever asked tries again.
+            Whether they would: a full disk must not end the broker, and the caller tries again.
         """
         try:
             await self._run(lambda: self._write(changes))

@@ -186,7 +186,7 @@ class PartitionBookingSettings(_OtherBookings):
 class ProjectBookingSettings(_OtherBookings):
     """`[projects.NAME.bookings]`: what differs from `[bookings]`, and from a partition's, for one project.
 
-    Here `at_a_time`, `share_percent` and `gpu_hours` count what is booked for the project, whoever booked it;
+    Here `at_a_time`, `share_percent` and `gpu_hours` count what anybody has booked for the project;
     the partition's share holds besides.
     """
 

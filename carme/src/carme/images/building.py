@@ -1,7 +1,7 @@
 """`carme-build-image`: builds a user's own image, in a batch job of that user's and with no more rights.
 
 A definition may do what it likes: its `%setup` runs on the node, its `%post` in a user namespace, both as the
-user. So nothing that comes out of a build is trusted: whoever starts a job in the image gets its digest.
+user. So nothing that comes out of a build is trusted: anyone who starts a job in the image gets its digest.
 """
 
 import configparser

@@ -1,6 +1,6 @@
 """`carme-images`: keeps a node's own copies of the images equal to the catalogue.
 
-Copies are root's; whoever runs a job can read them and nothing else.
+Copies are root's; anyone who runs a job can read them and nothing else.
 """
 
 import argparse

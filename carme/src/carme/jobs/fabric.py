@@ -91,7 +91,7 @@ class FabricConnection:
         return message.get("event", {})
 
     def close(self) -> None:
-        """Hang up: what was started through this connection is told to end."""
+        """Hang up: processes that were started through this connection have to end."""
         self._writer.transport.abort()
 
     async def _prove(self, key: bytes) -> None:

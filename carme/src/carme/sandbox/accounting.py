@@ -18,7 +18,7 @@ from carme.slurm.refusals import refusal
 
 __all__ = ["DEFAULT_ACCOUNT", "Accounting", "Ledger"]
 
-#: The account of whoever has no other one.
+#: The account of anyone who has no other one.
 DEFAULT_ACCOUNT = "users"
 _GPUS = "gres/gpu"
 

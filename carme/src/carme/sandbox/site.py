@@ -136,7 +136,7 @@ def make_site(folder: Path, addresses: Addresses, users: list[str]) -> Places:
             f"{folder} holds other things than a sandbox.",
             "Name an empty folder, or one that ./dev has made.",
         )
-    # The broker serves whoever reaches its socket, in the name of each user.
+    # The broker serves anyone who reaches its socket, in the name of each user.
     folder.chmod(0o700)
     folders = (
         "homes",

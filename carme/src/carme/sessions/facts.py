@@ -71,7 +71,7 @@ class Facts(WithMessages):
 
     @property
     def is_ending(self) -> bool:
-        """Slurm is ending its job, or has: whoever cancels or clears away now is not why."""
+        """Slurm is ending its job, or has: anyone who cancels or clears away now is not why."""
         state = self.job.state
         return state.phase in (Phase.ENDING, Phase.OVER) and state is not JobState.UNKNOWN
 

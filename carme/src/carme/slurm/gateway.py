@@ -199,7 +199,7 @@ class Slurm(Protocol):
         ...
 
     async def account_exists(self, account: str) -> bool:
-        """Whether there is an account of this name, whoever made it."""
+        """Whether there is an account of this name, no matter who made it."""
         ...
 
     async def make_account(self, account: str) -> None:

@@ -2,7 +2,7 @@
 
 Who asks for it writes a plan beside the copy: the source in units. Each worker, on whichever host, takes the
 units that nobody has taken, by creating a file, and copies them as any copy is made, with a journal of its
-own. At the end whoever asked copies the whole once more: what the workers have done is unchanged then, and
+own. At the end the caller copies the whole once more: what the workers have done is unchanged then, and
 what they have not, whatever kept them from it, is done. So the result is that of a copy by one host.
 """
 

@@ -37,7 +37,7 @@ class State:
         self.folder = folder
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)
-        # Whoever may write to the destination could have put something else there.
+        # Anyone who may write to the destination could have put something else there.
         status = os.lstat(folder)
         if status.st_uid != os.geteuid() or not stat.S_ISDIR(status.st_mode):
             raise CarmeError(

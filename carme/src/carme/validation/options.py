@@ -26,7 +26,7 @@ class SessionSize:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What whoever starts the check has named; None: as the site has it."""
+    """What was named when the check was started; None: as the site has it."""
 
     partition: str | None = None
     account: str | None = None

@@ -96,7 +96,7 @@ class Training:
 
     def _listen(self) -> None:
         while True:
-            # Whoever floods the socket takes no more of a processor than this many messages do.
+            # Anyone who floods the socket takes no more of a processor than this many messages do.
             end = time.monotonic() + 1
             for _ in range(MOST_EACH_SECOND):
                 try:

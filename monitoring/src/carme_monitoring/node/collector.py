@@ -226,7 +226,7 @@ def _gauge(name: str, text: str, value: float) -> Metric:
 
 
 def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
-    """What each GPU does, whoever uses it."""
+    """What each GPU does, no matter who uses it."""
     yield from _gpu_states(readings)
     yield from _gpu_values(readings)
     yield from _gpu_links(readings)

@@ -66,7 +66,7 @@ class SessionServer(JupyterHubSingleUser):
         self.config.ServerApp.sock = ""
         self.config.ServerApp.terminals_enabled = True
         self.config.ServerApp.max_body_size = self.config.ServerApp.max_buffer_size = LARGEST_REQUEST
-        # Whoever may connect to a kernel's TCP ports reads its output, and that is every user of the node.
+        # Anyone who may connect to a kernel's TCP ports reads its output, and that is every user of the node.
         self.config.KernelManager.transport = "ipc"
         # Images cannot be written to, and the other manager asks PyPI for its list at each start.
         self.config.LabApp.extension_manager = "readonly"

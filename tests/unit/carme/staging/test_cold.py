@@ -100,7 +100,7 @@ def test_files_are_requested_before_they_are_wanted(
     finally:
         os.close(one)
         os.close(other)
-    assert len(there) > 10  # the busier the machine, the more files are told of at once
+    assert len(there) > 10  # the busier the machine, the more files are reported at once
     # The kernel may forget what nobody has used yet; and nobody else has it read.
     assert sum(found for _, found in there) > len(there) * 3 // 4, there
     assert {path.name: path.read_bytes() for path in target.iterdir()} == {

@@ -58,7 +58,7 @@ def test_a_good_copy_is_the_same(pair: tuple[Path, Path]) -> None:
 def test_every_difference_is_reported(pair: tuple[Path, Path]) -> None:
     source, target = pair
     same_times(target / "d0/f0", lambda: flip(target / "d0/f0", 5))
-    # In its last part, and in two of its parts: told once.
+    # In its last part, and in two of its parts: reported once.
     same_times(target / "large", lambda: (flip(target / "large", 69 << 20), flip(target / "large", 0)))
     same_times(target / "d0/f1", lambda: (target / "d0/f1").unlink())
     same_times(target / "d1/f0", lambda: (target / "d1/f0").chmod(0o600))

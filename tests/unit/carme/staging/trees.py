@@ -38,7 +38,7 @@ def walk(top: Path | str, *, times: bool = True) -> dict[bytes, Any]:
         elif kind == stat.S_IFREG:
             with open(full, "rb") as file:
                 entry += [status.st_size, hashlib.file_digest(file, "sha256").hexdigest()]
-            # Which names are one file, told by the first of them.
+            # Which names are one file, by the first of them.
             entry.append(names.setdefault((status.st_dev, status.st_ino), path))
         elif kind == stat.S_IFDIR:
             stack += sorted((os.path.join(path, name) for name in os.listdir(full)), reverse=True)

@@ -44,7 +44,7 @@ def outcomes(rows: Iterable[Record], failed: set[int]) -> dict[int, Outcome]:
     """How jobs ended.
 
     Args:
-        failed: Of which of them the node that failed is told.
+        failed: Those of them whose failed node is reported.
     """
     rows = list(rows)
     found = parsing.outcomes_of(record for row in rows for record in _ends(row))

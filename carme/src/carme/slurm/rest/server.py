@@ -202,7 +202,7 @@ class RestServer:
         if answer.status in _UNAUTHORIZED:
             raise self._unauthorized()
         status, document = answer.status, answer.document
-        # With 4xx a request was refused, whoever says so; other answers without Slurm's words leave it open.
+        # With 4xx a request was refused; other answers without Slurm's words leave it open.
         is_refusal = http.HTTPStatus.BAD_REQUEST <= status < http.HTTPStatus.INTERNAL_SERVER_ERROR
         if document is None:
             raise self._unreadable(f"HTTP {status}, {answer.start!r}", "GET" if is_refusal else method)

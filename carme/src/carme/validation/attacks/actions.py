@@ -291,7 +291,7 @@ def http(
 def at_once(name: str, tries: list[dict[str, Any]]) -> Outcome:
     """Make the action of this name with each of the arguments at the same time; reached when one try was.
 
-    For what leaves whoever asks without an answer: each try waits for its whole time.
+    For what leaves the caller without an answer: each try waits for its whole time.
     """
     with ThreadPoolExecutor(len(tries)) as threads:
         outcomes = list(threads.map(lambda arguments: globals()[name](**arguments), tries))

@@ -157,7 +157,7 @@ class Checkpoints:
         packed, layout, tensors = take_apart(full)
         begin, end = share(layout.size, self._rank, self._size)
         partial = self._folder / f".partial-{self._token}-{self._saves}"
-        # At first what an earlier run left, and then what this one gave up; not before it saves, as whoever
+        # At first what an earlier run left, and then what this one gave up; not before it saves: a run that
         # only loads may do so beside a run that saves.
         left = f".partial-{self._token}-*" if self._saves else ".partial-*"
         self._saves += 1  # before anything is written: what is interrupted leaves its name to nobody

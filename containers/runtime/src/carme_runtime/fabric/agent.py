@@ -253,7 +253,7 @@ class Agent:
             except (KeyError, TypeError, ValueError) as error:  # the client's fault, not that of the link
                 log.warning("dropped the run %s: a request without sense (%r)", channel, error)
                 self._node.end(channel)
-                for event in _refusal(self._node.host, error):  # whoever runs it must not wait for ever
+                for event in _refusal(self._node.host, error):  # anyone who runs it must not wait for ever
                     self._route(answer | {"event": event})
 
     def _set_members(self, members: Members) -> None:
@@ -301,7 +301,7 @@ class Agent:
 async def _let_in(
     connection: socket.socket, key: bytes, certificate: Certificate | None
 ) -> tuple[Link, Message]:
-    """The link to whoever proved the key, and its greeting."""
+    """The link to the peer that proved the key, and its greeting."""
     link = await Link.accept(connection, UNKNOWN_PEER_LIMIT, certificate and certificate.accepting)
     try:
         await handshake.admit(link, key)

@@ -58,7 +58,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--unencrypted",
         action="store_true",
-        help="without --certificate, use a network all the same: whoever can record it sees the ranks' "
+        help="without --certificate, use a network all the same: anyone who can record it sees the ranks' "
         "environment and output",
     )
     parser.add_argument("--socket", type=Path, help="Unix socket for clients on this node")

@@ -13,7 +13,7 @@ Message = dict[str, Any]
 
 UNKNOWN_PEER_LIMIT = 4096  # bytes of one frame before the peer has proved that it knows the key
 FRAME_LIMIT = 16 * 2**20  # a start message carries a whole environment, which may be some MiB
-BACKLOG_LIMIT = 64 * 2**20  # output is bounded by windows: whoever lets so much pile up does not read
+BACKLOG_LIMIT = 64 * 2**20  # output is bounded by windows: a peer that lets so much pile up does not read
 # The kernel notices a peer that is gone without a word after about 30 s, also where a client sends no beats.
 KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 SEAL_BYTES = hashlib.sha256().digest_size

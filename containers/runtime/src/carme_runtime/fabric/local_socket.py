@@ -19,7 +19,7 @@ def default_path(environment: Mapping[str, str]) -> Path | None:
 def make_private_directory(path: Path) -> None:
     """Make `path` for this user alone where it is missing, and refuse one that others could have laid out.
 
-    /tmp is open to everybody: whoever owns the folder could put another socket in its place.
+    /tmp is open to everybody: anyone who owns the folder could put another socket in its place.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()

@@ -23,7 +23,7 @@ ONE_PEER_SECONDS = 5.0  # that a connection has to prove itself
 
 
 class NotAPeer(Exception):
-    """Whoever connected speaks something else. The text says what, after "it"."""
+    """The peer speaks something else. The text says what, after "it"."""
 
 
 class Refusals:

@@ -148,7 +148,7 @@ def join_started_by_gaspi_run(timeout: float) -> Any:
 
 
 def _close_at_exit(context: Any) -> None:
-    """Its threads end before the interpreter does, whoever still holds it then."""
+    """Its threads end before the interpreter does, no matter who still holds it then."""
     reference = weakref.ref(context)
     atexit.register(lambda: (held := reference()) and held.close())
 

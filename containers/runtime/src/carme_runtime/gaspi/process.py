@@ -225,7 +225,7 @@ class Process:
         notification: int,
         queue: int = 0,
     ) -> None:
-        """Read, then set a notification of `local_segment` to 1: whoever sees it sees the data."""
+        """Read, then set a notification of `local_segment` to 1: a rank that sees it sees the data."""
         part = (local_segment, local_offset, segment, offset, size)
         self._context.read(rank, [part], (local_segment, notification, 1), queue)
 
@@ -245,7 +245,7 @@ class Process:
         value: int = 1,
         queue: int = 0,
     ) -> None:
-        """Write, then set a notification: whoever sees it sees the data."""
+        """Write, then set a notification: a rank that sees it sees the data."""
         part = (local_segment, local_offset, segment, offset, size)
         self._context.write(rank, [part], (segment, notification, value), queue)
 
@@ -312,7 +312,7 @@ class Process:
         return value
 
     def passive_send(self, rank: int, data: bytes, timeout: int = BLOCK) -> None:
-        """Send a message (at most 1 MiB) to whoever receives on `rank`."""
+        """Send a message (at most 1 MiB) to any thread that receives on `rank`."""
         if not self._context.passive_send(rank, bytes(data), timeout):
             raise Timeout(f"Rank {rank} took no message in time.", "Send it again.")
 

@@ -121,7 +121,7 @@ class _Meeting:
         self._refusals = handshake.Refusals()
         self._listener = _listen(place, key, deadline)
         self._listener.setblocking(False)
-        self._admitted, self._wake = socket.socketpair()  # whoever was let in wakes the one who accepts
+        self._admitted, self._wake = socket.socketpair()  # a peer that was let in wakes the one who accepts
         self._selector = selectors.DefaultSelector()
         for each in (self._listener, self._admitted):
             self._selector.register(each, selectors.EVENT_READ)

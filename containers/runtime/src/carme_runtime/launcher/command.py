@@ -54,7 +54,7 @@ def main() -> None:
         sys.exit(onnx(["run", *sys.argv[2:]], "carme-run --onnx"))
     try:
         _check_folder()
-        # Whoever started this may have let interrupts wait until now.
+        # Anyone who started this may have let interrupts wait until now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         code = asyncio.run(_run(sys.argv[1:]))
     except CarmeRuntimeError as error:

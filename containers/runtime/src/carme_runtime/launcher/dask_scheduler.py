@@ -26,7 +26,7 @@ def bound(path: str) -> socket.socket | None:
 
 
 async def serve(host: str, port: int) -> None:
-    """Be the scheduler until it is told to end."""
+    """Be the scheduler until a signal ends it."""
     from distributed import Scheduler  # pyright: ignore[reportMissingImports]
     from distributed.http.routing import RoutingApplication  # pyright: ignore[reportMissingImports]
     from tornado.httpserver import HTTPServer  # pyright: ignore[reportMissingImports]

@@ -112,7 +112,7 @@ class StepDuringBackward:
         self._stepped[parameter] = None
 
     def _marker(self, parameter: torch.Tensor) -> torch.Tensor:
-        """What stands for a gradient that is gone; whoever uses it gets a sentence."""
+        """What stands for a gradient that is gone; using it raises an error that says so."""
         key = (parameter.dtype, parameter.device)
         if key not in self._spent:
             self._spent[key] = made = torch.zeros((), dtype=key[0], device=key[1])

@@ -120,7 +120,7 @@ def has_bytes(folder: Path, description: Description) -> bool:
 
 
 def move(source: Path, target: Path, name: str) -> None:
-    """Move a range; whoever kills this finds it whole in one of the two."""
+    """Move a range; anyone who kills this finds it whole in one of the two."""
     copy(source, target, name)
     (source / f"{MARK}{name}").unlink()
     (source / name).unlink()

@@ -91,7 +91,7 @@ class Plan:
             forward, backward = times[action.piece]
             share = {FORWARD: forward, BACKWARD: backward}.get(action.kind, backward / 2)
             share += moves[holders[action.piece]] if moves else 0.0
-            # Whoever puts a message copies it.
+            # The sender of a message copies it.
             return share + sum(
                 links.milliseconds(sizes.bytes(c, self.micro_samples, back=action.kind != FORWARD))
                 for c in self._puts(action)

@@ -2,7 +2,7 @@
 
 A run ends the process group of each of its ranks. What remains is what left its group, as daemons do, and
 the ranks of an agent that was killed together with the process that supervises it. All of them have the
-run's mark in their environment. Whoever clears that is out of sight.
+run's mark in their environment. A process that clears that is out of sight.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """Memory of a process from the NUMA nodes of its cores alone, as `numactl --membind` does it.
 
-Linux keeps the policy per thread, and whoever a thread starts inherits it.
+Linux keeps the policy per thread, and a process that a thread starts inherits it.
 """
 
 import contextlib

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from typing import IO
 
-WINDOW = 2**20  # bytes of output that may be on their way to whoever prints it
+WINDOW = 2**20  # bytes of output that may be on their way to the process that prints it
 CHUNK = 2**16  # bytes read at once
 LINGER = 1.0  # seconds that a pipe held open by a stray grandchild is read on after the processes ended
 

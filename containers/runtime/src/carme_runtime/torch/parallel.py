@@ -502,7 +502,7 @@ _underway: "weakref.WeakSet[Parallel]" = weakref.WeakSet()  # with gradients tha
 def _finish_all() -> None:
     """Wait for what still travels, which other ranks may wait for."""
     for parallel in list(_underway):
-        with contextlib.suppress(Exception):  # whoever needs it hears of it
+        with contextlib.suppress(Exception):  # anyone who needs it hears of it
             parallel.finish()
             parallel.settle()
 

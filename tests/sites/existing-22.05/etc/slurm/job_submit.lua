@@ -1,4 +1,4 @@
--- Whoever asks for GPUs and names no partition means the one that has them.
+-- Anyone who asks for GPUs and names no partition means the one that has them.
 function slurm_job_submit(job, partitions, uid)
    local gres = job.tres_per_node or job.tres_per_job or job.tres_per_task
    if job.partition == nil and gres ~= nil and string.find(gres, "gpu") then

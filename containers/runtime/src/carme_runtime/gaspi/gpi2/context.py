@@ -266,7 +266,7 @@ class Gpi2Context:
     # Health
 
     def state_vector(self) -> list[int]:
-        # Releases have states of one byte or of four: whoever writes one leaves the rest as it was.
+        # Releases have states of one byte or of four: a process that writes one leaves the rest as it was.
         room = (ctypes.c_ubyte * (4 * self.size))(*([0x55] * (4 * self.size)))
         self._library.call("state_vec_get", room)
         width = 1 if all(value == 0x55 for value in room[self.size :]) else 4
