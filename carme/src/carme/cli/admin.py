@@ -50,9 +50,9 @@ def _add_people(command: Command) -> None:
     enrol = command("enrol", "add a user: portal, Slurm, home, quotas", _enrol, "user")
     enrol.add_argument("--email", default="")
     enrol.add_argument("--project", default="", metavar="PROJECT", help="to join at once")
-    command("disable", "let a user sign in no more", _disable, "user")
+    command("disable", "keep a user from signing in", _disable, "user")
     command("enable", "let a user sign in again", _enable, "user")
-    command("remove-second-factor", "for a user who has lost it", _factor, "user")
+    command("remove-second-factor", "remove the second factor of a user who has lost it", _factor, "user")
     command("message", "send a user a message", _message, "user", "message")
 
 
@@ -61,12 +61,12 @@ def _add_nodes_and_jobs(command: Command) -> None:
     drain = command("drain", "let no more jobs start on a node", _drain, "node")
     drain.add_argument("--reason", required=True)
     command("resume", "let jobs start on a node again", _resume, "node")
-    jobs = command("jobs", "list all jobs and sessions that wait or run", _jobs)
+    jobs = command("jobs", "list all waiting and running jobs and sessions", _jobs)
     jobs.add_argument("search", metavar="WORDS", nargs="?", default="", help="user, account, number, name")
-    stop = command("stop", "end somebody's job, and notify its owner of the reason", _stop)
+    stop = command("stop", "end a user's job, and notify its owner of the reason", _stop)
     stop.add_argument("job", metavar="JOB", type=int)
     stop.add_argument("--message", default="", help="the reason, for the owner")
-    command("approvals", "list bookings that wait for an answer", _approvals)
+    command("approvals", "list bookings that wait for approval", _approvals)
     for one in (
         command("approve", "approve a booking", _approve, "booking"),
         command("refuse", "refuse a booking", _refuse, "booking"),
@@ -96,13 +96,15 @@ def _add_announcements(command: Command) -> None:
     plan.add_argument("--end", required=True, metavar="TIME")
     plan.add_argument("--nodes", default="", help="with commas between them (default: all)")
     command("call-off", "call maintenance off, or end it now", _call_off, "name")
-    command("news", "list news", _news)
+    command("news", "list announcements", _news)
     publish = command("publish", "publish an announcement", _publish)
     publish.add_argument("--title", required=True)
     publish.add_argument("--text", default="")
     publish.add_argument("--until", metavar="DAY", help="the last day on the dashboard")
-    publish.add_argument("--number", type=int, metavar="N", help="that of news that this replaces")
-    unpublish = command("unpublish", "take news away", _unpublish)
+    publish.add_argument(
+        "--number", type=int, metavar="N", help="number of the announcement that this replaces"
+    )
+    unpublish = command("unpublish", "delete an announcement", _unpublish)
     unpublish.add_argument("number", type=int, metavar="N")
 
 

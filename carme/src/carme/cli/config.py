@@ -13,7 +13,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     """Add the command."""
     parser = commands.add_parser("config", help="show and check the site's configuration")
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    check = actions.add_parser("check", help="say whether a configuration file is right")
+    check = actions.add_parser("check", help="check a configuration file")
     check.add_argument("file", nargs="?", metavar="FILE", help="default: the one that is in use")
     add_json(check)
     check.set_defaults(run=_check)

@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     images = commands.add_parser("images", help="list images, build and delete your own, through the portal")
     actions = images.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    every = actions.add_parser("list", help="list what sessions and jobs can run in, and your builds")
+    every = actions.add_parser("list", help="list the images for sessions and jobs, and your builds")
     every.set_defaults(run=_list)
     build = actions.add_parser(
         "build",
@@ -46,14 +46,16 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     show = actions.add_parser("show", help="show an image with its packages")
     show.add_argument("name", metavar="NAME")
     show.set_defaults(run=_show)
-    share = actions.add_parser("share", help="let a project's members use an image of yours, or nobody else")
+    share = actions.add_parser(
+        "share", help="share an image with the members of a project, or stop sharing it"
+    )
     share.add_argument("name", metavar="NAME")
     whom = share.add_mutually_exclusive_group(required=True)
     whom.add_argument("--project", default="", metavar="PROJECT", help="whose members may use it")
     whom.add_argument("--nobody", action="store_true", help="nobody but you")
     share.add_argument("--folder", default="", help="where its file goes (default: where it is)")
     share.set_defaults(run=_share)
-    delete = actions.add_parser("delete", help="delete an image of yours with its file")
+    delete = actions.add_parser("delete", help="delete one of your images and its file")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_delete)
     for one in (every, build, show, share, delete):

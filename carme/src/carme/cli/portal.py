@@ -92,7 +92,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     session.add_argument("name", metavar="NAME")
     _plan(session)
     session.set_defaults(run=_booked_session)
-    offer = parts.add_parser("offer", help="hand a booking over to another user, who has to accept it")
+    offer = parts.add_parser("offer", help="offer a booking to another user, who has to accept it")
     offer.add_argument("name", metavar="NAME")
     offer.add_argument("user", metavar="USER", nargs="?", help="without one the offer is taken back")
     offer.set_defaults(run=_offer)
@@ -100,7 +100,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     accept.add_argument("name", metavar="NAME")
     accept.add_argument("--decline", action="store_true", help="do not take it over")
     accept.set_defaults(run=_accept)
-    delete = parts.add_parser("delete", help="give a booking back")
+    delete = parts.add_parser("delete", help="delete a booking")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_delete)
     for one in (booked, kinds, create, free, session, offer, accept, delete):

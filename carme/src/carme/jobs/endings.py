@@ -183,7 +183,7 @@ _SENTENCES = {
 _OF_SESSIONS = {
     Ending.STOPPED: noop("You stopped this session."),
     Ending.FINISHED: noop(
-        "The session's server was shut down from within; start it again when it is needed."
+        "The session's server was shut down from within. Start a new session if you need one."
     ),
 }
 _OF_JOBS = {

@@ -64,12 +64,14 @@ def parallelize(
 ) -> tuple[Model, torch.optim.Optimizer]:
     """Train `model` data-parallel over all ranks of the run. Returns both objects, to be used as before.
 
+        model, optimizer = parallelize(model, optimizer)    # the training loop stays as it is
+
     Each rank passes its own share of the global batch to the model. The optimizer gets the gradients of the
     mean loss over the global batch, also if shares differ in length or are empty. On the host SGD, Adam and
     AdamW use PyTorch's fused kernel, unless you set `fused` or `foreach`.
 
     Args:
-        model: With its parameters on the host or on one GPU. All ranks get those of rank 0, and its buffers.
+        model: A model on the host or on one GPU. All ranks get the parameters and buffers of rank 0.
         optimizer: An optimizer over parameters of this model.
         accumulate: Backward passes per step. Gradients are those of the sum of the passes' losses, divided
             by this number. They are reduced in the last pass, or by a step that comes before it.
@@ -83,7 +85,7 @@ def parallelize(
         wire: How 32-bit gradients on the host travel between nodes: `bf16` sends half the bytes, `int8` a
             quarter. What a step loses by rounding is added to the next one. Default: 32 bits.
         batch_dim: Which dimension of the model's first tensor is the batch: 1 for (sequence, batch).
-        shard_optimizer: Divide the optimizer's state and step among the ranks (ZeRO 1). No `grad` is seen.
+        shard_optimizer: Divide the optimizer's state and step among the ranks (ZeRO 1); no `grad` is set.
             With `overlap_step` parameters still travel when the step returns: until the next forward pass
             use them by the model's calls and `state_dict` only. All ranks call `optimizer.state_dict()`
             together; it is that of one process.
@@ -91,7 +93,7 @@ def parallelize(
             forward pass. Until then use them by the model's calls, `state_dict` and `load_state_dict` only.
 
     Raises:
-        InvalidCall: An argument that cannot be, or ranks with different models.
+        InvalidCall: An argument is invalid, or the ranks have different models.
     """
     options = Options(
         accumulate, clip_norm, bucket_mb, overlap_step, broadcast_buffers, wire, batch_dim,
