@@ -78,12 +78,37 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 def circles() -> list[list[str]]:
     """Groups of modules in which each imports each other, directly or by others; sorted."""
-    files = modules()
-    graph = {}
-    for name, file in files.items():
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        graph[name] = imports(tree, name, file.name == "__init__.py", set(files))
-    return sorted(sorted(group) for group in _components(graph) if len(group) > 1)
+    return sorted(sorted(group) for group in _components(_graph(modules())) if len(group) > 1)
+
+
+def layers(package: str = "carme") -> list[list[str]]:
+    """The packages and modules right in a package, in layers: the lowest one imports none of the others.
+
+    Each is one layer above the highest that it imports; those that import each other share one.
+    """
+    files = {name: file for name, file in modules().items() if name.startswith(f"{package}.")}
+    graph: dict[str, set[str]] = {}
+    for name, needed in _graph(files).items():
+        own = name.split(".")[1]
+        graph.setdefault(own, set()).update({other.split(".")[1] for other in needed} - {own})
+    found: list[list[str]] = []
+    for group in _components(graph):  # those come first that others import
+        above = [
+            number for number, layer in enumerate(found, 1) for name in group if graph[name] & set(layer)
+        ]
+        number = max(above, default=0)
+        found += [[] for _ in range(number + 1 - len(found))]
+        found[number] = sorted([*found[number], *group])
+    return found
+
+
+def _graph(files: dict[str, Path]) -> dict[str, set[str]]:
+    """The modules among these that each of them imports."""
+    known = set(files)
+    return {
+        name: imports(ast.parse(file.read_text(encoding="utf-8")), name, file.name == "__init__.py", known)
+        for name, file in files.items()
+    }
 
 
 def _components(graph: dict[str, set[str]]) -> list[list[str]]:
@@ -189,6 +214,7 @@ def main() -> int:
         "lines": lines_of_parts(),
         "functions over 60 lines": long_functions(),
         "files over 600 lines": long_files(),
+        "layers of carme": {", ".join(layer): len(layer) for layer in layers()},
         "circles of imports": {" <-> ".join(modules): len(modules) for modules in circles()},
     }
     if parser.parse_args().json:

@@ -138,6 +138,40 @@ def test_the_page_of_the_architecture_has_the_figures_of_today() -> None:
     }
 
 
+def test_the_page_of_the_architecture_has_the_layers_of_today() -> None:
+    page = (figures.ROOT / "docs/developers/architecture.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (`.*`) \|", page, re.MULTILINE)
+    shown = {int(number): re.findall(r"`(\w+)`", packages) for number, packages in rows}
+    assert shown == dict(enumerate(figures.layers(), 1))
+
+
+def test_places_that_no_library_takes_have_the_size_that_their_page_says() -> None:
+    page = (figures.ROOT / "docs/developers/standard-parts.md").read_text()
+    rows = re.findall(r"^\| ([^|]*`[^|]+) \| ([\d,]+(?:, [\d,]+)?) \| \w", page, re.MULTILINE)
+    wrong, checked = [], 0
+    for place, numbers in rows:
+        files = [file for name in re.findall(r"`([^`]+)`", place) for file in files_of(name, place)]
+        if "without" in place or not files:
+            continue
+        total = sum(int(number.replace(",", "")) for number in numbers.split(", "))
+        lines = sum(len(file.read_bytes().splitlines()) for file in files)
+        checked += 1
+        if abs(lines - total) > 50 + total / 5:
+            wrong.append(f"{place}: {total}, now {lines}")
+    assert checked > 50 and not wrong, "Bring these rows up to date."
+
+
+def files_of(name: str, place: str) -> list[Path]:
+    """The code below a path; one that is not whole begins at a folder above the first path of its row."""
+    first = Path(re.findall(r"`([^`]+)`", place)[0])
+    found = [figures.ROOT / above / name for above in [Path(), *first.parents]]
+    path = next((path for path in found if path.exists()), None)
+    if path is None or path.is_file():
+        return [path] if path else []
+    files = (file for file in path.rglob("*") if file.suffix in figures.SUFFIXES)
+    return [file for file in files if not {"__pycache__", "vendor"} & {*file.parts}]
+
+
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A part of its own; its folder."""
@@ -152,6 +186,12 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(folder: Path, **sources: str) -> None:
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
+
+
+def test_packages_are_one_layer_above_the_highest_that_they_import(tree: Path) -> None:
+    write(tree, low="", other="import os", middle="from pack import low", high="from pack.middle import x")
+    write(tree, side="import pack.other, pack.low")
+    assert figures.layers("pack") == [["low", "other"], ["middle", "side"], ["high"]]
 
 
 @pytest.mark.parametrize(
