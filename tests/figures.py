@@ -93,10 +93,8 @@ def layers(package: str = "carme") -> list[list[str]]:
         graph.setdefault(own, set()).update({other.split(".")[1] for other in needed} - {own})
     found: list[list[str]] = []
     for group in _components(graph):  # those come first that others import
-        above = [
-            number for number, layer in enumerate(found, 1) for name in group if graph[name] & set(layer)
-        ]
-        number = max(above, default=0)
+        needed = set[str]().union(*(graph[name] for name in group)) - set(group)
+        number = max((above for above, layer in enumerate(found, 1) if needed & set(layer)), default=0)
         found += [[] for _ in range(number + 1 - len(found))]
         found[number] = sorted([*found[number], *group])
     return found
