@@ -1,15 +1,12 @@
-"""A hub in this process, with a broker whose jobs are local processes."""
+"""A hub in this process, beside the real broker, whose jobs are local processes."""
 
 import asyncio
-import contextlib
 import json
 import os
 import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,242 +18,17 @@ from free_ports import free_port
 from jupyterhub.auth import DummyAuthenticator
 from jupyterhub.proxy import Proxy
 
-from carme.broker import protocol
 from carme.config import Settings
-from carme.errors import CarmeError, InvalidRequest, NotFound, SlurmError
-from carme.jobs import Job, JobState
-from carme.sessions import Ending, Extension, Session, SessionNote
-from carme.sessions.facts import Facts, noted, seen, session_of
+from carme.errors import InvalidRequest
 from carme_spawner.hub import CarmeHub
 from carme_spawner.hub_config import hub_config
 from carme_spawner.names import ServerResolver
 from carme_spawner.watcher import JobWatcher
 from patience import HANG
 
+from .local_broker import LocalBroker, broker_settings
+
 TOKEN = "portal-token-for-tests"
-FAKE_SESSION = [sys.executable, str(Path(__file__).with_name("fake_session.py"))]
-
-
-class FakeBroker:
-    """The broker's socket and protocol; `command` is what its jobs run, None leaves them pending."""
-
-    def __init__(self, socket: Path) -> None:
-        self.socket = socket
-        self.command: list[str] | None = FAKE_SESSION
-        self.refuse: CarmeError | None = None
-        self.dies = ""  # "before" or "after" the next submission has reached Slurm; answers nothing
-        self.blind = 0  # so many questions for jobs come before it has looked at Slurm
-        self.answering = asyncio.Event()  # cleared: submits, but says so later
-        self.answering.set()
-        self.hearing = asyncio.Event()  # cleared: notes are taken in later
-        self.hearing.set()
-        self.jobs: dict[int, Job] = {}
-        self.requests: dict[int, protocol.Submit] = {}
-        self.unseen: set[int] = set()  # jobs that Slurm does not list yet
-        self.facts: dict[int, Facts] = {}
-        self.notes: list[tuple[int, SessionNote]] = []
-        self.reported_before_cancel: Ending | None = None
-        self.processes: dict[int, asyncio.subprocess.Process] = {}
-        self.cancelled: list[int] = []
-        self.meant: list[tuple[int, str | None]] = []  # jobs noted or cancelled, and for which session
-        self.version = 0
-        self.everything = False  # events tell the full picture
-        self.changes = asyncio.Condition()
-        self.tasks: set[asyncio.Task[Any]] = set()
-        self.server: asyncio.Server | None = None
-
-    async def open(self) -> None:
-        self.server = await asyncio.start_unix_server(
-            self.serve, str(self.socket), limit=protocol.MAXIMUM_LINE
-        )
-
-    async def close(self) -> None:
-        """Go away as a broker does that is being restarted; jobs live on."""
-        assert self.server
-        self.server.close()
-        for task in list(self.tasks):
-            task.cancel()
-        self.socket.unlink(missing_ok=True)
-
-    async def end_all(self) -> None:
-        for process in self.processes.values():
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task
-        self.tasks.add(task)
-        try:
-            request = protocol.request_adapter.validate_json(await reader.readline())
-            try:
-                answer = {"result": request.result.dump_python(await self.answer(request), mode="json")}
-            except CarmeError as error:
-                answer = {"error": protocol.Failure.of(error).model_dump()}
-            writer.write(json.dumps(answer).encode() + b"\n")
-            await writer.drain()
-        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            self.tasks.discard(task)
-            writer.close()
-
-    async def answer(self, request: protocol.Request) -> Any:
-        match request:
-            case protocol.Submit():
-                return await self.submit(request)
-            case protocol.Note(job_id=job_id, note=note, session=session):
-                await self.hearing.wait()
-                self.meant.append((job_id, session))
-                if job_id not in self.facts:
-                    raise NotFound(f"There is no session of job {job_id}.")
-                self.notes.append((job_id, note))
-                self.take(noted(self.facts[job_id], note, datetime.now(UTC)))
-                await self.publish()
-                await self.look(job_id)
-            case protocol.Cancel(job_id=job_id, session=session):
-                self.meant.append((job_id, session))
-                self.cancelled.append(job_id)
-                self.reported_before_cancel = self.facts[job_id].ending
-                await self.finish(job_id, JobState.CANCELLED)
-            case protocol.GetJob(job_id=job_id):
-                if job_id not in self.jobs:
-                    raise NotFound(f"There is no job {job_id}.")
-                return self.jobs[job_id]
-            case protocol.GetJobs(user=user):
-                if self.blind:
-                    self.blind -= 1
-                    raise SlurmError("The broker has just started.", code="slurm-away")
-                seen = (job for job in self.jobs.values() if job.id not in self.unseen)
-                return [job for job in seen if job.user == user and job.is_active]
-            case protocol.GetEvents(cursor=cursor, wait=wait):
-                if cursor == str(self.version):
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(wait), self.changes:
-                            await self.changes.wait()
-                return protocol.EventBatch(
-                    jobs=list(self.jobs.values()),
-                    sessions=[self.session(job_id) for job_id in self.jobs],
-                    cursor=str(self.version),
-                    complete=cursor is None or self.everything,
-                )
-            case protocol.Extend(job_id=job_id, minutes=minutes):
-                if self.refuse:
-                    raise self.refuse
-                return Extension(ends=datetime.now(UTC) + timedelta(minutes=minutes), minutes_limit=minutes)
-            case _:
-                raise CarmeError(f"The fake broker does not know {request.method}.")
-
-    async def submit(self, request: protocol.Submit) -> int:
-        if self.refuse:
-            raise self.refuse
-        dies, self.dies = self.dies, ""
-        if dies == "before":
-            raise ConnectionAbortedError
-        job_id = 100 + len(self.jobs)
-        self.requests[job_id] = request
-        assert request.user
-        self.jobs[job_id] = Job(
-            id=job_id,
-            kind="session",
-            name=request.request.name,
-            user=request.user,
-            partition="gpu",
-            state=JobState.PENDING,
-            reason="Resources",
-        )
-        self.facts[job_id] = Facts(job=self.jobs[job_id])
-        files = self.folder(job_id) / "files"
-        files.mkdir(parents=True)
-        for name, text in request.request.files.items():
-            (files / name).write_text(text)
-        await self.publish()
-        if self.command:
-            await self.run(job_id, self.command)
-        await self.answering.wait()
-        if dies == "after":
-            raise ConnectionAbortedError
-        return job_id
-
-    def folder(self, job_id: int) -> Path:
-        """The job's private folder."""
-        return self.socket.parent / "jobs" / str(job_id)
-
-    def session(self, job_id: int) -> Session:
-        """The session as the broker tells it."""
-        return session_of(self.facts[job_id])
-
-    async def run(self, job_id: int, command: list[str]) -> None:
-        """Start a job's process on the only node, this host."""
-        now = datetime.now(UTC)
-        await self.change(job_id, state=JobState.RUNNING, reason="", node_list="localhost", started=now)
-        environment = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "HOME": str(self.socket.parent),
-            **self.requests[job_id].request.environment,
-            "CARME_JOB_FOLDER": str(self.folder(job_id)),
-        }
-        process = await asyncio.create_subprocess_exec(
-            *command, env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-        )
-        self.processes[job_id] = process
-        self.keep(self.wait(job_id, process))
-
-    def keep(self, work: Any) -> None:
-        self._background_tasks = getattr(self, "_background_tasks", set())
-        task = asyncio.create_task(work)
-        self._background_tasks.add(task)
-        task.add_done_callback(self._background_tasks.discard)
-
-    async def wait(self, job_id: int, process: asyncio.subprocess.Process) -> None:
-        assert process.stdout
-        async for line in process.stdout:
-            words = (self.facts[job_id].log or "") + line.decode()
-            self.facts[job_id] = self.facts[job_id].model_copy(update={"log": words})
-        code = await process.wait()
-        if self.jobs[job_id].is_active:
-            await self.change(
-                job_id, state=JobState.FAILED if code else JobState.COMPLETED, exit_code=code, node_list=""
-            )
-
-    async def finish(self, job_id: int, state: JobState) -> None:
-        if self.jobs[job_id].is_active:
-            await self.change(job_id, state=state)
-        process = self.processes.get(job_id)
-        if process and process.returncode is None:
-            process.terminate()
-
-    async def change(self, job_id: int, **values: Any) -> None:
-        self.jobs[job_id] = self.jobs[job_id].model_copy(update=values)
-        await self.look(job_id)
-
-    async def look(self, job_id: int) -> None:
-        """Look at Slurm, as the broker does every second."""
-        now = datetime.now(UTC)
-        self.take(seen(self.facts[job_id], self.jobs[job_id], now, now))
-        await self.publish()
-
-    def take(self, facts: Facts) -> None:
-        """Know this now."""
-        self.facts[facts.job.id] = facts.model_copy(update={"state": session_of(facts).state})
-
-    async def lose(self, job_id: int, number: int) -> None:
-        """Slurm loses a job that waits, and takes it again under another number."""
-        job = self.jobs.pop(job_id).model_copy(update={"id": number})
-        facts = self.facts.pop(job_id)
-        self.jobs[number] = job
-        self.facts[number] = facts.model_copy(update={"job": job, "lost_jobs": (job_id,)})
-        self.requests[number] = self.requests.pop(job_id)
-        self.folder(job_id).rename(self.folder(number))
-        self.everything = True
-        await self.publish()
-
-    async def publish(self) -> None:
-        self.version += 1
-        async with self.changes:
-            self.changes.notify_all()
 
 
 class FakeProxy(Proxy):
@@ -281,7 +53,7 @@ class Site:
     """A site with a broker and, between `up` and `down`, a hub."""
 
     settings: Settings
-    broker: FakeBroker
+    broker: LocalBroker
     hub: CarmeHub | None = None
     routes: dict[str, dict[str, Any]] = field(default_factory=lambda: FakeProxy.routes)
 
@@ -479,8 +251,7 @@ def settings(tmp_path: Path, state_directory: Path) -> Settings:
     return Settings.model_validate(
         {
             "site": {"url": "https://carme.example.org"},
-            "slurm": {"cluster": "test"},
-            "broker": {"socket": str(tmp_path / "broker.sock")},
+            **broker_settings(tmp_path),
             "hub": {
                 "listen": f"https://127.0.0.1:{free_port()}",
                 "state_directory": str(state_directory),
@@ -497,7 +268,7 @@ async def site(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(FakeProxy, "routes", {})
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.setenv(name, "")  # the hub sets them, and other tests shall not have them
-    broker = FakeBroker(settings.broker.socket)
+    broker = LocalBroker(settings)
     await broker.open()
     site = Site(settings, broker)
     await site.up()

@@ -115,7 +115,7 @@ async def test_only_the_server_itself_may_report(running: Site) -> None:
 async def test_more_time_is_requested_from_the_broker(running: Site) -> None:
     response = await running.report(100, "extend", json={"minutes": 30})
     assert response.status_code == 200
-    assert response.json()["minutes_limit"] == 30
+    assert response.json()["minutes_limit"] == 90
     running.broker.refuse = InvalidRequest("A booking follows at 15:00.", "Ask for less.")
     response = await running.report(100, "extend", json={"minutes": 30})
     assert response.status_code == 400

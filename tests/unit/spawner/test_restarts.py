@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
@@ -13,7 +14,8 @@ from carme_spawner import orphan_cleanup
 from carme_spawner.watcher import JobWatcher
 from patience import HANG
 
-from .conftest import FAKE_SESSION, TOKEN, Site, eventually
+from .conftest import TOKEN, Site, eventually
+from .local_broker import FAKE_SESSION
 
 
 async def test_a_running_session_is_found_again(site: Site) -> None:
@@ -185,7 +187,8 @@ async def test_a_session_whose_job_got_another_number_goes_on(site: Site, restar
 async def test_a_session_whose_number_is_another_jobs_ends_and_leaves_that_alone(site: Site) -> None:
     await site.start()
     await eventually(site.is_ready, "the server is ready")
-    await site.broker.change(100, name="session-s2")
+    later = datetime.now(UTC) + timedelta(minutes=1)
+    await site.broker.change(100, key=None, kind="other", name="train", submitted=later)
     await eventually(lambda: "/jupyter/user/ada/s1/" not in site.routes, "its end is noticed")
     assert {session for _, session in site.broker.meant} == {"s1"}
 

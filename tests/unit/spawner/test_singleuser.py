@@ -53,7 +53,7 @@ async def test_it_reports_to_the_hub_and_requests_a_login(server: Site) -> None:
     assert "version" in json.loads(body)
     assert (await server.visit("/api/contents"))[0] == 403
     status, body = await server.visit("/api/contents", server.token(100))
-    assert status == 200, server.broker.facts[100].log
+    assert status == 200, server.broker.log(100)
 
 
 async def test_a_users_own_settings_take_no_page_away(site: Site) -> None:
