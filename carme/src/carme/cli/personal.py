@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from carme.cli.output import add_json, listed, moment, plain, print_json, print_table, printed
-from carme.cli.portal import add_share, add_size, client
+from carme.cli.portal import add_image, add_share, add_size, client
 from carme.errors import NotFound
 from carme.jobs import parse_minutes
 from carme.translation import message as _
@@ -138,7 +138,7 @@ def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     every.set_defaults(run=_presets)
     save = actions.add_parser("save", help="save a preset; one of the same name is replaced")
     save.add_argument("name", metavar="NAME")
-    save.add_argument("--image", required=True, help="what the session runs in")
+    add_image(save, "image of the session", required=True)
     add_size(save)
     add_share(save)
     save.set_defaults(run=_save)

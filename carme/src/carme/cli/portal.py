@@ -108,15 +108,34 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--image", help="a session in this image starts by itself in its first minute")
+    add_image(parser, "a session in this image starts by itself in its first minute")
+    add_data(parser, "the booking")
+
+
+def add_image(parser: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
+    """The option for an image."""
+    parser.add_argument("--image", required=required, help=help)
+
+
+def add_data(parser: argparse.ArgumentParser, what: str) -> None:
+    """Options for data before it begins and results after it.
+
+    Args:
+        what: What begins: the job, the session, the booking.
+    """
     parser.add_argument(
         "--stage",
         action="append",
         default=[],
         metavar="[TARGET:]WHAT",
-        help="bring a dataset of the site, or a folder of the cluster, to its nodes before it begins",
+        help=f"copy a dataset, or a folder by its absolute path, before {what} begins: to 'local' (default), "
+        "'scratch', 'ram' or 'beeond'; it is in $CARME_DATA then; may be repeated",
     )
-    parser.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
+    parser.add_argument(
+        "--results",
+        metavar="FOLDER",
+        help="copy there what is left in $CARME_RESULTS, no matter how it ends",
+    )
 
 
 def add_size(parser: argparse.ArgumentParser, required: bool = False) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from carme.cli import predictions
 from carme.cli.output import add_json, listed, moment, print_json, printed
-from carme.cli.portal import add_share, add_size, client
+from carme.cli.portal import add_data, add_image, add_share, add_size, client
 from carme.errors import InvalidRequest
 from carme.jobs import parse_minutes
 from carme.translation import message as _
@@ -22,21 +22,14 @@ __all__ = ["add", "address", "every", "extend", "show", "stop"]
 def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `carme session start`."""
     start = actions.add_parser("start", help="start a session")
-    start.add_argument("--image", required=True, help="what it runs in")
+    add_image(start, "image to run in", required=True)
     add_size(start)
     add_share(start)
     start.add_argument("--title", default="", help="a title")
     start.add_argument("--reservation", metavar="NAME", help="booking to run in")
     start.add_argument("--account", help="Slurm's account that pays; see 'carme accounts'")
     start.add_argument("--qos", help="Slurm's quality of service (default: the account's)")
-    start.add_argument(
-        "--stage",
-        action="append",
-        default=[],
-        metavar="[TARGET:]WHAT",
-        help="bring a dataset, or a folder of the cluster, to its nodes before it begins",
-    )
-    start.add_argument("--results", metavar="FOLDER", help="where what the session leaves is copied")
+    add_data(start, "the session")
     predictions.add(start)
     start.add_argument("--wait", action="store_true", help="wait until it is ready")
     start.set_defaults(run=_start)

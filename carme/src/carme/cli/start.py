@@ -54,7 +54,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="start the script, or the program after --, by carme-run --backend over the job's nodes; with "
         "the site's default image and the template's nodes and GPUs, unless you say otherwise",
     )
-    parser.add_argument("--image", help="image to run in (default: directly on the node)")
+    portal.add_image(parser, "image to run in (default: no image, on the host)")
     parser.add_argument("--nodes", type=int, help="number of nodes (default: 1)")
     parser.add_argument("--gpus", type=int, help="GPUs on each node (default: 0)")
     parser.add_argument("--gpu-type", help="type of the GPUs")
@@ -66,19 +66,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     paying.add_argument("--project", metavar="NAME", help="project of yours that pays")
     parser.add_argument("--qos", help="quality of service (default: the account's)")
     parser.add_argument("--reservation", metavar="NAME", help="booking to run in (default: none)")
-    parser.add_argument(
-        "--stage",
-        action="append",
-        default=[],
-        metavar="[TARGET:]WHAT",
-        help="bring a dataset, or a folder by its absolute path, near before the job begins: to 'local' "
-        "(default), 'scratch', 'ram' or 'beeond'; the job finds it in $CARME_DATA; may be repeated",
-    )
-    parser.add_argument(
-        "--results",
-        metavar="FOLDER",
-        help="copy what the job leaves in $CARME_RESULTS there, however it ends",
-    )
+    portal.add_data(parser, "the job")
     parser.add_argument(
         "--array",
         metavar="TASKS",
