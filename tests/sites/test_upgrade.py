@@ -2,18 +2,22 @@
 
     sudo ./test sites upgrade
 
-On the demo cluster, which has the version of this tree again afterwards. With CARME_UPGRADE_OPTIONS the
-playbook gets further options, such as `--skip-tags images` where building images is not the point.
+On hosts of its own, beside the demo cluster. They get the last version that has a tag, or this one where none
+has. With CARME_UPGRADE_OPTIONS the playbook of the newer version gets further options, such as
+`--skip-tags images` where building images is not the point.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import runpy
 import secrets
 import shutil
+import subprocess
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +30,16 @@ from carme.validation import NotebookKernel, Visitor
 from carme_demo.deployment import Deployment, source_files
 from carme_demo.nodes import Nodes
 from carme_demo.registries import Registries
-from carme_demo.settings import DEFAULT_NAME, Places
+from carme_demo.settings import Places
 from demo_site import ROOT, DemoSite, wait_until
 from patience import HANG
 
 from .conftest import Record
 
 RELEASE: dict[str, Any] = runpy.run_path(str(ROOT / "release"), run_name="release")
+#: The hosts' name, port and network, which neither the demo nor another site has.
+NAME = "upgrade"
+OWN = ("--port", "8453", "--subnet", "10.80.0.0/24")
 MIGRATIONS = "webui/src/carme_webui/accounts/migrations"
 #: A table more, and the way back.
 MIGRATION = """from django.db import migrations
@@ -44,40 +51,52 @@ class Migration(migrations.Migration):
         migrations.RunSQL("CREATE TABLE upgrade_trial (id integer)", "DROP TABLE upgrade_trial")
     ]
 """
-ANSIBLE = ["env", "-C", "/opt/carme/src/ansible", "ansible-playbook", "site.yml"]
-INVENTORY = ["-i", "inventories/demo", "-i", "/opt/carme/inventory/hosts.yml"]
-VARIABLES = [
-    "-e",
-    "@/opt/carme/inventory/settings.json",
-    *os.environ.get("CARME_UPGRADE_OPTIONS", "").split(),
-]
 VENV = "/opt/carme/venv/bin"
 PORTAL = ["runuser", "-u", "carme-portal", "--", f"{VENV}/carme-portal"]
 #: Images may be built anew.
 LONGEST = 3600
 
 
+def released_tree(folder: Path) -> Path:
+    """The source tree of the last version that has a tag; this one where none has."""
+    git = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT)]
+    tags = [*git, "tag", "--list", "v[0-9]*", "--merged", "HEAD", "--sort=-version:refname"]
+    listed = subprocess.run(tags, capture_output=True, text=True, check=False, timeout=60)
+    if listed.returncode or not listed.stdout.strip():  # also a tree that is no checkout
+        return ROOT
+    archive = [*git, "archive", listed.stdout.split()[0]]
+    content = subprocess.run(archive, capture_output=True, check=True, timeout=300).stdout
+    with tarfile.open(fileobj=io.BytesIO(content)) as packed:
+        packed.extractall(folder, filter="data")
+    return folder
+
+
 @dataclass(frozen=True)
 class Newer:
-    """A source tree whose version is one higher, with one migration more.
+    """A source tree whose version is one higher than the hosts' and this one's, with one migration more.
 
     Attributes:
-        before, added: The last migration that this version has, and the one that the newer one adds.
+        added: The migration.
     """
 
     root: Path
     version: str
-    before: str
     added: str
 
 
-def newer_tree(folder: Path) -> Newer:
-    """Make it of this tree."""
+def newer_tree(folder: Path, installed: str) -> Newer:
+    """Make it of this tree.
+
+    Args:
+        folder: Where it goes.
+        installed: The version of the hosts.
+    """
     for name in source_files(ROOT):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     version = RELEASE["version_of"](ROOT)
-    first, _, last = version.rpartition(".")
+    highest = max((version, installed), key=lambda text: [int(part) for part in text.split(".")])
+    first, _, last = highest.rpartition(".")
     higher = f"{first}.{int(last) + 1}"
     for file in (*(f"{part}/pyproject.toml" for part in RELEASE["PARTS"]), *RELEASE["MODULES"]):
         text = (folder / file).read_text()
@@ -90,17 +109,19 @@ def newer_tree(folder: Path) -> Newer:
     before = max(file.stem for file in (folder / MIGRATIONS).glob("0*.py"))
     added = f"{int(before[:4]) + 1:04}_upgrade_trial"
     (folder / MIGRATIONS / f"{added}.py").write_text(MIGRATION.format(before=before))
-    return Newer(folder, higher, before, added)
+    return Newer(folder, higher, added)
 
 
-def install(demo: DemoSite, root: Path) -> str:
-    """Bring a source tree to the head and run its playbook, as `./demo up` does; what Ansible printed."""
-    places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
+def install(demo: DemoSite, root: Path) -> None:
+    """Bring a source tree to the head and run its playbook, as `./demo up` does."""
+    places = Places(NAME)
     nodes = Nodes(demo.podman, places, demo.settings, Registries())
-    Deployment(root, demo.podman, places, demo.settings, nodes).copy()
-    done = demo.run("head", *ANSIBLE, *INVENTORY, *VARIABLES, check=False, timeout=LONGEST)
+    deployment = Deployment(root, demo.podman, places, demo.settings, nodes)
+    deployment.copy()
+    options = os.environ.get("CARME_UPGRADE_OPTIONS", "").split()
+    done = demo.run("head", *deployment.command(), *options, check=False, timeout=LONGEST)
+    (places.log / "upgrade.log").write_text(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
 
 
 @dataclass
@@ -140,8 +161,29 @@ def give_back(demo: DemoSite, visitor: Visitor, booking: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def demo() -> DemoSite:
-    return DemoSite()
+def record(resume_site: bool) -> Record:
+    return Record("upgrade", resume_site)
+
+
+@pytest.fixture(scope="module")
+def demo(
+    record: Record, keep_site: bool, resume_site: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DemoSite]:
+    """The hosts, with the released version."""
+    program = [str(ROOT / "demo"), "reset", "--name", NAME]
+    try:
+        if not record.is_done("site.yml"):
+            if not resume_site:
+                subprocess.run(program, check=True, timeout=600)
+            released = released_tree(tmp_path_factory.mktemp("released"))
+            up = [str(released / "demo"), "up", "--no-run", "--name", NAME, *OWN]
+            with record.step("site.yml") as noted:
+                noted["version"] = RELEASE["version_of"](released)
+                subprocess.run(up, check=True, timeout=2 * LONGEST)
+        yield DemoSite(name=NAME)
+    finally:
+        if not keep_site:
+            subprocess.run(program, check=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -188,27 +230,19 @@ class Before:
 
 
 @pytest.fixture(scope="module")
-def before(demo: DemoSite, life: Life, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Before]:
-    """The newer version is installed; this one is again afterwards."""
-    record = Record("upgrade")
-    newer = newer_tree(tmp_path_factory.mktemp("newer"))
-    deployed = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME)).deployed
-    digest = deployed.read_text() if deployed.exists() else ""
+def before(demo: DemoSite, life: Life, record: Record, tmp_path_factory: pytest.TempPathFactory) -> Before:
+    """The newer version is installed."""
+    installed = demo.run("head", f"{VENV}/carme", "--version").stdout.split()[1]
+    newer = newer_tree(tmp_path_factory.mktemp("newer"), installed)
     known = Before(
         newer, life.processes(), life.slurm("job", str(life.job)), life.slurm("reservation", life.booking),
         len(life.counted()),
     )  # fmt: skip
-    deployed.unlink(missing_ok=True)  # whoever kills this test leaves a demo that is installed again
-    try:
-        with record.step("site.yml of the newer version"):
-            install(demo, newer.root)
-        yield known
-    finally:
-        demo.run("head", *PORTAL, "migrate", "accounts", newer.before, check=False)
-        with record.step("site.yml of this version again"):
-            install(demo, ROOT)
-        if digest:
-            deployed.write_text(digest)
+    Places(NAME).deployed.unlink(missing_ok=True)  # hosts that stay are not those of `./demo up`
+    with record.step("site.yml of the newer version") as noted:
+        noted["version"] = newer.version
+        install(demo, newer.root)
+    return known
 
 
 def test_every_host_has_the_newer_version_and_its_tables(demo: DemoSite, before: Before) -> None:
