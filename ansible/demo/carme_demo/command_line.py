@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[3]
 READY_SECONDS = 90
 CARME = "/opt/carme/venv/bin/carme"
 CERTIFICATE = "/etc/carme/tls/site.pem"
-#: For documentation alone (RFC 5737). Where a demo's own network is not known, the firewall's rules are found by
-#: the demo's name, and those of another demo stay.
+#: For documentation alone (RFC 5737). Where a demo's own network is not known, what belongs to it is found by
+#: its name, and another demo's rules of the firewall stay.
 NOBODYS_SUBNET = "192.0.2.0/24"
 SLURM_UNITS = ("slurmctld", "slurmdbd", "slurmd", "slurmrestd")
 
