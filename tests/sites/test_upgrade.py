@@ -1,5 +1,7 @@
 """`site.yml` of a newer version over the one that is there, while a session, a job and a booking are.
 
+And then the head is lost, and a new one gets its backup, while they go on.
+
     sudo ./test sites upgrade
 
 On hosts of its own, beside the demo cluster. They get the last version that has a tag, or this one where none
@@ -26,6 +28,7 @@ from typing import Any
 import pytest
 from portal_bookings import booked, confirm, send
 
+from carme.backup.main import CERTIFICATE, STARTED
 from carme.validation import NotebookKernel, Visitor
 from carme_demo.deployment import Deployment, source_files
 from carme_demo.nodes import Nodes
@@ -112,14 +115,14 @@ def newer_tree(folder: Path, installed: str) -> Newer:
     return Newer(folder, higher, added)
 
 
-def install(demo: DemoSite, root: Path) -> None:
-    """Bring a source tree to the head and run its playbook, as `./demo up` does."""
+def install(demo: DemoSite, root: Path, *more: str) -> None:
+    """Bring a source tree to the head and run its playbook, as `./demo up` does, with `more` options."""
     places = Places(NAME)
     nodes = Nodes(demo.podman, places, demo.settings, Registries())
     deployment = Deployment(root, demo.podman, places, demo.settings, nodes)
     deployment.copy()
     options = os.environ.get("CARME_UPGRADE_OPTIONS", "").split()
-    done = demo.run("head", *deployment.command(), *options, check=False, timeout=LONGEST)
+    done = demo.run("head", *deployment.command(), *options, *more, check=False, timeout=LONGEST)
     (places.log / "upgrade.log").write_text(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]
 
@@ -295,3 +298,43 @@ def test_a_new_session_starts_with_the_newer_version(life: Life, before: Before)
     life.visitor.wait(session, "ready", HANG)
     life.visitor.stop(session)
     life.visitor.wait(session, "ended", HANG)
+
+
+@pytest.fixture(scope="module")
+def restored(demo: DemoSite, life: Life, before: Before, record: Record) -> None:
+    """All that Carme's head knew is gone, and a backup of it is restored as docs/admins/backup.md says."""
+    program, key, backup = f"{VENV}/carme-backup", "/root/carme-backup.key", "/root/carme-backup"
+    if demo.run("head", "test", "-e", key, check=False).returncode:
+        demo.run("head", program, "key", key)
+    demo.run("head", "rm", "-f", backup)
+    with record.step("backup"):
+        demo.run("head", program, "create", "--key", key, backup, timeout=LONGEST)
+        demo.run("head", program, "check", "--key", key, backup, timeout=LONGEST)
+    demo.run("head", "systemctl", "stop", *STARTED)
+    lost = "rm -rf /etc/carme /var/lib/carme /var/log/carme/audit.jsonl*"
+    demo.run("head", "sh", "-ec", lost)
+    with record.step("site.yml on a head that awaits its backup"):
+        install(demo, before.newer.root, "-e", "carme_awaits_restore=true")
+    shown = demo.run("head", "systemctl", "is-active", *STARTED, check=False).stdout.split()
+    assert set(shown) == {"inactive"}, shown
+    with record.step("restore"):
+        demo.run("head", program, "restore", "--key", key, backup, timeout=LONGEST)
+        demo.run("head", "systemctl", "start", CERTIFICATE)
+    with record.step("site.yml after the restore"):
+        install(demo, before.newer.root)
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_head_with_a_restored_backup_knows_what_goes_on(life: Life, before: Before) -> None:
+    # With the certificate, the signed-in browser and the kernel of before.
+    life.visitor.wait(life.session, "ready", HANG)
+    assert before.processes <= life.processes()
+    life.kernel.connect()
+    shown = life.kernel.run("print(variable)", timeout=HANG)
+    assert (shown.output.strip(), shown.error) == (life.secret, "")
+    assert life.slurm("job", str(life.job)) == before.job
+    assert life.slurm("reservation", life.booking) == before.booking
+    page = life.visitor.fetch(f"{life.visitor.url}bookings/{life.booking}/")
+    assert page.status_code == 200 and life.booking in str(page.url)
+    with life.demo.visitor(life.demo.user) as visitor:
+        assert visitor.session(life.session).state == "ready"
