@@ -34,6 +34,7 @@ from carme_demo.deployment import Deployment, source_files
 from carme_demo.nodes import Nodes
 from carme_demo.registries import Registries
 from carme_demo.settings import Places
+from carme_demo.status import wait as wait_for_services
 from demo_site import ROOT, DemoSite, wait_until
 from patience import HANG
 
@@ -125,6 +126,13 @@ def install(demo: DemoSite, root: Path, *more: str) -> None:
     done = demo.run("head", *deployment.command(), *options, *more, check=False, timeout=LONGEST)
     (places.log / "upgrade.log").write_text(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]
+
+
+def wait_until_ready(demo: DemoSite) -> None:
+    """As `./demo up` does when its playbook has ended."""
+    names = {machine.name for machine in demo.settings.machines()}
+    seen = wait_for_services(demo.podman, Places(NAME), demo.settings, names, HANG)
+    assert seen.ready, seen.problems
 
 
 @dataclass
@@ -250,6 +258,7 @@ def before(demo: DemoSite, life: Life, record: Record, tmp_path_factory: pytest.
     with record.step("site.yml of the newer version") as noted:
         noted["version"] = newer.version
         install(demo, newer.root)
+        wait_until_ready(demo)
     return known
 
 
@@ -322,6 +331,7 @@ def restored(demo: DemoSite, life: Life, before: Before, record: Record) -> None
         demo.run("head", "systemctl", "start", CERTIFICATE)
     with record.step("site.yml after the restore"):
         install(demo, before.newer.root)
+        wait_until_ready(demo)
 
 
 @pytest.mark.usefixtures("restored")
