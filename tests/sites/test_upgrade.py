@@ -128,8 +128,14 @@ def install(demo: DemoSite, root: Path, *more: str) -> None:
     assert done.returncode == 0, done.stdout[-6000:]
 
 
+def states(demo: DemoSite) -> set[str]:
+    """Those of the head's services, in systemd's words."""
+    return set(demo.run("head", "systemctl", "is-active", *STARTED, check=False).stdout.split())
+
+
 def wait_until_ready(demo: DemoSite) -> None:
-    """As `./demo up` does when its playbook has ended."""
+    """As `./demo up` does when its playbook has ended, which must have started the services by itself."""
+    assert states(demo) <= {"active", "activating"}
     names = {machine.name for machine in demo.settings.machines()}
     seen = wait_for_services(demo.podman, Places(NAME), demo.settings, names, HANG)
     assert seen.ready, seen.problems
@@ -324,8 +330,7 @@ def restored(demo: DemoSite, life: Life, before: Before, record: Record) -> None
     demo.run("head", "sh", "-ec", lost)
     with record.step("site.yml on a head that awaits its backup"):
         install(demo, before.newer.root, "-e", "carme_awaits_restore=true")
-    shown = demo.run("head", "systemctl", "is-active", *STARTED, check=False).stdout.split()
-    assert set(shown) == {"inactive"}, shown
+    assert states(demo) == {"inactive"}
     with record.step("restore"):
         demo.run("head", program, "restore", "--key", key, backup, timeout=LONGEST)
         demo.run("head", "systemctl", "start", CERTIFICATE)
