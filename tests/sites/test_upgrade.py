@@ -152,6 +152,7 @@ class Life:
     node: str
     job: int
     booking: str
+    booked_job: int
     secret: str
 
     def processes(self) -> set[str]:
@@ -175,6 +176,12 @@ def give_back(demo: DemoSite, visitor: Visitor, booking: str) -> None:
     shown = demo.run("head", "scontrol", "show", "reservation", booking, check=False)
     if shown.returncode == 0:
         confirm(visitor, f"bookings/{booking}/delete/")
+
+
+def submit(demo: DemoSite, commands: str, *options: str) -> int:
+    """Have Slurm run a shell's commands in the user's home; the job's number."""
+    words = ["sbatch", "--parsable", "--output=/dev/null", "--mem=100", f"--chdir=/home/{demo.user}"]
+    return int(demo.run("head", *words, *options, f"--wrap={commands}", user=demo.user).stdout)
 
 
 @pytest.fixture(scope="module")
@@ -223,14 +230,15 @@ def life(demo: DemoSite) -> Iterator[Life]:
         assert kernel.run(f"variable = {secret!r}", timeout=HANG).ok
         node = demo.job_of(session)["node_list"]
         count = f"i=0; while :; do i=$((i+1)); echo $i >>{secret}; sleep 1; done"
-        command = ["sbatch", "--parsable", "--output=/dev/null", "--time=4:00:00", "--mem=100"]
-        home = f"--chdir=/home/{demo.user}"
-        job = demo.run("head", *command, home, f"--nodelist={node}", f"--wrap={count}", user=demo.user).stdout
+        job = submit(demo, count, f"--nodelist={node}", "--time=4:00:00")
         day, clock = demo.run("head", "date", "--utc", "--date=3 minutes", "+%Y-%m-%d %H:%M").stdout.split()
         # The playbook may take an hour before anybody looks at it.
         booking = booked(send(visitor, date=day, time=clock, length="2h"))
         open_.callback(give_back, demo, visitor, booking)
-        life = Life(demo, visitor, kernel, session, node, int(job), booking, secret)
+        open_.callback(demo.end_all_jobs)  # a reservation with jobs cannot be deleted
+        # A booking in which nothing runs is given back.
+        booked_job = submit(demo, "sleep infinity", f"--reservation={booking}", "--time=1:30:00")
+        life = Life(demo, visitor, kernel, session, node, job, booking, booked_job, secret)
         wait_until(
             "the job counts",
             lambda: (
@@ -303,6 +311,7 @@ def test_the_booking_begins_when_it_was_to(life: Life, before: Before) -> None:
         lambda: "State=ACTIVE" in life.demo.run("head", *show).stdout,
         timeout=180 + HANG,
     )
+    wait_until("its job runs", lambda: life.slurm("job", str(life.booked_job))["JobState"] == "RUNNING")
     page = life.visitor.fetch(f"{life.visitor.url}bookings/{life.booking}/")
     assert page.status_code == 200 and life.booking in str(page.url)
 
@@ -348,6 +357,7 @@ def test_a_head_with_a_restored_backup_knows_what_goes_on(life: Life, before: Be
     shown = life.kernel.run("print(variable)", timeout=HANG)
     assert (shown.output.strip(), shown.error) == (life.secret, "")
     assert life.slurm("job", str(life.job)) == before.job
+    assert life.slurm("job", str(life.booked_job))["JobState"] == "RUNNING"
     assert life.slurm("reservation", life.booking) == before.booking
     page = life.visitor.fetch(f"{life.visitor.url}bookings/{life.booking}/")
     assert page.status_code == 200 and life.booking in str(page.url)
