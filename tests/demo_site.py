@@ -32,15 +32,15 @@ SECOND_USERS = {"user3": 2013, "user4": 2014}
 
 
 class DemoSite:
-    """The demo that `./demo up` left running, or the one that CARME_DEMO names.
+    """The demo that `./demo up` left running, or the one that `name` or CARME_DEMO names.
 
     `user` is who acts where nobody is named, `other` is a second one; what they run is what `end_all_jobs`
     ends. Raises `RuntimeError` when there is no demo.
     """
 
-    def __init__(self, user: str = "user1", other: str = "user2") -> None:
+    def __init__(self, user: str = "user1", other: str = "user2", name: str = "") -> None:
         self.user, self.other = user, other
-        places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
+        places = Places(name or os.environ.get("CARME_DEMO", DEFAULT_NAME))
         settings = load(places)
         if settings is None:
             raise RuntimeError("There is no demo cluster. Run: sudo ./demo up --no-run")

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+#: Growth from a tenth of a size to the size that counts as linear, with room for what a busy machine adds.
+LINEAR = 12.0
+
 
 def tidy_up_when_ended() -> None:
     """Let SIGTERM end the program as Ctrl-C does, so that nothing that it started or made stays behind."""
@@ -72,10 +75,28 @@ def row(
     }
 
 
+def growth_row(
+    name: str, unit: str, small: float, large: float, most: float | None = None, **more: Any
+) -> dict[str, Any]:
+    """One row of what a large site costs, with what a tenth of it costs beside it.
+
+    Args:
+        name: What was measured.
+        unit: Of all figures of the row.
+        small: The figure at a tenth of the size.
+        large: The figure at the size.
+        most: What it must stay under; None: growth alone counts.
+        more: Further figures, for the JSON alone.
+    """
+    aim = f"under {most:g}, and growth no worse than linear" if most else "growth no worse than linear"
+    holds = large <= LINEAR * small and (most is None or large < most)
+    return row(name, unit, large, peers={"a tenth": small}, aim=aim, holds=holds, **more)
+
+
 def print_table(rows: list[dict[str, Any]]) -> None:
     """The rows for people: a column for us, for the floor, and for each peer."""
     peers = list(dict.fromkeys(peer for each in rows for peer in each["peers"]))
-    width = max(len(each["name"]) for each in rows) + 2
+    width = max((len(each["name"]) for each in rows), default=0) + 2
     heads = ["ours", "floor", *peers]
     columns = [max(10, len(head) + 2) for head in heads]
     print(f"{'':{width}}{'unit':10}" + "".join(f"{h:>{w}}" for h, w in zip(heads, columns, strict=True)))

@@ -15,7 +15,8 @@ Rows, each at the small size with the large one beside it: `snapshot_s`, until t
 `portal_p95_ms` and `calendar_p95_ms` come from the portal's benchmark (`./test bench portal`) at these sizes,
 with bookings of a year: the slowest of its pages and endpoints but for the calendar, which is named, and the
 calendar's page. `prometheus_targets_s`: until Prometheus has read every node once (`prometheus_targets.py`).
-What real slurmds in such numbers cost is measured beside it, on a host with Slurm: `virtual_slurmds.py`.
+Rows that begin with `slurmds_` come from 50 and 500 real slurmds, as root on a host with Slurm's programs and
+munge (`virtual_slurmds.py`); elsewhere they are left out.
 """
 
 import argparse
@@ -30,14 +31,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import processes
 import prometheus_targets
-from report import machine, print_table, row, tidy_up_when_ended, write_json
+import virtual_slurmds
+from measured_broker import SEEN_SECONDS, broker, first_look
+from report import growth_row, machine, print_table, tidy_up_when_ended, write_json
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import CarmeError
@@ -46,9 +48,7 @@ from carme.slurm.tres import ALLOTTED_FIELDS
 
 #: Nodes, users and jobs.
 SMALL, LARGE = (500, 1_000, 5_000), (5_000, 10_000, 50_000)
-CPU_PERCENT, MEMORY_MB, SEEN_SECONDS, P95_MS = 30.0, 500.0, 3.0, 150.0
-#: Growth from one size to the other that counts as linear, with room for what a busy machine adds.
-LINEAR = 12.0
+CPU_PERCENT, MEMORY_MB, P95_MS = 30.0, 500.0, 150.0
 CHANGES = 5
 #: Jobs that may begin while it is measured.
 MOVING = 400
@@ -174,37 +174,6 @@ class Site:
         )
 
 
-@contextlib.contextmanager
-def broker(folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """The broker on that site."""
-    (folder / "images").mkdir()
-    (folder / "carme.toml").write_text(
-        f"""
-[site]
-url = "https://carme.example.org"
-[slurm]
-cluster = "bench"
-default_partition = "gpu"
-adapter = "commands"
-[broker]
-socket = "{folder}/broker.sock"
-audit_log = "{folder}/audit.jsonl"
-state_directory = "{folder}/state"
-[images]
-directory = "{folder}/images"
-"""
-    )
-    environment = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
-    code = "import sys; from carme.broker.daemon import main; sys.exit(main())"
-    command = [sys.executable, "-c", code, "--config", str(folder / "carme.toml")]
-    with (folder / "journal").open("wb") as journal:
-        process = subprocess.Popen(command, env=environment, stderr=journal)
-    try:
-        yield process
-    finally:
-        processes.end(process)
-
-
 async def measure(size: tuple[int, int, int], seconds: float) -> Measured:
     """What the broker needs for a site of that size."""
     folder = Path(tempfile.mkdtemp(prefix="carme-scale-bench-"))
@@ -229,20 +198,6 @@ async def measure(size: tuple[int, int, int], seconds: float) -> Measured:
             return Measured(snapshot, percent, _peak(process.pid), max(seen))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-async def first_look(client: AsyncBrokerClient, process: "subprocess.Popen[bytes]") -> None:
-    """Wait until the broker has read the nodes and jobs once."""
-    end = time.monotonic() + 300
-    while True:
-        try:
-            await client.cluster()
-            await client.events()
-            return
-        except CarmeError:
-            if process.poll() is not None or time.monotonic() > end:
-                raise
-            await asyncio.sleep(0.05)
 
 
 async def _work(site: Site, stop: asyncio.Event) -> None:
@@ -299,44 +254,28 @@ def _peak(pid: int) -> float:
 
 
 def judge(small: Measured, large: Measured) -> list[dict[str, Any]]:
-    """The rows of the report: the large site's, with the small one's beside them."""
-    figures = [
-        ("snapshot_s", "s", small.snapshot, large.snapshot, None),
-        ("broker_cpu_percent", "%", small.cpu, large.cpu, CPU_PERCENT),
-        ("broker_memory_mb", "MiB", small.memory, large.memory, MEMORY_MB),
-        ("change_seen_s", "s", small.seen, large.seen, SEEN_SECONDS),
+    """The broker's rows of the report."""
+    return [
+        growth_row("snapshot_s", "s", small.snapshot, large.snapshot),
+        growth_row("broker_cpu_percent", "%", small.cpu, large.cpu, CPU_PERCENT),
+        growth_row("broker_memory_mb", "MiB", small.memory, large.memory, MEMORY_MB),
+        growth_row("change_seen_s", "s", small.seen, large.seen, SEEN_SECONDS),
     ]
-    rows = []
-    for name, unit, less, more, most in figures:
-        aim = f"under {most:g}, and growth no worse than linear" if most else "growth no worse than linear"
-        holds = more <= LINEAR * less and (most is None or more < most)
-        rows.append(row(name, unit, more, peers={"a tenth": less}, aim=aim, holds=holds))
-    return rows
 
 
 def judge_portal(small: tuple[float, float, str], large: tuple[float, float, str]) -> list[dict[str, Any]]:
     """The portal's rows of the report."""
-    figures = zip(
-        ("portal_p95_ms", "calendar_p95_ms"), small[:2], large[:2], (large[2], "calendar"), strict=True
-    )
     return [
-        row(
-            name, "ms", more, peers={"a tenth": less},
-            aim=f"under {P95_MS:g}, and growth no worse than linear",
-            holds=more < P95_MS and more <= LINEAR * less, slowest=slowest,
-        )
-        for name, less, more, slowest in figures
-    ]  # fmt: skip
+        growth_row("portal_p95_ms", "ms", small[0], large[0], P95_MS, slowest=large[2]),
+        growth_row("calendar_p95_ms", "ms", small[1], large[1], P95_MS, slowest="calendar"),
+    ]
 
 
 def judge_prometheus(small: float | None, large: float | None) -> list[dict[str, Any]]:
     """Prometheus's row of the report; none where it is not installed."""
     if small is None or large is None:
         return []
-    most = 2 * prometheus_targets.SCRAPE_SECONDS
-    holds = large < most and large <= LINEAR * small
-    aim = f"under {most}, two scrapes, and growth no worse than linear"
-    return [row("prometheus_targets_s", "s", large, peers={"a tenth": small}, aim=aim, holds=holds)]
+    return [growth_row("prometheus_targets_s", "s", small, large, 2 * prometheus_targets.SCRAPE_SECONDS)]
 
 
 def main() -> int:
@@ -346,7 +285,9 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="15 seconds in place of 60")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
-    parser.add_argument("--only", choices=("broker", "portal", "prometheus"), help="in place of all")
+    parser.add_argument(
+        "--only", choices=("broker", "portal", "prometheus", "slurmds"), help="in place of all"
+    )
     options = parser.parse_args()
     tidy_up_when_ended()
     before, seconds = machine(), 15.0 if options.quick else 60.0
@@ -361,6 +302,8 @@ def main() -> int:
         rows += judge_prometheus(*(prometheus_targets.measure(size[0]) for size in (SMALL, LARGE)))
     if options.only in (None, "portal"):
         rows += judge_portal(*(measure_portal(size, seconds) for size in (SMALL, LARGE)))
+    if options.only in (None, "slurmds"):
+        rows += virtual_slurmds.rows()
     print(f"Load before {before['load']}.")
     print_table(rows)
     if options.json:

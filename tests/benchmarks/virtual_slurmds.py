@@ -1,6 +1,6 @@
 """How the broker reads a Slurm with hundreds of real slurmds, all of them on this machine (`slurmd -N`).
 
-    python tests/benchmarks/virtual_slurmds.py 500
+    sudo ./test bench scale --only slurmds
 
 Real: slurmctld, the slurmds, munge and Slurm's programs of this machine's packages, with a configuration of
 their own beside any other Slurm; the broker as its own process. As root, on a host where the ports from 26817
@@ -9,7 +9,6 @@ on are free (a network namespace of its own needs an interface besides loopback)
 and sacctmgr print nothing.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -27,13 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import processes
-import scale
-from report import machine, print_table, row, tidy_up_when_ended
+from measured_broker import SEEN_SECONDS, broker, first_look
+from report import growth_row
 
 from carme.broker import AsyncBrokerClient
 from carme.errors import CarmeError
 from carme.slurm import SlurmCommands
 
+#: How many slurmds, and a tenth of them.
+SMALL, LARGE = 50, 500
 PROGRAMS = ("slurmctld", "slurmd", "munged", "squeue", "scontrol", "sbatch")
 #: Ports of the controller and of the first node.
 CONTROLLER, FIRST = 26_817, 27_001
@@ -169,9 +170,9 @@ async def measure(count: int) -> Measured:
                 (folder / name).write_text("#!/bin/sh\n")
                 (folder / name).chmod(0o755)
             begun = time.monotonic()
-            with scale.broker(folder) as process:
+            with broker(folder) as process:
                 client = AsyncBrokerClient(folder / "broker.sock")
-                await scale.first_look(client, process)
+                await first_look(client, process)
                 snapshot = time.monotonic() - begun
                 seen = [await _seen(client) for _ in range(CHANGES)]
             return Measured(register, snapshot, look, max(seen), memory)
@@ -210,39 +211,25 @@ def _private_mib(pid: int) -> float:
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
-def rows(count: int, measured: Measured) -> list[dict[str, Any]]:
-    """The rows of the report."""
-    return [
-        row(f"snapshot_s_{count}_slurmds", "s", measured.snapshot),
-        row(f"look_ms_{count}_slurmds", "ms", 1000 * measured.look),
-        row(
-            f"change_seen_s_{count}_slurmds", "s", measured.seen,
-            aim=f"under {scale.SEEN_SECONDS:g}", holds=measured.seen < scale.SEEN_SECONDS,
-        ),
-        row(f"register_s_{count}_slurmds", "s", measured.register),
-        row("slurmd_mib", "MiB", measured.slurmd),
-    ]  # fmt: skip
-
-
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("count", type=int, nargs="?", default=500, help="nodes (500)")
-    options = parser.parse_args()
-    tidy_up_when_ended()
-    if absent := missing():
-        sys.exit(f"virtual_slurmds: {', '.join(absent)} must be installed on this host.")
-    before = machine()
+def rows() -> list[dict[str, Any]]:
+    """The rows of the report; none where such a Slurm cannot be made, which is printed."""
+    absent = missing()
+    if absent or os.geteuid() != 0:
+        need = f"{', '.join(absent)} must be installed" if absent else "root is needed"
+        print(f"scale: {need}; the rows of slurmds are left out.", file=sys.stderr)
+        return []
     try:
-        measured = asyncio.run(measure(options.count))
+        return judge(*(asyncio.run(measure(count)) for count in (SMALL, LARGE)))
     except CarmeError as error:
-        sys.exit(f"virtual_slurmds: {error}")
-    print(f"Load before {before['load']}.")
-    print_table(rows(options.count, measured))
-    return 0
+        sys.exit(f"scale: {error}")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def judge(small: Measured, large: Measured) -> list[dict[str, Any]]:
+    """The rows of both sizes."""
+    return [
+        growth_row("slurmds_snapshot_s", "s", small.snapshot, large.snapshot),
+        growth_row("slurmds_look_ms", "ms", 1000 * small.look, 1000 * large.look),
+        growth_row("slurmds_change_seen_s", "s", small.seen, large.seen, SEEN_SECONDS),
+        growth_row("slurmds_register_s", "s", small.register, large.register),
+        growth_row("slurmds_memory_mb_each", "MiB", small.slurmd, large.slurmd),
+    ]

@@ -1,19 +1,25 @@
 """`site.yml` of a newer version over the one that is there, while a session, a job and a booking are.
 
+And then the head is lost, and a new one gets its backup, while they go on.
+
     sudo ./test sites upgrade
 
-On the demo cluster, which has the version of this tree again afterwards. With CARME_UPGRADE_OPTIONS the
-playbook gets further options, such as `--skip-tags images` where building images is not the point.
+On hosts of its own, beside the demo cluster. They get the last version that has a tag, or this one where none
+has. With CARME_UPGRADE_OPTIONS the playbook of the newer version gets further options, such as
+`--skip-tags images` where building images is not the point.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import runpy
 import secrets
 import shutil
+import subprocess
+import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,17 +28,22 @@ from typing import Any
 import pytest
 from portal_bookings import booked, confirm, send
 
+from carme.backup.main import CERTIFICATE, STARTED
 from carme.validation import NotebookKernel, Visitor
 from carme_demo.deployment import Deployment, source_files
 from carme_demo.nodes import Nodes
 from carme_demo.registries import Registries
-from carme_demo.settings import DEFAULT_NAME, Places
+from carme_demo.settings import Places
+from carme_demo.status import wait as wait_for_services
 from demo_site import ROOT, DemoSite, wait_until
 from patience import HANG
 
 from .conftest import Record
 
 RELEASE: dict[str, Any] = runpy.run_path(str(ROOT / "release"), run_name="release")
+#: The hosts' name, port and network, which neither the demo nor another site has.
+NAME = "upgrade"
+OWN = ("--port", "8453", "--subnet", "10.80.0.0/24")
 MIGRATIONS = "webui/src/carme_webui/accounts/migrations"
 #: A table more, and the way back.
 MIGRATION = """from django.db import migrations
@@ -44,40 +55,52 @@ class Migration(migrations.Migration):
         migrations.RunSQL("CREATE TABLE upgrade_trial (id integer)", "DROP TABLE upgrade_trial")
     ]
 """
-ANSIBLE = ["env", "-C", "/opt/carme/src/ansible", "ansible-playbook", "site.yml"]
-INVENTORY = ["-i", "inventories/demo", "-i", "/opt/carme/inventory/hosts.yml"]
-VARIABLES = [
-    "-e",
-    "@/opt/carme/inventory/settings.json",
-    *os.environ.get("CARME_UPGRADE_OPTIONS", "").split(),
-]
 VENV = "/opt/carme/venv/bin"
 PORTAL = ["runuser", "-u", "carme-portal", "--", f"{VENV}/carme-portal"]
 #: Images may be built anew.
 LONGEST = 3600
 
 
+def released_tree(folder: Path) -> Path:
+    """The source tree of the last version that has a tag; this one where none has."""
+    git = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT)]
+    tags = [*git, "tag", "--list", "v[0-9]*", "--merged", "HEAD", "--sort=-version:refname"]
+    listed = subprocess.run(tags, capture_output=True, text=True, check=False, timeout=60)
+    if listed.returncode or not listed.stdout.strip():  # also a tree that is no checkout
+        return ROOT
+    archive = [*git, "archive", listed.stdout.split()[0]]
+    content = subprocess.run(archive, capture_output=True, check=True, timeout=300).stdout
+    with tarfile.open(fileobj=io.BytesIO(content)) as packed:
+        packed.extractall(folder, filter="data")
+    return folder
+
+
 @dataclass(frozen=True)
 class Newer:
-    """A source tree whose version is one higher, with one migration more.
+    """A source tree whose version is one higher than the hosts' and this one's, with one migration more.
 
     Attributes:
-        before, added: The last migration that this version has, and the one that the newer one adds.
+        added: The migration.
     """
 
     root: Path
     version: str
-    before: str
     added: str
 
 
-def newer_tree(folder: Path) -> Newer:
-    """Make it of this tree."""
+def newer_tree(folder: Path, installed: str) -> Newer:
+    """Make it of this tree.
+
+    Args:
+        folder: Where it goes.
+        installed: The version of the hosts.
+    """
     for name in source_files(ROOT):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
     version = RELEASE["version_of"](ROOT)
-    first, _, last = version.rpartition(".")
+    highest = max((version, installed), key=lambda text: [int(part) for part in text.split(".")])
+    first, _, last = highest.rpartition(".")
     higher = f"{first}.{int(last) + 1}"
     for file in (*(f"{part}/pyproject.toml" for part in RELEASE["PARTS"]), *RELEASE["MODULES"]):
         text = (folder / file).read_text()
@@ -90,17 +113,32 @@ def newer_tree(folder: Path) -> Newer:
     before = max(file.stem for file in (folder / MIGRATIONS).glob("0*.py"))
     added = f"{int(before[:4]) + 1:04}_upgrade_trial"
     (folder / MIGRATIONS / f"{added}.py").write_text(MIGRATION.format(before=before))
-    return Newer(folder, higher, before, added)
+    return Newer(folder, higher, added)
 
 
-def install(demo: DemoSite, root: Path) -> str:
-    """Bring a source tree to the head and run its playbook, as `./demo up` does; what Ansible printed."""
-    places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
+def install(demo: DemoSite, root: Path, *more: str) -> None:
+    """Bring a source tree to the head and run its playbook, as `./demo up` does, with `more` options."""
+    places = Places(NAME)
     nodes = Nodes(demo.podman, places, demo.settings, Registries())
-    Deployment(root, demo.podman, places, demo.settings, nodes).copy()
-    done = demo.run("head", *ANSIBLE, *INVENTORY, *VARIABLES, check=False, timeout=LONGEST)
+    deployment = Deployment(root, demo.podman, places, demo.settings, nodes)
+    deployment.copy()
+    options = os.environ.get("CARME_UPGRADE_OPTIONS", "").split()
+    done = demo.run("head", *deployment.command(), *options, *more, check=False, timeout=LONGEST)
+    (places.log / "upgrade.log").write_text(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:]
-    return done.stdout
+
+
+def states(demo: DemoSite) -> set[str]:
+    """Those of the head's services, in systemd's words."""
+    return set(demo.run("head", "systemctl", "is-active", *STARTED, check=False).stdout.split())
+
+
+def wait_until_ready(demo: DemoSite) -> None:
+    """As `./demo up` does when its playbook has ended, which must have started the services by itself."""
+    assert states(demo) <= {"active", "activating"}
+    names = {machine.name for machine in demo.settings.machines()}
+    seen = wait_for_services(demo.podman, Places(NAME), demo.settings, names, HANG)
+    assert seen.ready, seen.problems
 
 
 @dataclass
@@ -114,6 +152,7 @@ class Life:
     node: str
     job: int
     booking: str
+    booked_job: int
     secret: str
 
     def processes(self) -> set[str]:
@@ -139,9 +178,41 @@ def give_back(demo: DemoSite, visitor: Visitor, booking: str) -> None:
         confirm(visitor, f"bookings/{booking}/delete/")
 
 
+def submit(demo: DemoSite, commands: str, *options: str) -> int:
+    """Have Slurm run a shell's commands in the user's home; the job's number."""
+    words = ["sbatch", "--parsable", "--output=/dev/null", "--mem=100", f"--chdir=/home/{demo.user}"]
+    return int(demo.run("head", *words, *options, f"--wrap={commands}", user=demo.user).stdout)
+
+
 @pytest.fixture(scope="module")
-def demo() -> DemoSite:
-    return DemoSite()
+def record(resume_site: bool) -> Record:
+    return Record("upgrade", resume_site)
+
+
+@pytest.fixture(scope="module")
+def demo(
+    record: Record, keep_site: bool, resume_site: bool, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[DemoSite]:
+    """The hosts, with the released version."""
+    try:
+        if not record.is_done("site.yml"):
+            if not resume_site:
+                remove_hosts()
+            released = released_tree(tmp_path_factory.mktemp("released"))
+            up = [str(released / "demo"), "up", "--no-run", "--name", NAME, *OWN]
+            with record.step("site.yml") as noted:
+                noted["version"] = RELEASE["version_of"](released)
+                subprocess.run(up, check=True, timeout=2 * LONGEST)
+        yield DemoSite(name=NAME)
+    finally:
+        if not keep_site:
+            remove_hosts()
+
+
+def remove_hosts() -> None:
+    """Take them and their data away; what was downloaded or built stays for the next time."""
+    if Places(NAME).settings.exists():
+        subprocess.run([str(ROOT / "demo"), "reset", "--name", NAME], check=True, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -159,14 +230,15 @@ def life(demo: DemoSite) -> Iterator[Life]:
         assert kernel.run(f"variable = {secret!r}", timeout=HANG).ok
         node = demo.job_of(session)["node_list"]
         count = f"i=0; while :; do i=$((i+1)); echo $i >>{secret}; sleep 1; done"
-        command = ["sbatch", "--parsable", "--output=/dev/null", "--time=4:00:00", "--mem=100"]
-        home = f"--chdir=/home/{demo.user}"
-        job = demo.run("head", *command, home, f"--nodelist={node}", f"--wrap={count}", user=demo.user).stdout
+        job = submit(demo, count, f"--nodelist={node}", "--time=4:00:00")
         day, clock = demo.run("head", "date", "--utc", "--date=3 minutes", "+%Y-%m-%d %H:%M").stdout.split()
         # The playbook may take an hour before anybody looks at it.
         booking = booked(send(visitor, date=day, time=clock, length="2h"))
         open_.callback(give_back, demo, visitor, booking)
-        life = Life(demo, visitor, kernel, session, node, int(job), booking, secret)
+        open_.callback(demo.end_all_jobs)  # a reservation with jobs cannot be deleted
+        # A booking in which nothing runs is given back.
+        booked_job = submit(demo, "sleep infinity", f"--reservation={booking}", "--time=1:30:00")
+        life = Life(demo, visitor, kernel, session, node, job, booking, booked_job, secret)
         wait_until(
             "the job counts",
             lambda: (
@@ -188,27 +260,20 @@ class Before:
 
 
 @pytest.fixture(scope="module")
-def before(demo: DemoSite, life: Life, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Before]:
-    """The newer version is installed; this one is again afterwards."""
-    record = Record("upgrade")
-    newer = newer_tree(tmp_path_factory.mktemp("newer"))
-    deployed = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME)).deployed
-    digest = deployed.read_text() if deployed.exists() else ""
+def before(demo: DemoSite, life: Life, record: Record, tmp_path_factory: pytest.TempPathFactory) -> Before:
+    """The newer version is installed."""
+    installed = demo.run("head", f"{VENV}/carme", "--version").stdout.split()[1]
+    newer = newer_tree(tmp_path_factory.mktemp("newer"), installed)
     known = Before(
         newer, life.processes(), life.slurm("job", str(life.job)), life.slurm("reservation", life.booking),
         len(life.counted()),
     )  # fmt: skip
-    deployed.unlink(missing_ok=True)  # anyone who kills this test leaves a demo that is installed again
-    try:
-        with record.step("site.yml of the newer version"):
-            install(demo, newer.root)
-        yield known
-    finally:
-        demo.run("head", *PORTAL, "migrate", "accounts", newer.before, check=False)
-        with record.step("site.yml of this version again"):
-            install(demo, ROOT)
-        if digest:
-            deployed.write_text(digest)
+    Places(NAME).deployed.unlink(missing_ok=True)  # hosts that stay are not those of `./demo up`
+    with record.step("site.yml of the newer version") as noted:
+        noted["version"] = newer.version
+        install(demo, newer.root)
+        wait_until_ready(demo)
+    return known
 
 
 def test_every_host_has_the_newer_version_and_its_tables(demo: DemoSite, before: Before) -> None:
@@ -246,6 +311,7 @@ def test_the_booking_begins_when_it_was_to(life: Life, before: Before) -> None:
         lambda: "State=ACTIVE" in life.demo.run("head", *show).stdout,
         timeout=180 + HANG,
     )
+    wait_until("its job runs", lambda: life.slurm("job", str(life.booked_job))["JobState"] == "RUNNING")
     page = life.visitor.fetch(f"{life.visitor.url}bookings/{life.booking}/")
     assert page.status_code == 200 and life.booking in str(page.url)
 
@@ -256,3 +322,44 @@ def test_a_new_session_starts_with_the_newer_version(life: Life, before: Before)
     life.visitor.wait(session, "ready", HANG)
     life.visitor.stop(session)
     life.visitor.wait(session, "ended", HANG)
+
+
+@pytest.fixture(scope="module")
+def restored(demo: DemoSite, life: Life, before: Before, record: Record) -> None:
+    """All that Carme's head knew is gone, and a backup of it is restored as docs/admins/backup.md says."""
+    program, key, backup = f"{VENV}/carme-backup", "/root/carme-backup.key", "/root/carme-backup"
+    if demo.run("head", "test", "-e", key, check=False).returncode:
+        demo.run("head", program, "key", key)
+    demo.run("head", "rm", "-f", backup)
+    with record.step("backup"):
+        demo.run("head", program, "create", "--key", key, backup, timeout=LONGEST)
+        demo.run("head", program, "check", "--key", key, backup, timeout=LONGEST)
+    demo.run("head", "systemctl", "stop", *STARTED)
+    lost = "rm -rf /etc/carme /var/lib/carme /var/log/carme/audit.jsonl*"
+    demo.run("head", "sh", "-ec", lost)
+    with record.step("site.yml on a head that awaits its backup"):
+        install(demo, before.newer.root, "-e", "carme_awaits_restore=true")
+    assert states(demo) <= {"inactive", "failed"}
+    with record.step("restore"):
+        demo.run("head", program, "restore", "--key", key, backup, timeout=LONGEST)
+        demo.run("head", "systemctl", "start", CERTIFICATE)
+    with record.step("site.yml after the restore"):
+        install(demo, before.newer.root)
+        wait_until_ready(demo)
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_head_with_a_restored_backup_knows_what_goes_on(life: Life, before: Before) -> None:
+    # With the certificate, the signed-in browser and the kernel of before.
+    life.visitor.wait(life.session, "ready", HANG)
+    assert before.processes <= life.processes()
+    life.kernel.connect()
+    shown = life.kernel.run("print(variable)", timeout=HANG)
+    assert (shown.output.strip(), shown.error) == (life.secret, "")
+    assert life.slurm("job", str(life.job)) == before.job
+    assert life.slurm("job", str(life.booked_job))["JobState"] == "RUNNING"
+    assert life.slurm("reservation", life.booking) == before.booking
+    page = life.visitor.fetch(f"{life.visitor.url}bookings/{life.booking}/")
+    assert page.status_code == 200 and life.booking in str(page.url)
+    with life.demo.visitor(life.demo.user) as visitor:
+        assert visitor.session(life.session).state == "ready"

@@ -278,8 +278,6 @@ class Plan:
         if not (shutil.which("ssh") and shutil.which("ssh-keygen")):
             debian.apt_install("openssh-client")
         debian.prepare_compiler()
-        if "upgrade" in self._request.sites:
-            self._hosts.bring_up("sites")
         files = [
             f"tests/sites/test_{site.replace('-', '_').replace('.', '_')}.py" for site in self._request.sites
         ]

@@ -67,6 +67,30 @@ def test_the_source_tree_has_the_documentation_and_a_checksum(tree: Path, tmp_pa
     assert (folder / "SHA256SUMS").read_text() == f"{digest}  {archive.name}\n"
 
 
+def shown(root: Path, *arguments: str) -> str:
+    return subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True, text=True).stdout
+
+
+def test_the_released_commit_has_the_tag_of_its_version(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
+        monkeypatch.setenv(f"{name}_NAME", "a")
+        monkeypatch.setenv(f"{name}_EMAIL", "a@example.org")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    version = RELEASE["version_of"](ROOT)
+    assert run(tree, "--source-only", str(tmp_path / "untagged")) == 0
+    assert shown(tree, "tag") == ""
+    for folder in ("first", "again"):
+        assert run(tree, "--source-only", "--tag", str(tmp_path / folder)) == 0
+    assert shown(tree, "describe", "--exact-match") == f"v{version}\n"
+    (tree / "docs/page.md").write_text("# Another page\n")
+    git(tree, "commit", "-q", "-a", "-m", "b")
+    assert run(tree, "--source-only", "--tag", str(tmp_path / "later")) == 1
+    assert f"The tag v{version} is that of another commit" in capsys.readouterr().err
+    assert not (tmp_path / "later").exists()
+
+
 @pytest.fixture
 def documented(tree: Path) -> Path:
     """A tree with the site's own configuration, hook and theme, and two pages that link each other."""

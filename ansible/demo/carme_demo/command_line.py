@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parents[3]
 READY_SECONDS = 90
 CARME = "/opt/carme/venv/bin/carme"
 CERTIFICATE = "/etc/carme/tls/site.pem"
+#: For documentation alone (RFC 5737). Where a demo's own network is not known, what belongs to it is found by
+#: its name, and another demo's rules of the firewall stay.
+NOBODYS_SUBNET = "192.0.2.0/24"
 SLURM_UNITS = ("slurmctld", "slurmdbd", "slurmd", "slurmrestd")
 
 
@@ -307,7 +310,7 @@ class Demo:
         if chosen is None and not self.places.state.exists():
             print("There is no demo.")
             return 0
-        chosen = chosen or Settings()
+        chosen = chosen or self._settings_when_lost()
         with host.only_one(self.places), self.stages.stage("Remove the nodes and their data"):
             leftovers.end_processes_in(self.places.state / "tmp")
             if self.places.storage.exists():
@@ -358,6 +361,11 @@ class Demo:
     def _nodes(self, chosen: Settings) -> Nodes:
         self.podman.configure()
         return Nodes(self.podman, self.places, chosen, registries.Registries())
+
+    def _settings_when_lost(self) -> Settings:
+        """Of a demo that has files but no settings: only the first one has the network of every default."""
+        is_first = self.places.name == settings.DEFAULT_NAME
+        return Settings() if is_first else Settings(subnet=NOBODYS_SUBNET)
 
     def _existing(self) -> Settings:
         chosen = settings.load(self.places)

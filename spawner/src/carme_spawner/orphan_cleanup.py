@@ -2,9 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from time import monotonic
 
+from jupyterhub import orm
 from jupyterhub.user import UserDict
+from sqlalchemy import func
 
 from carme.sessions import Ending, ServerStatus, Session, SessionNote, SessionState
 from carme.translation import message as _
@@ -70,8 +73,10 @@ class OrphanCleanup:
         """Sessions whose job runs although the hub has no server for them.
 
         An earlier hub process ended before it knew its job, or before it could end it. What is to end anyway
-        the broker cancels again.
+        the broker cancels again. A session that was submitted before this database had any user is of another
+        database, as on a new head before its backup is restored: it goes on.
         """
+        begun = self._database_begun()
         known = {spawner.job_id for spawner in self._spawners()}
         return [
             session
@@ -81,7 +86,14 @@ class OrphanCleanup:
             and str(session.job_id) not in known
             and (job := self._watcher.find(session.job_id))
             and not has_ended(job)
+            and begun is not None
+            and (job.submitted is None or job.submitted >= begun)
         ]
+
+    def _database_begun(self) -> datetime | None:
+        """When the first user came into the hub's database; None while there is none."""
+        first: datetime | None = self._users.db.query(func.min(orm.User.created)).scalar()
+        return first and first.replace(tzinfo=UTC)
 
     def _lasting_strays(self) -> list[Session]:
         now, found = monotonic(), self.strays()

@@ -1,9 +1,11 @@
 """The site's certificate is renewed and served without a restart: a real nginx, ACME server and client."""
 
 import asyncio
+import io
 import os
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -19,6 +21,8 @@ from cryptography import x509
 from free_ports import free_port
 from jinja2 import Environment
 
+from carme.config import Settings
+from carme.heads import state
 from patience import HANG
 
 PROGRAM = real_nginx.ROLE / "files/certificate.py"
@@ -171,6 +175,37 @@ async def test_a_certificate_comes_by_acme_and_is_served_without_a_restart(
         await channel.send_str("and here")
         assert await channel.receive_str() == "and here"
         await channel.close()
+
+
+@needs_acme
+async def test_the_other_head_renews_from_its_copy_of_the_state(
+    site: Site, tmp_path: Path, challenges: int
+) -> None:
+    config, none = tmp_path / "head/carme.toml", str(tmp_path / "none")
+    folders = {name: {"state_directory": none} for name in ("broker", "hub", "portal")}
+    about = {"site": {"url": f"https://{NAME}"}, "slurm": {"cluster": "c"}, "secrets": {"directory": none}}
+    settings = Settings.model_validate(about | folders)
+    acme_state = config.parent / "tls/acme"
+    acme_state.parent.mkdir(parents=True)
+    async with real_acme.serving(tmp_path, challenges) as acme:
+        client = real_acme.make_client(tmp_path, acme.trust)
+        arguments = [f"--certbot={client}", "--directory", acme.directory, "--state", str(acme_state)]
+        code, output, errors = await site.look_after(*arguments)
+        assert (code, errors) == (0, "") and "New certificate" in output
+        accounts = sorted(acme_state.rglob("regr.json"))
+        stream, before = io.BytesIO(), await site.served()
+        state.send(settings, config, stream)
+        shutil.rmtree(config.parent / "tls")
+        stream.seek(0)
+        state.receive(settings, config, stream)
+        # The copy has the certificate of the active head, and so there is nothing to do after a promotion.
+        assert await site.look_after(*arguments) == (0, "", "")
+        renewal = acme_state / "renewal/carme.conf"
+        renewal.write_text(f"renew_before_expiry = 99 years\n{renewal.read_text()}")
+        code, output, errors = await site.look_after(*arguments)
+        assert (code, errors) == (0, "") and "New certificate" in output
+        assert await site.served() != before
+        assert len(accounts) == 1 and sorted(acme_state.rglob("regr.json")) == accounts
 
 
 @needs_acme

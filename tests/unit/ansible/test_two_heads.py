@@ -30,7 +30,8 @@ PLAY = """
     - ansible.builtin.copy:
         dest: "{{ output }}/{{ inventory_hostname }}.json"
         content: "{{ {'toml': lookup('template', template), 'passwords': carme_database_passwords,
-          'starts': carme_starts_services, 'head': carme_head, 'readers': readers} | to_json }}"
+          'starts': carme_starts_services, 'enables': carme_enables_services, 'head': carme_head,
+          'readers': readers} | to_json }}"
 """
 TWO: dict[str, Any] = {
     "carme_hub_database": "postgresql://carme-hub@db.example.org/hub",
@@ -107,7 +108,16 @@ def test_one_head_starts_its_services_itself(
     done = play(1, carme_head_address="10.1.0.2")
     assert done.returncode == 0, done.stdout + done.stderr
     only = json.loads((tmp_path / "head-1.example.org.json").read_text())
-    assert only["starts"] and "[heads]" not in only["toml"]
+    assert only["starts"] and only["enables"] and "[heads]" not in only["toml"]
+
+
+def test_a_head_that_awaits_a_backup_starts_nothing_on_an_empty_database(
+    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    done = play(1, "-e", "carme_awaits_restore=true", carme_head_address="10.1.0.2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    only = json.loads((tmp_path / "head-1.example.org.json").read_text())
+    assert (only["starts"], only["enables"]) == (False, False)
 
 
 def test_the_role_binds_what_carme_head_starts() -> None:

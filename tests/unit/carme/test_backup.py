@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from carme.backup import archive, check, create, databases, make_key, restore
-from carme.backup.main import STARTED, main
+from carme.backup.main import CERTIFICATE, STARTED, main
 from carme.backup.sealing import PIECE, Opened, Sealed
 from carme.errors import CarmeError
 
@@ -299,9 +299,11 @@ def test_the_command(
 
 
 def test_after_a_restore_all_of_a_head_is_started() -> None:
-    """`systemctl stop 'carme-*'` stops them all; what the page and the command start is the same."""
+    """`systemctl stop 'carme-*.service'` stops them all; what the page and the command start is the same."""
     root = Path(__file__).resolve().parents[3]
     checked = yaml.safe_load((root / "ansible/roles/validation/vars/main.yml").read_text())
     units = {name for name in checked["validation_units_by_group"]["head"] if name.startswith("carme-")}
     assert set(STARTED) == units
-    assert f"systemctl start {' '.join(STARTED)}" in (root / "docs/admins/backup.md").read_text()
+    assert (
+        f"systemctl start {' '.join(STARTED)} {CERTIFICATE}\n" in (root / "docs/admins/backup.md").read_text()
+    )

@@ -134,3 +134,18 @@ def test_the_package_needs_nothing_beyond_the_standard_library() -> None:
                 assert line.split()[1].split(".")[0].rstrip(",") in sys.stdlib_module_names, (
                     f"{file.name}: {line}"
                 )
+
+
+@pytest.mark.parametrize(("name", "subnet"), [("carme", "10.77.0.0/24"), ("second", "192.0.2.0/24")])
+def test_a_reset_without_settings_leaves_the_network_of_another_demo(
+    name: str, subnet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[str] = []
+    monkeypatch.setattr(
+        command_line.leftovers, "sweep", lambda podman, containers, subnet: swept.append(subnet)
+    )
+    places = Places(name, tmp_path / "lib", tmp_path / "run")
+    places.cache.mkdir(parents=True)
+    assert command_line.Demo(places, command_line.Stages()).reset(everything=False) == 0
+    assert swept == [subnet]
+    assert places.cache.exists()

@@ -139,6 +139,28 @@ async def test_a_job_that_appears_after_the_hub_looked_for_it_gets_no_key_and_en
     await eventually(lambda: site.broker.cancelled == [100], "it is cancelled")
 
 
+@pytest.mark.parametrize("has_users", [False, True])
+async def test_a_hub_with_an_empty_database_leaves_the_sessions_of_another_one(
+    site: Site, monkeypatch: pytest.MonkeyPatch, has_users: bool
+) -> None:
+    """As on a new head before its backup is restored."""
+    await site.start()
+    await eventually(site.is_ready, "the server is ready")
+    await site.broker.change(100, submitted=datetime.now(UTC))
+    await site.down()
+    for file in site.broker.socket.parent.glob("hub.sqlite*"):
+        file.unlink()
+    await site.up()
+    assert site.hub
+    if has_users:
+        await site.api("POST", "users/bob")
+    watcher = site.hub.orphan_cleanup._watcher
+    await eventually(lambda: watcher.session(100) and watcher.find(100), "the hub has heard of the session")
+    monkeypatch.setattr(orphan_cleanup, "STRAY", 0.0)
+    await site.hub.orphan_cleanup.round()
+    assert site.hub.orphan_cleanup.strays() == [] and site.broker.cancelled == []
+
+
 async def test_a_hub_that_is_ended_answers_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.broker.answering.clear()
     await site.api("POST", "users/ada")

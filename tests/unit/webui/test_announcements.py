@@ -195,6 +195,16 @@ def test_rows_and_reservations_agree_after_any_outage(admin: User, broker: FakeB
     assert not broker.reservations
 
 
+def test_a_portal_that_never_had_maintenance_leaves_that_of_another_database(
+    admin: User, broker: FakeBroker
+) -> None:
+    row = planned()
+    services.plan(row, admin, ["n1"], site_broker())
+    Maintenance.objects.all().delete()
+    services.agree(site_broker())
+    assert set(broker.reservations) == {row.name}
+
+
 def test_without_a_broker_nothing_is_done(db: None) -> None:
     planned()
     assert not services.agree(site_broker())

@@ -195,6 +195,17 @@ def test_reservations_that_nobody_booked_are_deleted_but_never_the_administrator
     assert set(broker.reservations) == {"maint", "carme-workshop"}
 
 
+def test_a_portal_that_never_had_a_booking_leaves_those_of_another_database(
+    alice: User, broker: FakeBroker, rules
+) -> None:
+    """As on a new head before its backup is restored."""
+    row = make(alice)
+    broker.reservations[row.name] = reservation(row)
+    row.delete()
+    reconcile(site_broker())
+    assert set(broker.reservations) == {row.name}
+
+
 def test_an_outage_over_the_whole_booking_costs_nothing(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice)
     reconcile(site_broker(), after(1000))

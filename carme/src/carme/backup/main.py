@@ -15,18 +15,20 @@ from carme.wording import number
 __all__ = ["main"]
 
 UNITS = ("carme-broker", "carme-hub", "carme-portal", "carme-sync", "carme-worker", "carme-beat")
-#: All of a head, as `systemctl stop 'carme-*'` stopped them.
+#: All of a head, as `systemctl stop 'carme-*.service'` stopped them; timers go on.
 STARTED = (
     *("carme-broker", "carme-proxy", "carme-hub", "carme-portal", "carme-sync", "carme-worker"),
     *("carme-beat", "carme-cluster-exporter"),
 )
+#: Lets nginx serve the certificate that was restored.
+CERTIFICATE = "carme-certificate"
 
 _EPILOG = """\
 examples:
   carme-backup key /root/carme-backup.key
   carme-backup create --key /root/carme-backup.key /backup/carme-monday
   carme-backup check --key /root/carme-backup.key /backup/carme-monday
-  systemctl stop 'carme-*' && carme-backup restore --key /root/carme-backup.key /backup/carme-monday
+  systemctl stop 'carme-*.service' && carme-backup restore --key /root/carme-backup.key /backup/carme-monday
 """
 
 
@@ -99,7 +101,8 @@ def _restore(options: argparse.Namespace) -> int:
         require_stopped(UNITS)
     count = restore(options.file, options.key, options.into)
     if options.into is None:
-        print(f"{number(count, 'file')} restored. Start the site with: systemctl start {' '.join(STARTED)}")
+        units = " ".join((*STARTED, CERTIFICATE))
+        print(f"{number(count, 'file')} restored. Start the site with: systemctl start {units}")
     else:
         print(f"{number(count, 'file')} written below {options.into}.")
     return 0

@@ -27,7 +27,8 @@ def require_stopped(units: Sequence[str]) -> None:
     running = [unit for unit, state in zip(units, states, strict=False) if state not in STOPPED]
     if running:
         raise CarmeError(
-            f"These services run: {', '.join(running)}. Nothing was written.", "Use: systemctl stop 'carme-*'"
+            f"These services run: {', '.join(running)}. Nothing was written.",
+            "Use: systemctl stop 'carme-*.service'",
         )
     if len(states) != len(units) and SYSTEMD.is_dir():
         why = " ".join(done.stderr.split()).removesuffix(".") or "no answer"

@@ -197,7 +197,9 @@ def agree(broker: BrokerClient, now: datetime | None = None) -> bool:
         elif row.reserved is None or row.problem:
             Maintenance.objects.filter(pk=row.pk).update(reserved=now, problem="")
         warn(row, broker)
-    for name in there.keys() - planned.keys():
+    # Where there is no row at all another database has them, as on a new head before its backup is restored.
+    unknown = there.keys() - planned.keys() if Maintenance.objects.exists() else set[str]()
+    for name in unknown:
         if Maintenance.planned(now).filter(name=name).exists():
             continue
         try:

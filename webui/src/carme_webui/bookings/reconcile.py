@@ -200,7 +200,8 @@ def _agree(broker: BrokerClient, reservations: list[Reservation], now: datetime)
     changed = {hold.name for hold in todo.keep}
     agreeing = Booking.objects.filter(name__in=rows.keys() - changed, reserved=None)
     agreeing.update(reserved=now)
-    for name in todo.release:
+    # Where there is no row at all another database has them, as on a new head before its backup is restored.
+    for name in todo.release if Booking.objects.exists() else ():
         row = Booking.objects.select_related("owner").filter(name=name).first()
         if row is not None:
             row.refresh_from_db()
