@@ -197,7 +197,10 @@ def job_estimate(browser: Browser, **values: Any) -> BeautifulSoup:
     [
         ({}, "Starts now. Costs no GPU-hours."),
         ({"gpus_per_node": 2, "nodes": 2}, "Starts now. Cost in GPU-hours: 8."),
-        ({"script": "#!/bin/sh\n#SBATCH --gpus-per-node=2 --array=0-9\n"}, "Starts now. Cost in GPU-hours: 40."),
+        (
+            {"script": "#!/bin/sh\n#SBATCH --gpus-per-node=2 --array=0-9\n"},
+            "Starts now. Cost in GPU-hours: 40.",
+        ),
         ({"script": "#!/bin/sh\n#SBATCH --nodes=many\n"}, ""),  # the page says so beside the fields
         ({"nodes": ""}, ""),
     ],

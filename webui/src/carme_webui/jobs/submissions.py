@@ -135,7 +135,7 @@ def sized(submission: JobSubmission) -> JobSubmission:
 
 
 def like(submission: JobSubmission) -> JobRequest:
-    """A request of the same size that does nothing, to ask when such a job would begin. Raises InvalidRequest."""
+    """A request of the same size that does nothing, to ask when it would begin. Raises InvalidRequest."""
     names = ("partition", "account", "qos", "nodes", "gpus_per_node", "gpu_type", "cpus_per_node")
     names += ("memory_mb_per_node", "reservation", "array")
     minutes = submission.minutes or settings.SITE.sessions.default_minutes

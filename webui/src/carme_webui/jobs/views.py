@@ -230,7 +230,7 @@ def directives(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def predict(request: HttpRequest) -> HttpResponse:
-    """The part of the form that says when such a job would begin, what it costs, and what a probe predicts."""
+    """The part of the form that says when such a job would begin, its cost, and what a probe predicts."""
     user = signed_in(request)
     cluster, _banner = _look()
     form = _form(user, cluster, data=request.POST)
