@@ -9,8 +9,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
-from carme.jobs import JobRequest, SessionOptions, arrays, minutes_text
+from carme.jobs import JobRequest, SessionOptions, arrays
+from carme.translation import translated
 from carme.wording import number
+from carme_webui.clocks import minutes_words
 from carme_webui.sessions.models import query_of
 from carme_webui.start_times import AT_ONCE, expected_start
 
@@ -84,15 +86,15 @@ def _smaller(options: Requested) -> Iterator[tuple[Requested, str]]:
     """Half as much of one thing each."""
     if options.nodes > 1:
         nodes = options.nodes // 2
-        yield options.model_copy(update={"nodes": nodes}), number(nodes, "node")
+        yield options.model_copy(update={"nodes": nodes}), translated(number(nodes, "node"))
     if options.gpus_per_node > 1:
         gpus = options.gpus_per_node // 2
-        words = number(gpus, "GPU")
+        words = translated(number(gpus, "GPU"))
         words = _("%s on each node") % words if options.nodes > 1 else words
         yield options.model_copy(update={"gpus_per_node": gpus}), words
     if options.minutes >= 2 * 10:
         minutes = options.minutes // 2
-        yield options.model_copy(update={"minutes": minutes}), minutes_text(minutes)
+        yield options.model_copy(update={"minutes": minutes}), minutes_words(minutes)
 
 
 def _ask(

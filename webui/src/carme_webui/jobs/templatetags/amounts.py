@@ -3,8 +3,9 @@
 from django import template
 
 from carme import wording
+from carme_webui.clocks import minutes_words
 
-__all__ = ["memory", "register"]
+__all__ = ["duration", "memory", "register"]
 
 register = template.Library()
 
@@ -13,3 +14,9 @@ register = template.Library()
 def memory(mib: int) -> str:
     """An amount of memory in MiB, as `64 GiB`."""
     return wording.memory(mib)
+
+
+@register.filter
+def duration(minutes: int) -> str:
+    """A time in minutes, as `1 hour 30 minutes`, in the language that is active."""
+    return minutes_words(minutes)
