@@ -128,7 +128,8 @@ def main() -> int:
         "DIRS": [SOURCE / "templates"],
         "OPTIONS": {
             "libraries": {
-                name: f"carme_webui.jobs.templatetags.{name}" for name in ("terms", "times", "translated")
+                name: f"carme_webui.jobs.templatetags.{name}"
+                for name in ("amounts", "terms", "times", "translated")
             }
         },
     }

@@ -106,7 +106,7 @@ def test_from_the_calendar_to_slurm_to_a_session_and_back(
         expect(page.get_by_role("status").first).to_be_visible()
         keep("booking-2-a-session-is-planned")
 
-        session = page.get_by_role("heading", name="Its session")
+        session = page.get_by_role("heading", name="Session", exact=True)
         address = f"/bookings/{used}/"
         again_until(page, address, "its session has started by itself", lambda: session.count() > 0, 60)
         keep("booking-3-its-session-has-started")

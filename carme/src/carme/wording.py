@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     # Not all who want a plural want to wait for it.
     from pydantic_core import ErrorDetails
 
-__all__ = ["listing", "nearest", "number", "place", "problem", "size"]
+__all__ = ["listing", "memory", "nearest", "number", "place", "problem", "size"]
 
 
 def listing(words: Iterable[str]) -> str:
@@ -38,6 +38,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def memory(mib: int) -> str:
+    """What a job has or asks for, given in MiB as Slurm does: `512 MiB`, `64 GiB`, `3.9 GiB`."""
+    return size(mib << 20).replace(".0 ", " ")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

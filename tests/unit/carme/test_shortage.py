@@ -9,6 +9,7 @@ from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
 from carme.jobs.shortage import reserved_nodes, running_on, shortage
 from carme.jobs.times import moment_text
 from carme.translation import translated
+from carme.wording import memory
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -104,6 +105,13 @@ def test_each_resource(values: dict[str, int], expected: str) -> None:
     there = running(1, gpus=2, cpus=2, memory_mb=200)
     message = missing(waiting(**values), [busy("n1", 2)], there)
     assert message.partition(", in use")[0] == expected
+
+
+def test_memory_is_in_the_unit_that_people_read() -> None:
+    whole = running(1, gpus=0, cpus=1, memory_mb=8192)
+    text = missing(waiting(gpus=0, memory_mb=8192), [node("n1", memory_mb=8192, memory_used_mb=8192)], whole)
+    assert text.startswith("8 GiB of memory must become free on n1"), text
+    assert memory(512) == "512 MiB" and memory(4000) == "3.9 GiB" and memory(2 << 20) == "2 TiB"
 
 
 def test_nodes_that_take_no_jobs() -> None:

@@ -173,6 +173,8 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     await expect(page.locator(".jp-Notebook .jp-CodeCell .jp-OutputArea-output")).to_have_text("has run")
     await page.get_by_role("tab", name="Launcher").click()
     await tile.filter(has_text="Examples").click()
+    tab = page.locator(".lm-TabBar-tab").filter(has_text="Examples")
+    await expect(tab.locator(".lm-TabBar-tabIcon svg")).to_be_visible()
     await page.get_by_role("button", name="First <steps> What this session has.").click()
     await expect(page.locator(".jp-Notebook .jp-RenderedMarkdown h1").first).to_contain_text("First")
     assert (server.broker.socket.parent / "examples/1-first.ipynb").is_file()

@@ -160,7 +160,7 @@ def test_all_jobs_have_pages_titles_and_times(root: Browser, alice: User, broker
         and "RUNNING" not in shown
     )
     page = words(root.get("/admin/jobs/7/"))
-    assert "My thesis" in page and "alice" in page and "8192 MiB" in page and "Stop" in page
+    assert "My thesis" in page and "alice" in page and "8 GiB" in page and "Stop" in page
     assert root.get("/admin/jobs/99/").status_code == 302
 
 

@@ -100,7 +100,7 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
         found = BeautifulSoup(browser.get(page).content, "html.parser")
         bars = {str(bar["class"][0]): int(str(bar["x"])) for bar in found.select(".life rect")}
         assert bars["queued"] == 0 < bars["staging"] < bars["running"] < 1000, page
-        legend = found.select_one(".life-legend")
+        legend = found.select_one(".life + .legend")
         assert legend is not None
         shown = [time["datetime"] for time in legend("time")]
         assert shown == [f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (free, first, free)]

@@ -75,6 +75,22 @@ def test_a_job_is_near_its_end_by_minutes_and_by_the_share_of_its_time(
     assert f'class="remaining {level}"' in text(browser.get("/jobs/1/"))
 
 
+@pytest.mark.parametrize(("language", "limit"), [("en", "1 hour 30 minutes"), ("de", "1 Stunde 30 Minuten")])
+def test_memory_and_time_of_a_job_are_in_the_units_that_people_read(
+    browser: Browser, broker: FakeBroker, language: str, limit: str
+) -> None:
+    started = timezone.now() - timedelta(minutes=10)
+    Job.store([broker.put(make_job(1, kind="batch", started=started, memory_mb=65_536, minutes_limit=90))])
+    page = BeautifulSoup(
+        browser.get("/jobs/1/", headers={"accept-language": language}).content, "html.parser"
+    )
+    facts = [fact.get_text() for fact in page.select("dl.pairs dd")]
+    assert "64 GiB" in facts and limit in facts
+    # So is the time that is left, and what can be added to it.
+    shown = " ".join(found.get_text() for found in page.select("#limit-end, #extend"))
+    assert ("hour" in shown, "Stunde" in shown) == (language == "en", language == "de"), shown
+
+
 def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: FakeBroker) -> None:
     for job, monitored, sentence in (
         (make_job(1, state="PENDING"), True, "nothing yet: it has not started"),

@@ -184,6 +184,43 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
     assert len(broker.requests_of("test")) == 4  # the second time from memory
 
 
+def job_estimate(browser: Browser, **values: Any) -> BeautifulSoup:
+    """What the form of a batch job shows above Submit."""
+    form = {"script": "", "nodes": 1, "gpus_per_node": 0, "minutes": 120} | values
+    answer = browser.send("/jobs/submit/", "/jobs/submit/predict/", **form)
+    assert answer.status_code == 200
+    return BeautifulSoup(answer.content, "html.parser")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "Starts now. Costs no GPU-hours."),
+        ({"gpus_per_node": 2, "nodes": 2}, "Starts now. Cost in GPU-hours: 8."),
+        (
+            {"script": "#!/bin/sh\n#SBATCH --gpus-per-node=2 --array=0-9\n"},
+            "Starts now. Cost in GPU-hours: 40.",
+        ),
+        ({"script": "#!/bin/sh\n#SBATCH --nodes=many\n"}, ""),  # the page says so beside the fields
+        ({"nodes": ""}, ""),
+    ],
+)
+def test_a_batch_job_shows_its_start_and_cost_before_it_is_submitted(
+    browser: Browser, broker: FakeBroker, values: dict[str, Any], expected: str
+) -> None:
+    shown = " ".join(job_estimate(browser, **values).get_text(" ").split()).replace(" .", ".")
+    assert shown == expected
+    assert not broker.requests_of("submit")
+    assert {one.request.array for one in broker.requests_of("test")} <= {None}
+
+
+def test_a_batch_job_that_waits_shows_what_would_begin_earlier(browser: Browser, broker: FakeBroker) -> None:
+    broker.starts = lambda request: timezone.now() + timedelta(hours=0 if request.nodes == 1 else 5)
+    shown = job_estimate(browser, nodes=2, gpus_per_node=1)
+    assert "With 1 node it would start now." in " ".join(shown.get_text(" ").split())
+    assert not shown("a"), "the start form is of sessions"
+
+
 def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, broker: FakeBroker) -> None:
     preferred = {"stage": "/data/a, scratch:/data/b", "results": "/home/alice/results", "cpus_per_node": 8}
     broker.starts = lambda request: timezone.now() + timedelta(hours=request.nodes)

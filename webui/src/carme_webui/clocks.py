@@ -12,8 +12,10 @@ from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from carme.bookings.clock import moment_text, span_text
+from carme.jobs import minutes_text
+from carme.translation import translated
 
-__all__ = ["in_zone", "moment_words", "reader_zone", "site_zone", "span_words"]
+__all__ = ["in_zone", "minutes_words", "moment_words", "reader_zone", "site_zone", "span_words"]
 
 _reader: ContextVar[ZoneInfo | None] = ContextVar("reader_zone", default=None)
 
@@ -36,6 +38,11 @@ def in_zone(zone: ZoneInfo | None) -> Iterator[None]:
         yield
     finally:
         _reader.reset(token)
+
+
+def minutes_words(minutes: int) -> str:
+    """A time in minutes in the reader's language: `1 hour 30 minutes`."""
+    return translated(minutes_text(minutes))
 
 
 def span_words(start: datetime, end: datetime, zone: ZoneInfo | None = None) -> str:

@@ -13,7 +13,7 @@ from carme.jobs.status import Job
 from carme.jobs.times import moment_text
 from carme.translation import message as _
 from carme.translation import plural
-from carme.wording import listing, number
+from carme.wording import listing, memory, number
 
 __all__ = ["Held", "reserved_nodes", "running_on", "shortage"]
 
@@ -224,7 +224,7 @@ def _amounts(lacks: Sequence[int]) -> str:
     parts = [
         number(gpus, "GPU"),
         number(cpus, "processor"),
-        _("{memory_mb} MiB of memory", memory_mb=memory_mb),
+        _("{amount} of memory", amount=memory(memory_mb)),
     ]
     return listing(part for part, many in zip(parts, lacks, strict=True) if many)
 

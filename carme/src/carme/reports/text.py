@@ -11,7 +11,7 @@ from carme.scaling import outcome_text
 from carme.scaling.outcomes import prediction_text
 from carme.translation import Message, joined, language_shown, noop, translated
 from carme.translation import message as _
-from carme.wording import number, size
+from carme.wording import memory, number, size
 
 __all__ = ["Fact", "as_html", "as_text", "facts"]
 
@@ -88,7 +88,7 @@ def _course(report: Report) -> Iterator[Fact]:
         number(job.nodes, "node"),
         _("{gpus} ({kind})", gpus=gpus, kind=job.gpu_type) if job.gpu_type else gpus,
         number(job.cpus, "processor"),
-        f"{job.memory_mb / 1024:.1f} GiB",
+        memory(job.memory_mb),
         minutes_text(job.minutes_limit) if job.minutes_limit else _("no time limit"),
     ]
     yield Fact(_("Requested"), joined(parts, ", "))

@@ -228,7 +228,7 @@ def test_ranks_have_small_charts_of_one_scale(
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)
         for place in range(2):
-            stroke = page.locator(".keys .stroke").nth(place)
+            stroke = page.locator(".legend .stroke").nth(place)
             drawn = ranks.first.locator("carme-chart").evaluate(LINE_COLOUR, place)
             expect(stroke).to_have_css("border-top-color", drawn)
     looks(page, "job-ranks", complaints)

@@ -10,11 +10,12 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Job, Node, Phase, minutes_text
+from carme.jobs import Cluster, Job, Node, Phase
 from carme.reports.prometheus import Prometheus
 from carme.sessions import Ending
 from carme.translation import translated
 from carme_webui.administration.node_states import state_words
+from carme_webui.clocks import minutes_words
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 from carme_webui.jobs.models import Mirror
@@ -67,7 +68,9 @@ class Queue:
     @property
     def wait(self) -> str:
         """The longest wait in words."""
-        return minutes_text(max(1, int(self.longest_wait.total_seconds() // 60))) if self.longest_wait else ""
+        return (
+            minutes_words(max(1, int(self.longest_wait.total_seconds() // 60))) if self.longest_wait else ""
+        )
 
 
 @dataclass(frozen=True)

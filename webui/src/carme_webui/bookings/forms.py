@@ -15,14 +15,14 @@ from carme.bookings import YEARS, BookingRequest
 from carme.bookings.clock import from_local
 from carme.config import Settings
 from carme.errors import CarmeError, InvalidRequest
-from carme.jobs import Cluster, minutes_text, parse_minutes
+from carme.jobs import Cluster, parse_minutes
 from carme.jobs.requests import refusal
 from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_names
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import derived
-from carme_webui.clocks import reader_zone
+from carme_webui.clocks import minutes_words, reader_zone
 from carme_webui.help_links import explained
 from carme_webui.projects.models import Project, usable_by
 from carme_webui.titles import TitleField
@@ -157,7 +157,7 @@ class BookingForm(forms.Form):
         self.fields["time"].help_text = _("Times are in %(zone)s.") % {"zone": zone.key}
         longest = [settings.SITE.booking_policy(kind.partition).longest_minutes for kind in offered]
         self.fields["length"].help_text = _("Like 90 (minutes), 2h or 1d12h; at most %(most)s.") % {
-            "most": minutes_text(max(longest, default=0))
+            "most": minutes_words(max(longest, default=0))
         }
         self.fields["users"].help_text = _("User names with commas between them.")
         if booking is not None and booking.state == "active":

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from django.utils.translation import gettext as _
 
-from carme.jobs import minutes_text
+from carme_webui.clocks import minutes_words
 
 __all__ = ["NARROWEST", "WIDTH", "Bar", "Row"]
 
@@ -35,7 +35,7 @@ class Bar:
     def words(self) -> str:
         """The same in words."""
         seconds = int(self.seconds)
-        return _("%d s") % seconds if seconds < 60 else minutes_text(seconds // 60)
+        return _("%d s") % seconds if seconds < 60 else minutes_words(seconds // 60)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from carme_webui.sessions.clock import check_extension
 
 __all__ = [
     *("MOST_INPUT", "JobSubmission", "Staged", "Wanted"),
-    *("requested_by_script", "estimate", "extend", "sized", "stages_of", "submit", "to_request"),
+    *("requested_by_script", "estimate", "extend", "like", "sized", "stages_of", "submit", "to_request"),
 ]
 
 #: Bytes that a job may find in a private file of its owner's home.
@@ -132,6 +132,15 @@ def _with_directives(requested: JobSubmission, text: str) -> tuple[JobSubmission
 def sized(submission: JobSubmission) -> JobSubmission:
     """With what its script asks for, as far as that is written here. Raises InvalidRequest."""
     return _with_directives(submission, submission.script)[0] if submission.script is not None else submission
+
+
+def like(submission: JobSubmission) -> JobRequest:
+    """A request of the same size that does nothing, to ask when it would begin. Raises InvalidRequest."""
+    names = ("partition", "account", "qos", "nodes", "gpus_per_node", "gpu_type", "cpus_per_node")
+    names += ("memory_mb_per_node", "reservation", "array")
+    minutes = submission.minutes or settings.SITE.sessions.default_minutes
+    values = {name: getattr(submission, name) for name in names} | {"minutes": minutes}
+    return JobRequest.read(values | {"name": "estimate", "kind": "batch", "command": ["true"]})
 
 
 def to_request(

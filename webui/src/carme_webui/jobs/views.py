@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.broker import AsyncBrokerClient
-from carme.errors import BrokerUnavailable, CarmeError
+from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest
 from carme.jobs import Cluster, JobRequest, contents, partition_of, stage_text
 from carme.jobs.scripts import MAXIMUM_BYTES, sent_script
 from carme.reports.record import MOST_RANKS
@@ -47,6 +47,7 @@ from carme_webui.projects.models import access_for, payers, usable_by
 from carme_webui.scaling import SCALING, Advice, Probe, advice, curve_of, starts
 from carme_webui.sessions.clock import extensions, minutes_of_form
 from carme_webui.sessions.models import Session
+from carme_webui.sessions.start_estimates import gpu_hours, start_estimates
 
 __all__ = [
     *[
@@ -229,42 +230,41 @@ def directives(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def predict(request: HttpRequest) -> HttpResponse:
-    """The part of the form that says what a probe's result predicts for it, and for other nodes and GPUs."""
+    """The part of the form that says when such a job would begin, its cost, and what a probe predicts."""
     user = signed_in(request)
     cluster, _banner = _look()
     form = _form(user, cluster, data=request.POST)
     form.is_valid()
-    context: dict[str, object] = {"problems": [p for name in SCALING for p in form.errors.get(name, [])]}
-    if (probe := form.probe) and form.submission is not None and cluster is not None:
+    context: dict[str, Any] = {"problems": [p for name in SCALING for p in form.errors.get(name, [])]}
+    if form.submission is not None and cluster is not None:
         try:
-            context["advice"] = _advice(probe, submissions.sized(form.submission), cluster, user)
+            sized = submissions.like(submissions.sized(form.submission))
+            context["gpu_hours"] = gpu_hours(sized)
+            context["start_estimates"] = start_estimates(_single(sized), user.username, broker())
+            if form.probe:
+                context["advice"] = _advice(form.probe, _single(sized), cluster, user)
         except CarmeError as error:
-            context["problems"] = [explained(error)]
-    return render(request, "scaling/advice.html", context)
+            # What is wrong with the script's lines stands beside the fields that they fill in.
+            if form.probe or not isinstance(error, InvalidRequest):
+                context["problems"] = [explained(error)]
+    return render(request, "sessions/estimate.html", context)
 
 
-def _advice(
-    probe: Probe, submission: submissions.JobSubmission, cluster: Cluster, user: User
-) -> Advice | None:
+def _single(request: JobRequest) -> JobRequest:
+    """One task of an array: when the first one begins, whatever number it has."""
+    return request.model_copy(update={"array": None})
+
+
+def _advice(probe: Probe, request: JobRequest, cluster: Cluster, user: User) -> Advice | None:
     """What is shown beside the form. Raises CarmeError."""
     site = broker()
     curve = curve_of(probe.path, user, site)
-    names = ("partition", "account", "qos", "gpu_type", "cpus_per_node", "memory_mb_per_node", "reservation")
-    request = JobRequest.read(
-        {
-            "name": "estimate",
-            "kind": "batch",
-            "command": ["true"],
-            **{name: getattr(submission, name) for name in names},
-        }
-        | {"minutes": submission.minutes or settings.SITE.sessions.default_minutes}
-    )
     partition = partition_of(request, cluster, settings.SITE).name
     return advice(
         curve,
         cluster.members(partition),
-        submission.gpu_type,
-        (submission.nodes, submission.gpus_per_node),
+        request.gpu_type,
+        (request.nodes, request.gpus_per_node),
         probe.steps,
         starts(request, user, site),
     )

@@ -27,7 +27,7 @@ class LookForm(forms.ModelForm):
         super().__init__(*args, label_suffix="", **kwargs)
         field = self.fields["language"]
         assert isinstance(field, forms.ChoiceField)
-        field.choices = [("", _("As the browser asks")), *settings.LANGUAGES]
+        field.choices = [("", _("Browser default")), *settings.LANGUAGES]
         zones = self.fields["time_zone"]
         assert isinstance(zones, forms.ChoiceField)
         browsers = self.instance.browser_zone or settings.SITE.site.time_zone

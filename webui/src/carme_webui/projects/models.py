@@ -10,10 +10,11 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from carme.bookings import BookingState
-from carme.jobs import Access, Cluster, minutes_text, usable_partitions
+from carme.jobs import Access, Cluster, usable_partitions
 from carme.projects import NAME_PATTERN, Grant, Use, account_of
 from carme_webui.accounts.models import User
 from carme_webui.caches import derived
+from carme_webui.clocks import minutes_words
 from carme_webui.cluster import access_of
 from carme_webui.sentences import SentenceField
 
@@ -139,7 +140,7 @@ class Project(models.Model):
         for kind, most in sorted(self.gpu_types.items()):
             words = str(_("none")) if most == 0 else str(_("at most %d at a time") % most)
             found.append((str(_("GPUs of type %s") % kind), words))
-        longest = minutes_text(self.minutes) if self.minutes else str(_("as the site allows"))
+        longest = minutes_words(self.minutes) if self.minutes else str(_("as the site allows"))
         return [*found, (str(_("Longest job")), longest)]
 
     def get_absolute_url(self) -> str:

@@ -9,8 +9,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from carme.config import Settings
-from carme.jobs import Cluster, minutes_text
-from carme_webui.clocks import reader_zone
+from carme.jobs import Cluster
+from carme_webui.clocks import minutes_words, reader_zone
 from carme_webui.cluster import Supply
 from carme_webui.sessions.models import Preset
 
@@ -144,7 +144,7 @@ def times(
     if evening and SHORTEST_MINUTES <= evening_minutes(now) <= most:
         found.append((EVENING, _("until %d:00") % EVENING_HOUR))
     if str(default) not in dict(found):
-        found.insert(0, (str(default), minutes_text(default)))
+        found.insert(0, (str(default), minutes_words(default)))
     return found
 
 

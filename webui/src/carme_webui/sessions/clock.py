@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from django.utils.translation import gettext as _
 
 from carme.errors import InvalidRequest
-from carme.jobs import minutes_text
 from carme.sessions import Session, SessionState, Step, level_of
+from carme_webui.clocks import minutes_words
 
 __all__ = ["Remaining", "check_extension", "extensions", "minutes_of_form", "remaining"]
 
@@ -40,7 +40,7 @@ class Remaining:
     @property
     def words(self) -> str:
         """The time left: `1 hour 12 minutes`."""
-        return minutes_text(self.minutes) if self.minutes > 1 else _("less than a minute")
+        return minutes_words(self.minutes) if self.minutes > 1 else _("less than a minute")
 
     @property
     def level(self) -> str:
@@ -69,7 +69,7 @@ def remaining(session: Session, now: datetime) -> list[Remaining]:
 
 def extensions() -> list[tuple[int, str]]:
     """The minutes that pages offer to add to what runs, with their words."""
-    return [(minutes, minutes_text(minutes)) for minutes in EXTENSIONS]
+    return [(minutes, minutes_words(minutes)) for minutes in EXTENSIONS]
 
 
 def minutes_of_form(given: str) -> int:

@@ -16,11 +16,11 @@ from carme.config import Settings
 from carme.datasets import Datasets
 from carme.errors import CarmeError
 from carme.images import Image, ImageCatalogue
-from carme.jobs import Access, Cluster, SessionOptions, minutes_text, parse_stages
+from carme.jobs import Access, Cluster, SessionOptions, parse_stages
 from carme.scaling import Curve
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, cached
-from carme_webui.clocks import reader_zone
+from carme_webui.clocks import minutes_words, reader_zone
 from carme_webui.cluster import entry_points, supplies
 from carme_webui.help_links import explained
 from carme_webui.images.cards import card as card_of
@@ -228,7 +228,7 @@ class StartForm(TimeFields, ScalingFields):
         }
         for name, limit in limits.items():
             self.fields[name].widget.attrs["max"] = limit
-        self.fields["minutes"].help_text = _("At most %s.") % minutes_text(most)
+        self.fields["minutes"].help_text = _("At most %s.") % minutes_words(most)
         names = Datasets(self._site.staging.datasets).names()
         self.fields["stage"].widget.attrs |= {
             "placeholder": ", ".join([*names[:3], "/scratch/..."]),

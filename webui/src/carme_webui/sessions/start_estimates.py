@@ -1,19 +1,24 @@
-"""When a session would begin if it were started now, and with what it would begin earlier."""
+"""When a session or a batch job would begin if it were started now, and with what it would begin earlier."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import TypeVar
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
-from carme.jobs import SessionOptions, minutes_text
+from carme.jobs import JobRequest, SessionOptions, arrays
+from carme.translation import translated
 from carme.wording import number
+from carme_webui.clocks import minutes_words
 from carme_webui.sessions.models import query_of
 from carme_webui.start_times import AT_ONCE, expected_start
 
 __all__ = ["StartEstimate", "gpu_hours", "start_estimates"]
+
+Requested = TypeVar("Requested", SessionOptions, JobRequest)
 
 # One that is earlier by less is not worth a change.
 WORTH = timedelta(minutes=5)
@@ -31,7 +36,7 @@ class StartEstimate:
         refusal: Why it would never begin.
     """
 
-    options: SessionOptions
+    options: SessionOptions | JobRequest
     start: datetime | None
     earliest: datetime | None = None
     words: str = ""
@@ -51,11 +56,13 @@ class StartEstimate:
 
     @property
     def query(self) -> str:
-        """The query of the address that fills the form in with it."""
-        return query_of(self.options)
+        """The query of the address that fills the start form in with it; empty for a batch job."""
+        return query_of(self.options) if isinstance(self.options, SessionOptions) else ""
 
 
-def start_estimates(options: SessionOptions, user: str, broker: BrokerClient) -> list[StartEstimate]:
+def start_estimates(
+    options: SessionOptions | JobRequest, user: str, broker: BrokerClient
+) -> list[StartEstimate]:
     """What Slurm says to a request, and to smaller ones that would begin earlier.
 
     Raises:
@@ -69,27 +76,34 @@ def start_estimates(options: SessionOptions, user: str, broker: BrokerClient) ->
     return [requested, *(one for _start, one in sorted(sooner, key=lambda pair: pair[0]))]
 
 
-def gpu_hours(options: SessionOptions) -> float:
-    """What a session costs that uses up its time."""
-    return options.nodes * options.gpus_per_node * options.minutes / 60
+def gpu_hours(options: SessionOptions | JobRequest) -> float:
+    """What a session or a job costs that uses up its time, an array with all its tasks."""
+    tasks = arrays.count(options.array) if isinstance(options, JobRequest) and options.array else 1
+    return tasks * options.nodes * options.gpus_per_node * options.minutes / 60
 
 
-def _smaller(options: SessionOptions) -> Iterator[tuple[SessionOptions, str]]:
+def _smaller(options: Requested) -> Iterator[tuple[Requested, str]]:
     """Half as much of one thing each."""
     if options.nodes > 1:
         nodes = options.nodes // 2
-        yield options.model_copy(update={"nodes": nodes}), number(nodes, "node")
+        yield options.model_copy(update={"nodes": nodes}), translated(number(nodes, "node"))
     if options.gpus_per_node > 1:
         gpus = options.gpus_per_node // 2
-        words = number(gpus, "GPU")
+        words = translated(number(gpus, "GPU"))
         words = _("%s on each node") % words if options.nodes > 1 else words
         yield options.model_copy(update={"gpus_per_node": gpus}), words
     if options.minutes >= 2 * 10:
         minutes = options.minutes // 2
-        yield options.model_copy(update={"minutes": minutes}), minutes_text(minutes)
+        yield options.model_copy(update={"minutes": minutes}), minutes_words(minutes)
 
 
-def _ask(options: SessionOptions, user: str, broker: BrokerClient, words: str = "") -> StartEstimate:
-    request = options.request(name="estimate", command=["true"], environment={})
+def _ask(
+    options: SessionOptions | JobRequest, user: str, broker: BrokerClient, words: str = ""
+) -> StartEstimate:
+    request = (
+        options
+        if isinstance(options, JobRequest)
+        else options.request(name="estimate", command=["true"], environment={})
+    )
     start, earliest, refusal = expected_start(request, user, broker)
     return StartEstimate(options, start, earliest, words, refusal)

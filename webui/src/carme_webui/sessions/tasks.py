@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from carme.jobs import minutes_text
 from carme.sessions import SessionState
 from carme_webui.celery import app
+from carme_webui.clocks import minutes_words
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import notify
 from carme_webui.sessions.models import Session
@@ -38,7 +38,7 @@ def warn_of_ends(now: datetime) -> None:
             row.owner,
             lambda row=row, minutes=minutes: (
                 _("Your session “%(title)s” ends in %(time)s. Save your work.")
-                % {"title": row.title, "time": minutes_text(minutes)}
+                % {"title": row.title, "time": minutes_words(minutes)}
             ),
             Kind.SESSION_ENDS,
             key=f"ends:{row.name}:{end:%Y%m%d%H%M}",

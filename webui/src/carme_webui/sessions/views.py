@@ -18,13 +18,14 @@ from django.utils.translation import gettext as _
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme.errors import BrokerUnavailable, CarmeError
-from carme.jobs import Cluster, Forecast, SessionOptions, minutes_text, partition_of
+from carme.jobs import Cluster, Forecast, SessionOptions, partition_of
 from carme.sessions import SessionState
 from carme.translation import translated
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
 from carme_webui.bookings.models import Booking
+from carme_webui.clocks import minutes_words
 from carme_webui.cluster import broker, picture, supplies
 from carme_webui.datasets import datasets_of
 from carme_webui.files.room import refusal
@@ -364,7 +365,7 @@ def _silence(taken: datetime) -> str:
         return ""
     return _(
         "Slurm has not answered for %s. What is shown is as old; running sessions go on."
-    ) % minutes_text(max(1, int(age.total_seconds() // 60)))
+    ) % minutes_words(max(1, int(age.total_seconds() // 60)))
 
 
 def _form(
@@ -448,7 +449,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
         "log": log,
         "banner": banner,
         "known_at": mirror.updated if mirror.silence or cluster is None else cluster.taken,
-        "time_limit": minutes_text((job and job.minutes_limit) or found.requested_options.minutes),
+        "time_limit": minutes_words((job and job.minutes_limit) or found.requested_options.minutes),
         "extensions": extensions(),
         "fresh": new_name(),
         "version": version,

@@ -67,7 +67,7 @@
   }
 
   /** The gallery: a card for each notebook, which copies it to the home and opens it. */
-  function gallery(app, examples, { apputils, services, widgets }) {
+  function gallery(app, examples, icon, { apputils, widgets }) {
     const content = new widgets.Widget({ node: document.createElement('div') });
     content.addClass('carme-examples');
     const list = document.createElement('ul');
@@ -91,6 +91,7 @@
     const panel = new apputils.MainAreaWidget({ content });
     panel.id = 'carme-examples';
     panel.title.label = 'Examples';
+    panel.title.icon = icon;
     panel.title.closable = true;
     return panel;
   }
@@ -128,7 +129,7 @@
       execute: async () => {
         await refresh();
         const shown = [...app.shell.widgets('main')].find(widget => widget.id === 'carme-examples');
-        const panel = shown || gallery(app, home.examples, modules);
+        const panel = shown || gallery(app, home.examples, icon('examples'), modules);
         if (!shown) {
           app.shell.add(panel, 'main');
         }

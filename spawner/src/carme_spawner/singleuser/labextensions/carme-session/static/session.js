@@ -309,7 +309,7 @@
 
     const button = document.createElement('button');
     button.className = 'jp-mod-styled jp-mod-minimal';
-    button.style.cssText = 'height: 24px; line-height: 24px; margin: 0 8px; white-space: nowrap;';
+    button.style.cssText = 'height: 24px; line-height: 24px; margin: 2px 8px 0; white-space: nowrap;';
     button.hidden = true;
     button.addEventListener('click', () => (end.over() ? end.offer() : commands.execute('carme:extend')));
     const panel = new widgets.Widget({ node: document.createElement('div') });

@@ -10,20 +10,30 @@
   const SIGNED_OUT = 'The portal does not know who you are any more. Sign in there again, in another tab.';
   const LOADING = 'Loading what this session uses.';
   const NO_ANSWER = 'The portal does not answer just now.';
+  /** Where the part of the portal's page stands, which brings no style along: in the panel, and below cells. */
+  const PART = ':is(#carme-use, .carme-report)';
   const STYLE = `
-    #carme-use { overflow: auto; padding: 8px 12px; color: var(--jp-ui-font-color1); background: var(--jp-layout-color1); }
-    #carme-use h2 { font-size: 1.1em; margin: 4px 0 8px; }
-    #carme-use h3 { font-size: 1em; margin: 12px 0 2px; }
-    #carme-use th { text-align: left; vertical-align: top; padding-right: 8px; font-weight: 600; white-space: pre; }
-    #carme-use td { white-space: pre-wrap; overflow-wrap: anywhere; }
-    #carme-use table { font-size: 0.9em; }
-    #carme-use pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }
-    #carme-use ul { padding-left: 16px; }
-    .carme-report { padding: 4px 12px; color: var(--jp-ui-font-color1); }
-    .carme-report h2 { font-size: 1.1em; margin: 4px 0 8px; }
-    .carme-report h3 { font-size: 1em; margin: 12px 0 2px; }
-    .carme-report th { text-align: left; vertical-align: top; padding-right: 8px; font-weight: 600; }
-    .carme-report pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }`;
+    #carme-use { overflow: auto; padding: 8px 12px; background: var(--jp-layout-color1); }
+    .carme-report { padding: 4px 12px; }
+    ${PART} { color: var(--jp-ui-font-color1); }
+    ${PART} h2 { font-size: 1.1em; margin: 4px 0 8px; }
+    ${PART} h3 { font-size: 1em; margin: 12px 0 2px; }
+    ${PART} th { text-align: left; vertical-align: top; padding-right: 8px; font-weight: 600; white-space: pre; }
+    ${PART} td { white-space: pre-wrap; overflow-wrap: anywhere; }
+    ${PART} table { font-size: 0.9em; }
+    ${PART} pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }
+    ${PART} ul { padding-left: 16px; }
+    ${PART} meter { width: 72px; margin-right: 6px; vertical-align: middle; }
+    ${PART} summary { cursor: pointer; margin: 4px 0; }
+    ${PART} .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 4px 16px; }
+    ${PART} .chart { min-width: 0; }
+    ${PART} .multiples { display: grid; grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); gap: 6px; padding: 0; margin: 4px 0; list-style: none; }
+    ${PART} .multiples li { min-width: 0; padding: 4px 6px; border: 1px solid var(--jp-border-color2); border-radius: 4px; font-size: 0.85em; }
+    ${PART} .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; margin: 4px 0; font-size: 0.9em; }
+    ${PART} .stroke { display: inline-block; width: 22px; vertical-align: middle; border-top: 3px solid #0072b2; }
+    ${PART} .stroke-2 { border-top: 3px dashed #c04a00; }
+    [data-jp-theme-light='false'] ${PART} .stroke { border-top-color: #56b4e9; }
+    [data-jp-theme-light='false'] ${PART} .stroke-2 { border-top-color: #e69f00; }`;
   /** What `%carme_report` displays: `{"job": 123}`. */
   const REPORT = 'application/vnd.carme.report+json';
 

@@ -1,0 +1,79 @@
+"""Where things stand on a page, as a reader sees it."""
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from .conftest import log_in
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("a_life")]
+
+#: For each sign of a legend the pixels to its own word, and those from there to the next sign of that row.
+DISTANCES = """() => {
+    const entries = [...document.querySelectorAll(".legend > span")].map((entry) => {
+        const word = document.createRange();
+        word.selectNodeContents(entry.lastChild);
+        return { sign: entry.firstElementChild.getBoundingClientRect(), word: word.getBoundingClientRect() };
+    });
+    return entries.slice(1).flatMap((entry, place) => {
+        const { sign, word } = entries[place];
+        const sameRow = Math.abs(entry.sign.top - sign.top) < 1;
+        return sameRow ? [[word.left - sign.right, entry.sign.left - word.right]] : [];
+    });
+}"""
+#: How far the middle of a summary's words is from that of its chevron, in pixels.
+OFF_MIDDLE = """(summary) => {
+    const { height } = getComputedStyle(summary, "::after");
+    const words = document.createRange();
+    words.selectNodeContents(summary);
+    const text = words.getBoundingClientRect(), box = summary.getBoundingClientRect();
+    const centred = getComputedStyle(summary).alignItems === "center" && parseFloat(height) <= box.height;
+    return centred ? Math.abs((text.top + text.bottom) / 2 - (box.top + box.bottom) / 2) : Infinity;
+}"""
+
+
+def test_signs_of_a_legend_stand_beside_their_own_words(page: Page) -> None:
+    log_in(page)
+    page.goto("/bookings/")
+    expect(page.locator(".legend")).to_contain_text("waits for approval")
+    distances = page.evaluate(DISTANCES)
+    assert len(distances) > 3
+    assert all(2 * own < other for own, other in distances), distances
+
+
+def test_chevrons_stand_on_the_line_of_their_words(page: Page) -> None:
+    log_in(page)
+    page.goto("/")
+    summaries = page.locator(".start-form summary")
+    expect(summaries).to_have_count(2)
+    for summary in summaries.all():
+        assert summary.evaluate(OFF_MIDDLE) < 2
+
+
+def test_a_long_scope_of_a_token_does_not_run_below_its_box(page: Page) -> None:
+    log_in(page)
+    page.goto("/tokens/")
+    label = page.locator(".scopes label").filter(has_text="answer invitations")
+    box = label.locator("input").bounding_box()
+    words = label.evaluate(
+        """(label) => {
+            const words = document.createRange();
+            words.selectNodeContents(label.lastElementChild ?? label);
+            words.setStartAfter(label.querySelector("input"));
+            return words.getBoundingClientRect().left;
+        }"""
+    )
+    assert box is not None
+    assert words >= box["x"] + box["width"]
+
+
+def test_facts_of_a_job_take_two_columns_of_a_wide_page(page: Page) -> None:
+    log_in(page)
+    page.goto("/jobs/7/")
+    facts = page.locator("dl.pairs dt")
+    tops = [fact.bounding_box() for fact in facts.all()[:2]]
+    assert tops[0] and tops[1]
+    assert tops[0]["y"] == pytest.approx(tops[1]["y"], abs=4)
+    page.set_viewport_size({"width": 390, "height": 844})
+    narrow = [fact.bounding_box() for fact in facts.all()[:2]]
+    assert narrow[0] and narrow[1]
+    assert narrow[0]["y"] + narrow[0]["height"] <= narrow[1]["y"]
