@@ -126,6 +126,7 @@ class FakeBroker:
         self.wanted: dict[int, JobRequest] = {}
         self.results: dict[int, bytes] = {}
         self.facts: dict[int, protocol.JobFacts] = {}
+        self.nets: dict[int, protocol.NetPicture] = {}
         self.scripts: dict[tuple[str, str], str] = {}
         self.accesses: dict[str, Access] = {}
         self.leads: dict[str, list[str]] = {}
@@ -315,6 +316,9 @@ class FakeBroker:
             case protocol.GetFacts(job_id=job_id, user=user, task=task):
                 self._known(job_id, user, task)
                 return self.facts.get(job_id, protocol.JobFacts())
+            case protocol.GetNet(job_id=job_id, user=user, task=task):
+                self._known(job_id, user, task)
+                return self.nets.get(job_id, protocol.NetPicture())
             case protocol.GetJob(job_id=job_id, user=user, task=task):
                 return self._known(job_id, user, task)
             case protocol.GetResult(job_id=job_id, user=user, offset=offset, limit=limit, task=task):

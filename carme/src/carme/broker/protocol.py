@@ -8,7 +8,7 @@ A request is `{"method": "cancel", "job_id": 7}`, its answer `{"result": ...}` o
 from datetime import datetime
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -46,6 +46,7 @@ __all__ = [
     "GetJob",
     "GetJobs",
     "GetLog",
+    "GetNet",
     "GetOverview",
     "GetProjects",
     "GetRecipe",
@@ -60,6 +61,7 @@ __all__ = [
     "JobFacts",
     "LogPart",
     "Maintain",
+    "NetPicture",
     "Note",
     "OpenFiles",
     "Operation",
@@ -152,6 +154,26 @@ class JobFacts(BaseModel):
     branch: Annotated[str, Field(max_length=500)] = ""
     revision: Annotated[str, Field(max_length=64)] = ""
     login: Annotated[str, Field(max_length=2000)] = ""
+
+
+class NetPicture(BaseModel):
+    """The Petri net that a job runs or has run, as its program drew it last; of several, the latest.
+
+    Its owner could have written it otherwise, and `svg` must not be made a part of a page. `state` is empty
+    where the job has no net, else running, resting (nothing can start) or failed. `at` is a time in seconds
+    since 1970; `running`, `ended` and `tokens` are sums over the net. A net too large has no `svg`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    name: Annotated[str, Field(max_length=200)] = ""
+    state: Literal["", "running", "resting", "failed"] = ""
+    error: Annotated[str, Field(max_length=2000)] = ""
+    at: Annotated[float, Field(ge=0, le=1e11)] = 0.0
+    running: Annotated[int, Field(ge=0)] = 0
+    ended: Annotated[int, Field(ge=0)] = 0
+    tokens: Annotated[int, Field(ge=0)] = 0
+    svg: Annotated[str, Field(max_length=262_144)] = ""
 
 
 class EventBatch(BaseModel):
@@ -319,6 +341,15 @@ class GetResult(Operation[LogPart]):
 @operation("facts")
 class GetFacts(Operation[JobFacts]):
     """Get where a job began: its image's digest, the Git revision of its working folder."""
+
+    job_id: JobNumber
+    user: User = None
+    task: Task = None
+
+
+@operation("net")
+class GetNet(Operation[NetPicture]):
+    """Get the Petri net that a job runs or has run, drawn with its tokens and tasks."""
 
     job_id: JobNumber
     user: User = None
