@@ -152,6 +152,8 @@ def test_arcs_that_never_fit_a_capacity_are_found():
         (lambda net, a: net.add("t", 0 * a >> a), "is not positive"),
         (lambda net, a: net.add("t", a >> a, lambda x, y: x), "takes \\(x, y\\)"),
         (lambda net, a: net.add("t", a >> a, needs="gpu:many"), "'gpu:many' is no resource"),
+        (lambda net, a: net.add("t", a >> a, needs="gpu:1.5"), "'gpu:1.5' is no resource"),
+        (lambda net, a: net.add("t", a >> a, needs="memory:0GiB"), "'memory:0GiB' is no resource"),
         (lambda net, a: net.transition("cat {b}", a >> a), "has a field {b}"),
         (lambda net, a: net.transition("cat 'a", a >> a), "cannot be split"),
         (lambda net, a: net.transition("", a >> a), "empty command"),
