@@ -280,7 +280,7 @@ def test_chance_is_used_until_the_result_is_good_enough(tmp_path: Path):
 @pytest.mark.parametrize(("size", "edge"), [(12, 5), (8, 8)])
 def test_a_picture_is_computed_in_tiles(tmp_path: Path, size: int, edge: int):
     light: Any = runpy.run_path(str(EXAMPLES / "patterns.py"))["light"]
-    ((*rows,),) = end(example("patterns", "tiles", size, edge), tmp_path, {"start": [1]})["pixels"]
+    (rows,) = end(example("patterns", "tiles", size, edge), tmp_path, {"start": [1]})["pixels"]
     assert rows == [[light(x, y, size) for x in range(size)] for y in range(size)]
     assert max(map(max, rows)) > 0.9 and rows[0][0] == 0
 
