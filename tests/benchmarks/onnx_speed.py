@@ -242,9 +242,7 @@ def with_threads(file: str, given: list[dict[str, Any]], threads: int) -> float:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-    return statistics.median(
-        [seconds(lambda each=each: session.run(None, each)) for each in given][WARM_UP:]
-    )
+    return statistics.median([seconds(lambda each=each: session.run(None, each)) for each in given][WARM_UP:])
 
 
 def split_speedup(name: str, count: int, rounds: int) -> dict[str, Any]:

@@ -113,7 +113,10 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @pytest.mark.timeout(4 * HANG)
 def test_a_node_that_is_lost_in_the_middle_of_a_training_changes_no_loss(job: Job, tmp_path: Path) -> None:
-    program, model = str(Path(__file__).parent / "programs" / "onnx_fit_lost.py"), str(tmp_path / "model.onnx")
+    program, model = (
+        str(Path(__file__).parent / "programs" / "onnx_fit_lost.py"),
+        str(tmp_path / "model.onnx"),
+    )
     onnx.save(dense(), model)
     undisturbed = _printed(finished(job.launch("-n", "1", program, model, "whole")))
     run = job.launch("-n", "2", "--max-restarts", "1", program, model, "lost")

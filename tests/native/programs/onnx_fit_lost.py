@@ -1,7 +1,7 @@
 """Trains an ONNX model, with checkpoints. Arguments: the model, and the folder of the checkpoints.
 
-On the first start rank 1 of several says WAITS in its seventh step and makes it no more. Rank 0 prints the steps
-that it has made in this start and all losses, as JSON.
+On the first start rank 1 of several says WAITS in its seventh step and makes it no more. Rank 0 prints the
+steps that it has made in this start and all losses, as JSON.
 """
 
 import json

@@ -245,7 +245,7 @@ KILLS_PER_RUN = 10
 
 @pytest.mark.parametrize("seed", range((KILLS + KILLS_PER_RUN - 1) // KILLS_PER_RUN))
 def test_nothing_is_lost_by_kills_on_any_node(make_job: Callable[..., Any], tmp_path: Path, seed: int):
-    """Of workers, of the programs that fork them, and of the coordinator; at last a node is lost or stands still."""
+    """Of workers, those that fork them, and the coordinator; at last a node is lost or stands still."""
     chance = random.Random(seed)
     (tmp_path / "killed.py").write_text(KILLED)
     os.mkfifo(tmp_path / "alive")

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 import carme_runtime
 from carme_runtime.petri import Net, Range, command
-from free_ports import free_port
 from patience import HANG
 
 PROGRAM = """

@@ -179,7 +179,8 @@ def body_for(outputs):
     return body
 
 for n, (inputs, outputs, priority) in enumerate(described["transitions"]):
-    flow = Flow(tuple(Arc(places[p], w, k) for p, w, k in inputs), tuple(Arc(places[p], w) for p, w in outputs))
+    taken = tuple(Arc(places[p], w, k) for p, w, k in inputs)
+    flow = Flow(taken, tuple(Arc(places[p], w) for p, w in outputs))
     net.add(f"t{n}", flow, body_for([w for _, w in outputs]), priority=priority, retries=1000)
 
 if __name__ == "__main__":

@@ -305,25 +305,6 @@ def test_resources_limit_what_runs_at_once(folder: Path):
         assert len(run.wait(HANG)["y"]) == 6
 
 
-def test_memory_that_tasks_need_limits_what_runs_at_once(folder: Path):
-    net = Net("memory")
-    x, y = net.place("x", int, tokens=range(4)), net.place("y", int)
-    busy = folder.parent / "busy"
-
-    @net.transition(x >> y, needs="memory:3GiB")
-    def alone(value):
-        busy.mkdir()  # fails if another has it
-        busy.rmdir()
-        return value
-
-    assert "alone (needs memory:3072MiB)" in net.draw()
-    with pytest.raises(PetriError, match='needs memory:3072MiB, and this run offers 1024MiB') as caught:
-        net.start(folder=folder, offers="memory:1GiB")
-    assert caught.value.remedy == 'Start it with offers="memory:3072MiB" or more.'
-    with net.start(folder=folder, offers="memory:4.5GiB") as run:
-        assert len(run.wait(HANG)["y"]) == 4
-
-
 def test_a_run_has_one_coordinator(folder: Path):
     net = Net("single")
     net.add("t", net.place("x") >> None, print)

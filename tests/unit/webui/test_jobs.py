@@ -526,7 +526,9 @@ def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: Fak
 
 def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(7, kind="batch", started=NOW))])
-    assert BeautifulSoup(browser.get("/jobs/7/").content, "html.parser").select_one("#net[hx-get='/jobs/7/net/']")
+    assert BeautifulSoup(browser.get("/jobs/7/").content, "html.parser").select_one(
+        "#net[hx-get='/jobs/7/net/']"
+    )
 
     def section() -> Tag:
         found = BeautifulSoup(browser.get("/jobs/7/net/").content, "html.parser").select_one("#net")
@@ -535,7 +537,9 @@ def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser,
 
     assert section().has_attr("hidden") and section()["hx-trigger"] == "every 20s"
     svg = "<svg><script>alert(1)</script></svg>"
-    drawn = NetPicture(name="<b>", state="running", at=NOW.timestamp(), running=2, ended=40, tokens=9, svg=svg)
+    drawn = NetPicture(
+        name="<b>", state="running", at=NOW.timestamp(), running=2, ended=40, tokens=9, svg=svg
+    )
     broker.nets[7] = drawn
     shown = section()
     assert not shown.has_attr("hidden") and shown["hx-trigger"] == "every 3s"
@@ -544,7 +548,9 @@ def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser,
     kind, _, data = str(image["src"]).partition(",")
     assert kind == "data:image/svg+xml;base64" and base64.b64decode(data).decode() == svg
     assert not shown.select("svg, script, b")
-    broker.nets[7] = drawn.model_copy(update={"state": "failed", "error": "Transition <i> failed.", "svg": ""})
+    broker.nets[7] = drawn.model_copy(
+        update={"state": "failed", "error": "Transition <i> failed.", "svg": ""}
+    )
     assert "It has failed. Transition <i> failed." in section().text
     assert not section().select("img, i") and "too large to be drawn" in section().text
     assert other.get("/jobs/7/net/").status_code == 404

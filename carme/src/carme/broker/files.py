@@ -67,7 +67,12 @@ class JobFiles:
         return await self._noted(peer, request, NET_NAME, NET_BYTES, NetPicture)
 
     async def _noted(
-        self, peer: Peer, request: protocol.GetFacts | protocol.GetNet, name: str, most: int, kind: type[Noted]
+        self,
+        peer: Peer,
+        request: protocol.GetFacts | protocol.GetNet,
+        name: str,
+        most: int,
+        kind: type[Noted],
     ) -> Noted:
         """What a file in the folder of a job, or of a task, says; all defaults where it does not."""
         job = await self._jobs.find(peer, request.job_id, request.user, request.task)

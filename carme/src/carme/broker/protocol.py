@@ -8,7 +8,7 @@ A request is `{"method": "cancel", "job_id": 7}`, its answer `{"result": ...}` o
 from datetime import datetime
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -19,6 +19,7 @@ from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Access, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK, Tasks
 from carme.jobs.contents import Content
+from carme.jobs.noted import JobFacts, NetPicture
 from carme.jobs.requests import Word
 from carme.jobs.stages import Stages
 from carme.projects import Grant, ProjectAccount
@@ -138,42 +139,6 @@ class Recipe(BaseModel):
 
     request: JobRequest
     variables: list[str] = []
-
-
-class JobFacts(BaseModel):
-    """Where a job began: its image's digest, the Git repository of its working folder, failing login files.
-
-    Its owner could have written it otherwise. What is not known is empty.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    image: Annotated[str, Field(max_length=100)] = ""
-    digest: Annotated[str, Field(max_length=100)] = ""
-    repository: Annotated[str, Field(max_length=4096)] = ""
-    branch: Annotated[str, Field(max_length=500)] = ""
-    revision: Annotated[str, Field(max_length=64)] = ""
-    login: Annotated[str, Field(max_length=2000)] = ""
-
-
-class NetPicture(BaseModel):
-    """The Petri net that a job runs or has run, as its program drew it last; of several, the latest.
-
-    Its owner could have written it otherwise, and `svg` must not be made a part of a page. `state` is empty
-    where the job has no net, else running, resting (nothing can start) or failed. `at` is a time in seconds
-    since 1970; `running`, `ended` and `tokens` are sums over the net. A net too large has no `svg`.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    name: Annotated[str, Field(max_length=200)] = ""
-    state: Literal["", "running", "resting", "failed"] = ""
-    error: Annotated[str, Field(max_length=2000)] = ""
-    at: Annotated[float, Field(ge=0, le=1e11)] = 0.0
-    running: Annotated[int, Field(ge=0)] = 0
-    ended: Annotated[int, Field(ge=0)] = 0
-    tokens: Annotated[int, Field(ge=0)] = 0
-    svg: Annotated[str, Field(max_length=262_144)] = ""
 
 
 class EventBatch(BaseModel):

@@ -67,7 +67,7 @@ def unreliable(failures: int) -> Net:
 
 
 def sorted_by_programs() -> Net:
-    """A program sorts each file, as many at once as there are workers; when all are sorted they are merged."""
+    """A program sorts each file, as many at once as there are workers; then all are merged."""
     net = Net("sorted_by_programs")
     unsorted, done = net.place("unsorted", Path), net.place("done", Path)
     ended, merged = net.place("ended", int), net.place("merged", list)
@@ -96,9 +96,7 @@ def good_enough(within: float) -> Net:
         return 4 * math.sqrt(share * (1 - share) / max(points, 1))
 
     net.add("add", throws + sums >> sums, lambda new, old: (old[0] + new[0], old[1] + new[1]))
-    net.add(
-        "stop", sums >> result, lambda s: 4 * s[0] / s[1], guard=lambda s: error(*s) < within, priority=1
-    )
+    net.add("stop", sums >> result, lambda s: 4 * s[0] / s[1], guard=lambda s: error(*s) < within, priority=1)
     net.add("drop_seed", seeds + result.read >> dropped, lambda seed, _: seed)
     net.add("drop_throw", throws + result.read >> dropped, lambda throw, _: throw)
     return net
