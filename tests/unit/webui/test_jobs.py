@@ -535,14 +535,14 @@ def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser,
         assert found is not None
         return found
 
-    assert section().has_attr("hidden") and section()["hx-trigger"] == "every 20s"
+    assert section().has_attr("hidden") and section()["hx-trigger"] == "state from:body, every 20s"
     svg = "<svg><script>alert(1)</script></svg>"
     drawn = NetPicture(
         name="<b>", state="running", at=NOW.timestamp(), running=2, ended=40, tokens=9, svg=svg
     )
     broker.nets[7] = drawn
     shown = section()
-    assert not shown.has_attr("hidden") and shown["hx-trigger"] == "every 3s"
+    assert not shown.has_attr("hidden") and shown["hx-trigger"] == "state from:body, every 3s"
     assert "Petri net <b>" in shown.text and "Running tasks: 2. Ended tasks: 40. Tokens: 9." in shown.text
     (image,) = shown.select("img")
     kind, _, data = str(image["src"]).partition(",")
