@@ -6,7 +6,7 @@
 In each round both ranks make the same steps without a recording and with one, in an order that changes.
 Reported are the median and the quartiles of the rounds' ratios: of the time on the clock, and of the main
 thread's own time, which other programs on the computer disturb less. `core_event_ns` is what an event with
-its two times costs the thread that records it in the core (recorder_speed of containers/runtime/native/tests);
+its two times costs a thread in the core (recorder_speed of containers/runtime/native/tests);
 the peer is the writer of PyPI's otf2, which records in Python.
 """
 
