@@ -86,40 +86,37 @@ def fit(
         epochs: How often the data is gone through; it must be possible to iterate over it so often.
         mode: `sync`: gradients of all ranks are averaged before each step. `async`: see above; what a model
             keeps besides its weights, as BatchNorm does, each rank has of its own; the result is the mean.
-        staleness: With `async`: by how many steps of all ranks the weights may be behind, 1 or more (Ho et
-            al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013). A
-            rank has room for up to 2 * `staleness` * ranks + 2 copies of the weights.
+        staleness: With `async`: by how many steps of all ranks the weights may be behind, 1 or more (stale
+            synchronous parallel, Ho et al., 2013). A rank has 2 * `staleness` * ranks + 2 copies of them.
         compensation: With `async`: the lambda with which gradients are corrected for what the others have
-            changed meanwhile (Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
-            Compensation", 2017); 0: not at all.
-        checkpoints: With `sync`: a folder that all ranks see. What is trained is saved there, and a later
-            call with the same data goes on with it, on any number of ranks: after a node was lost, with
-            `carme-run --max-restarts`, or in another job. Steps that were made are not made again.
+            changed meanwhile (delay compensation, Zheng et al., 2017); 0: not at all.
+        checkpoints: With `sync`: a folder that all ranks see, in which what is trained is saved. A later call
+            with the same data goes on with it, on any number of ranks (`carme-run --max-restarts`).
         interval: Steps from one checkpoint to the next.
         settings: More arguments of the optimizer, such as momentum.
 
     Raises:
         OnnxError: An operator cannot be trained, a batch does not fit the model, or a name is unknown.
     """
-    _check(mode, epochs, staleness, compensation)
-    _check_checkpoints(mode, checkpoints, interval)
+    _check(mode, epochs, staleness, compensation, checkpoints, interval)
     criterion = _named(LOSSES, loss, "loss")
     make = _named(OPTIMIZERS, optimizer, "optimizer")
     module = _trainable(source, loss)
     stepping = make(module.parameters(), lr=learning_rate, **settings)
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    module.train()
-    made = Training(module)
     batches = (batch for _ in range(epochs) for batch in _batches(module, data))
-    if mode == "async" and ranks > 1:
-        made.losses += _train_asynchronously(module, stepping, criterion, batches, staleness, compensation)
+    if mode == "async" and _place()[1] > 1:
+        losses = _train_asynchronously(module, stepping, criterion, batches, staleness, compensation)
     else:
         saved = _Saved(module, stepping, checkpoints, interval)
-        made.losses += _train_synchronously(module, stepping, criterion, batches, (rank, ranks), saved)
-    if not made.losses:
+        losses = _train_synchronously(module, stepping, criterion, batches, saved)
+    if not losses:
         raise OnnxError("There is no data to train with.", "Give pairs of inputs and targets.")
-    module.eval()
-    return made
+    return Training(module.eval(), losses)
+
+
+def _place() -> tuple[int, int]:
+    """This rank, of how many."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _trainable(source: Any, loss: str | Callable[..., torch.Tensor]) -> OnnxModule:
@@ -129,10 +126,12 @@ def _trainable(source: Any, loss: str | Callable[..., torch.Tensor]) -> OnnxModu
         module.leave_out(_LAST[loss])
     if not list(module.parameters()):
         raise OnnxError("The model has no weights that could be trained.", "Train another model.")
-    return module
+    return module.train()
 
 
-def _check(mode: str, epochs: int, staleness: int, compensation: float) -> None:
+def _check(
+    mode: str, epochs: int, staleness: int, compensation: float, checkpoints: Any, interval: int
+) -> None:
     if mode not in ("sync", "async"):
         raise OnnxError(f"There is no mode '{mode}' of training.", "Use mode='sync' or mode='async'.")
     if epochs < 1:
@@ -143,12 +142,9 @@ def _check(mode: str, epochs: int, staleness: int, compensation: float) -> None:
         )
     if not compensation >= 0:
         raise OnnxError(f"A compensation of {compensation} corrects nothing.", "Give 0 or more.")
-
-
-def _check_checkpoints(mode: str, folder: str | os.PathLike[str] | None, interval: int) -> None:
     if interval < 1:
         raise OnnxError(f"Checkpoints cannot be {interval} steps apart.", "Give an interval of 1 or more.")
-    if folder is not None and mode == "async":
+    if checkpoints is not None and mode == "async":
         raise OnnxError(
             "Ranks that do not wait for each other have no checkpoints.",
             "Use mode='sync', or leave checkpoints= out.",
@@ -263,11 +259,10 @@ def _train_synchronously(
     optimizer: torch.optim.Optimizer,
     criterion: Callable[..., torch.Tensor],
     batches: Iterator[tuple[Any, Any]],
-    place: tuple[int, int],
     saved: _Saved,
 ) -> list[float]:
-    """Each rank takes its share of every batch; the losses of the steps. `place`: the rank, of how many."""
-    rank, ranks = place
+    """Each rank takes its share of every batch; the losses of the steps."""
+    rank, ranks = _place()
     if ranks > 1:
         from carme_runtime.torch import parallelize
 
