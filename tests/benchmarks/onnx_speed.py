@@ -14,10 +14,14 @@ part takes at most 5 % longer than the most balanced one's; and what it sends ov
 would. All cuts are tried here, without the planner's code; both use the same measured times.
 `vgg19_bytes_over_any_cut`: the same over the fewest bytes of all cuts, however uneven, with the share of the
 time that the longer part of that cut takes: 1 means that one worker has nearly nothing to do.
+`resnet50_split_speedup`: images that follow one after the other, each when the results of the one before are
+there, so that only what is split within the model runs at once: on two workers of one thread against one. The
+peer is ONNX Runtime with two threads against one. `vgg19_split_speedup`: the same.
 `resnet50_compile_s`: to read, check, fold, measure and plan ResNet-50 for two workers.
 """
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -40,6 +44,8 @@ SPEEDUP, OF_INDEPENDENT, OVER_CUT, OF_UNFUSED, SECONDS = 1.7, 0.95, 1.05, 0.5, 1
 OCR = (("det_infer", (1, 3, 320, 320)), ("rec_infer", (1, 3, 48, 320)))
 #: By how much the longer part may exceed that of the most balanced cut, as docs/users/onnx.md has it.
 TOLERANCE = 1.05
+#: Images that are not timed where they follow one by one.
+WARM_UP = 3
 
 
 def images(model: Any, shape: tuple[int, ...], count: int) -> list[dict[str, Any]]:
@@ -217,6 +223,45 @@ def resnet50() -> dict[str, Any]:
     return row("resnet50_compile_s", "s", took, aim=f"< {SECONDS}", holds=took < SECONDS)
 
 
+def one_by_one(model: Any, given: list[dict[str, Any]], workers: int) -> tuple[float, int]:
+    """Seconds of an image that is alone in the net, and how many groups of operators are split."""
+    plan = carme_onnx.plan(carme_onnx.trace(model, given[0]), workers, micro_batches=1, model=model)
+    ended: list[float] = []
+
+    def watch(run: Any, number: int) -> None:
+        run.wait()
+        ended.append(time.perf_counter())
+
+    Runner(model, workers, compiled=plan, threads=1, watch=watch).run(given)
+    took = statistics.median(b - a for a, b in itertools.pairwise(ended[WARM_UP:]))
+    return took, len(plan.splits)
+
+
+def with_threads(file: str, given: list[dict[str, Any]], threads: int) -> float:
+    """Seconds of an image in ONNX Runtime alone."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    return statistics.median([seconds(lambda each=each: session.run(None, each)) for each in given][WARM_UP:])
+
+
+def split_speedup(name: str, count: int, rounds: int) -> dict[str, Any]:
+    """One image on two workers against one."""
+    model, file = carme_onnx.load(light(name)), str(light(name))
+    given = [carme_onnx.example_of(model, seed=seed) for seed in range(count)]
+    times: dict[str, list[float]] = {"ours_1": [], "ours_2": [], "threads_1": [], "threads_2": []}
+    splits = 0
+    for _ in range(rounds):
+        for workers in (1, 2):
+            took, splits = one_by_one(model, given, workers)
+            times[f"ours_{workers}"].append(took)
+            times[f"threads_{workers}"].append(with_threads(file, given, workers))
+    middle = {key: 1000 * statistics.median(each) for key, each in times.items()}
+    peer = {"two threads": middle["threads_1"] / middle["threads_2"]}
+    ours = middle["ours_1"] / middle["ours_2"]
+    return row(f"{name}_split_speedup", "x", ours, peers=peer, aim="none", milliseconds=middle, splits=splits)
+
+
 def main() -> int:
     """Measure; 1: an aim is missed."""
     parser = argparse.ArgumentParser(description="How quick ONNX models are on several workers.")
@@ -225,7 +270,9 @@ def main() -> int:
     options = parser.parse_args()
     tidy_up_when_ended()
     count = 20 if options.quick else 200
-    rows = [resnet50(), *vgg19(), ocr_processor_time(count), ocr(count, 1 if options.quick else 5)]
+    rounds = 1 if options.quick else 5
+    rows = [resnet50(), *vgg19(), ocr_processor_time(count), ocr(count, rounds)]
+    rows += [split_speedup(name, 10, rounds) for name in ("resnet50", "vgg19")]
     print_table(rows)
     if options.json:
         write_json(options.json, rows)

@@ -1,4 +1,4 @@
-"""What a task of a Petri net costs that does nothing, and to hand 1 GB on, against Dask and Parsl.
+"""What a task of a Petri net costs that does nothing, and to hand 1 GB on, against Dask, Parsl and Ray.
 
     ./test bench petri --quick
     ./test bench petri --json result.json
@@ -8,15 +8,17 @@ what else the machine does hits them alike. Each is warmed up before it is timed
 that can all run at once, timed from the first one handed over until all results are there; `chain` are tasks
 of which each waits for the one before it. `handover_1GB` is the time from the end of a task that has filled
 1 GB to the moment at which the next task has read its first and last element: ours hands on the name of a
-range in shared memory, Dask sends the array to another worker process; Parsl is not measured with it, as it
-sends arrays through the main program. Ours journals every task to the disk; the others keep none.
-Contestants that are not installed are left out. Medians are reported; the rows *_cpu_us are the processor
-time of all processes per task, which depends less on what else the machine does.
+range in shared memory, Dask sends the array to another worker process, Ray copies it into its store; Parsl is
+not measured with it, as it sends arrays through the main program. Ours journals every task to the disk; the
+others keep none. Contestants that are not installed are left out. Medians are reported; the rows *_cpu_us are
+the processor time of all processes per task, which depends less on what else the machine does. The rows
+*_on_dask_us are those of a net whose tasks Dask places, as it may over nodes that are not of one job.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import os
@@ -25,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +40,14 @@ GIGABYTE, HANDOVERS, MOST_MS = 10**9, 3, 20.0
 #: Of the better peer.
 RATIO = 10.0
 #: By contestant, as some take far longer: independent tasks and links of a chain.
-SIZES = {"ours": (20_000, 2_000), "dask": (2_000, 200), "parsl": (2_000, 200)}
-NEEDS = {"dask": "distributed", "parsl": "parsl"}
+SIZES = {
+    "ours": (20_000, 2_000),
+    "ours on dask": (1_000, 100),
+    "dask": (2_000, 200),
+    "parsl": (2_000, 200),
+    "ray": (2_000, 200),
+}
+NEEDS = {"ours on dask": "distributed", "dask": "distributed", "parsl": "parsl", "ray": "ray"}
 LIMIT_SECONDS = 600
 
 
@@ -76,6 +84,20 @@ def processor(processes: list[int]) -> float:
 
 
 def ours(tasks: int, links: int) -> dict[str, float]:
+    """Tasks of nets with workers here, and a range that is handed over."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        return nets(WORKERS, tasks, links, Path(folder)) | {
+            "handover": our_handover(Path(folder, "handover"))
+        }
+
+
+def ours_on_dask(tasks: int, links: int) -> dict[str, float]:
+    """Tasks of the same nets, each of which Dask places."""
+    with dask_cluster() as client, tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        return nets(client, tasks, links, Path(folder))
+
+
+def nets(workers: Any, tasks: int, links: int, folder: Path) -> dict[str, float]:
     """A net with one transition, and one that is a circle of which a token makes so many steps."""
     from carme_runtime.petri import Net
 
@@ -91,21 +113,19 @@ def ours(tasks: int, links: int) -> dict[str, float]:
         chain.add(f"t{number}", place >> after, increase, guard=(lambda x: x < links) if not number else None)
     chain.add("finish", places[0] >> end, guard=lambda x: x >= links)
     found = {}
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-        for name, net, place, values, count in (
-            ("independent", flat, jobs, range(tasks), tasks),
-            ("chain", chain, places[0], [0], links),
-        ):
-            with net.start(WORKERS, folder=Path(folder, name), checked=False) as run:
-                run.put(place, *(range(200) if name == "independent" else [links - length]))
-                run.wait()
-                before = processor(run.workers)
-                wall, own = seconds(
-                    lambda run=run, place=place, values=values: (run.put(place, *values), run.wait())
-                )
-                found[name] = wall / count * 1e6
-                found[f"{name}_cpu"] = (own + processor(run.workers) - before) / count * 1e6
-        found["handover"] = our_handover(Path(folder, "handover"))
+    for name, net, place, values, count in (
+        ("independent", flat, jobs, range(tasks), tasks),
+        ("chain", chain, places[0], [0], links),
+    ):
+        with net.start(workers, folder=folder / name, checked=False) as run:
+            run.put(place, *(range(200) if name == "independent" else [links - length]))
+            run.wait()
+            before = processor(run.workers)
+            wall, own = seconds(
+                lambda run=run, place=place, values=values: (run.put(place, *values), run.wait())
+            )
+            found[name] = wall / count * 1e6
+            found[f"{name}_cpu"] = (own + processor(run.workers) - before) / count * 1e6
     return found
 
 
@@ -140,16 +160,19 @@ def our_handover(folder: Path) -> float:
         return handed_over(pair)
 
 
-def dask(tasks: int, links: int) -> dict[str, float]:
-    """Dask's distributed with processes on this machine."""
+@contextlib.contextmanager
+def dask_cluster() -> Iterator[Any]:
+    """A client of Dask's distributed with processes on this machine."""
     from distributed import Client, LocalCluster
 
-    with (
-        LocalCluster(
-            n_workers=WORKERS, threads_per_worker=1, processes=True, dashboard_address=None
-        ) as cluster,
-        Client(cluster) as client,
-    ):
+    options: dict[str, Any] = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with LocalCluster(n_workers=WORKERS, **options) as cluster, Client(cluster) as client:
+        yield client
+
+
+def dask(tasks: int, links: int) -> dict[str, float]:
+    """Dask's distributed with processes on this machine."""
+    with dask_cluster() as client:
 
         def independent(count: int) -> None:
             client.gather(client.map(increase, range(count), pure=False))
@@ -217,6 +240,37 @@ def parsl(tasks: int, links: int) -> dict[str, float]:
             library.clear()
 
 
+def ray(tasks: int, links: int) -> dict[str, float]:
+    """Ray on this machine."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray as library
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        library.init(
+            num_cpus=WORKERS,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=3 * GIGABYTE,
+            _temp_dir=folder,
+        )
+        task, fill, read = map(library.remote, (increase, fill_array, read_array))
+
+        def independent(count: int) -> None:
+            library.get([task.remote(value) for value in range(count)])
+
+        def chain(count: int) -> None:
+            value = task.remote(0)
+            for _ in range(count - 1):
+                value = task.remote(value)
+            library.get(value)
+
+        try:
+            found = timed(independent, chain, tasks, links)
+            return found | {"handover": handed_over(lambda: library.get(read.remote(fill.remote())))}
+        finally:
+            library.shutdown()
+
+
 def timed(
     independent: Callable[[int], None], chain: Callable[[int], None], tasks: int, links: int
 ) -> dict[str, float]:
@@ -229,7 +283,7 @@ def timed(
     }
 
 
-CONTESTANTS = {"ours": ours, "dask": dask, "parsl": parsl}
+CONTESTANTS = {"ours": ours, "ours on dask": ours_on_dask, "dask": dask, "parsl": parsl, "ray": ray}
 
 
 def measure(name: str, quick: bool) -> dict[str, float]:
@@ -276,6 +330,8 @@ def main() -> None:
 def report(rounds: list[dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
     """The rows: medians of the rounds."""
     rows = []
+    placed = [each["ours on dask"] for each in rounds if "ours on dask" in each]
+    rounds = [{name: found for name, found in each.items() if name != "ours on dask"} for each in rounds]
     for kind, aim in AIMS.items():
         middle = {name: statistics.median(each[name][kind] for each in rounds) for name in rounds[0]}
         mine = middle.pop("ours")
@@ -294,6 +350,8 @@ def report(rounds: list[dict[str, dict[str, float]]]) -> list[dict[str, Any]]:
     for kind in AIMS:
         used = statistics.median(each["ours"][f"{kind}_cpu"] for each in rounds)
         rows.append(row(f"{kind}_cpu_us", "us", used))
+    for kind in AIMS if placed else ():
+        rows.append(row(f"{kind}_on_dask_us", "us", statistics.median(each[kind] for each in placed)))
     return rows
 
 

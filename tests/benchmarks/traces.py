@@ -5,8 +5,9 @@
 
 In each round both ranks make the same steps without a recording and with one, in an order that changes.
 We report the median and the quartiles of the rounds' ratios: of the time on the clock, and of the main
-thread's own time, which other programs on the computer disturb less. recorder_speed
-(containers/runtime/native/tests) measures what an event costs the core.
+thread's own time, which other programs on the computer disturb less. `core_event_ns` is what an event with
+its two times costs a thread in the core (recorder_speed of containers/runtime/native/tests);
+the peer is the writer of PyPI's otf2, which records in Python.
 """
 
 import argparse
@@ -23,6 +24,9 @@ from report import print_table, row, write_json
 
 MODELS = {"mlp": (2048, 6, 64), "deep": (256, 48, 64)}  # width, layers, samples of each rank
 START_SECONDS = 1800
+#: The most nanoseconds of an event in the core; how many of the peer's are timed.
+MOST_NS, PEER_EVENTS = 200, 50_000
+NATIVE = Path(__file__).parents[2] / "containers/runtime/native"
 
 
 def main() -> None:
@@ -49,10 +53,42 @@ def main() -> None:
             )
             print(f"{name}: {middle:.4f} ({low:.4f} to {high:.4f}), {len(ratios)} rounds")
         rows.append(row(f"{model}_events_of_a_step", "", found["events"]))
+    rows.append(event_row())
     print_table(rows)
     if arguments.json:
         write_json(arguments.json, rows)
     return None
+
+
+def event_row() -> dict[str, Any]:
+    """Nanoseconds of an event."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, program = Path(name), Path(name, "recorder_speed")
+        sources = [NATIVE / "tests/recorder_speed.cpp", NATIVE / "src/recorder.cpp"]
+        build = ["c++", "-O3", "-std=c++20", "-pthread", f"-I{NATIVE / 'src'}", "-o", program, *sources]
+        subprocess.run(build, check=True, timeout=START_SECONDS)
+        command = [program, folder / "recording"]
+        said = subprocess.run(command, check=True, timeout=START_SECONDS, stdout=subprocess.PIPE, text=True)
+        ours = float(said.stdout.split()[0])
+        peer = otf2_event_ns(folder / "archive")
+    aim = f"at most {MOST_NS}"
+    return row("core_event_ns", "ns", ours, peers={"otf2": peer}, aim=aim, holds=ours <= MOST_NS)
+
+
+def otf2_event_ns(folder: Path) -> float:
+    """The same of PyPI's otf2: of this thread's time, for a region that is entered and left."""
+    import otf2
+
+    with otf2.writer.open(str(folder), timer_resolution=10**9) as trace:
+        region = trace.definitions.region("region")
+        node = trace.definitions.system_tree_node("node")
+        process = trace.definitions.location_group("process", system_tree_parent=node)
+        writer = trace.event_writer("thread", group=process)
+        began = time.thread_time()
+        for _ in range(PEER_EVENTS):
+            writer.enter(time.perf_counter_ns(), region)
+            writer.leave(time.perf_counter_ns(), region)
+        return (time.thread_time() - began) / PEER_EVENTS * 1e9
 
 
 def run(model: str, quick: bool) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """ONNX models train on several ranks as on one."""
 
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper, numpy_helper
+
+from patience import HANG
+
+from .two_agents import Job, finished
 
 
 def dense() -> onnx.ModelProto:
@@ -96,3 +102,46 @@ def test_a_rank_that_dies_ends_the_training_with_a_sentence(launcher: Any, tmp_p
     ranks = launcher.start("onnx_fit_async", [0, 1], str(model), given)
     assert ranks.finish() == [1, 9]
     assert "PeerLost: Rank 1 ended while rank 0 waited for a message from rank 1." in ranks.outputs[0]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path)
+    yield job
+    job.close()
+
+
+@pytest.mark.timeout(4 * HANG)
+def test_a_node_that_is_lost_in_the_middle_of_a_training_changes_no_loss(job: Job, tmp_path: Path) -> None:
+    program, model = (
+        str(Path(__file__).parent / "programs" / "onnx_fit_lost.py"),
+        str(tmp_path / "model.onnx"),
+    )
+    onnx.save(dense(), model)
+    undisturbed = _printed(finished(job.launch("-n", "1", program, model, "whole")))
+    run = job.launch("-n", "2", "--max-restarts", "1", program, model, "lost")
+    assert run.stdout
+    watchdog = threading.Timer(3 * HANG, run.kill)
+    watchdog.start()
+    try:
+        seen = ""
+        while "WAITS" not in seen:
+            line = run.stdout.readline()
+            assert line, seen
+            seen += line
+        job.second.kill()
+        seen += run.stdout.read()
+        assert run.wait() == 0, seen
+    finally:
+        watchdog.cancel()
+    assert "Restart 1 of 1: 1 ranks go on, 2 there were before." in seen, seen
+    steps, losses = _printed(seen)
+    assert undisturbed[0] == 12 and steps in (6, 8)  # from the last checkpoint or the one before it
+    assert losses == pytest.approx(undisturbed[1], rel=1e-5)
+
+
+def _printed(output: str) -> tuple[int, list[float]]:
+    """What rank 0 has printed at its end, whatever `carme-run` puts ahead of its lines."""
+    (line,) = (each for each in output.splitlines() if "[" in each and each.endswith("]]"))
+    steps, losses = json.loads(line[line.index("[") :])
+    return steps, losses

@@ -43,6 +43,7 @@ class Read:
     events: dict[int, list[tuple[str, Any]]] = field(default_factory=dict)
     regions: dict[int, Counter[str]] = field(default_factory=dict)
     times: dict[tuple[int, str], list[int]] = field(default_factory=dict)
+    metrics: dict[tuple[int, str], list[dict[str, int]]] = field(default_factory=dict)
 
     def of(self, rank: int, kind: str) -> list[Any]:
         return [event for name, event in self.events[rank] if name == kind]
@@ -57,6 +58,10 @@ def read(folder: Path) -> Read:
             rank = int(digits[1])
             found.events.setdefault(rank, []).append((type(event).__name__, event))
             found.times.setdefault((rank, location.name), []).append(event.time)
+            if isinstance(event, otf2.events.Metric):
+                names = [member.name for member in event.metric.members]
+                values = dict(zip(names, event.values, strict=True))
+                found.metrics.setdefault((rank, location.name), []).append(values)
             if isinstance(event, otf2.events.Enter):
                 found.regions.setdefault(rank, Counter())[event.region.name] += 1
     return found
@@ -137,8 +142,21 @@ def test_times_grow_on_each_location_and_overlapping_firings_have_their_own(trac
     assert len(trace.times) >= 4
     for location, times in trace.times.items():
         assert times == sorted(times), location
-    sums = [event.values for event in trace.of(0, "Metric")]
-    assert sums
+
+
+def test_metrics_of_each_thread_are_sums_of_its_bytes_and_of_its_waiting(traced):
+    trace = read(traced[0] / "trace")
+    for rank in (0, 1):
+        bytes_moved = 0
+        for (of, location), sums in trace.metrics.items():
+            if of == rank:
+                for name in ("bytes", "waiting"):
+                    values = [each[name] for each in sums]
+                    assert values == sorted(values), (location, name)
+                bytes_moved += sums[-1]["bytes"]
+        messages = sum(event.msg_length for event in trace.of(rank, "MpiSend"))
+        one_sided = sum(event.bytes for kind in ("RmaPut", "RmaGet") for event in trace.of(rank, kind))
+        assert bytes_moved >= messages + one_sided + 7 * 4000, (rank, bytes_moved)
 
 
 @pytest.mark.skipif(PRINT is None, reason="otf2-print of otf2-tools is not there")

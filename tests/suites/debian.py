@@ -18,6 +18,7 @@ __all__ = [
     "prepare_chromium",
     "prepare_compiler",
     "prepare_node_exporter",
+    "prepare_otf2",
     "prepare_postgresql",
     "prepare_prometheus",
     "prepare_redis",
@@ -91,6 +92,12 @@ def prepare_compiler() -> bool:
     """A C compiler, for what is compiled of carme; whether it is there."""
     lacking = "There is no C compiler; the tests of what is compiled are left out."
     return bool(shutil.which("cc")) or _installed(lacking, "gcc", "libc6-dev")
+
+
+def prepare_otf2() -> bool:
+    """The program that reads traces, as others write it; whether it is there."""
+    lacking = "There is no otf2-print; the test that it accepts traces is left out."
+    return bool(shutil.which("otf2-print")) or _installed(lacking, "otf2-tools")
 
 
 def prepare_chromium() -> bool:

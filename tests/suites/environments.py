@@ -28,8 +28,8 @@ __all__ = [
     "tests_environment",
 ]
 
-#: The packages with which Petri nets are compared.
-PETRI_PEERS = ("distributed", "parsl", "numpy")
+#: The packages with which Petri nets are compared, and one more that not every Python has.
+PETRI_PEERS, PETRI_PEER_OF_SOME = ("distributed", "parsl", "numpy"), "ray"
 
 
 def _key(*contents: bytes) -> str:
@@ -193,13 +193,15 @@ def prepare_petri(tests: Path) -> Path:
     Raises:
         Stop: The environment cannot be made.
     """
-    peers = " ".join(PETRI_PEERS) + "\n"
+    peers = " ".join((*PETRI_PEERS, PETRI_PEER_OF_SOME)) + "\n"
     folder = CACHE / f"petri-{_key(_version(), peers.encode())}"
     python = folder / "bin/python"
 
     def fill() -> bool:
         _must(call(tests, "-m", "venv", folder) == 0, "The environment of Petri nets")
         if _pip(python, *PETRI_PEERS):
+            if not _pip(python, PETRI_PEER_OF_SOME):
+                report("Ray cannot be had for this Python; petri is measured without it.")
             return True
         report(
             "Dask and Parsl cannot be had; petri is measured without them. "

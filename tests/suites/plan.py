@@ -177,6 +177,7 @@ class Plan:
     def _native(self) -> None:
         native = prepare_native(self._python)
         prepare_horovod(native)
+        debian.prepare_otf2()
         python = native / "bin/python"
         runner, suite = self._runner, "native: from Python"
         options = ("--project", "tests/native", "--pythonpath", python, "--level", "error")

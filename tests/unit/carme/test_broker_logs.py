@@ -133,6 +133,26 @@ async def test_a_result_is_read_like_a_log(site: Any, request_: JobRequest) -> N
     assert (await site.client.result(job_id, offset=2)).text == "l6"
 
 
+async def test_what_a_job_draws_of_its_net_is_read_and_checked(site: Any, request_: JobRequest) -> None:
+    job_id = await site.client.submit(request_)
+    assert (await site.client.net(job_id)).name == ""
+    file = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "net.json"
+    values = {"name": "render", "state": "running", "at": 1.5e9, "running": 2, "svg": "<svg/>", "more": 1}
+    file.write_text(json.dumps(values))
+    file.chmod(0o644)
+    found = await site.client.net(job_id)
+    assert (found.name, found.state, found.running, found.tokens, found.svg) == (
+        "render", "running", 2, 0, "<svg/>",
+    )  # fmt: skip
+    for wrong in ({"state": "on fire"}, {"at": 1e300}, {"running": -1}, {"svg": "x" * 262_145}):
+        file.write_text(json.dumps(values | wrong))
+        assert (await site.client.net(job_id)).name == ""
+    file.write_text("{")
+    assert (await site.client.net(job_id)).name == ""
+    with pytest.raises(NotFound):
+        await site.client.net(job_id + 1)
+
+
 async def test_a_script_is_read_as_its_user(site: Any, folder: Path) -> None:
     (site.home / "train.sh").write_text("echo hello\n")
     found = await site.client.script("train.sh")

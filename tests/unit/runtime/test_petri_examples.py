@@ -1,9 +1,10 @@
 """The examples of nets: each gives what it is to give.
 
 They are those that GPI-Space documents (github.com/cc-hpc-itwm/gpispace, share/doc/example), written anew;
-inputs and results are those of its tests.
+inputs and results are those of its tests. `patterns` has more, of what such nets are used for.
 """
 
+import inspect
 import itertools
 import math
 import os
@@ -96,6 +97,21 @@ CASES: list[tuple[str, str, dict[str, list[Any]], dict[str, list[Any]]]] = [
     ("parallel", "subnets", {"p0": [1, 2]}, {"p3": [2110, 3110]}),
     ("parallel", "blocks", {"count": [7]}, {"done": list(range(7)), "slots": [0, 1, 2]}),
     ("parallel", "one_to_many", {"start": [5]}, {"total": [500], "whole": []}),
+    (
+        "patterns",
+        "primes",
+        {"numbers": list(range(30))},
+        {
+            "prime": [2, 3, 5, 7, 11, 13, 17, 19, 23, 29],
+            "composite": [n for n in range(30) if n < 2 or any(n % d == 0 for d in range(2, n))],
+        },
+    ),
+    (
+        "patterns",
+        "choice",
+        {"offers": ["red"]},
+        {"taken": [("order", "red")], "refused": [], "offers": [], "open": []},
+    ),
 ]
 
 
@@ -217,3 +233,74 @@ def test_the_number_of_tokens_has_no_weight():
     place = Net("weights").place("place", int)
     with pytest.raises(Exception, match="number of tokens in place place has no weight"):
         2 * place.count
+
+
+def test_each_value_is_mapped(tmp_path: Path):
+    marking = end(example("patterns", "mapped", abs), tmp_path, {"given": list(enumerate([-3, 0, 5]))})
+    assert sorted(marking["results"]) == [(0, 3), (1, 0), (2, 5)]
+
+
+def test_words_of_files_are_counted(tmp_path: Path):
+    texts = ["a rose is a rose", "is a", "", "rose"]
+    files = [tmp_path / f"text-{number}" for number in range(len(texts))]
+    for file, text in zip(files, texts, strict=True):
+        file.write_text(text)
+    marking = end(example("patterns", "word_count"), tmp_path, {"files": files})
+    assert marking["total"] == [Counter(a=3, rose=3, **{"is": 2})]
+
+
+def test_of_several_offers_one_is_taken(tmp_path: Path):
+    marking = end(example("patterns", "choice"), tmp_path, {"offers": ["red", "blue", "green"]})
+    ((_, taken),) = marking["taken"]
+    assert sorted([taken, *marking["refused"]]) == ["blue", "green", "red"]
+
+
+@pytest.mark.parametrize("failures", [0, 3])
+def test_what_fails_by_chance_is_repeated(tmp_path: Path, failures: int):
+    marking = end(example("patterns", "unreliable", failures), tmp_path, {"jobs": [1, 2]})
+    assert sorted(marking["done"]) == [(1, failures + 1), (2, failures + 1)]
+
+
+def test_files_are_sorted_by_programs_and_merged(tmp_path: Path):
+    values = random.Random(5).sample(range(1000), 300)
+    files = [tmp_path / f"numbers {number}" for number in range(3)]
+    for number, file in enumerate(files):
+        file.write_text("\n".join(map(str, values[number::3])))
+    marking = end(example("patterns", "sorted_by_programs"), tmp_path, {"unsorted": files, "ended": [1]})
+    assert marking["merged"] == [sorted(values)]
+
+
+def test_chance_is_used_until_the_result_is_good_enough(tmp_path: Path):
+    marking = end(example("patterns", "good_enough", 0.02), tmp_path, {"seeds": list(range(200))})
+    (found,) = marking["result"]
+    assert abs(found - math.pi) < 6 * 0.02
+    assert marking["seeds"] == marking["throws"] == marking["sums"] == [] and marking["dropped"]
+
+
+@pytest.mark.parametrize(("size", "edge"), [(12, 5), (8, 8)])
+def test_a_picture_is_computed_in_tiles(tmp_path: Path, size: int, edge: int):
+    light: Any = runpy.run_path(str(EXAMPLES / "patterns.py"))["light"]
+    (rows,) = end(example("patterns", "tiles", size, edge), tmp_path, {"start": [1]})["pixels"]
+    assert rows == [[light(x, y, size) for x in range(size)] for y in range(size)]
+    assert max(map(max, rows)) > 0.9 and rows[0][0] == 0
+
+
+def test_a_stencil_reads_its_neighbours_edges(tmp_path: Path):
+    cells, steps = 50, 7
+    expected = [1.0] + [0.0] * (cells - 1)
+    for _ in range(steps):
+        expected = [(expected[i - 1] + expected[i] + expected[(i + 1) % cells]) / 3 for i in range(cells)]
+    (found,) = end(example("patterns", "heat", 4, steps), tmp_path, {"start": [cells]})["result"]
+    assert found == pytest.approx(expected, abs=1e-15)
+
+
+def test_all_examples_are_run_here_and_there_are_thirty_at_least():
+    own = Path(__file__).read_text()
+    made = {
+        (file.stem, name)
+        for file in EXAMPLES.glob("*.py")
+        for name, value in runpy.run_path(str(file)).items()
+        if inspect.isfunction(value) and value.__annotations__.get("return") is Net
+    }
+    assert len(made) >= 30
+    assert {name for module, name in made if f'"{module}", "{name}"' not in " ".join(own.split())} == set()

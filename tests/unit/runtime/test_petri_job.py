@@ -141,17 +141,13 @@ def test_the_tasks_of_a_node_that_stands_still_run_on_the_others(start: Callable
     (tmp_path / "stay").touch()
     job, process = start()
     worker = int((tmp_path / "stays").read_text())
-    node = [job.joined[0].popen.pid]
-    for each in node:  # and of those that are found meanwhile
-        node += children(each)
+    node = processes_of(job)
     assert worker in node
-    for each in node:
-        os.kill(each, signal.SIGSTOP)
+    send(signal.SIGSTOP, node)
     try:
         marking, _, notices = result(process)
     finally:
-        for each in node:
-            os.kill(each, signal.SIGCONT)
+        send(signal.SIGCONT, node)
     assert sorted(value for value, _, _ in marking["y"]) == list(range(20))
     assert sorted(value for value, _ in marking["sums"]) == list(range(5))
     assert "Node n2 was lost; its tasks run again on the others." in notices
@@ -249,7 +245,7 @@ KILLS_PER_RUN = 10
 
 @pytest.mark.parametrize("seed", range((KILLS + KILLS_PER_RUN - 1) // KILLS_PER_RUN))
 def test_nothing_is_lost_by_kills_on_any_node(make_job: Callable[..., Any], tmp_path: Path, seed: int):
-    """Of workers, of the programs that fork them, and of the coordinator; at last of a node's agent."""
+    """Of workers, those that fork them, and the coordinator; at last a node is lost or stands still."""
     chance = random.Random(seed)
     (tmp_path / "killed.py").write_text(KILLED)
     os.mkfifo(tmp_path / "alive")
@@ -257,7 +253,9 @@ def test_nothing_is_lost_by_kills_on_any_node(make_job: Callable[..., Any], tmp_
     environment = job.node_environment(0) | {"CARME_AGENT": str(job.socket(0))}
     command = [sys.executable, str(tmp_path / "killed.py"), str(tmp_path / "run")]
     left, out = min(KILLS, KILLS_PER_RUN), ""
-    with os.fdopen(os.open(tmp_path / "alive", os.O_RDWR)) as lines:
+    last, node = "pause" if seed % 2 else "agent", []
+    with os.fdopen(os.open(tmp_path / "alive", os.O_RDWR)) as lines, contextlib.ExitStack() as end:
+        end.callback(lambda: send(signal.SIGCONT, node))
         while not out:
             process = job.start(command, environment)
             watcher = threading.Thread(target=say_end, args=(process, tmp_path / "alive"))
@@ -268,8 +266,13 @@ def test_nothing_is_lost_by_kills_on_any_node(make_job: Callable[..., Any], tmp_
                 if wait or not left:
                     continue
                 worker, server = map(int, line.split())
-                victims = ["worker", "server", "program", "coordinator"] + ["agent"] * (left == 1)
-                kill(victims[-1] if left == 1 else chance.choice(victims), worker, server, process, job)
+                victims = ["worker", "server", "program", "coordinator"]
+                victim = last if left == 1 else chance.choice(victims)
+                if victim == "pause":
+                    node += processes_of(job)
+                    send(signal.SIGSTOP, node)
+                else:
+                    kill(victim, worker, server, process, job)
                 left, wait = left - 1, chance.randrange(1, 12)
             watcher.join()
             code, out, errors = process.wait()
@@ -280,6 +283,21 @@ def test_nothing_is_lost_by_kills_on_any_node(make_job: Callable[..., Any], tmp_
     assert sum(map(len, marking.values())) == 60
     memory = Memory.at(tmp_path / "run")
     assert {name: memory[name].buffer[0] for name in memory} == {f"range-{n}": n for n in range(60)}
+
+
+def processes_of(job: Any) -> list[int]:
+    """All of the second node."""
+    node = [job.joined[0].popen.pid]
+    for each in node:  # and of those that are found meanwhile
+        node += children(each)
+    return node
+
+
+def send(number: signal.Signals, processes: list[int]) -> None:
+    """Send a signal to those that are there."""
+    for each in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, number)
 
 
 def children(process: int) -> list[int]:

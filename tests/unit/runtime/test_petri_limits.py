@@ -1,4 +1,4 @@
-"""Limits of tasks: their time, and the length of what they say when they fail."""
+"""Limits of tasks: their time, what they need, and the length of what they say when they fail."""
 
 import os
 import subprocess
@@ -98,3 +98,22 @@ def test_a_body_that_fails_with_a_long_message_says_its_beginning(folder: Path):
     assert caught.value.message.startswith("Transition bad failed: ValueError: aaa")
     assert "... (50000012 characters)" in caught.value.message
     assert len(str(caught.value)) < 30_000
+
+
+def test_memory_that_tasks_need_limits_what_runs_at_once(folder: Path):
+    net = Net("memory")
+    x, y = net.place("x", int, tokens=range(4)), net.place("y", int)
+    busy = folder.parent / "busy"
+
+    @net.transition(x >> y, needs="memory:3GiB")
+    def alone(value):
+        busy.mkdir()  # fails if another has it
+        busy.rmdir()
+        return value
+
+    assert "alone (needs memory:3072MiB)" in net.draw()
+    with pytest.raises(PetriError, match="needs memory:3072MiB, and this run offers 1024MiB") as caught:
+        net.start(folder=folder, offers="memory:1GiB")
+    assert caught.value.remedy == 'Start it with offers="memory:3072MiB" or more.'
+    with net.start(folder=folder, offers="memory:4.5GiB") as run:
+        assert len(run.wait(HANG)["y"]) == 4

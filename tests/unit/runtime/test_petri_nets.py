@@ -1,8 +1,10 @@
 """Nets as they are written: arcs, checks before a run, pictures, PNML."""
 
+import json
 import os
 import queue
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from carme_runtime.petri import Net, PetriError
+from carme_runtime.petri import Net, PetriError, live
 from patience import HANG
 
 
@@ -150,6 +152,8 @@ def test_arcs_that_never_fit_a_capacity_are_found():
         (lambda net, a: net.add("t", 0 * a >> a), "is not positive"),
         (lambda net, a: net.add("t", a >> a, lambda x, y: x), "takes \\(x, y\\)"),
         (lambda net, a: net.add("t", a >> a, needs="gpu:many"), "'gpu:many' is no resource"),
+        (lambda net, a: net.add("t", a >> a, needs="gpu:1.5"), "'gpu:1.5' is no resource"),
+        (lambda net, a: net.add("t", a >> a, needs="memory:0GiB"), "'memory:0GiB' is no resource"),
         (lambda net, a: net.transition("cat {b}", a >> a), "has a field {b}"),
         (lambda net, a: net.transition("cat 'a", a >> a), "cannot be split"),
         (lambda net, a: net.transition("", a >> a), "empty command"),
@@ -234,3 +238,46 @@ def test_a_picture_follows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "IPython.display", None)
     with Net.resume(tmp_path / "run", net=net) as run, pytest.raises(PetriError, match="need IPython"):
         run.show()
+
+
+def test_the_page_of_the_job_follows_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    job = tmp_path / "job"
+    job.mkdir()
+    monkeypatch.setenv(live.JOB_FOLDER, str(job))
+    monkeypatch.setattr(live, "_PAGE_SECONDS", 0.01)
+    net = Net("paged")
+    gates, opened = net.place("gates", str), net.place("opened", str)
+    net.add("wait_for", gates >> opened, lambda gate: Path(gate).read_text())
+    os.mkfifo(tmp_path / "gate")
+
+    def page() -> dict[str, Any]:
+        found = job / live.PAGE
+        return json.loads(found.read_text()) if found.exists() else {"running": -1}
+
+    with net.start(1, folder=tmp_path / "run") as run:
+        run.put(gates, str(tmp_path / "gate"))
+        while page()["running"] != 1:
+            time.sleep(0.01)
+        assert (page()["name"], page()["state"]) == ("paged", "running")
+        assert "wait_for: 1 running, 0 ended" in page()["svg"]
+        (tmp_path / "gate").write_text("open")
+        run.wait(HANG)
+    last = page()
+    assert (last["state"], last["running"], last["ended"], last["tokens"]) == ("resting", 0, 1, 1)
+    assert [file.name for file in job.iterdir()] == [live.PAGE]
+    monkeypatch.setattr(live, "_MOST_DRAWN", 10)
+    with Net.resume(tmp_path / "run", net=net, workers=1) as run:
+        run.wait(HANG)
+    assert page()["svg"] == "" and page()["tokens"] == 1
+
+
+def test_a_run_in_a_job_whose_folder_cannot_be_written_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(live.JOB_FOLDER, str(tmp_path / "none"))
+    net = Net("unpaged")
+    x, y = net.place("x", int, tokens=[1]), net.place("y", int)
+    net.add("t", x >> y, lambda value: value)
+    with net.start(1, folder=tmp_path / "run") as run:
+        assert run.wait(HANG)["y"] == [1]
+    assert not (tmp_path / "none").exists()

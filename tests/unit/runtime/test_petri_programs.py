@@ -2,10 +2,13 @@
 
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
+import carme_runtime
 from carme_runtime.petri import Net, Range, command
 from patience import HANG
 
@@ -157,3 +160,71 @@ def test_ranks_of_mpi_share_a_range(tmp_path: Path):
         run.put(fields, field)
         marking = run.wait(HANG)
     assert marking["sums"] == [[1, 1, 2, 2]] and marking["sizes"] == [2]
+
+
+GASPI = """
+#include <carme_ranges.h>
+
+/* GPI-2's interface, whose header is in no package. */
+typedef struct { unsigned logger, sn_port, rest[40]; } configuration;
+int gaspi_config_get(configuration *), gaspi_config_set(configuration);
+int gaspi_proc_init(unsigned long), gaspi_proc_term(unsigned long);
+int gaspi_proc_rank(unsigned short *), gaspi_proc_num(unsigned short *);
+int gaspi_segment_bind(unsigned char, void *, unsigned long, int);
+int gaspi_segment_register(unsigned char, unsigned short, unsigned long);
+int gaspi_write(unsigned char, unsigned long, unsigned short, unsigned char, unsigned long, unsigned long,
+                unsigned char, unsigned long);
+int gaspi_wait(unsigned char, unsigned long), gaspi_barrier(unsigned char, unsigned long);
+static const unsigned long forever = ~0ul;
+
+/* The segment of each rank is its part of the range: its own number, then that of the rank before it. */
+int main(int count, char **words) {
+    unsigned short rank, size;
+    carme_range field;
+    configuration settings;
+    if (count != 3 || carme_range_open(&field, words[1], 1)) return 2;
+    gaspi_config_get(&settings);
+    settings.sn_port = (unsigned)atoi(words[2]);
+    gaspi_config_set(settings);
+    if (gaspi_proc_init(forever) || gaspi_proc_rank(&rank) || gaspi_proc_num(&size)) return 3;
+    size_t part = field.size / size;
+    unsigned char *own = (unsigned char *)field.data + rank * part;
+    own[0] = (unsigned char)(rank + 1);
+    if (gaspi_segment_bind(0, own, part, 0)) return 4;
+    for (unsigned short other = 0; other < size; other++)
+        if (gaspi_segment_register(0, other, forever)) return 5;
+    gaspi_barrier(0, forever);
+    if (gaspi_write(0, 0, (unsigned short)((rank + 1) % size), 0, 1, 1, 0, forever)) return 6;
+    gaspi_wait(0, forever);
+    gaspi_barrier(0, forever);
+    gaspi_proc_term(forever);
+    carme_range_close(&field);
+    return 0;
+}
+"""
+
+
+def test_segments_of_gpi2_ranks_are_parts_of_a_range(tmp_path: Path):
+    """With a library that has GPI-2's interface; `carme-run` starts its ranks."""
+    if not shutil.which("gcc"):
+        pytest.skip("gcc is not installed")
+    library, include = tmp_path / "libGPI2.so", Path(command.__file__).parent / "include"
+    source = Path(__file__).parents[2] / "simulated_gpi2.c"
+    shared = ["gcc", "-shared", "-fPIC", "-O1", "-pthread", "-o", str(library), str(source)]
+    subprocess.run(shared, check=True, timeout=HANG)
+    (tmp_path / "ranks.c").write_text(GASPI)
+    linked = [f"-L{tmp_path}", "-lGPI2", f"-Wl,-rpath,{tmp_path}"]
+    build = ["gcc", "-Wall", "-Werror", f"-I{include}", "-o", "ranks", "ranks.c", *linked]
+    subprocess.run(build, check=True, timeout=HANG, cwd=tmp_path)
+    net = Net("gaspi")
+    fields, filled = net.place("fields", Range), net.place("filled", Range)
+    values = net.place("values", list)
+    runtime = f"PYTHONPATH={Path(carme_runtime.__file__).parents[1]}"
+    start = ["env", runtime, sys.executable, "-m", "carme_runtime.launcher.command", "--backend", "gaspi"]
+    ranks = ["-n", "3", "--", str(tmp_path / "ranks"), "{fields}", str(free_port())]
+    net.transition([*start, *ranks], fields >> filled, gives="{fields}", name="exchange")
+    net.add("read", filled >> values, lambda field: field.array().tolist())
+    with net.start(1, folder=tmp_path / "run") as run:
+        run.put(fields, run.memory.allocate("field", 6))
+        marking = run.wait(HANG)
+    assert marking["values"] == [[1, 3, 2, 1, 3, 2]]

@@ -1,6 +1,14 @@
-"""Random small nets: whatever runs at once, the marking is one that comes about one step after the other."""
+"""Random small nets: whatever runs at once, the marking is one that comes about one step after the other.
 
+That holds when workers, the process that forks them and the coordinator are killed, too.
+"""
+
+import json
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -9,6 +17,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
+import carme_runtime
 from carme_runtime.petri import Arc, Flow, Net
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.model import Transition
@@ -142,3 +151,85 @@ def test_runs_end_where_a_sequential_interpreter_can(tmp_path_factory: pytest.Te
     with net.start(2, folder=folder, checked=False) as run:
         marking = run.wait(HANG)
     assert tuple(len(marking[name]) for name in net.places) in possible
+
+
+# Each task may claim one of the deaths, which lie in a folder, and kills then who it names.
+KILLED = """
+import json, os, random, signal, sys
+from pathlib import Path
+from carme_runtime.petri import Arc, Flow, Net
+
+folder, described = Path(sys.argv[1]), json.loads(sys.argv[2])
+program = os.getpid()
+net = Net("random")
+places = [net.place(f"p{n}", capacity=c, tokens=[None] * t) for n, (c, t) in enumerate(described["places"])]
+
+def body_for(outputs):
+    def body(*given):
+        for death in (folder / "deaths").iterdir():
+            if random.random() < 0.3:
+                try:
+                    death.unlink()
+                except FileNotFoundError:
+                    continue
+                victims = {"worker": os.getpid(), "server": os.getppid(), "coordinator": program}
+                os.kill(victims[death.name.partition("-")[0]], signal.SIGKILL)
+        made = tuple(None if weight == 1 else [None] * weight for weight in outputs)
+        return made[0] if len(made) == 1 else made
+    return body
+
+for n, (inputs, outputs, priority) in enumerate(described["transitions"]):
+    taken = tuple(Arc(places[p], w, k) for p, w, k in inputs)
+    flow = Flow(taken, tuple(Arc(places[p], w) for p, w in outputs))
+    net.add(f"t{n}", flow, body_for([w for _, w in outputs]), priority=priority, retries=1000)
+
+if __name__ == "__main__":
+    with net.start(2, folder=folder / "run", checked=False, resume=True) as run:
+        print(json.dumps({name: len(tokens) for name, tokens in run.wait().items()}))
+"""
+
+
+def described(net: Net) -> str:
+    """A net as the program reads it."""
+    return json.dumps(
+        {
+            "places": [[place.capacity, len(place.tokens)] for place in net.places.values()],
+            "transitions": [
+                [
+                    [[arc.place.index, arc.weight, arc.kind] for arc in each.flow.inputs],
+                    [[arc.place.index, arc.weight] for arc in each.flow.outputs],
+                    each.priority,
+                ]
+                for each in net.transitions.values()
+            ],
+        }
+    )
+
+
+@hypothesis.settings(
+    max_examples=max(5, int(os.environ.get("CARME_PETRI_KILLS", "0")) // 10),
+    suppress_health_check=[hypothesis.HealthCheck.filter_too_much, hypothesis.HealthCheck.too_slow],
+)
+@hypothesis.given(
+    small_nets(), st.lists(st.sampled_from(["worker", "server", "coordinator"]), min_size=2, max_size=4)
+)
+def test_runs_with_kills_end_where_a_sequential_interpreter_can(
+    tmp_path_factory: pytest.TempPathFactory, net: Net, victims: list[str]
+):
+    possible = ends(net)
+    hypothesis.assume(possible is not None and possible != {first(net)})
+    assert possible is not None
+    folder: Path = tmp_path_factory.mktemp("killed")
+    (folder / "deaths").mkdir()
+    (folder / "net.py").write_text(KILLED)
+    for number, victim in enumerate(victims):
+        (folder / "deaths" / f"{victim}-{number}").touch()
+    environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
+    command = [sys.executable, str(folder / "net.py"), str(folder), described(net)]
+    code = -signal.SIGKILL
+    while code == -signal.SIGKILL:  # at most once for each coordinator among the victims
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANG)
+        code = done.returncode
+    assert code == 0, done.stderr
+    marking = json.loads(done.stdout)
+    assert tuple(marking[name] for name in net.places) in possible

@@ -23,6 +23,7 @@ from carme.broker import protocol
 from carme.broker import server as server_module
 from carme.broker.access import Peer
 from carme.broker.dispatch import HandOver
+from carme.broker.files import NET_NAME
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.broker.store import Changes, Store
@@ -156,7 +157,7 @@ class FakeBroker:
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `reservations`: by
     name; `accesses`: what Slurm lets users use; `leads`: accounts that users lead; `starts`: when a
     request would begin, at once without it;
-    `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began;
+    `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began; `nets`: what their Petri nets draw;
     `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
     """
 
@@ -180,6 +181,7 @@ class FakeBroker:
         self.logs: dict[int, bytes] = {}
         self.results: dict[int, bytes] = {}
         self.facts: dict[int, protocol.JobFacts] = {}
+        self.nets: dict[int, protocol.NetPicture] = {}
         self.scripts: dict[tuple[str, str], str] = {}
         self.reports: dict[int, Report] = {}
         self.warnings: list[JobWarning] = []
@@ -337,6 +339,8 @@ class FakeBroker:
             self._leave(job_id, lambda job: _own(job, "result"), result)
         for job_id, known in self.facts.items():
             self._leave(job_id, lambda job: _own(job, facts.NAME), known.model_dump_json().encode())
+        for job_id, net in self.nets.items():
+            self._leave(job_id, lambda job: _own(job, NET_NAME), net.model_dump_json().encode())
         for job_id, request in self.wanted.items():
             self._leave(job_id, lambda job: "request.json", request.model_dump_json().encode())
         for (user, path), text in self.scripts.items():

@@ -170,6 +170,7 @@ class _Client:
     log = Call(protocol.GetLog)
     result = Call(protocol.GetResult)
     facts = Call(protocol.GetFacts)
+    net = Call(protocol.GetNet)
     recipe = Call(protocol.GetRecipe)
     resubmit = Call(protocol.Resubmit)
     script = Call(protocol.GetScript)

@@ -3,16 +3,16 @@
 import asyncio
 import codecs
 from pathlib import PurePath, PurePosixPath
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from carme.broker import protocol
 from carme.broker.access import Peer, owner_of_job, require_person
 from carme.broker.context import Context
 from carme.broker.dispatch import HandOver, handles, hands_over
 from carme.broker.jobs import Jobs
-from carme.broker.protocol import JobFacts, LogPart, Recipe, Script
+from carme.broker.protocol import JobFacts, LogPart, NetPicture, Recipe, Script
 from carme.errors import CarmeError, Denied, InvalidRequest, NotFound
 from carme.files import program
 from carme.jobs import Job, JobRequest, reading, scripts
@@ -25,8 +25,12 @@ from carme.slurm.programs import run
 from carme.translation import message as _
 
 FACTS_BYTES = 16_384
+#: What a job's program writes of its Petri net (carme_runtime.petri.live); its drawing is escaped in it.
+NET_NAME, NET_BYTES = "net.json", 1 << 20
 LOG_BYTES = 8192  # of a log's tail
 LOG_SECONDS = 10.0  # the owner's home may hang
+
+Noted = TypeVar("Noted", bound=BaseModel)
 
 
 class FilePart(NamedTuple):
@@ -56,13 +60,28 @@ class JobFiles:
 
     @handles(protocol.GetFacts)
     async def facts(self, peer: Peer, request: protocol.GetFacts) -> JobFacts:
+        return await self._noted(peer, request, facts.NAME, FACTS_BYTES, JobFacts)
+
+    @handles(protocol.GetNet)
+    async def net(self, peer: Peer, request: protocol.GetNet) -> NetPicture:
+        return await self._noted(peer, request, NET_NAME, NET_BYTES, NetPicture)
+
+    async def _noted(
+        self,
+        peer: Peer,
+        request: protocol.GetFacts | protocol.GetNet,
+        name: str,
+        most: int,
+        kind: type[Noted],
+    ) -> Noted:
+        """What a file in the folder of a job, or of a task, says; all defaults where it does not."""
         job = await self._jobs.find(peer, request.job_id, request.user, request.task)
-        file = _own(_as_task(job, request.task), facts.NAME)
-        text = (await self._read_in_folder(job, file, 0, FACTS_BYTES)).data
+        file = _own(_as_task(job, request.task), name)
+        text = (await self._read_in_folder(job, file, 0, most)).data
         try:
-            return JobFacts.model_validate_json(text)
+            return kind.model_validate_json(text)
         except ValidationError:
-            return JobFacts()  # it has not begun, is older than this, or its owner has changed it
+            return kind()  # it has not begun, is older than this, or its owner has changed it
 
     @handles(protocol.GetRecipe)
     async def recipe(self, peer: Peer, request: protocol.GetRecipe) -> Recipe:

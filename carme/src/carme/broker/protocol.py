@@ -19,6 +19,7 @@ from carme.errors import CarmeError, family
 from carme.jobs import MAXIMUM_MINUTES, Access, Cluster, Forecast, Job, JobRequest, Reservation, StartEstimate
 from carme.jobs.arrays import MAXIMUM_TASK, Tasks
 from carme.jobs.contents import Content
+from carme.jobs.noted import JobFacts, NetPicture
 from carme.jobs.requests import Word
 from carme.jobs.stages import Stages
 from carme.projects import Grant, ProjectAccount
@@ -46,6 +47,7 @@ __all__ = [
     "GetJob",
     "GetJobs",
     "GetLog",
+    "GetNet",
     "GetOverview",
     "GetProjects",
     "GetRecipe",
@@ -60,6 +62,7 @@ __all__ = [
     "JobFacts",
     "LogPart",
     "Maintain",
+    "NetPicture",
     "Note",
     "OpenFiles",
     "Operation",
@@ -136,22 +139,6 @@ class Recipe(BaseModel):
 
     request: JobRequest
     variables: list[str] = []
-
-
-class JobFacts(BaseModel):
-    """Where a job began: its image's digest, the Git repository of its working folder, failing login files.
-
-    Its owner could have written it otherwise. What is not known is empty.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    image: Annotated[str, Field(max_length=100)] = ""
-    digest: Annotated[str, Field(max_length=100)] = ""
-    repository: Annotated[str, Field(max_length=4096)] = ""
-    branch: Annotated[str, Field(max_length=500)] = ""
-    revision: Annotated[str, Field(max_length=64)] = ""
-    login: Annotated[str, Field(max_length=2000)] = ""
 
 
 class EventBatch(BaseModel):
@@ -319,6 +306,15 @@ class GetResult(Operation[LogPart]):
 @operation("facts")
 class GetFacts(Operation[JobFacts]):
     """Get where a job began: its image's digest, the Git revision of its working folder."""
+
+    job_id: JobNumber
+    user: User = None
+    task: Task = None
+
+
+@operation("net")
+class GetNet(Operation[NetPicture]):
+    """Get the Petri net that a job runs or has run, drawn with its tokens and tasks."""
 
     job_id: JobNumber
     user: User = None

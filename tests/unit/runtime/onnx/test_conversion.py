@@ -1,5 +1,7 @@
 """ONNX models as PyTorch modules: each operator gives what ONNX Runtime gives, and models train."""
 
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import carme_runtime.onnx as carme_onnx
 import onnx_models
+from carme_runtime.checkpoint import Checkpoints
 from carme_runtime.onnx import OnnxError
 from carme_runtime.onnx.conversion import OPERATORS
 
@@ -323,6 +326,33 @@ def test_training_takes_the_steps_that_pytorch_takes(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("compiler_cache")
+def test_a_training_goes_on_with_its_checkpoint(tmp_path: Path):
+    steps: list[int] = []
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        steps.append(len(targets))
+        return torch.nn.functional.cross_entropy(outputs, targets)
+
+    def broken_off() -> Iterator[tuple[Any, Any]]:
+        yield from batches()[:3]
+        raise KeyboardInterrupt
+
+    given: dict[str, Any] = {"loss": loss, "learning_rate": 0.1, "momentum": 0.9}
+    saved: dict[str, Any] = {"checkpoints": tmp_path / "saved", "interval": 2}
+    whole = carme_onnx.fit(classifier(), batches(), **given)
+    with pytest.raises(KeyboardInterrupt):
+        carme_onnx.fit(classifier(), broken_off(), **given, **saved)
+    while Checkpoints(tmp_path / "saved").steps() != [2]:  # it is written in the background
+        time.sleep(0.01)
+    steps.clear()
+    trained = carme_onnx.fit(classifier(), batches(), **given, **saved)
+    assert len(steps) == 2
+    assert trained.losses == pytest.approx(whole.losses, rel=1e-5)
+    for name, weight in whole.module.state_dict().items():
+        torch.testing.assert_close(trained.module.state_dict()[name], weight)
+
+
+@pytest.mark.usefixtures("compiler_cache")
 @pytest.mark.parametrize(
     "changed, message",
     [
@@ -332,6 +362,8 @@ def test_training_takes_the_steps_that_pytorch_takes(tmp_path: Path):
         ({"mode": "async", "staleness": 0}, "A staleness of 0 steps cannot be kept. Give 1 or more, or use"),
         ({"mode": "async", "compensation": -1}, "A compensation of -1 corrects nothing"),
         ({"epochs": 0}, "0 epochs train nothing"),
+        ({"checkpoints": "here", "interval": 0}, "Checkpoints cannot be 0 steps apart"),
+        ({"mode": "async", "checkpoints": "here"}, "do not wait for each other have no checkpoints"),
         ({"data": []}, "There is no data"),
         ({"data": [(np.zeros((2, 1, 8, 8), np.float32), np.zeros(3, np.int64))]}, "have [2, 3] samples"),
     ],

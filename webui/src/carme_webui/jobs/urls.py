@@ -27,6 +27,7 @@ urlpatterns = [
     path("<job_id:job_id>/resubmit/", views.resubmit, name="job-resubmit"),
     path("<job_id:job_id>/recipe/", views.recipe, name="job-recipe"),
     path("<job_id:job_id>/facts/", views.facts, name="job-facts"),
+    path("<job_id:job_id>/net/", views.net, name="job-net"),
     path("<job_id:job_id>/log/", views.log_stream, name="job-log"),
     path("<job_id:job_id>/live/", views.job_live, name="job-live"),
     path("<job_id:job_id>/use/", views.job_use, name="job-use"),

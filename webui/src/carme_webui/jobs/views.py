@@ -1,8 +1,10 @@
 """The pages of my jobs."""
 
 import asyncio
+import base64
 import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
@@ -61,6 +63,7 @@ __all__ = [
         "job_use",
         "log_stream",
         "month",
+        "net",
         "predict",
         "recipe",
         "resubmit",
@@ -160,6 +163,20 @@ def facts(request: HttpRequest, job_id: int) -> HttpResponse:
     except CarmeError as error:
         context["failure"] = explained(error)
     return render(request, "jobs/job_facts.html", context)
+
+
+@require_safe
+def net(request: HttpRequest, job_id: int) -> HttpResponse:
+    """The part of a job's page that draws the Petri net that it runs."""
+    found = _mine(request, job_id)
+    try:
+        drawn = broker().net(found.id, user=found.user)
+    except CarmeError:
+        return HttpResponse(status=204)  # what is shown stays, and the page looks again
+    # As an image nothing in it can run, whatever the job has written.
+    image = base64.b64encode(drawn.svg.encode()).decode()
+    context = {"job": found, "net": drawn, "image": image, "at": datetime.fromtimestamp(drawn.at, UTC)}
+    return render(request, "jobs/job_net.html", context)
 
 
 @require_safe

@@ -1,5 +1,6 @@
 """Trains ONNX models with PyTorch, over all ranks of a run."""
 
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ def fit(
     mode: str = "sync",
     staleness: int = 2,
     compensation: float = 0.0,
+    checkpoints: str | os.PathLike[str] | None = None,
+    interval: int = 100,
     **settings: Any,
 ) -> Training:
     """Train a model. In a script that carme-run starts, all ranks train together.
@@ -83,34 +86,37 @@ def fit(
         epochs: How often the data is gone through; it must be possible to iterate over it so often.
         mode: `sync`: gradients of all ranks are averaged before each step. `async`: see above; what a model
             keeps besides its weights, as BatchNorm does, each rank has of its own; the result is the mean.
-        staleness: With `async`: by how many steps of all ranks the weights may be behind, 1 or more (Ho et
-            al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", 2013). A
-            rank has room for up to 2 * `staleness` * ranks + 2 copies of the weights.
+        staleness: With `async`: by how many steps of all ranks the weights may be behind, 1 or more (stale
+            synchronous parallel, Ho et al., 2013). A rank has 2 * `staleness` * ranks + 2 copies of them.
         compensation: With `async`: the lambda with which gradients are corrected for what the others have
-            changed meanwhile (Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay
-            Compensation", 2017); 0: not at all.
+            changed meanwhile (delay compensation, Zheng et al., 2017); 0: not at all.
+        checkpoints: With `sync`: a folder that all ranks see, in which what is trained is saved. A later call
+            with the same data goes on with it, on any number of ranks (`carme-run --max-restarts`).
+        interval: Steps from one checkpoint to the next.
         settings: More arguments of the optimizer, such as momentum.
 
     Raises:
         OnnxError: An operator cannot be trained, a batch does not fit the model, or a name is unknown.
     """
-    _check(mode, epochs, staleness, compensation)
+    _check(mode, epochs, staleness, compensation, checkpoints, interval)
     criterion = _named(LOSSES, loss, "loss")
     make = _named(OPTIMIZERS, optimizer, "optimizer")
     module = _trainable(source, loss)
     stepping = make(module.parameters(), lr=learning_rate, **settings)
-    rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    module.train()
-    made = Training(module)
     batches = (batch for _ in range(epochs) for batch in _batches(module, data))
-    if mode == "async" and ranks > 1:
-        made.losses += _train_asynchronously(module, stepping, criterion, batches, staleness, compensation)
+    if mode == "async" and _place()[1] > 1:
+        losses = _train_asynchronously(module, stepping, criterion, batches, staleness, compensation)
     else:
-        made.losses += _train_synchronously(module, stepping, criterion, batches, rank, ranks)
-    if not made.losses:
+        saved = _Saved(module, stepping, checkpoints, interval)
+        losses = _train_synchronously(module, stepping, criterion, batches, saved)
+    if not losses:
         raise OnnxError("There is no data to train with.", "Give pairs of inputs and targets.")
-    module.eval()
-    return made
+    return Training(module.eval(), losses)
+
+
+def _place() -> tuple[int, int]:
+    """This rank, of how many."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def _trainable(source: Any, loss: str | Callable[..., torch.Tensor]) -> OnnxModule:
@@ -120,10 +126,12 @@ def _trainable(source: Any, loss: str | Callable[..., torch.Tensor]) -> OnnxModu
         module.leave_out(_LAST[loss])
     if not list(module.parameters()):
         raise OnnxError("The model has no weights that could be trained.", "Train another model.")
-    return module
+    return module.train()
 
 
-def _check(mode: str, epochs: int, staleness: int, compensation: float) -> None:
+def _check(
+    mode: str, epochs: int, staleness: int, compensation: float, checkpoints: Any, interval: int
+) -> None:
     if mode not in ("sync", "async"):
         raise OnnxError(f"There is no mode '{mode}' of training.", "Use mode='sync' or mode='async'.")
     if epochs < 1:
@@ -134,6 +142,46 @@ def _check(mode: str, epochs: int, staleness: int, compensation: float) -> None:
         )
     if not compensation >= 0:
         raise OnnxError(f"A compensation of {compensation} corrects nothing.", "Give 0 or more.")
+    if interval < 1:
+        raise OnnxError(f"Checkpoints cannot be {interval} steps apart.", "Give an interval of 1 or more.")
+    if checkpoints is not None and mode == "async":
+        raise OnnxError(
+            "Ranks that do not wait for each other have no checkpoints.",
+            "Use mode='sync', or leave checkpoints= out.",
+        )
+
+
+class _Saved:
+    """What is saved of a training while it goes on, and what it goes on with."""
+
+    def __init__(
+        self,
+        module: OnnxModule,
+        optimizer: torch.optim.Optimizer,
+        folder: str | os.PathLike[str] | None,
+        interval: int,
+    ) -> None:
+        self._state = {"model": module, "optimizer": optimizer}
+        self._folder, self._interval = folder, interval
+
+    def resume(self) -> list[float]:
+        """Load the newest checkpoint, when the ranks have joined: the losses of the steps until there."""
+        if self._folder is None:
+            return []
+        from carme_runtime.checkpoint import Checkpoints
+
+        self._checkpoints = Checkpoints(Path(self._folder))
+        return list((self._checkpoints.resume(**self._state) or {"losses": []})["losses"])
+
+    def step(self, losses: list[float]) -> None:
+        """So many steps are made."""
+        if self._folder is not None and len(losses) % self._interval == 0:
+            self._checkpoints.save(len(losses), **self._state, losses=losses)
+
+    def close(self) -> None:
+        """Return when the last checkpoint is written."""
+        if self._folder is not None:
+            self._checkpoints.wait()
 
 
 def _named(table: dict[str, Any], given: Any, what: str) -> Any:
@@ -211,15 +259,20 @@ def _train_synchronously(
     optimizer: torch.optim.Optimizer,
     criterion: Callable[..., torch.Tensor],
     batches: Iterator[tuple[Any, Any]],
-    rank: int,
-    ranks: int,
+    saved: _Saved,
 ) -> list[float]:
     """Each rank takes its share of every batch; the losses of the steps."""
+    rank, ranks = _place()
     if ranks > 1:
         from carme_runtime.torch import parallelize
 
         parallelize(module, optimizer)
-    return [_step(module, optimizer, criterion, inputs, targets, rank, ranks) for inputs, targets in batches]
+    losses = saved.resume()
+    for inputs, targets in itertools.islice(batches, len(losses), None):
+        losses.append(_step(module, optimizer, criterion, inputs, targets, rank, ranks))
+        saved.step(losses)
+    saved.close()
+    return losses
 
 
 def _train_asynchronously(

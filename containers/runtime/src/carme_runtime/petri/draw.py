@@ -10,7 +10,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from carme_runtime.petri.definition import Definition
-from carme_runtime.petri.model import Arc, Place, Transition
+from carme_runtime.petri.model import Arc, Place, Transition, show_amount
 
 _COLUMN, _ROW, _RADIUS, _EDGE = 150, 80, 20, 60
 _Node = Place | Transition
@@ -117,7 +117,7 @@ def _place(place: Place, x: int, y: int, tokens: int) -> str:
 
 
 def _transition(transition: Transition, x: int, y: int, running: int, ended: int) -> str:
-    needs = ", ".join(f"{name}:{count}" for name, count in transition.needs.items())
+    needs = ", ".join(f"{name}:{show_amount(count)}" for name, count in transition.needs.items())
     hint = transition.name + (f" (needs {needs})" if needs else "")
     hint += f": {running} running, {ended} ended" if running or ended else ""
     fill, inside = ("#f5b95a", f"{running} ▸") if running else ("#fdf3e3", "")

@@ -1,14 +1,25 @@
-"""A picture of a net in a notebook that follows its run."""
+"""Pictures of a net that follow its run: in a notebook, and on the page of its job."""
 
+import contextlib
+import json
+import os
 import threading
+import time
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from carme_runtime.petri.draw import draw
+from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 
 if TYPE_CHECKING:
     from carme_runtime.petri.observed import Observed
+
+#: What the page of a job shows of its net lies in the job's folder, which this variable names.
+JOB_FOLDER, PAGE = "CARME_JOB_FOLDER", "net.json"
+#: Seconds between two pictures for a job's page, and the longest drawing, message and name there.
+_PAGE_SECONDS, _MOST_DRAWN, _MOST_LETTERS, _MOST_NAME = 2.0, 256 * 1024, 2000, 200
 
 
 class Picture(threading.Thread):
@@ -16,13 +27,15 @@ class Picture(threading.Thread):
 
     Args:
         run: Of the net.
-        handle: What IPython's `display` returned, or anything else with `update(drawing)`.
+        show: Shows a drawing; it gets what `run.status()` said, too.
         seconds: Between two pictures at least.
     """
 
-    def __init__(self, run: "Observed", handle: Any, seconds: float) -> None:
+    def __init__(
+        self, run: "Observed", show: Callable[[Drawing, dict[str, Any]], None], seconds: float
+    ) -> None:
         super().__init__(name=f"carme-petri-picture-{run.net.name}", daemon=True)
-        self._net, self._handle, self._seconds = run.net, handle, seconds
+        self._net, self._show, self._seconds = run.net, show, seconds
         self._run = weakref.ref(run)  # a picture alone does not keep a run
         self._ended = threading.Event()
 
@@ -36,9 +49,9 @@ class Picture(threading.Thread):
                 return
             status = run.status()
             del run
-            now = status["places"], status["running"], status["fired"]
+            now = status["places"], status["running"], status["fired"], status["state"]
             if now != last:
-                self._handle.update(draw(self._net, status))
+                self._show(draw(self._net, status), status)
             last = now
             if is_last:
                 return
@@ -60,6 +73,38 @@ def show(run: "Observed", seconds: float) -> Picture:
     handle = display(run.draw(), display_id=True)
     if handle is None:  # there is no frontend that could show more than text
         raise PetriError("This is no notebook, so no picture can follow a run.", "Use run.follow().")
-    picture = Picture(run, handle, seconds)
+    picture = Picture(run, lambda drawing, _: handle.update(drawing), seconds)
     picture.start()
     return picture
+
+
+def publish(run: "Observed") -> Picture | None:
+    """Let the page of the job in which this program runs follow the run; None outside of Carme's jobs."""
+    folder = os.environ.get(JOB_FOLDER, "")
+    if not folder or not os.access(folder, os.W_OK):
+        return None
+    file = Path(folder, PAGE)
+    picture = Picture(run, lambda drawing, status: _write(file, drawing, status), _PAGE_SECONDS)
+    picture.start()
+    return picture
+
+
+def _write(file: Path, drawing: Drawing, status: dict[str, Any]) -> None:
+    """Replace what the page shows; a run never fails for want of it."""
+    sums = {name: sum(status[name].values()) for name in ("running", "fired", "places")}
+    text = json.dumps(
+        {
+            "name": status["net"][:_MOST_NAME],
+            "state": status["state"],
+            "error": status["error"][:_MOST_LETTERS],
+            "at": time.time(),
+            "running": sums["running"],
+            "ended": sums["fired"],
+            "tokens": sums["places"],
+            "svg": drawing if len(drawing) <= _MOST_DRAWN else "",
+        }
+    )
+    draft = file.with_name(f".{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(file)

@@ -5,11 +5,14 @@
 reads: take two tokens of `parts`, look at one of `tool`, only while `stop` is empty; give one to `product`.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.petri.errors import PetriError
 
 Class = type  # places have an attribute of that name
@@ -197,7 +200,7 @@ class Transition:
 
 
 def parse_needs(text: str) -> dict[str, int]:
-    """Resources such as `gpu:1,license:2`.
+    """Resources such as `gpu:1,license:2,memory:4GiB`; a size is its number of bytes.
 
     Raises:
         PetriError: It is nothing of the kind.
@@ -205,10 +208,28 @@ def parse_needs(text: str) -> dict[str, int]:
     needs: dict[str, int] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, _, count = part.partition(":")
-        if not name.isidentifier() or not (count or "1").isdigit() or int(count or "1") < 1:
-            raise PetriError(f"'{part}' is no resource.", "Write a name and a number, such as gpu:1.")
-        needs[name] = needs.get(name, 0) + int(count or "1")
+        amount = _amount(count or "1")
+        if not name.isidentifier() or amount < 1:
+            raise PetriError(
+                f"'{part}' is no resource.",
+                "Write a name and a number or size, such as gpu:1 or memory:4GiB.",
+            )
+        needs[name] = needs.get(name, 0) + amount
     return needs
+
+
+def _amount(text: str) -> int:
+    """A number, or the bytes of a size with its unit; 0 for anything else."""
+    if text.isascii() and text.isdigit():
+        return int(text)
+    with contextlib.suppress(CarmeRuntimeError):
+        return parse_size(text) if text[-1].isalpha() else 0
+    return 0
+
+
+def show_amount(count: int) -> str:
+    """How much of a resource is needed, as `parse_needs` reads it."""
+    return f"{count >> 20}MiB" if count and count % (1 << 20) == 0 else str(count)
 
 
 def group(arcs: Sequence[Arc], values: Sequence[Any]) -> list[Any]:

@@ -27,6 +27,7 @@ from carme_runtime.petri.failures import (
 )
 from carme_runtime.petri.firings import Firings
 from carme_runtime.petri.journal import FIRE, PUT, START, Journal, State, read
+from carme_runtime.petri.live import publish
 from carme_runtime.petri.memory import Changes, Memory, handed_over
 from carme_runtime.petri.model import Place
 from carme_runtime.petri.observed import Observed
@@ -124,6 +125,7 @@ class Run(Observed):
         self.notices += filter(None, [self._pool.notice])
         self._door = Door(self, self._ranges.store.identity)
         self._begin()
+        self._pictures += filter(None, [publish(self)])
 
     def _begin(self) -> None:
         self._program = os.getpid()

@@ -10,7 +10,7 @@ from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.petri.dask import is_client, threads_of
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
-from carme_runtime.petri.model import Place, Transition
+from carme_runtime.petri.model import Place, Transition, show_amount
 from carme_runtime.petri.observed import Observed
 from carme_runtime.petri.slurm_jobs import SlurmJobs
 
@@ -78,10 +78,10 @@ def check_units(net: Definition, units: dict[str, int]) -> None:
             continue
         for name, count in transition.needs.items():
             if units.get(name, 0) < count:
+                wanted, offered = show_amount(count), show_amount(units.get(name, 0))
                 raise PetriError(
-                    f"Transition {transition.name} needs {name}:{count}, and this run offers "
-                    f"{units.get(name, 0)}.",
-                    f'Start it with offers="{name}:{count}" or more.',
+                    f"Transition {transition.name} needs {name}:{wanted}, and this run offers {offered}.",
+                    f'Start it with offers="{name}:{wanted}" or more.',
                 )
 
 
