@@ -38,8 +38,7 @@ def test_with_a_slow_disk_layers_are_computed_again_to_the_same_losses(tmp_path:
 
 def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path) -> None:
     chosen = run("--recompute", FAST, f"{LIBRARIES + 400}M", tmp_path)[-1]["plan"]["recomputed"]
-    assert chosen["groups"] == 0
-    assert chosen["reason"] == "moving what layers leave for the backward pass takes no longer than computing it again"
+    assert chosen["groups"] == 0 and chosen["reason"].startswith("moving what layers leave")
 
 
 def test_a_model_without_layers_in_a_row_has_nothing_to_compute_again(tmp_path: Path) -> None:

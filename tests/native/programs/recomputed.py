@@ -27,8 +27,9 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        wide = 4 * WIDTH
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * WIDTH, WIDTH))
+            nn.Sequential(nn.Linear(WIDTH, wide), nn.GELU(), nn.Dropout(0.1), nn.Linear(wide, WIDTH))
             for _ in range(BLOCKS)
         )
         self.counting = nn.ModuleList([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH))])

@@ -150,7 +150,8 @@ def test_little_crosses_from_node_to_node():
         graph, values=tuple(small if v.name == small.name else v for v in graph.values)
     )
     request = Request(4, 32, stages=4, micro_batches=8)
-    found = plan(graph, dataclasses.replace(request, devices=devices_of_ranks([1.0] * 4, [0] * 4, [0, 0, 0, 1])))
+    devices = devices_of_ranks([1.0] * 4, [0] * 4, [0, 0, 0, 1])
+    found = plan(graph, dataclasses.replace(request, devices=devices))
     assert found.cuts[2] == 11, found.cuts
     assert found.travel_ms(1 << 20, 0, 1) == 0.05 and found.travel_ms(1 << 20, 2, 3) == 1000
     everywhere_slow = plan(graph, request)
@@ -177,8 +178,10 @@ def test_ranks_that_differ_little_count_as_equal():
     assert devices_of_ranks([10.0, 12.0], [1000, 2000]) == (Device(1.0, 1000), Device(1.0, 2000))
     assert devices_of_ranks([10.0, 21.0], [1000, 1050]) == (Device(1.0, 1000), Device(2.1, 1000))
     assert devices_of_ranks([20.0, 10.0], [0, 0]) == (Device(1.0), Device(0.5))
-    assert devices_of_ranks([1.0] * 3, [0] * 3, [0, 0, 0]) == devices_of_ranks([1.0] * 3, [0] * 3, [0, 1, 2]) == ()
-    assert devices_of_ranks([1.0] * 3, [0] * 3, [0, 0, 1])[1:] == (Device(nodes=(0,)), Device(nodes=(1,)))
+    for nodes in ([0, 0, 0], [0, 1, 2]):  # then all are equally near
+        assert devices_of_ranks([1.0] * 3, [0] * 3, nodes) == ()
+    found = devices_of_ranks([1.0] * 3, [0] * 3, [0, 0, 1])
+    assert found[1:] == (Device(nodes=(0,)), Device(nodes=(1,)))
 
 
 def test_what_is_not_requested_is_chosen():

@@ -117,7 +117,7 @@ class Links:
 
     def milliseconds(self, size: float, near: bool = False) -> float:
         """How long `size` bytes take; `near`: within a node."""
-        return on_line(list(near and self.within or self.times), size) / 1000
+        return on_line(list((near and self.within) or self.times), size) / 1000
 
 
 @dataclass(frozen=True)

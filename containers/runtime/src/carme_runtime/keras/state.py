@@ -29,7 +29,7 @@ def take(model: Any) -> dict[str, Any]:
 
 
 def own(structure: Any) -> Any:
-    """Of a checkpoint's structure: what `give` takes. Where memory is limited, nothing that cannot leave it."""
+    """What `give` takes of a checkpoint's structure. Where memory is limited, all of it can leave memory."""
     return as_tensors(structure) if limits_host() else structure
 
 

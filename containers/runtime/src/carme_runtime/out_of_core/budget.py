@@ -121,9 +121,9 @@ class Budget:
                 is gone then. The results are the same, and less is moved. For scripts that use gradients for
                 nothing else: where the first step shows another use, such as clipping, steps are as ever, and
                 `plan()` says why. A later use is refused with a sentence.
-            recompute: Whether layers in a row (`Sequential`, `ModuleList`) may compute their forward pass again
-                in the backward pass, where the disk would take longer for what it leaves. The results are the
-                same. For layers whose forward pass does nothing else, such as counting its calls.
+            recompute: Whether layers in a row (`Sequential`, `ModuleList`) may compute their forward passes
+                again in the backward pass, where the disk would take longer for what they leave. The results
+                are the same. For layers whose forward passes do nothing else, such as counting their calls.
 
         Returns:
             Both, the same objects.

@@ -30,7 +30,7 @@ _STEPS = 2  # the first one makes the optimizer's state
 
 @dataclasses.dataclass(frozen=True)
 class _Pass:
-    """A forward pass: its first operation in the step, the first one behind it, and the blocks of its result."""
+    """A forward pass: its first operation in the step, the first one behind it, and its result's blocks."""
 
     begin: int
     end: int
@@ -129,15 +129,24 @@ class Recomputing:
         """
         self._steps += 1
         if self._steps == _STEPS and trace is not None and self._groups:
-            self._choose(trace, _moving_seconds(trace, room, write_rate, read_rate), 1 / read_rate + 1 / write_rate)
+            moving = _moving_seconds(trace, room, write_rate, read_rate)
+            self._choose(trace, moving, 1 / read_rate + 1 / write_rate, room)
         for group in self._groups:
             group.passes.clear()
 
-    def _choose(self, trace: Trace, moving: float, seconds_per_byte: float) -> None:
-        """Take the groups that save most for what they cost, as long as the disk takes longer than computing."""
+    def _choose(self, trace: Trace, moving: float, seconds_per_byte: float, room: int) -> None:
+        """Take the groups that save most for what they cost, while the disk takes longer than computing.
+
+        What a group leaves is there at once when it is computed again. If that needs most of the memory, it would be
+        moved then.
+        """
         computing, taken = trace.seconds, list[tuple[float, int]]()
         costs = [(group, *group.cost(trace)) for group in self._groups if group.is_pure]
-        costs = [each for each in costs if each[1] < each[2] * seconds_per_byte]
+        costs = [
+            each
+            for each in costs
+            if each[1] < each[2] * seconds_per_byte and each[2] <= room / 2 * len(each[0].passes)
+        ]
         for group, seconds, left in sorted(costs, key=lambda each: each[1] / each[2]):
             saved = left * seconds_per_byte
             if computing + seconds <= moving - saved:
@@ -158,14 +167,20 @@ class Recomputing:
         """The groups of a module, which from now on run as such."""
         if isinstance(module, nn.ModuleList):
             for layer in module:
-                if _is_plain(layer) and any(layer.children()):
+                if _is_plain(layer) and any(layer.children()) and not _has_rows(layer):
                     yield self._whole(layer)
                 else:
                     yield from self._groups_of(layer)
         elif type(module) is nn.Sequential and _is_plain(module) and len(module) > 1:
-            groups = [self._row(part) for part in _parts(list(module))]
-            self._change(module, _one_after_the_other(groups))
-            yield from groups
+            calls: list[Callable[..., Any]] = []
+            for part in _parts(list(module)):
+                if _has_rows(part[0]):
+                    calls += part
+                    yield from self._groups_of(part[0])
+                else:
+                    calls.append(group := _Group(part, _one_after_the_other(part), self._operations))
+                    yield group
+            self._change(module, _one_after_the_other(calls))
         else:
             for child in module.children():
                 yield from self._groups_of(child)
@@ -175,16 +190,13 @@ class Recomputing:
         self._change(layer, group)
         return group
 
-    def _row(self, layers: list[nn.Module]) -> _Group:
-        return _Group(layers, _one_after_the_other(layers), self._operations)
-
     def _change(self, module: nn.Module, call: Callable[..., Any]) -> None:
         module.forward = _Forward(module, call)
         self._changed.append(module)
 
 
 def _moving_seconds(trace: Trace, room: int, write_rate: float, read_rate: float) -> float:
-    """How long the disk works for a step. Where too little memory is left to say it, as if everything moved."""
+    """How long the disk works for a step; if too little memory is left to plan it: if all moved."""
     try:
         traffic = trace.traffic(room, write_rate, read_rate)
     except DoesNotFit:
@@ -197,8 +209,14 @@ def _is_plain(module: nn.Module) -> bool:
     return "forward" not in module.__dict__
 
 
+def _has_rows(module: nn.Module) -> bool:
+    """Whether it has layers in a row that have layers of their own: then those are groups, and it is none."""
+    rows = (each for each in module.modules() if isinstance(each, nn.Sequential | nn.ModuleList))
+    return any(len(row) > 1 and any(any(layer.children()) for layer in row) for row in rows)
+
+
 def _parts(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Layers in a row as groups: one with layers of its own is a group; of the others about the root of them."""
+    """Layers in a row: each one with layers of its own; of n others about as many as the root of n together."""
     single = sum(not any(layer.children()) for layer in layers)
     most = max(round(math.sqrt(single)), 2)
     parts: list[list[nn.Module]] = []

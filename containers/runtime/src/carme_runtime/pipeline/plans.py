@@ -108,10 +108,9 @@ class Plan:
             share = {FORWARD: forward, BACKWARD: backward}.get(action.kind, backward / 2)
             share += moves[holders[action.piece]] if moves else 0.0
             # Whoever puts a message copies it.
+            back = action.kind != FORWARD
             return share + sum(
-                self.travel_ms(
-                    sizes.bytes((a, b), self.micro_samples, back=action.kind != FORWARD), holders[a], holders[b]
-                )
+                self.travel_ms(sizes.bytes((a, b), self.micro_samples, back=back), holders[a], holders[b])
                 for a, b in self._puts(action)
             )
 
@@ -164,8 +163,7 @@ class Plan:
         fitting = [
             way
             for way in self._all_ways(rank)
-            if way.needed_bytes - way.spilled_bytes <= memory
-            and (not way.spilled_bytes or least <= memory)
+            if way.needed_bytes - way.spilled_bytes <= memory and (not way.spilled_bytes or least <= memory)
         ]
         return sorted(fitting, key=lambda way: way.milliseconds)
 
@@ -408,9 +406,7 @@ class Plan:
         for rank, way in enumerate(self.ways):
             if way.recomputes or way.spilled_bytes:
                 others = [other for other in self.ways_of(rank) if other != way]
-                found.append(
-                    sentence(rank, self._needed(rank, False), self.memory_of(rank), way, others)
-                )
+                found.append(sentence(rank, self._needed(rank, False), self.memory_of(rank), way, others))
         return found
 
     def drawing(self) -> str:
