@@ -137,8 +137,8 @@ class Recomputing:
     def _choose(self, trace: Trace, moving: float, seconds_per_byte: float, room: int) -> None:
         """Take the groups that save most for what they cost, while the disk takes longer than computing.
 
-        What a group leaves is there at once when it is computed again. If that needs most of the memory, it would be
-        moved then.
+        What a group leaves is there at once when it is computed again. If that needs most of the memory, it
+        would be moved then.
         """
         computing, taken = trace.seconds, list[tuple[float, int]]()
         costs = [(group, *group.cost(trace)) for group in self._groups if group.is_pure]
@@ -216,7 +216,7 @@ def _has_rows(module: nn.Module) -> bool:
 
 
 def _parts(layers: list[nn.Module]) -> list[list[nn.Module]]:
-    """Layers in a row: each one with layers of its own; of n others about as many as the root of n together."""
+    """Layers in a row: each with layers of its own alone; of n others about the root of n together."""
     single = sum(not any(layer.children()) for layer in layers)
     most = max(round(math.sqrt(single)), 2)
     parts: list[list[nn.Module]] = []
