@@ -24,20 +24,23 @@ _SLICE = 0.005  # seconds of processor time
 
 
 def slow_down(times: float) -> None:
-    """After each slice of its processor time this process pauses for as long as the slice took, and so on.
+    """After each slice of its processor time this process computes nothing for as long, and so on.
 
-    On a busy machine a slice takes longer, and so does the pause.
+    So it takes more of the processor's time for the same work, however busy the machine is.
     """
-    last = time.perf_counter()
+    began = time.process_time()
 
     def pause(*_: Any) -> None:
-        nonlocal last
-        time.sleep((times - 1) * min(time.perf_counter() - last, 8 * _SLICE))
-        last = time.perf_counter()
+        nonlocal began
+        now = time.process_time()
+        while time.process_time() < now + (times - 1) * (now - began):
+            pass
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, _SLICE)
 
     signal.signal(signal.SIGPROF, pause)
     signal.siginterrupt(signal.SIGPROF, False)
-    signal.setitimer(signal.ITIMER_PROF, _SLICE, _SLICE)
+    signal.setitimer(signal.ITIMER_PROF, _SLICE)
 
 
 def main(slow: int, times: float) -> None:

@@ -135,7 +135,7 @@ def test_a_rank_with_less_memory_gets_less_to_hold():
     found = plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=most // 2, devices=devices))
     assert found.stages[1].memory_bytes <= most // 2 < found.stages[0].memory_bytes <= 2 * most
     text = next(line for line in str(found).splitlines() if line.startswith("Memory of each rank"))
-    assert text.count("KiB") == 2
+    assert text.count("iB") == 2
     devices = (Device(memory=2 * most), Device(memory=KIB))
     with pytest.raises(PlanError, match=r"A stage needs .*, and a device has 1\.0 KiB"):
         plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=KIB, devices=devices))

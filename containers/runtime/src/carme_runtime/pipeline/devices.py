@@ -3,12 +3,13 @@
 Ranks that differ little count as equal. A busy machine would otherwise have equal ranks get unequal stages.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-_ALIKE_SPEED, _ALIKE_MEMORY = 1.3, 1.1
-_WINDOWS, _WINDOW_SECONDS = 8, 0.03
+_ALIKE_SPEED, _ALIKE_MEMORY = 1.5, 1.1
+_WINDOWS, _WINDOW_SECONDS = 7, 0.04
 
 
 @dataclass(frozen=True)
@@ -26,23 +27,23 @@ class Device:
     nodes: tuple[int, ...] = ()
 
 
-def reference_ms(work: Callable[[], object]) -> float:
-    """How long a piece of work takes here, in milliseconds: in the best of several short windows.
-
-    What disturbs some of the windows does not count. What disturbs all of them will disturb training, too.
+def reference_ms(work: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
+    """How long a piece of work takes here, in milliseconds: in the middle one of several short windows.
 
     Args:
         work: Takes about a millisecond, and is over when it returns.
+        clock: Seconds. By default those of the processor: others that are given it in between do not count,
+            as they may be gone in the next moment.
     """
     work()
-    best = float("inf")
+    windows = []
     for _ in range(_WINDOWS):
-        began, count = time.perf_counter(), 0
-        while (took := time.perf_counter() - began) < _WINDOW_SECONDS or not count:
+        began, count = clock(), 0
+        while (took := clock() - began) < _WINDOW_SECONDS or not count:
             work()
             count += 1
-        best = min(best, 1000 * took / count)
-    return best
+        windows.append(1000 * took / count)
+    return statistics.median(windows)
 
 
 def devices_of_ranks(

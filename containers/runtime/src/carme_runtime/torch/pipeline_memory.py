@@ -5,6 +5,7 @@
 
 import functools
 import os
+import time
 from collections.abc import Sequence
 
 import torch
@@ -69,7 +70,7 @@ def _reference_ms(device: torch.device) -> float:
             torch.cuda.synchronize(device)
 
     with torch.no_grad():
-        return reference_ms(work)
+        return reference_ms(work, time.thread_time if device.type == "cpu" else time.perf_counter)
 
 
 def disk_of(run: Run) -> Disk | None:
