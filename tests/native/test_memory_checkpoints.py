@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,22 @@ def test_checkpoints_are_saved_and_loaded_within_the_limit(tmp_path: Path) -> No
             assert pages.peak() <= most
             assert [step_of(model, optimizer) for _ in range(2)] == expected
         del model, optimizer
+
+
+@pytest.mark.timeout(5 * HANG)
+def test_checkpoints_of_keras_are_saved_and_loaded_within_the_limit(tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "programs/keras_checkpoint_in_less_memory.py", tmp_path],
+        env=os.environ | {"KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
+        timeout=4 * HANG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for where in ("free", "limited"):
+        assert f"{where} went on within the limit" in done.stdout
 
 
 def test_a_checkpoint_that_cannot_be_written_within_a_limit_is_reported_by_the_next(

@@ -108,6 +108,14 @@ def test_replicas_of_pipelines_train_as_one_process_does(launcher):
     run(launcher, [0, 0, 0, 0], "transformer", "2", "1f1b:3:clip", "zb1p:2")
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_rank_of_half_the_speed_gets_fewer_layers(launcher, slow):
+    ranks = launcher.start("uneven", [0, 0], str(slow), "2")
+    assert ranks.finish(SECONDS) == [0, 0], ranks.output()
+    assert "Ranks are not equally fast." in ranks.outputs[0], ranks.output()
+    assert re.search(r"sent +speed\n0 .* 1\.00\n", ranks.outputs[0]), ranks.output()
+
+
 def test_no_order_and_no_delays_hang(launcher):
     """40 steps with random delays for each of these ways, one with skips over every stage."""
     run(launcher, [0, 1, 0], "unet", "3", "1f1b:8:often:delays", "zbv:6:often", "gpipe:8:often")

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from carme_runtime.graph import Graph, Links, Operator, Parameter, Timing, Value
-from carme_runtime.pipeline import Disk, Plan, PlanError, Request, make, partition, plan
+from carme_runtime.pipeline import Device, Disk, Plan, PlanError, Request, make, partition, plan
+from carme_runtime.pipeline.devices import devices_of_ranks, devices_of_stages
 from carme_runtime.pipeline.pieces import Pieces, cut_places
 
 KIB = 1024
@@ -109,6 +110,78 @@ def test_a_memory_limit_moves_the_cuts_and_the_least_is_reported():
         plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=10 * KIB))
     least = int(caught.value.remedy.split("memory=")[1].split()[0])
     assert plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=least))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zbv"])
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_rank_of_half_the_speed_gets_half_the_work(slow: int, schedule: str):
+    graph = network([1.0] * 24)
+    devices = tuple(Device(2.0 if rank == slow else 1.0) for rank in range(2))
+    even = plan(graph, Request(2, 32, stages=2, micro_batches=8, schedule=schedule))
+    found = plan(graph, Request(2, 32, stages=2, micro_batches=8, schedule=schedule, devices=devices))
+    assert found.stages[slow].operators == 8 and even.stages[slow].operators == 12
+    assert found.stages[slow].busy_ms == pytest.approx(found.stages[1 - slow].busy_ms, rel=0.05)
+    assert found.step_ms < 0.85 * dataclasses.replace(found, cuts=even.cuts).step_ms
+    assert found.step_ms <= 1.03 * exhaustive(graph, found)
+    speeds = [line.split()[-1] for line in str(found).splitlines()[1:4]]
+    assert speeds == ["speed", *("0.50" if rank == slow else "1.00" for rank in range(2))]
+    assert "Ranks are not equally fast." in str(found) and "speed" not in str(even)
+
+
+def test_a_rank_with_less_memory_gets_less_to_hold():
+    graph = network([1] * 8, held=64 * KIB)
+    most = max(stage.memory_bytes for stage in plan(graph, Request(2, 8, stages=2, micro_batches=2)).stages)
+    devices = (Device(memory=2 * most), Device(memory=most // 2))
+    found = plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=most // 2, devices=devices))
+    assert found.stages[1].memory_bytes <= most // 2 < found.stages[0].memory_bytes <= 2 * most
+    text = next(line for line in str(found).splitlines() if line.startswith("Memory of each rank"))
+    assert text.count("iB") == 2
+    devices = (Device(memory=2 * most), Device(memory=KIB))
+    with pytest.raises(PlanError, match=r"A stage needs .*, and a device has 1\.0 KiB"):
+        plan(graph, Request(2, 8, stages=2, micro_batches=2, memory=KIB, devices=devices))
+
+
+def test_little_crosses_from_node_to_node():
+    """The first three ranks are on one node. Only one layer near its end makes little."""
+    links = Links(((0, 10.0), (1 << 20, 1e6)), "slow", within=FAST.times)
+    graph = network([1.0] * 16, links=links)
+    small = dataclasses.replace(graph.value["layer10"], bytes=64)
+    graph = dataclasses.replace(
+        graph, values=tuple(small if v.name == small.name else v for v in graph.values)
+    )
+    request = Request(4, 32, stages=4, micro_batches=8)
+    devices = devices_of_ranks([1.0] * 4, [0] * 4, [0, 0, 0, 1])
+    found = plan(graph, dataclasses.replace(request, devices=devices))
+    assert found.cuts[2] == 11, found.cuts
+    assert found.travel_ms(1 << 20, 0, 1) == 0.05 and found.travel_ms(1 << 20, 2, 3) == 1000
+    everywhere_slow = plan(graph, request)
+    assert everywhere_slow.travel_ms(1 << 20, 0, 1) == 1000
+    assert found.step_ms < everywhere_slow.step_ms
+    assert "speed" not in str(found)
+
+
+def test_replicas_wait_for_the_slowest_of_them():
+    devices = (Device(1.0, 400), Device(1.5, 300), Device(2.0, 500), Device(1.0, 200))
+    assert devices_of_stages(devices, 1) == (Device(2.0, 200),)
+    assert devices_of_stages(devices, 2) == (Device(2.0, 400), Device(1.5, 200))
+    near = tuple(Device(nodes=(node,)) for node in (0, 0, 1, 1))
+    assert devices_of_stages(near, 2) == (Device(nodes=(0, 1)), Device(nodes=(0, 1)))
+    assert devices_of_stages((), 2) == ()
+    graph = network([1.0] * 12)
+    slow = tuple(Device(4.0 if rank == 3 else 1.0) for rank in range(4))
+    assert plan(graph, Request(4, 32)).strategy == "data"
+    assert plan(graph, Request(4, 32, devices=slow)).strategy == "pipeline"  # the slow rank gets little
+
+
+def test_ranks_that_differ_little_count_as_equal():
+    assert devices_of_ranks([10.0, 12.0, 9.5], [1000, 1050, 1099]) == ()
+    assert devices_of_ranks([10.0, 12.0], [1000, 2000]) == (Device(1.0, 1000), Device(1.0, 2000))
+    assert devices_of_ranks([10.0, 21.0], [1000, 1050]) == (Device(1.0, 1000), Device(2.1, 1000))
+    assert devices_of_ranks([20.0, 10.0], [0, 0]) == (Device(1.0), Device(0.5))
+    for nodes in ([0, 0, 0], [0, 1, 2]):  # then all are equally near
+        assert devices_of_ranks([1.0] * 3, [0] * 3, nodes) == ()
+    found = devices_of_ranks([1.0] * 3, [0] * 3, [0, 0, 1])
+    assert found[1:] == (Device(nodes=(0,)), Device(nodes=(1,)))
 
 
 def test_what_is_not_requested_is_chosen():

@@ -190,30 +190,39 @@ class Checkpoints:
         """The steps of the checkpoints that are there, the newest first."""
         return [files.step_of(checkpoint) for checkpoint in files.found(self._folder)]
 
-    def load(self, step: int | None = None) -> tuple[int, dict[str, Any]] | None:
+    def load(
+        self, step: int | None = None, own: Callable[[Any], Any] = lambda structure: structure
+    ) -> tuple[int, dict[str, Any]] | None:
         """Step and state of the newest checkpoint that is undamaged, or of that of `step`; None without any.
 
         Training goes on from it: what is saved next takes the place of those that are later than that.
+
+        Args:
+            step: Which.
+            own: From the state without its tensors to what is wanted of it.
 
         Raises:
             Damaged: There are some, and none is undamaged.
         """
         if not self._streams():
-            newest = self._newest(step, self._reader(Filling))
+            newest = self._newest(step, self._reader(functools.partial(Filling, own=own)))
             return newest and (newest[0], newest[1].state)
         assert self._carrier is not None
         newest = self._newest(step, _read_as(Stream) if self._rank == 0 else None)
         if newest is None:
             return None
         arriving = streamed.Arriving(self._ranks, self._carrier, newest[1], lambda _: [])
-        return newest[0], arriving.part(arriving.structure)
+        return newest[0], arriving.part(own(arriving.structure))
 
-    def load_on_rank_0(self, step: int | None = None) -> tuple[int, dict[str, Any] | None] | None:
+    def load_on_rank_0(
+        self, step: int | None = None, own: Callable[[Any], Any] = lambda structure: structure
+    ) -> tuple[int, dict[str, Any] | None] | None:
         """What `load` gives, where rank 0 alone reads; on the others None stands for the state.
 
         All ranks call it together. Raises what `load` raises.
         """
-        newest = self._newest(step, _read_as(Filling) if self._rank == 0 else None)
+        receiver = functools.partial(Filling, own=own)
+        newest = self._newest(step, _read_as(receiver) if self._rank == 0 else None)
         return newest and (newest[0], newest[1] and newest[1].state)
 
     def _streams(self) -> bool:

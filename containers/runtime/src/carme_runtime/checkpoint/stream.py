@@ -133,6 +133,17 @@ def numbers_in(structure: Any) -> list[int]:
     return []
 
 
+def as_tensors(structure: Any) -> Any:
+    """The structure with tensors of PyTorch for NumPy arrays: a limit of memory can move those."""
+    if isinstance(structure, dict):
+        if _ARRAY in structure:
+            return {_TENSOR: structure[_ARRAY]}
+        return {key: as_tensors(value) for key, value in structure.items()}
+    if isinstance(structure, list | tuple):
+        return type(structure)(as_tensors(value) for value in structure)
+    return structure
+
+
 def share(size: int, rank: int, ranks: int) -> tuple[int, int]:
     """The first and the last byte but one of what a rank holds of a stream."""
     blocks = size // _ALIGNMENT

@@ -103,14 +103,21 @@ class Operator:
 
 @dataclass(frozen=True)
 class Links:
-    """What a message between two devices costs: bytes and microseconds, growing; and where that is from."""
+    """What a message between two devices costs.
+
+    Args:
+        times: Bytes and microseconds, growing.
+        source: Where that is from.
+        within: The same between two ranks of one node; empty: nothing says that it differs.
+    """
 
     times: tuple[tuple[int, float], ...] = ((0, 20.0), (1 << 20, 860.0))
     source: str = "assumed: Ethernet of 10 Gbit/s"
+    within: tuple[tuple[int, float], ...] = ()
 
-    def milliseconds(self, size: float) -> float:
-        """How long `size` bytes take."""
-        return on_line(list(self.times), size) / 1000
+    def milliseconds(self, size: float, near: bool = False) -> float:
+        """How long `size` bytes take; `near`: within a node."""
+        return on_line(list((near and self.within) or self.times), size) / 1000
 
 
 @dataclass(frozen=True)

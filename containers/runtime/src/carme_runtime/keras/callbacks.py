@@ -115,12 +115,12 @@ class Checkpoints(keras.callbacks.Callback):
         """Load the newest one."""
         self._files = Files(self._folder, self._keep)
         if self._start:
-            loaded = self._files.load_on_rank_0()
+            loaded = self._files.load_on_rank_0(own=state.own)
             world().together(lambda: self._give(loaded[1]) if loaded and loaded[1] else None)
             state.build(self.model)  # as the checkpoint has done it on rank 0
             self._seen = self._saved = world().exchange(self._saved)[0] if loaded else 0
         else:
-            loaded = self._files.load()
+            loaded = self._files.load(own=state.own)
             self._seen = self._saved = 0
             if loaded:
                 self._give(loaded[1])

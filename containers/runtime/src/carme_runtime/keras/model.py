@@ -369,6 +369,10 @@ class Model:
         with self._steps.whole(everywhere=True):
             return state_module.take(self._model)
 
+    def own_state(self, structure: Any) -> Any:
+        """Of a checkpoint's part for this model: what `give_state` takes."""
+        return state_module.own(structure)
+
     def give_state(self, state: dict[str, Any]) -> None:
         """Go on from what `take_state` took, on any number of ranks.
 

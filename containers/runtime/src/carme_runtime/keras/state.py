@@ -4,22 +4,33 @@ from typing import Any
 
 import numpy as np
 
+from carme_runtime.checkpoint.stream import as_tensors
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.variables import SEEDS
 from carme_runtime.keras.world import MASTER, world
+from carme_runtime.out_of_core import limits_host
 
 
 def take(model: Any) -> dict[str, Any]:
     """Weights, optimizer variables and random seeds of a Keras model. All ranks call it together.
 
-    They have no names: Keras numbers layers, and another run may count otherwise.
+    They have no names: Keras numbers layers, and another run may count otherwise. Where the host's memory is
+    limited, weights and the optimizer's variables are those themselves instead of copies.
     """
     groups = _variables(model)
-    state: dict[str, Any] = {name: [_value(v) for v in group] for name, group in groups.items()}
+    state: dict[str, Any] = {
+        name: [_value(v) if name == "seeds" or not limits_host() else v.value.detach() for v in group]
+        for name, group in groups.items()
+    }
     for value in state["seeds"]:
         world().broadcast(value.reshape(-1).view(np.uint8), MASTER, "a random seed")
     return state
+
+
+def own(structure: Any) -> Any:
+    """What `give` takes of a checkpoint's structure. Where memory is limited, all of it can leave memory."""
+    return as_tensors(structure) if limits_host() else structure
 
 
 def give(model: Any, state: dict[str, Any]) -> None:
@@ -34,12 +45,13 @@ def give(model: Any, state: dict[str, Any]) -> None:
         if len(values) != len(group):
             raise _another(name, f"{len(values)} {name}", f"has {len(group)}")
         for number, (v, value) in enumerate(zip(group, values, strict=True)):
-            if tuple(v.shape) != value.shape:
-                which = f"number {number} of the {name} with shape {value.shape}"
+            if tuple(v.shape) != tuple(value.shape):
+                which = f"number {number} of the {name} with shape {tuple(value.shape)}"
                 raise _another(name, which, f"has it with {tuple(v.shape)}")
+    on_torch = keras.backend.backend() == "torch"
     for name, group in groups.items():
         for v, value in zip(group, state[name], strict=True):
-            v.assign(value)
+            v.assign(value if on_torch else np.asarray(value))
 
 
 def build(model: Any) -> None:

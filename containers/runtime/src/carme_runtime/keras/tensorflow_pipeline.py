@@ -1,6 +1,7 @@
 """Pipelines of Keras models on the TensorFlow backend: the plan, and the variables of a rank's stage."""
 
 import dataclasses
+import functools
 import time
 import zlib
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from carme_runtime.keras.world import MASTER, World
 from carme_runtime.logs import log
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.sizes import parse_size
-from carme_runtime.pipeline import KINDS, Plan, PlanError, Request, plan
+from carme_runtime.pipeline import KINDS, Device, Plan, PlanError, Request, plan
+from carme_runtime.pipeline.devices import devices_of_ranks, reference_ms
 from carme_runtime.pipeline.memory import free_memory_of_rank
 
 _LAST_STEPS = 50
@@ -52,9 +54,10 @@ def made_plan(calls: Calls, example: Sequence[Any], request: Request, memory: An
             f"There is no batch_norm='{request.batch_norm}' on Keras' TensorFlow backend.",
             "Choose from micro, exact; deferred needs the torch backend.",
         )
-    limit = parse_size(memory) if memory is not None else _free_memory(calls, world)
+    memories = [parse_size(memory)] * world.size if memory is not None else _free_memory(calls, world)
     graph = _agreed(calls, example, request, world)
-    found = plan(graph, dataclasses.replace(request, memory=limit))
+    devices = _devices(memories, world)
+    found = plan(graph, dataclasses.replace(request, memory=min(memories) or None, devices=devices))
     found = _with_batch_norm(found, calls, request.batch_norm, world)
     text = repr((found.cuts, found.schedule, found.samples, found.batch_norm))
     remedy = "Call fit with the same arguments on all ranks."
@@ -92,12 +95,33 @@ def _copying_us(size: int) -> float:
     return sorted(times)[2] + 20.0  # with the call and the notification
 
 
-def _free_memory(calls: Calls, world: World) -> int | None:
-    """What each rank has for a stage: of the job's limit, without what the job's processes take already."""
+def _free_memory(calls: Calls, world: World) -> list[int]:
+    """What each rank has for a stage: of the job's limit, without what the job's processes take already.
+
+    Returns:
+        Bytes by rank; 0 on all where one does not know.
+    """
     pages.trim()
     world.table([0])  # each rank counts what all have taken
-    free = free_memory_of_rank(sum(p.bytes for p in calls.graph().parameters)) or 0
-    return int(world.table([free]).min()) or None
+    free = world.table([free_memory_of_rank(sum(p.bytes for p in calls.graph().parameters)) or 0])[:, 0]
+    return free.tolist() if free.all() else [0] * world.size
+
+
+def _devices(memories: Sequence[int], world: World) -> tuple[Device, ...]:
+    """What each rank has, by the same work on all; empty where they are alike."""
+    if world.size == 1:
+        return ()
+    world.barrier()  # ranks that share cores work at the same time, as they will in training
+    nanoseconds = world.table([max(int(1e6 * _reference_ms()), 1)])[:, 0]
+    return devices_of_ranks(nanoseconds.tolist(), memories, world.nodes())
+
+
+@functools.cache
+def _reference_ms() -> float:
+    """Measured once in a process, with TensorFlow's threads."""
+    tf: Any = import_module("tensorflow")
+    matrix = tf.fill((256, 256), 1 / 256)
+    return reference_ms(lambda: tf.nn.relu(matrix @ matrix).numpy())
 
 
 def _with_batch_norm(made: Plan, calls: Calls, requested: str, world: World) -> Plan:

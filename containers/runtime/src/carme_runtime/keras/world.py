@@ -86,6 +86,12 @@ class World:
         """What messages between ranks cost. See `links_of`."""
         return links_of(self._group, self.rank, copying_us)
 
+    def nodes(self) -> list[int]:
+        """By rank: the number of its node."""
+        if not self._group:
+            return [0]
+        return [self._group.context.node_of(rank) for rank in self._group.ranks]
+
     def tidy_mailboxes(self) -> None:
         """Give up the memory of mailboxes that nobody has any more. All ranks call it together."""
         if self._group:

@@ -21,7 +21,10 @@ from carme_runtime.out_of_core.blocks import State
 from carme_runtime.out_of_core.during_backward import NOT_REQUESTED, ON_GPU, StepDuringBackward
 from carme_runtime.out_of_core.limits import Limit
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
-from carme_runtime.out_of_core.plan import Plan
+from carme_runtime.out_of_core.plan import Plan, Recomputed
+from carme_runtime.out_of_core.recomputing import NOT_REQUESTED as NOTHING_AGAIN
+from carme_runtime.out_of_core.recomputing import ON_GPU as NOT_ON_GPU
+from carme_runtime.out_of_core.recomputing import Recomputing
 from carme_runtime.out_of_core.sizes import parse_size, show_size
 from carme_runtime.out_of_core.steps import Steps
 from carme_runtime.out_of_core.store import Store
@@ -51,6 +54,7 @@ class Budget:
         self._operations: watch.Operations | None = None
         self._steps = Steps()
         self._early: StepDuringBackward | None = None
+        self._recomputing: Recomputing | None = None
 
     def __enter__(self) -> "Budget":
         """Begin; what this thread makes from now on can leave memory.
@@ -94,11 +98,16 @@ class Budget:
         global _active
         _active = None
         keras_scripts.follow(None)
-        self._stop_early()
+        self._as_ever()
         self._stack.close()
 
     def adopt(
-        self, model: Model, optimizer: Optimizer, *, step_during_backward: bool = False
+        self,
+        model: Model,
+        optimizer: Optimizer,
+        *,
+        step_during_backward: bool = False,
+        recompute: bool = False,
     ) -> tuple[Model, Optimizer]:
         """Take on a model and its optimizer, wherever they were made.
 
@@ -112,6 +121,9 @@ class Budget:
                 is gone then. The results are the same, and less is moved. For scripts that use gradients for
                 nothing else: where the first step shows another use, such as clipping, steps are as ever, and
                 `plan()` says why. A later use is refused with a sentence.
+            recompute: Whether layers in a row (`Sequential`, `ModuleList`) may compute their forward passes
+                again in the backward pass, where the disk would take longer for what they leave. The results
+                are the same. For layers whose forward passes do nothing else, such as counting their calls.
 
         Returns:
             Both, the same objects.
@@ -135,21 +147,33 @@ class Budget:
         needed = largest * (_OF_SGD if type(optimizer) is torch.optim.SGD else _OF_OTHERS)
         if needed > operations.store.capacity:
             raise operations.limit.too_small(needed, "the optimizer's step for the largest parameter")
-        self._stop_early()
+        self._as_ever()
         if step_during_backward and operations.device_type == "cpu":
             self._early = StepDuringBackward(optimizer, operations)
+        if recompute and operations.device_type == "cpu":
+            self._recomputing = Recomputing(model, operations)
         return model, optimizer
 
-    def _stop_early(self) -> None:
+    def _as_ever(self) -> None:
+        """Let backward and forward passes be those of the script."""
         if self._early is not None:
             self._early.close()
             self._early = None
+        if self._recomputing is not None:
+            self._recomputing.close()
+            self._recomputing = None
 
     def _late_step(self) -> str:
         """Why the optimizer's step does not run during the backward pass; empty: it does."""
         if self._working().device_type != "cpu":
             return ON_GPU
         return self._early.reason if self._early else NOT_REQUESTED
+
+    def _recomputed(self) -> Recomputed:
+        if self._recomputing is not None:
+            return self._recomputing.found
+        on_host = self._working().device_type == "cpu"
+        return Recomputed(reason=NOTHING_AGAIN if on_host else NOT_ON_GPU)
 
     def _move(self, operations: watch.Operations, tensors: list[torch.Tensor]) -> None:
         """Let the tensors of a model and its optimizer lie in memory that can leave."""
@@ -173,11 +197,7 @@ class Budget:
                 "No step has been recorded yet, so its cost is not known.",
                 "Call plan() after the first optimizer.step().",
             )
-        file, busy = store.file, store.busy_seconds
-        # What the disk did with several transfers at a time says more than how fast it was at the beginning.
-        expected = store.read / file.read_rate + store.written / file.write_rate
-        faster = expected / busy if busy else 1.0
-        read_rate, write_rate = file.read_rate * faster, file.write_rate * faster
+        read_rate, write_rate = _rates(store)
         try:
             traffic = trace.traffic(store.capacity, write_rate, read_rate)
         except DoesNotFit:
@@ -202,6 +222,7 @@ class Budget:
             others=self.others,
             both_ways=self.both_ways,
             late_step=self._late_step(),
+            recomputed=self._recomputed(),
         )
 
     def _blocks_by_kind(self, trace: Any) -> dict[str, int]:
@@ -242,6 +263,9 @@ class Budget:
         store = self._operations.store
         self._steps.end_step(store.read, store.written)
         store.end_step()
+        if self._recomputing is not None:
+            read_rate, write_rate = _rates(store)
+            self._recomputing.end_step(self._steps.trace, store.capacity, write_rate, read_rate)
 
     def _ends_steps(self, optimizer: Any) -> bool:
         """Whether an optimizer's step is the end of one of the program's.
@@ -281,6 +305,17 @@ class Budget:
                 "ends. Save what you need inside of `with carme_runtime.memory(...)`.",
                 stacklevel=4,
             )
+
+
+def _rates(store: Store) -> tuple[float, float]:
+    """Bytes in a second that the disk gives and takes.
+
+    What it did with several transfers at a time says more than how fast it was at the beginning.
+    """
+    file, busy = store.file, store.busy_seconds
+    expected = store.read / file.read_rate + store.written / file.write_rate
+    faster = expected / busy if busy else 1.0
+    return file.read_rate * faster, file.write_rate * faster
 
 
 def limits_host() -> bool:

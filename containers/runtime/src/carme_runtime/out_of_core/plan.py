@@ -1,9 +1,39 @@
 """What a step costs with a limit of memory, and why."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from carme_runtime.out_of_core.sizes import show_size
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """Forward passes that are computed again in the backward pass.
+
+    Attributes:
+        groups: Of layers whose are.
+        of: Groups that there are.
+        seconds: What that takes in a step.
+        bytes: What they leave otherwise for their backward passes.
+        instead_seconds: What it takes to move that to the disk and back.
+        reason: Why none is; empty: some are.
+    """
+
+    groups: int = 0
+    of: int = 0
+    seconds: float = 0.0
+    bytes: int = 0
+    instead_seconds: float = 0.0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        if self.reason:
+            return f"No forward pass is computed again in the backward pass: {self.reason}."
+        return (
+            f"Of {self.of} groups of layers {self.groups} compute their forward pass again in the backward "
+            f"pass. That takes {self.seconds:.2f} s. To move what they would leave, {show_size(self.bytes)}, "
+            f"to the disk and back takes {self.instead_seconds:.2f} s."
+        )
 
 
 @dataclass(frozen=True)
@@ -30,6 +60,7 @@ class Plan:
         others: What does not move.
         both_ways: Whether reading and writing go on at a time without slowing each other down.
         late_step: Why the optimizer's step does not run during the backward pass; empty: it does.
+        recomputed: What is computed again, instead of being moved.
     """
 
     limit: int
@@ -51,6 +82,7 @@ class Plan:
     others: str = "Python, libraries and your data"
     both_ways: bool = False
     late_step: str = ""
+    recomputed: Recomputed = field(default_factory=Recomputed)
 
     @property
     def transfer_seconds(self) -> float:
@@ -91,6 +123,7 @@ class Plan:
                 f"The optimizer's step runs after the backward pass: {self.late_step}."
                 if self.late_step
                 else "The optimizer's step runs during the backward pass, one parameter after the other.",
+                str(self.recomputed),
                 f"The smallest limit that works is {show_size(self.least)}.",
             )
         )

@@ -1,5 +1,6 @@
 """Pipelines: schedules, which are checked and timed on paper, and plans that cut a graph into stages."""
 
+from carme_runtime.pipeline.devices import Device
 from carme_runtime.pipeline.partition import Request, plan
 from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.plans import Plan
@@ -10,6 +11,7 @@ from carme_runtime.pipeline.stages import Disk, Stage, Way
 __all__ = [
     "KINDS",
     "Action",
+    "Device",
     "Disk",
     "Kind",
     "Pieces",

@@ -56,14 +56,13 @@ def links_of(everyone: Group | None, rank: int, copying_us: Callable[[int], floa
         copying_us: Microseconds that a message of so many bytes takes within the node.
     """
     file = os.environ.get(links.LINKS, "")
-    if file and not links.to_be_measured():
-        return Links(tuple(links.read(Path(file))), f"from {file}")
-    times = everyone.measure_links() if everyone else []
-    if times:
-        return Links(tuple(times), "measured between nodes")
-    if rank:
-        return Links()
-    return Links(tuple((size, copying_us(size)) for size in _SIZES), "copies in memory")
+    between = links.read(Path(file)) if file and not links.to_be_measured() else []
+    source = f"from {file}" if between else "measured between nodes"
+    between = between or (everyone.measure_links() if everyone else [])
+    copies = () if rank else tuple((size, copying_us(size)) for size in _SIZES)
+    if between:
+        return Links(tuple(between), source, within=copies)
+    return Links(copies, "copies in memory") if copies else Links()
 
 
 def room(sizes: Sequence[float]) -> int:

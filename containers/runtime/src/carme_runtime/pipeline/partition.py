@@ -12,6 +12,7 @@ from numbers import Integral
 
 from carme_runtime.graph import Graph
 from carme_runtime.graph.show import size_text
+from carme_runtime.pipeline.devices import Device, devices_of_stages
 from carme_runtime.pipeline.pieces import cut_places, first_of
 from carme_runtime.pipeline.plans import Plan
 from carme_runtime.pipeline.schedules import KINDS, PlanError, Schedule, make
@@ -35,7 +36,7 @@ class Request:
         stages: Ranks of one pipeline.
         micro_batches: How many.
         schedule: Its name.
-        memory: Bytes of each device.
+        memory: Bytes of each device, or of the one that has least.
         cut_points: Names of layers with which stages begin.
         state_factor: See `Plan`.
         batch_norm: See `Plan`.
@@ -43,6 +44,7 @@ class Request:
         whole: Whether `samples` are those of all replicas together.
         may_recompute: Whether stages that do not fit can compute forward passes again.
         disk: Where what does not fit can go; None: nowhere.
+        devices: What each rank has; empty: all are alike, and have `memory`.
 
     Raises:
         PlanError: `stages` or `micro_batches` is no whole number.
@@ -61,6 +63,7 @@ class Request:
     whole: bool = False
     may_recompute: bool = False
     disk: Disk | None = None
+    devices: tuple[Device, ...] = ()
 
     def __post_init__(self) -> None:
         check_counts(self.stages, self.micro_batches)
@@ -251,6 +254,7 @@ def _planned(graph: Graph, request: Request, schedule: Schedule) -> Plan:
         memory=request.memory or 0,
         may_recompute=request.may_recompute,
         disk=request.disk,
+        devices=devices_of_stages(request.devices, schedule.ranks),
     )
     pieces = len(schedule.holders)
     if request.cut_points:
@@ -260,10 +264,11 @@ def _planned(graph: Graph, request: Request, schedule: Schedule) -> Plan:
         if len(places) < pieces - 1:
             raise _too_few(request, schedule, len(places))
         found = _cut(draft, _fewer(graph, places, pieces))
-    if found.over:
+    if (stage := found.exceeding) is not None:
         least = found.over if request.cut_points else _least_memory(draft, cut_places(graph))
         raise PlanError(
-            f"A stage needs {size_text(found.over)}, and a device has {size_text(found.memory)}.",
+            f"A stage needs {size_text(found.over)}, and a device has "
+            f"{size_text(found.memory_of(stage.rank))}.",
             f"Give memory={least} bytes ({size_text(least)}) at least, more stages, or more micro-batches.",
         )
     return found
@@ -343,38 +348,51 @@ def _crossing(graph: Graph, samples: int) -> list[float]:
 
 
 def _cut(draft: Plan, places: list[int]) -> Plan:
-    limit = float(draft.memory or _ENDLESS)
+    part = 1.0
     for _ in range(12):
-        cuts = _best_cuts(draft, places, limit)
+        cuts = _best_cuts(draft, places, part)
         if cuts is None:
             break
         found = _moved(replace(draft, cuts=cuts).fitted(), places)
         if not found.over:
             return found
-        limit *= _TIGHTER
+        part *= _TIGHTER
     # Nothing fits: what comes nearest.
-    return replace(draft, cuts=_best_cuts(draft, places, _ENDLESS, by_memory=True) or ()).fitted()
+    return replace(draft, cuts=_best_cuts(draft, places, by_memory=True) or ()).fitted()
 
 
 def _least_memory(draft: Plan, places: list[int]) -> int:
     """Bytes with which there is a plan: what the largest stage needs of the cuts that need least."""
     places = _fewer(draft.graph, places, len(draft.schedule.holders))
-    cuts = _best_cuts(draft, places, _ENDLESS, by_memory=True) or ()
     # With next to no memory each stage does whatever needs least.
-    return max(stage.memory_bytes for stage in replace(draft, cuts=cuts, memory=1, disk=None).fitted().stages)
+    draft = replace(draft, memory=1, disk=None, devices=())
+    cuts = _best_cuts(draft, places, by_memory=True) or ()
+    return max(stage.memory_bytes for stage in replace(draft, cuts=cuts).fitted().stages)
 
 
 def _best_cuts(
-    draft: Plan, places: list[int], limit: float, by_memory: bool = False
+    draft: Plan, places: list[int], part: float = 1.0, by_memory: bool = False
 ) -> tuple[int, ...] | None:
-    """Cuts that make the costliest piece as cheap as can be; None where each has one over the limit."""
-    pieces = len(draft.schedule.holders)
+    """Cuts that make the costliest piece as cheap as can be; None where each has one over the limit.
+
+    Args:
+        draft: The plan without cuts.
+        places: Where cuts may be.
+        part: Of each device's memory that its pieces may take.
+        by_memory: Whether memory is what a piece costs, as a part of what its device has.
+    """
+    holders = draft.schedule.holders
+    pieces = len(holders)
     ends = [0, *places, len(draft.graph.operators)]
     costs = _Costs(draft, ends)
-    share = limit / (pieces // draft.schedule.ranks)
+    has = [draft.memory_of(rank) or _ENDLESS for rank in range(draft.schedule.ranks)]
+    limits = [part * size / (pieces // draft.schedule.ranks) for size in has]
+    scales = [1.0 if size == _ENDLESS else size for size in has]
 
     def cost(piece: int, begin: int, end: int) -> float:
-        return costs.memory(piece, begin, end) if by_memory else costs.within(piece, begin, end, share)
+        if by_memory:
+            return costs.memory(piece, begin, end) / scales[holders[piece]]
+        return costs.within(piece, begin, end, limits[holders[piece]])
 
     best = [[_ENDLESS] * len(ends) for _ in range(pieces + 1)]
     source = [[-1] * len(ends) for _ in range(pieces + 1)]
@@ -402,9 +420,13 @@ class _Costs:
     def __init__(self, draft: Plan, ends: list[int]) -> None:
         graph, n = draft.graph, draft.micro_samples
         crossing = _crossing(graph, n)
-        links = graph.links
-        edges = {0, len(graph.operators)}
-        self._travel = [0.0 if end in edges else links.milliseconds(crossing[end]) for end in ends]
+        edges, holders = {0, len(graph.operators)}, draft.schedule.holders
+        sizes = [None if end in edges else crossing[end] for end in ends]
+        # By piece: what crosses a cut before it takes, for each of the places.
+        self._travel = [
+            [0.0 if size is None else draft.travel_ms(size, before, holder) for size in sizes]
+            for before, holder in itertools.pairwise((holders[0], *holders, holders[-1]))
+        ]
         forward, backward = graph.times_before(n)
         self._forward = [forward[end] for end in ends]
         self._times = [forward[end] + backward[end] for end in ends]
@@ -421,21 +443,24 @@ class _Costs:
         self._counts = held(draft.schedule)
         self._recomputes = draft.may_recompute and not draft.schedule.split
         self._disk = draft.disk
+        self._slowness = [draft.slowness_of(holder) for holder in holders]
 
-    def time(self, begin: int, end: int) -> float:
+    def time(self, piece: int, begin: int, end: int) -> float:
         """With what is sent forward and back."""
-        return self._times[end] - self._times[begin] + self._travel[begin] + self._travel[end]
+        own = self._slowness[piece] * (self._times[end] - self._times[begin])
+        return own + self._travel[piece][begin] + self._travel[piece + 1][end]
 
     def within(self, piece: int, begin: int, end: int, limit: float) -> float:
         """The time with the cheapest way to stay within the limit; endless where there is none."""
-        time = self.time(begin, end)
+        time = self.time(piece, begin, end)
         weights, held = self._weights[end] - self._weights[begin], self._held[end] - self._held[begin]
         over = weights + self._counts[piece] * held - limit
         if over <= 0:
             return time
         ways = [_ENDLESS]
         if self._recomputes and weights + held <= limit:
-            ways.append(time + (self._forward[end] - self._forward[begin]) * (piece + 1 < len(self._counts)))
+            again = self._slowness[piece] * (self._forward[end] - self._forward[begin])
+            ways.append(time + again * (piece + 1 < len(self._counts)))
         if self._disk is not None:
             ways.append(max(time, self._disk.milliseconds(over) / self._counts[piece]))
         return min(ways)

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from carme_runtime.graph import Graph
 from carme_runtime.graph.show import columns, drawing, size_text
+from carme_runtime.pipeline.devices import Device
 from carme_runtime.pipeline.pieces import Pieces
 from carme_runtime.pipeline.schedules import BACKWARD, FORWARD, Action, Schedule
 from carme_runtime.pipeline.simulation import Channel, Run, held, simulate, slots_needed
@@ -31,6 +32,7 @@ class Plan:
         may_recompute: Whether stages can compute forward passes again.
         disk: Where what does not fit can go; None: nowhere.
         ways: What each rank's stage does to fit into memory; empty: none does anything. See `fitted`.
+        devices: What each stage's rank has; empty: all are alike, and have `memory`.
     """
 
     graph: Graph
@@ -45,6 +47,20 @@ class Plan:
     may_recompute: bool = False
     disk: Disk | None = None
     ways: tuple[Way, ...] = ()
+    devices: tuple[Device, ...] = ()
+
+    def memory_of(self, rank: int) -> int:
+        """Bytes that the stage of a rank may not exceed; 0: no limit was known."""
+        return self.devices[rank].memory if self.devices else self.memory
+
+    def slowness_of(self, rank: int) -> float:
+        """How many times as long a rank takes as the one that measured the model."""
+        return self.devices[rank].slowness if self.devices else 1.0
+
+    def travel_ms(self, size: float, rank: int, other: int) -> float:
+        """How long a message of so many bytes takes between the stages of two ranks."""
+        nodes = self.devices[rank].nodes if self.devices else ()
+        return self.graph.links.milliseconds(size, bool(nodes) and nodes == self.devices[other].nodes)
 
     @property
     def strategy(self) -> str:
@@ -82,7 +98,7 @@ class Plan:
     def run(self) -> Run:
         """The step on paper."""
         times = [self._passes_of(piece) for piece in range(self.pieces.count)]
-        links, sizes, holders = self.graph.links, self.pieces, self.schedule.holders
+        sizes, holders = self.pieces, self.schedule.holders
         moves = [
             way.spilling_ms / len(own) for way, own in zip(self.ways, self.schedule.actions, strict=False)
         ]
@@ -92,9 +108,10 @@ class Plan:
             share = {FORWARD: forward, BACKWARD: backward}.get(action.kind, backward / 2)
             share += moves[holders[action.piece]] if moves else 0.0
             # The sender of a message copies it.
+            back = action.kind != FORWARD
             return share + sum(
-                links.milliseconds(sizes.bytes(c, self.micro_samples, back=action.kind != FORWARD))
-                for c in self._puts(action)
+                self.travel_ms(sizes.bytes((a, b), self.micro_samples, back=back), holders[a], holders[b])
+                for a, b in self._puts(action)
             )
 
         return simulate(self.schedule, self.pieces.channels, duration, slots=self.slots)
@@ -115,16 +132,21 @@ class Plan:
         return tuple(self._stage(rank) for rank in range(self.schedule.ranks))
 
     @property
+    def exceeding(self) -> Stage | None:
+        """Of the stages that exceed their ranks' memory, the one that needs most; None where none does."""
+        too_large = [s for s in self.stages if 0 < self.memory_of(s.rank) < s.present_bytes]
+        return max(too_large, key=lambda stage: stage.present_bytes, default=None)
+
+    @property
     def over(self) -> int:
-        """What the stage needs that exceeds its rank's memory most; 0 where none does."""
-        most = max(stage.memory_bytes - stage.spilled_bytes for stage in self.stages)
-        return most if self.memory and most > self.memory else 0
+        """What that stage needs, in bytes; 0 where none exceeds its memory."""
+        return self.exceeding.present_bytes if self.exceeding else 0
 
     def fitted(self) -> "Plan":
         """The same plan with what its stages do to fit into memory: the cheapest that each one can."""
         if not self.memory:
             return self
-        found = []
+        found: list[Way] = []
         for rank in range(self.schedule.ranks):
             least = min(self._all_ways(rank), key=lambda way: way.needed_bytes)
             nearest = Way(least.recomputes, least.needed_bytes, least.recomputed_ms)
@@ -137,12 +159,11 @@ class Plan:
 
     def ways_of(self, rank: int) -> list[Way]:
         """How the stage of a rank can fit into memory, the cheapest first."""
-        least = self._least_present(rank) if self.disk else 0
+        least, memory = self._least_present(rank) if self.disk else 0, self.memory_of(rank)
         fitting = [
             way
             for way in self._all_ways(rank)
-            if way.needed_bytes - way.spilled_bytes <= self.memory
-            and (not way.spilled_bytes or least <= self.memory)
+            if way.needed_bytes - way.spilled_bytes <= memory and (not way.spilled_bytes or least <= memory)
         ]
         return sorted(fitting, key=lambda way: way.milliseconds)
 
@@ -150,7 +171,7 @@ class Plan:
         found = []
         for recomputes in (False, True) if self.may_recompute and not self.schedule.split else (False,):
             needed = self._needed(rank, recomputes)
-            over = max(needed - self.memory, 0) if self.disk else 0
+            over = max(needed - self.memory_of(rank), 0) if self.disk else 0
             again = self._recomputed_ms(rank) if recomputes else 0.0
             found.append(Way(recomputes, needed, again, over, self._spilling_ms(rank, over, again)))
         return found
@@ -193,9 +214,12 @@ class Plan:
 
     def _times(self, piece: int) -> tuple[float, float]:
         """Milliseconds of a micro-batch's forward and backward pass through a piece."""
-        span = self.pieces.span(piece)
+        span, slowness = self.pieces.span(piece), self.slowness_of(self.schedule.holders[piece])
         forward, backward = self.graph.times_before(self.micro_samples)
-        return forward[span.stop] - forward[span.start], backward[span.stop] - backward[span.start]
+        return (
+            slowness * (forward[span.stop] - forward[span.start]),
+            slowness * (backward[span.stop] - backward[span.start]),
+        )
 
     def _passes_of(self, piece: int) -> tuple[float, float]:
         """The same with what is computed again, at the times when it is."""
@@ -331,32 +355,19 @@ class Plan:
     def __str__(self) -> str:
         """A table for people."""
         kind, m = self.schedule, self.schedule.micro_batches
-        rows: list[tuple[str, ...]] = [
-            ("stage", "layers", "operators", "forward ms", "backward ms", "parameters", "memory", "sent")
-        ]
-        for s in self.stages:
-            first, last = s.layers
-            rows.append(
-                (
-                    str(s.rank),
-                    first if first == last else f"{first} .. {last}",
-                    str(s.operators),
-                    f"{s.forward_ms:.2f}",
-                    f"{s.backward_ms:.2f}",
-                    size_text(s.parameter_bytes),
-                    size_text(s.memory_bytes),
-                    size_text(s.sent_bytes),
-                )
-            )
         lines = [
             f"{kind.ranks} stages x {self.replicas} replicas, {m} micro-batches of {self.micro_samples} "
             f"samples, schedule {kind.name}. Strategy: {self.strategy}.",
-            columns(rows, left=2),
+            columns(self._rows(), left=2),
             f"Predicted step: {self.step_ms:.2f} ms without the optimizer. "
             f"Idle: {100 * self.run.bubble:.0f} % (even stages: {100 * kind.bubble:.0f} %).",
         ]
+        if self._uneven:
+            lines.append("Ranks are not equally fast. Speeds are those with the same work; rank 0's is 1.")
         if self.memory:
-            lines.append(f"Memory of each rank for its stage: at most {size_text(self.memory)}.")
+            sizes = [size_text(self.memory_of(rank)) for rank in range(kind.ranks)]
+            most = sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes)
+            lines.append(f"Memory of each rank for its stage: at most {most}.")
         lines += self.reasons
         if self.measured_ms:
             off = 100 * (self.step_ms / self.measured_ms - 1)
@@ -366,13 +377,36 @@ class Plan:
         return "\n".join(lines) + "\n"
 
     @property
+    def _uneven(self) -> bool:
+        return any(device.slowness != 1 for device in self.devices)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The table: a line for each stage, with a column of speeds where ranks are not equally fast."""
+        head = ("stage", "layers", "operators", "forward ms", "backward ms", "parameters", "memory", "sent")
+        rows: list[tuple[str, ...]] = [(*head, "speed") if self._uneven else head]
+        for s in self.stages:
+            first, last = s.layers
+            row = (
+                str(s.rank),
+                first if first == last else f"{first} .. {last}",
+                str(s.operators),
+                f"{s.forward_ms:.2f}",
+                f"{s.backward_ms:.2f}",
+                size_text(s.parameter_bytes),
+                size_text(s.memory_bytes),
+                size_text(s.sent_bytes),
+            )
+            rows.append((*row, f"{1 / self.slowness_of(s.rank):.2f}") if self._uneven else row)
+        return rows
+
+    @property
     def reasons(self) -> list[str]:
         """Sentences on what stages do to fit into memory."""
         found = []
         for rank, way in enumerate(self.ways):
             if way.recomputes or way.spilled_bytes:
                 others = [other for other in self.ways_of(rank) if other != way]
-                found.append(sentence(rank, self._needed(rank, False), self.memory, way, others))
+                found.append(sentence(rank, self._needed(rank, False), self.memory_of(rank), way, others))
         return found
 
     def drawing(self) -> str:

@@ -53,6 +53,11 @@ class Stage:
     spilling_ms: float = 0.0
 
     @property
+    def present_bytes(self) -> int:
+        """Of `memory_bytes`, what is in memory at a time."""
+        return self.memory_bytes - self.spilled_bytes
+
+    @property
     def busy_ms(self) -> float:
         """What it computes and moves in one step."""
         return self.forward_ms + self.backward_ms + self.recomputed_ms + self.spilling_ms

@@ -142,6 +142,15 @@ class Run:
         self.everyone.broadcast(content, root, timeout=self.timeout)
         return content.tobytes()[: int(size[0])]
 
+    def gathered(self, number: int) -> list[int]:
+        """The numbers of all ranks, by rank."""
+        numbers = numpy.array([number], numpy.int64)
+        if not self.everyone:
+            return numbers.tolist()
+        everyone = numpy.zeros(self.size, numpy.int64)
+        self.everyone.allgather(everyone, numbers, timeout=self.timeout)
+        return everyone.tolist()
+
     def least(self, number: int) -> int:
         """The smallest of all ranks' numbers."""
         numbers = numpy.array([number], numpy.int64)

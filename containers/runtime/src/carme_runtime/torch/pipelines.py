@@ -25,7 +25,13 @@ from carme_runtime.torch.calls import Called, connected
 from carme_runtime.torch.clipping import forget_clipping, norm_of_stages, watch_clipping
 from carme_runtime.torch.passes import Passes
 from carme_runtime.torch.pieces import batch_norms, defer_statistics, opaque_batch_norms, other_random
-from carme_runtime.torch.pipeline_memory import disk_of, free_memory, save_memory, state_factor
+from carme_runtime.torch.pipeline_memory import (
+    devices_of,
+    disk_of,
+    free_memory,
+    save_memory,
+    state_factor,
+)
 from carme_runtime.torch.pipeline_run import Run
 from carme_runtime.torch.pipeline_start import bytes_of, check_arguments, send_buffers, send_parameters
 from carme_runtime.torch.pipeline_sums import allreduce, refuse_sparse, sum_gradients
@@ -72,7 +78,8 @@ def pipeline(
         micro_batches: Into how many parts a batch is divided.
         schedule: `gpipe`, `1f1b`, `interleaved`, `zb1p` or `zbv`. None: `1f1b`.
         memory: Of each rank, in bytes or such as "10GiB", that no stage may need more than. None: each rank's
-            share of what is free of the job's limit. A stage may compute forward passes again to fit.
+            share of what is free of the job's limit. A stage may compute forward passes again to fit. Slower
+            ranks get smaller stages.
         strategy: `data`: each rank has the whole model. `pipeline`: all ranks are one. `hybrid`: several
             pipelines. `auto`: the fastest that fits, by prediction. `carme-run --strategy` counts before.
         batch_norm: How BatchNorm treats micro-batches: `micro` (also None; it warns), `deferred`, `exact`.
@@ -149,15 +156,17 @@ def _planned(
     smallest = -(-samples // micro_batches) if micro_batches and micro_batches > 1 else max(samples // 8, 1)
     traced.graph = run.agreed(traced, inputs, requested.graph, (smallest, samples))
     run.check_settings(traced, optimizer)
+    memories = [limit] * run.size if limit else free_memory(model, run)
     request = dataclasses.replace(
         requested.request,
         samples=samples,
-        memory=limit or free_memory(model, run),
+        memory=min(memories) or None,
         state_factor=state_factor(optimizer),
         batch_norm=requested.batch_norm or "",
         strategy=strategy,
         may_recompute=can_recompute(traced),
         disk=disk_of(run),
+        devices=devices_of(run, memories, inputs[0].device),
     )
     made = _with_batch_norm(plan(traced.graph, request), traced, requested.batch_norm)
     run.check_same(made)
