@@ -201,30 +201,36 @@ def steps(result: Result) -> list[dict[str, Any]]:
 
 
 def repetitions(first: Result, second: Result) -> list[dict[str, Any]]:
-    """How far apart the two are, without the one that was slowed."""
+    """How far apart the two are, without the one that was slowed.
+
+    Rows that a report marks as disturbed or uncertain are no figures that it vouches for; they are counted.
+    """
     rows = []
     for network in first.networks():
-        changes = [
-            100 * abs(two.step.median / one.step.median - 1)
+        pairs = [
+            (one, two)
             for ranks in first.ranks()
             for one in first.of(network, ranks)
             for two in second.of(network, ranks)
             if one.contestant == two.contestant != SLOWED
         ]
+        vouched = [(one, two) for one, two in pairs if one.status == two.status == MEASURED]
+        changes = [100 * abs(two.step.median / one.step.median - 1) for one, two in vouched]
         middle = statistics.median(changes) if changes else None
-        holds = None if middle is None else middle < 3
-        rows.append(row(f"repeated_{network}", "%", middle, aim="less than 3 %", holds=holds))
+        holds, counts = None if middle is None else middle < 3, {"marked_rows": len(pairs) - len(vouched)}
+        rows.append(row(f"repeated_{network}", "%", middle, aim="less than 3 %", holds=holds, **counts))
     return rows
 
 
 def found(first: Result, second: Result) -> list[dict[str, Any]]:
-    """By how much the slowed one is slower than before, against one that was not."""
+    """By how much the slowed one is slower than before, against one that was not; certain rows alone."""
     factors = []
     for network in first.networks():
         for ranks in first.ranks():
             pair = []
             for result in (first, second):
-                several = {one.contestant: one.rounds for one in result.of(network, ranks)}
+                rows = result.of(network, ranks)
+                several = {one.contestant: one.rounds for one in rows if one.status == MEASURED}
                 if SLOWED in several and STEADY in several:
                     pair.append(ratio(several[SLOWED], several[STEADY]))
             if len(pair) == 2 and all(pair):

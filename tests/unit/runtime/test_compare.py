@@ -352,7 +352,7 @@ def test_the_verdict_is_three_sentences(result: Result) -> None:
         "2 ranks are at most 1.77 times as fast as one (PyTorch, parallelize with mlp)" in scaling
         and "2 is ideal" in scaling
     )
-    assert trust.startswith("Of 7 rows 3 are void and 0 disturbed; 3 of 80 turns were disturbed")
+    assert trust.startswith("Of 7 rows 3 are void, 0 disturbed and 0 uncertain; 3 of 80 turns were disturbed")
     alone = dataclasses.replace(result, rows=result.rows[:1])
     assert "alone was measured on 1 rank" in verdict.sentences(alone)[0]
     assert "was not measured" in verdict.sentences(alone)[1]
@@ -371,7 +371,7 @@ def test_a_noisy_machine_is_named_in_the_verdict_and_at_its_rows(result: Result)
     first = result.rows[0]
     first.turns = [dataclasses.replace(turn, reasons=("a neighbour",)) for turn in first.turns]
     trust = verdict.sentences(result)[2]
-    assert "1 disturbed; 41 of 80 turns were disturbed" in trust
+    assert "1 disturbed and 0 uncertain; 41 of 80 turns were disturbed" in trust
     assert trust.endswith("the machine was not quiet, take figures as rough.")
     assert trust in report.text(result) and trust in unescape(report.page(result))
     assert "<td>disturbed</td>" in report.page(result) and "a neighbour" in report.page(result)

@@ -73,6 +73,11 @@ def test_repetitions_are_judged_without_the_one_that_was_slowed(benchmark: Any) 
     assert same["holds"] and same["ours"] == 0
     (moved,) = benchmark.repetitions(first, comparison(1, horovod_face=1.05, parallelize=1.05))
     assert not moved["holds"] and moved["ours"] == pytest.approx(5)
+    uncertain = comparison(1, horovod_face=1.05)
+    for row in uncertain.rows:
+        row.limit_percent = 1e-6 if row.contestant == "horovod-face" else 0.0
+    (judged,) = benchmark.repetitions(first, uncertain)
+    assert judged["holds"] and (judged["ours"], judged["marked_rows"]) == (0, 2)
 
 
 def beside_a_neighbour(unmarked: int = 0, slower: float = 2.0) -> Result:

@@ -38,6 +38,14 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument("--seed", type=int, default=1, metavar="S", help="of weights, batches and orders")
     made.add_argument(
+        "--limit",
+        type=float,
+        default=3.0,
+        metavar="PERCENT",
+        help="how far a median's 95 %% interval may reach to either side: rows beyond it get up to as many "
+        "rounds again, and are then marked; 0: no limit (default: 3)",
+    )
+    made.add_argument(
         "--slower",
         action="append",
         default=[],

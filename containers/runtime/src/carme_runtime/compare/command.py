@@ -137,6 +137,8 @@ def plan_of(options: argparse.Namespace) -> Plan:
         raise CompareError(
             f"--width {options.width:g} is not possible.", f"Give more than 0 and up to {MOST_WIDTH:g}."
         )
+    if not 0 <= options.limit <= 100:
+        raise CompareError(f"--limit {options.limit:g} is not possible.", "Give 0 to 100 percent.")
     if options.seed < 0:
         raise CompareError(f"--seed {options.seed} is not possible.", "Give 0 or more.")
     return Plan(
@@ -146,6 +148,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         precision=options.precision,
         data=_names([options.data], DATA, "data set")[0],
         width=options.width,
+        limit=options.limit,
         seed=options.seed,
         slower=dict(map(_slower, options.slower)),
         pythons=_pythons(options.python),

@@ -28,6 +28,11 @@ class Estimate:
         low, high = sorted((self.low * factor, self.high * factor))
         return Estimate(self.median * factor, low, high, self.has_interval)
 
+    @property
+    def percent(self) -> float | None:
+        """How far the interval reaches from the median to either side, in percent of it; None: unknown."""
+        return 50 * (self.high - self.low) / self.median if self.has_interval and self.median else None
+
     def interval(self, digits: int) -> str:
         """The interval, in words; `unknown` after one round."""
         return f"{self.low:.{digits}f} to {self.high:.{digits}f}" if self.has_interval else "unknown"

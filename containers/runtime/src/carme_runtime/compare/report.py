@@ -8,7 +8,7 @@ from carme_runtime.compare import checks, drawings
 from carme_runtime.compare.figures import Estimate, is_different
 from carme_runtime.compare.images import DATA
 from carme_runtime.compare.networks import NETWORKS
-from carme_runtime.compare.results import DISTURBED, VOID, Result, Row
+from carme_runtime.compare.results import DISTURBED, UNCERTAIN, VOID, Result, Row
 from carme_runtime.compare.tasks import network_for
 from carme_runtime.compare.verdict import Standing, counted, sentences, standings
 from carme_runtime.graph.show import columns
@@ -142,7 +142,7 @@ def _cells(standing: Standing) -> tuple[str, ...]:
         show_size(row.peak_bytes) if row.peak_bytes else "",
         f"{row.joules:.3g}" if row.joules is not None else "",
         str(row.user_lines),
-        "disturbed" if row.status == DISTURBED else "",
+        row.status if row.status in (DISTURBED, UNCERTAIN) else "",
     )
 
 
@@ -222,6 +222,8 @@ def _how(result: Result) -> list[str]:
         "if heat slowed a processor of the first node down meanwhile, where the kernel counts that. "
         "Disturbed turns are repeated. If they stay disturbed they are left out, or used and marked where "
         "fewer than three others are left.",
+        "Rows whose medians are not known well enough (option limit, in percent to either side) get further "
+        "rounds, and are marked “uncertain” if that does not help.",
         "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
         "compared round by round; “level” is who is not measurably slower than the fastest.",
         "The time to half the loss is that of the steps after which the mean loss over all batches was "

@@ -15,7 +15,7 @@ from carme_runtime.compare.figures import Estimate, estimate
 
 VERSION = 1
 LEAST_TURNS = 3  # undisturbed ones that make a row
-MEASURED, DISTURBED, VOID = "measured", "disturbed", "void"
+MEASURED, DISTURBED, UNCERTAIN, VOID = "measured", "disturbed", "uncertain", "void"
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class Row:
     half_loss_steps: int | None = (
         None  # after which the loss was half of the first one; None: it was not reached
     )
+    limit_percent: float = 0.0  # of the median, beyond which its interval makes the row uncertain; 0: never
 
     @property
     def joules(self) -> float | None:
@@ -72,10 +73,18 @@ class Row:
 
     @property
     def status(self) -> str:
-        """`measured`, `disturbed` (the figures are of disturbed turns) or `void`."""
+        """`measured`, `disturbed` (the figures are of disturbed turns), `uncertain` or `void`."""
         if self.void or not self.turns:
             return VOID
-        return DISTURBED if any(turn.reasons for turn in self.used) else MEASURED
+        if any(turn.reasons for turn in self.used):
+            return DISTURBED
+        return UNCERTAIN if self.is_wide else MEASURED
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether its median is known less exactly than the limit."""
+        percent = self.step.percent
+        return bool(self.limit_percent) and percent is not None and percent > self.limit_percent
 
     @property
     def step(self) -> Estimate:

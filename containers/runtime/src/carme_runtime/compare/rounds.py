@@ -40,6 +40,8 @@ class Plan:
         ranks: Numbers of ranks.
         rounds: Turns of each.
         repeats: How often disturbed turns are made again.
+        limit: How far the interval of a median may reach to either side, in percent of it. Rows beyond it get
+            as many further rounds as they had, and are marked if that does not help. 0: any is good.
         turn_s: About how long a turn is.
         scaling: `strong`: the batch is that of all ranks. `weak`: it is that of each.
         batch: Instead of the network's own.
@@ -59,6 +61,7 @@ class Plan:
     threads: int | None = None
     rounds: int = 10
     repeats: int = 2
+    limit: float = 3.0
     turn_s: float = 0.5
     scaling: str = "strong"
     batch: int | None = None
@@ -233,6 +236,7 @@ class _Contest:
     def _entry(self, name: str, ranks: int) -> Entry:
         contestant = CONTESTANTS[name]
         row = Row(name, contestant.title, self.network, ranks, self.plan.batch_of(self.network, ranks))
+        row.limit_percent = self.plan.limit
         row.user_lines = contestant.user_lines()
         python = self.plan.python_of(name)
         if lacking := contestant.missing(python):
@@ -268,6 +272,13 @@ class _Contest:
         for number in range(1, self.plan.rounds + 1):
             self._round(number, self.able, steps, cores)
             self.progress(f"{self.network}: round {number} of {self.plan.rounds}")
+        self._repeat_disturbed(steps, cores)
+        self._narrow(steps, cores)
+        for place in self.able:
+            self._conclude(place)
+
+    def _repeat_disturbed(self, steps: dict[int, int], cores: list[int]) -> None:
+        """Make turns again in rounds that have disturbed ones alone."""
         for _ in range(self.plan.repeats):
             again = [(raw.round, place) for place in self.able for raw in self._disturbed(place)]
             if not again:
@@ -276,8 +287,21 @@ class _Contest:
             self.random.shuffle(again)
             for number, place in again:
                 self._round(number, [place], steps, cores)
-        for place in self.able:
-            self._conclude(place)
+
+    def _narrow(self, steps: dict[int, int], cores: list[int]) -> None:
+        """Further rounds for the rows whose medians are not known well enough yet."""
+        rounds = self.plan.rounds
+        for number in range(rounds + 1, 2 * rounds + 1):
+            wide = [place for place in self.able if self._is_wide(place)]
+            if not wide or rounds == 1:  # one round was asked for, although it gives no interval
+                break
+            self.progress(f"{self.network}: {len(wide)} rows are not known to {self.plan.limit:g} % yet")
+            self._round(number, wide, steps, cores)
+
+    def _is_wide(self, place: int) -> bool:
+        turns = [Turn(raw.round, raw.ms, self._reasons(raw)) for raw in self.turns.get(place, [])]
+        row = dataclasses.replace(self.entries[place].row, turns=turns)
+        return bool(turns) and row.is_wide
 
     def _probe(self, cores: list[int]) -> None:
         self.probes.append(machine.probe(cores))

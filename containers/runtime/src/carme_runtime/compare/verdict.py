@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass
 
 from carme_runtime.compare.figures import Estimate, is_different, ratio
-from carme_runtime.compare.results import DISTURBED, VOID, Result, Row
+from carme_runtime.compare.results import DISTURBED, UNCERTAIN, VOID, Result, Row
 
 
 @dataclass(frozen=True)
@@ -126,16 +126,18 @@ def _trust(result: Result) -> str:
     noise = result.noise
     void = sum(row.status == VOID for row in result.rows)
     disturbed = sum(row.status == DISTURBED for row in result.rows)
+    uncertain = sum(row.status == UNCERTAIN for row in result.rows)
     steps = [row.step for row in result.measured]
-    widths = [(step.high - step.low) / 2 / step.median for step in steps if step.has_interval]
-    width = f", and a median is known to {100 * statistics.median(widths):.1f} %" if widths else ""
+    widths = [step.percent for step in steps if step.percent is not None]
+    width = f", and a median is known to {statistics.median(widths):.1f} %" if widths else ""
     if steps and not widths:
         width = "; one round gives no spread, so no difference is certain (give more with --rounds)"
     turns, bad = noise.get("turns", 0), noise.get("disturbed_turns", 0)
     rough = ": the machine was not quiet, take figures as rough" if 2 * bad > turns else ""
     probe = 100 * noise.get("probe_spread", 0)
     return (
-        f"Of {len(result.rows)} rows {void} are void and {disturbed} disturbed; {bad:.0f} of {turns:.0f} "
+        f"Of {len(result.rows)} rows {void} are void, {disturbed} disturbed and {uncertain} uncertain; "
+        f"{bad:.0f} of {turns:.0f} "
         f"turns were disturbed, a probe of known work varied by {probe:.1f} %{width}{rough}."
     )
 

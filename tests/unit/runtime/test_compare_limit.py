@@ -1,0 +1,112 @@
+"""Rows whose medians are not known well enough get further rounds, and are marked if that does not help."""
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme_runtime.compare import command, entries, machine, report, rounds, tasks, verdict
+from carme_runtime.compare.results import DISTURBED, MEASURED, UNCERTAIN, Result, Row, Turn, load, save
+
+ROUNDS = 5
+Times = Callable[[int], float]
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Compares contestants; of each a function has the milliseconds of a step in each of its turns."""
+
+    def hold(
+        contestants: dict[str, Times], progress: Callable[[str], None] = lambda _: None, **plan: Any
+    ) -> Result:
+        turns = {name: itertools.count() for name in contestants}
+        losses: dict[str, float] = {}
+
+        def start(entry: entries.Entry, _: object, task: Path, __: object) -> None:
+            entry.cores = [0]
+            losses[entry.row.contestant] = tasks.read(task).first_loss(entry.row.ranks)
+
+        def make(entry: entries.Entry, steps: int) -> list[dict[str, Any]]:
+            name = entry.row.contestant
+            ms = contestants[name](next(turns[name]))
+            return [{"ms": [ms] * steps, "losses": [losses[name]] * steps, "foreign": 0.0, "parts": {}}]
+
+        monkeypatch.setattr(entries.Entry, "start", start)
+        monkeypatch.setattr(entries.Entry, "make", make)
+        monkeypatch.setattr(entries.Entry, "end", lambda _: None)
+        monkeypatch.setattr(machine, "probe", lambda _: 10.0)
+        options: dict[str, Any] = {"rounds": ROUNDS} | plan
+        made = rounds.Plan(tuple(contestants), ("tiny",), (1,), **options)
+        return rounds.compare(made, {}, tmp_path, progress)
+
+    return hold
+
+
+def steady(_: int) -> float:
+    return 4.0
+
+
+def jumping(number: int) -> float:
+    """Never known well: each turn takes half as long as the one before, or twice."""
+    return 4.0 if number % 2 else 8.0
+
+
+def settling(number: int) -> float:
+    """One turn of the first rounds takes longer than all others; two more turns come before the rounds."""
+    return 8.0 if number == 3 else 4.0 + number / 1000
+
+
+def test_a_row_that_is_known_well_gets_no_further_rounds(held: Callable[..., Result]) -> None:
+    (row,) = held({"parallelize": steady}).rows
+    assert (row.status, len(row.turns)) == (MEASURED, ROUNDS)
+
+
+def test_a_row_that_stays_uncertain_is_repeated_and_then_marked(held: Callable[..., Result]) -> None:
+    lines: list[str] = []
+    result = held({"parallelize": steady, "torch-gloo": jumping}, lines.append)
+    certain, uncertain = result.rows
+    assert (certain.status, len(certain.turns)) == (MEASURED, ROUNDS)
+    assert (uncertain.status, len(uncertain.turns)) == (UNCERTAIN, 2 * ROUNDS)
+    assert "tiny: 1 rows are not known to 3 % yet" in lines
+    assert "0 are void, 0 disturbed and 1 uncertain" in verdict.sentences(result)[2]
+    assert "<td>uncertain</td>" in report.page(result) and "uncertain" in report.text(result)
+
+
+def test_further_rounds_end_as_soon_as_the_row_is_known(held: Callable[..., Result]) -> None:
+    (row,) = held({"parallelize": settling}).rows
+    assert row.status == MEASURED and ROUNDS < len(row.turns) < 2 * ROUNDS
+
+
+@pytest.mark.parametrize("plan", [{"limit": 0.0}, {"rounds": 1}])
+def test_no_row_is_repeated_without_a_limit_or_for_a_single_round(
+    held: Callable[..., Result], plan: dict[str, Any]
+) -> None:
+    (row,) = held({"torch-gloo": jumping}, **plan).rows
+    assert (row.status, len(row.turns)) == (MEASURED, plan.get("rounds", ROUNDS))
+
+
+def test_a_row_of_disturbed_turns_is_called_disturbed() -> None:
+    turns = [Turn(number, jumping(number), ("a neighbour",)) for number in range(ROUNDS)]
+    assert Row("jax", "JAX", "tiny", 1, turns=turns, limit_percent=3.0).status == DISTURBED
+
+
+def test_the_limit_is_in_the_file_and_files_without_one_can_be_read(
+    held: Callable[..., Result], tmp_path: Path
+) -> None:
+    file = tmp_path / "compare.json"
+    save(held({"torch-gloo": jumping}), file)
+    assert load(file).rows[0].status == UNCERTAIN
+    file.write_text(file.read_text().replace('"limit_percent": 3.0', '"limit_percent": 0.0'))
+    assert load(file).rows[0].status == MEASURED
+    text = file.read_text().replace('"limit_percent": 0.0,', "")
+    assert "limit_percent" not in text
+    file.write_text(text)
+    assert load(file).rows[0].status == MEASURED
+
+
+@pytest.mark.parametrize("limit", ["-1", "101", "nan"])
+def test_a_limit_that_is_no_share_is_refused(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--limit", limit]) == 1
+    assert f"--limit {limit} is not possible. Give 0 to 100 percent." in capsys.readouterr().err
