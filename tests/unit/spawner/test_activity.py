@@ -61,7 +61,9 @@ async def test_the_broker_hears_of_each_step(running: Site) -> None:
 async def test_a_server_hears_when_it_ends(running: Site) -> None:
     with_policy(running, idle_minutes=30, extend=False)
     answer = (await running.report(100, "activity", json=activity())).json()
-    unknown = {"ends": None, "warned": [], "stops_idle": None, "warned_idle": []}
+    started = running.broker.jobs[100].started
+    assert started and answer.pop("ends") == (started + timedelta(minutes=60)).isoformat()
+    unknown = {"warned": [], "stops_idle": None, "warned_idle": []}
     assert answer == unknown | {"idle_minutes": 30, "extend": False}
 
 

@@ -99,7 +99,10 @@ async def test_a_queued_session_that_dies_after_a_restart_says_why(site: Site) -
     await site.down()
     await site.up()
     await site.broker.run(100, [sys.executable, "-c", "raise SystemExit('disk full')"])
-    assert "disk full" in (await site.events())[-1]["message"]
+    assert "exit code 1" in (await site.events())[-1]["message"]
+    await eventually(
+        lambda: "disk full" in site.broker.session(100).sentence, "the broker has read the end of the log"
+    )
     assert await site.server() is None
 
 

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -419,7 +420,11 @@ def test_the_time_that_is_left_is_slurms(browser: Browser, broker: FakeBroker) -
     assert Job.objects.get(id=2).remaining is None
 
 
-def test_data_folder_and_results_are_requested_shown_and_stored(browser: Browser, broker: FakeBroker) -> None:
+def test_data_folder_and_results_are_requested_shown_and_stored(
+    browser: Browser, broker: FakeBroker, settings: Any, tmp_path: Path
+) -> None:
+    staging = settings.SITE.staging.model_copy(update={"scratch": tmp_path})
+    settings.SITE = settings.SITE.model_copy(update={"staging": staging})
     preferred = {
         "workdir": "/home/alice/run",
         "stage": "/data/a, scratch:/data/b",

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 from carme.bookings.agreement import differs, is_maintenance, is_ours, shifted
@@ -47,18 +48,11 @@ class Bookings:
             SlurmError: Slurm refused, or is away.
         """
         self._check(hold, cluster)
-        async with self._turn:
-            there = (await self._look()).get(hold.name)
-            if there is None:
-                await self._slurm.make_reservation(hold)
-            elif differs(hold, there, datetime.now(UTC)):
-                await self._change(hold, there)
-            else:
-                return there
-            saved = (await self._look()).get(hold.name)
-        if saved is None:
-            raise _lost(hold.name)
-        return saved
+        return await self._settle(
+            hold,
+            lambda there: differs(hold, there, datetime.now(UTC)),
+            lambda: self._slurm.make_reservation(hold),
+        )
 
     async def maintain(self, window: Window, cluster: Cluster) -> Reservation:
         """Make Slurm keep nodes for maintenance: whatever runs or is reserved there, no job starts then.
@@ -75,17 +69,30 @@ class Bookings:
                 _("There are: {known}.", known=listing(known)),
                 field="node_names",
             )
+        return await self._settle(
+            window,
+            lambda there: shifted(window, there, datetime.now(UTC)),
+            lambda: self._slurm.make_maintenance(window),
+        )
+
+    async def _settle(
+        self,
+        wanted: Hold | Window,
+        is_other: Callable[[Reservation], bool],
+        make: Callable[[], Awaitable[None]],
+    ) -> Reservation:
+        """Make a reservation, change it, or leave it as it is; what Slurm then has."""
         async with self._turn:
-            there = (await self._look()).get(window.name)
+            there = (await self._look()).get(wanted.name)
             if there is None:
-                await self._slurm.make_maintenance(window)
-            elif shifted(window, there, datetime.now(UTC)):
-                await self._change(window, there)
+                await make()
+            elif is_other(there):
+                await self._change(wanted, there)
             else:
                 return there
-            saved = (await self._look()).get(window.name)
+            saved = (await self._look()).get(wanted.name)
         if saved is None:
-            raise _lost(window.name)
+            raise _lost(wanted.name)
         return saved
 
     async def _change(self, hold: Hold | Window, there: Reservation) -> None:
