@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeVar
 
 from django.utils import timezone
 from django.utils.translation import gettext as _
@@ -17,8 +16,6 @@ from carme_webui.sessions.models import query_of
 from carme_webui.start_times import AT_ONCE, expected_start
 
 __all__ = ["StartEstimate", "gpu_hours", "start_estimates"]
-
-Requested = TypeVar("Requested", SessionOptions, JobRequest)
 
 # One that is earlier by less is not worth a change.
 WORTH = timedelta(minutes=5)
@@ -82,7 +79,9 @@ def gpu_hours(options: SessionOptions | JobRequest) -> float:
     return tasks * options.nodes * options.gpus_per_node * options.minutes / 60
 
 
-def _smaller(options: Requested) -> Iterator[tuple[Requested, str]]:
+def _smaller(
+    options: SessionOptions | JobRequest,
+) -> Iterator[tuple[SessionOptions | JobRequest, str]]:
     """Half as much of one thing each."""
     if options.nodes > 1:
         nodes = options.nodes // 2
