@@ -61,7 +61,8 @@ def devices_of_ranks(
         slowness = [1.0] * len(times)
     if max(memories) <= _ALIKE_MEMORY * least:
         memories = [least] * len(memories)
-    places = [(node,) if 1 < len(set(nodes)) < len(nodes) else () for node in nodes or times]
+    some_near = 1 < len(set(nodes)) < len(nodes)
+    places = [(node,) for node in nodes] if some_near else [()] * len(times)
     found = tuple(Device(*each) for each in zip(slowness, memories, places, strict=True))
     return found if len(set(found)) > 1 else ()
 
