@@ -13,7 +13,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 #: How long login files may take; Conda's or modules' take several seconds on a busy file system.
@@ -108,7 +108,8 @@ def _ask(shell: str, base: dict[str, str], seconds: float) -> tuple[dict[str, st
         end = time.monotonic() + seconds
         text, code = None, None
         try:
-            text = _between(output.fileno(), mark.encode(), end)
+            with _end_of(program) as ended:
+                text = _between(output.fileno(), mark.encode(), end, ended)
             if text is None:
                 code = _code(program, end)
         finally:
@@ -134,12 +135,30 @@ def _why(shell: str, code: int | None, seconds: float) -> str:
     )
 
 
-def _between(descriptor: int, mark: bytes, end: float) -> bytes | None:
-    """What is written between the two marks; None if that is nothing before the end, or too much."""
+@contextlib.contextmanager
+def _end_of(program: int) -> Iterator[list[int]]:
+    """What can be read once a program has ended; nothing where Linux (before 5.3) does not offer that."""
+    try:
+        descriptor = os.pidfd_open(program)
+    except (AttributeError, OSError):
+        yield []
+        return
+    try:
+        yield [descriptor]
+    finally:
+        os.close(descriptor)
+
+
+def _between(descriptor: int, mark: bytes, end: float, ended: list[int]) -> bytes | None:
+    """What is written between the two marks; None if that is nothing before the end, or too much.
+
+    Args:
+        ended: What `_end_of` gives for the shell: what it started may hold its output open for ever.
+    """
     first, last = mark + b"\n", b"\0CARME_LOGIN_END=" + mark + b"\0"
     read, begun = b"", False
     while (left := end - time.monotonic()) > 0:
-        if not select.select([descriptor], [], [], left)[0]:
+        if descriptor not in select.select([descriptor, *ended], [], [], left)[0]:
             return None
         part = os.read(descriptor, 1 << 16)
         if not part:
