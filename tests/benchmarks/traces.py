@@ -68,8 +68,10 @@ def event_row() -> dict[str, Any]:
         build = ["c++", "-O3", "-std=c++20", "-pthread", f"-I{NATIVE / 'src'}", "-o", program, *sources]
         subprocess.run(build, check=True, timeout=START_SECONDS)
         command = [program, folder / "recording"]
-        said = subprocess.run(command, check=True, timeout=START_SECONDS, stdout=subprocess.PIPE, text=True)
-        ours = float(said.stdout.split()[0])
+        printed = subprocess.run(
+            command, check=True, timeout=START_SECONDS, stdout=subprocess.PIPE, text=True
+        )
+        ours = float(printed.stdout.split()[0])
         peer = otf2_event_ns(folder / "archive")
     aim = f"at most {MOST_NS}"
     return row("core_event_ns", "ns", ours, peers={"otf2": peer}, aim=aim, holds=ours <= MOST_NS)

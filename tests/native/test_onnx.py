@@ -1,6 +1,7 @@
 """ONNX models train on several ranks as on one."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from onnx import helper, numpy_helper
 from patience import HANG
 
 from .two_agents import Job, finished
+
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 def dense() -> onnx.ModelProto:
@@ -113,10 +116,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 @pytest.mark.timeout(4 * HANG)
 def test_a_node_that_is_lost_in_the_middle_of_a_training_changes_no_loss(job: Job, tmp_path: Path) -> None:
-    program, model = (
-        str(Path(__file__).parent / "programs" / "onnx_fit_lost.py"),
-        str(tmp_path / "model.onnx"),
-    )
+    program, model = str(PROGRAMS / "onnx_fit_lost.py"), str(tmp_path / "model.onnx")
     onnx.save(dense(), model)
     undisturbed = _printed(finished(job.launch("-n", "1", program, model, "whole")))
     run = job.launch("-n", "2", "--max-restarts", "1", program, model, "lost")
@@ -142,6 +142,6 @@ def test_a_node_that_is_lost_in_the_middle_of_a_training_changes_no_loss(job: Jo
 
 def _printed(output: str) -> tuple[int, list[float]]:
     """What rank 0 has printed at its end, whatever `carme-run` puts ahead of its lines."""
-    (line,) = (each for each in output.splitlines() if "[" in each and each.endswith("]]"))
-    steps, losses = json.loads(line[line.index("[") :])
+    (found,) = re.findall(r"\[\d+, \[.*\]\]$", output, re.MULTILINE)
+    steps, losses = json.loads(found)
     return steps, losses

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+import carme_runtime
 from carme.bookings.models import Hold
 from carme.broker import AsyncBrokerClient
 from carme.broker.server import Server
@@ -106,6 +107,29 @@ async def test_a_job_runs_as_a_process_of_its_owners_home(sandbox: Sandbox) -> N
     assert (job.state, job.exit_code, job.user) == (JobState.COMPLETED, 0, "ada")
     assert words == f"ada {home} {number} {home}/.local/share/carme/jobs/{job.key}"
     assert folder == str(home)
+
+
+NET = """
+from carme_runtime.petri import Net
+
+net = Net("squares")
+numbers, squares = net.place("numbers", int, tokens=range(3)), net.place("squares", int)
+net.add("square", numbers >> squares, lambda number: number * number)
+if __name__ == "__main__":
+    with net.start(1) as run:
+        run.wait()
+"""
+
+
+async def test_the_net_that_a_job_has_run_is_known(sandbox: Sandbox) -> None:
+    (sandbox.homes / "ada/net.py").write_text(NET)
+    runtime = Path(carme_runtime.__file__).parents[1]
+    number = await sandbox.submit(f"PYTHONPATH='{runtime}' '{sys.executable}' net.py")
+    job = await sandbox.until(number, *OVER)
+    assert job.state is JobState.COMPLETED, await sandbox.log(number)
+    net = await sandbox.client.net(number)
+    assert (net.name, net.state, net.running, net.ended, net.tokens) == ("squares", "resting", 0, 3, 3)
+    assert "square: 0 running, 3 ended" in net.svg
 
 
 async def test_how_a_job_failed_is_known(sandbox: Sandbox) -> None:
