@@ -184,7 +184,11 @@ def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeB
     assert len(broker.requests_of("test")) == 4  # the second time from memory
 
 
-def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, broker: FakeBroker) -> None:
+def test_what_a_link_fills_in_starts_as_it_is(
+    browser: Browser, alice: User, broker: FakeBroker, settings: Any, tmp_path: Path
+) -> None:
+    staging = settings.SITE.staging.model_copy(update={"scratch": tmp_path})
+    settings.SITE = settings.SITE.model_copy(update={"staging": staging})
     preferred = {"stage": "/data/a, scratch:/data/b", "results": "/home/alice/results", "cpus_per_node": 8}
     broker.starts = lambda request: timezone.now() + timedelta(hours=request.nodes)
     page = browser.send("/", "/sessions/estimate/", **(FORM | preferred)).content.decode()
