@@ -1,4 +1,9 @@
-"""JupyterHub's REST API as JupyterHub 6 answers it, on a real port."""
+"""A hub that refuses, fails, is slow or says nothing when a test wants that: the part of JupyterHub's REST
+API that the portal uses, as JupyterHub 6 answers it, on a real port.
+
+It starts no servers and decides nothing. The real hub runs beside the real broker in `tests/unit/spawner`,
+and with the portal in `tests/unit/dev`.
+"""
 
 import json
 import threading

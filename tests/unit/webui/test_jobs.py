@@ -547,47 +547,6 @@ def test_a_job_says_where_it_began(browser: Browser, other: Browser, broker: Fak
     assert other.get("/jobs/7/facts/").status_code == 404
 
 
-def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser, broker: FakeBroker) -> None:
-    Job.store([broker.put(make_job(7, kind="batch", started=NOW))])
-    assert BeautifulSoup(browser.get("/jobs/7/").content, "html.parser").select_one(
-        "#net[hx-get='/jobs/7/net/']"
-    )
-
-    def section() -> Tag:
-        found = BeautifulSoup(browser.get("/jobs/7/net/").content, "html.parser").select_one("#net")
-        assert found is not None
-        return found
-
-    assert section().has_attr("hidden") and section()["hx-trigger"] == "state from:body, every 20s"
-    svg = "<svg><script>alert(1)</script></svg>"
-    drawn = NetPicture(
-        name="<b>", state="running", at=NOW.timestamp(), running=2, ended=40, tokens=9, svg=svg
-    )
-    broker.nets[7] = drawn
-    shown = section()
-    assert not shown.has_attr("hidden") and shown["hx-trigger"] == "state from:body, every 3s"
-    assert "Petri net <b>" in shown.text and "Running tasks: 2. Ended tasks: 40. Tokens: 9." in shown.text
-    (image,) = shown.select("img")
-    kind, _, data = str(image["src"]).partition(",")
-    assert kind == "data:image/svg+xml;base64" and base64.b64decode(data).decode() == svg
-    assert not shown.select("svg, script, b")
-    broker.nets[7] = drawn.model_copy(
-        update={"state": "failed", "error": "Transition <i> failed.", "svg": ""}
-    )
-    assert "It has failed. Transition <i> failed." in section().text
-    assert not section().select("img, i") and "too large to be drawn" in section().text
-    assert other.get("/jobs/7/net/").status_code == 404
-    Job.store([broker.put(make_job(7, kind="batch", started=NOW, ended=NOW, state="COMPLETED"))])
-    assert not section().has_attr("hx-get")
-
-
-def test_a_net_stays_as_it_is_shown_while_the_broker_does_not_answer(
-    browser: Browser, broker: FakeBroker
-) -> None:
-    Job.store([make_job(7, kind="batch", started=NOW)])  # which the broker does not know
-    assert browser.get("/jobs/7/net/").status_code == 204
-
-
 def test_what_sbatch_lines_ask_for_is_read_while_they_are_written(browser: Browser) -> None:
     script = "#!/bin/sh\r\n#SBATCH --gpus=2 --time=30 -o log -D sub\r\n#SBATCH --mem=4G -p gpu\r\ntrue\r\n"
     answer = browser.send("/jobs/submit/", "/jobs/submit/directives/", script=script)

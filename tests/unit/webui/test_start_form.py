@@ -221,7 +221,11 @@ def test_a_batch_job_that_waits_shows_what_would_begin_earlier(browser: Browser,
     assert not shown("a"), "the start form is of sessions"
 
 
-def test_what_a_link_fills_in_starts_as_it_is(browser: Browser, alice: User, broker: FakeBroker) -> None:
+def test_what_a_link_fills_in_starts_as_it_is(
+    browser: Browser, alice: User, broker: FakeBroker, settings: Any, tmp_path: Path
+) -> None:
+    staging = settings.SITE.staging.model_copy(update={"scratch": tmp_path})
+    settings.SITE = settings.SITE.model_copy(update={"staging": staging})
     preferred = {"stage": "/data/a, scratch:/data/b", "results": "/home/alice/results", "cpus_per_node": 8}
     broker.starts = lambda request: timezone.now() + timedelta(hours=request.nodes)
     page = browser.send("/", "/sessions/estimate/", **(FORM | preferred)).content.decode()

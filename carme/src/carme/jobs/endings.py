@@ -183,7 +183,7 @@ _SENTENCES = {
 _OF_SESSIONS = {
     Ending.STOPPED: noop("You stopped this session."),
     Ending.FINISHED: noop(
-        "The session's server was shut down from within. Start a new session if you need one."
+        "The session's server was shut down from within; start a new session if you need one."
     ),
 }
 _OF_JOBS = {
