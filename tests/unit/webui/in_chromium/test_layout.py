@@ -34,7 +34,7 @@ OFF_MIDDLE = """(summary) => {
 def test_signs_of_a_legend_stand_beside_their_own_words(page: Page) -> None:
     log_in(page)
     page.goto("/bookings/")
-    expect(page.locator(".legend")).to_contain_text("waits for approval")
+    expect(page.locator("p.legend")).to_contain_text("waits for approval")
     distances = page.evaluate(DISTANCES)
     assert len(distances) > 3
     assert all(2 * own < other for own, other in distances), distances
@@ -57,7 +57,7 @@ def test_a_long_scope_of_a_token_does_not_run_below_its_box(page: Page) -> None:
     words = label.evaluate(
         """(label) => {
             const words = document.createRange();
-            words.selectNodeContents(label.lastElementChild ?? label);
+            words.selectNodeContents(label);
             words.setStartAfter(label.querySelector("input"));
             return words.getBoundingClientRect().left;
         }"""

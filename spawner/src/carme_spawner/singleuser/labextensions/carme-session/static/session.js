@@ -287,11 +287,15 @@
     return [...new Set(contexts.filter(changed))];
   }
 
-  /** On a phone the buttons of a dialog take several rows, which are kept apart, and the time has its own place. */
+  /** On a phone the buttons of a dialog take several rows, which are kept apart, and the time has its own place.
+   *
+   * JupyterLab's dialogs fill the page and keep the browser's own frame of a dialog, which is left out.
+   */
   function fitPhones() {
     const style = document.createElement('style');
     // On a phone the bar at the top is wider than the page: there the time stands in the bar at the bottom.
     style.textContent = `
+      dialog.jp-Dialog { border: 0; }
       .jp-Dialog-footerButtons { display: flex; flex-wrap: wrap; justify-content: flex-end; row-gap: 8px; }
       @media (max-width: ${PHONE}px) {
         #carme-session-time { position: fixed !important; inset: auto auto 0 25% !important; width: auto !important; z-index: 1000; }
