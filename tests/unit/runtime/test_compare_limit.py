@@ -69,7 +69,7 @@ def test_a_row_that_stays_uncertain_is_repeated_and_then_marked(held: Callable[.
     certain, uncertain = result.rows
     assert (certain.status, len(certain.turns)) == (MEASURED, ROUNDS)
     assert (uncertain.status, len(uncertain.turns)) == (UNCERTAIN, 2 * ROUNDS)
-    assert "tiny: 1 rows are not known to 3 % yet" in lines
+    assert f"tiny: further round 1 of at most {ROUNDS}, as 1 row cannot be known to 3 % yet" in lines
     assert "0 are void, 0 disturbed and 1 uncertain" in verdict.sentences(result)[2]
     assert "<td>uncertain</td>" in report.page(result) and "uncertain" in report.text(result)
 

@@ -1,6 +1,5 @@
 """The pages of jobs, and submitting them."""
 
-import base64
 import json
 import re
 from datetime import timedelta
@@ -8,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bs4 import BeautifulSoup, Tag
+from bs4 import BeautifulSoup
 from django.utils import timezone
 
 from carme.broker import AsyncBrokerClient
-from carme.broker.protocol import JobFacts, NetPicture
+from carme.broker.protocol import JobFacts
 from carme.errors import SlurmError
 from carme.jobs import JobRequest, SessionOptions, contents
 from carme.jobs.scripts import sent

@@ -1,5 +1,16 @@
 """The section of a job's page that draws the Petri net that the job runs."""
 
+import base64
+
+from bs4 import BeautifulSoup, Tag
+
+from carme.broker.protocol import NetPicture
+from carme_webui.jobs.models import Job
+
+from .conftest import Browser
+from .fake_broker import NOW, FakeBroker, make_job
+
+
 def test_a_job_draws_its_petri_net_as_an_image(browser: Browser, other: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(7, kind="batch", started=NOW))])
     assert BeautifulSoup(browser.get("/jobs/7/").content, "html.parser").select_one(

@@ -37,21 +37,7 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         "--threads", type=int, metavar="T", help="of each rank (default: its share of the cores)"
     )
     made.add_argument("--seed", type=int, default=1, metavar="S", help="of weights, batches and orders")
-    made.add_argument(
-        "--limit",
-        type=float,
-        default=3.0,
-        metavar="PERCENT",
-        help="how far a median's 95 %% interval may reach to either side: rows beyond it get up to as many "
-        "rounds again, and are then marked; 0: no limit (default: 3)",
-    )
-    made.add_argument(
-        "--slower",
-        action="append",
-        default=[],
-        metavar="NAME=PERCENT",
-        help="make a contestant slower on purpose, to see that it is found",
-    )
+    _add_trust_options(made)
     made.add_argument(
         "--python",
         action="append",
@@ -74,6 +60,25 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         help="show how two results differ; measure nothing",
     )
     made.add_argument("--json", action="store_true", help="print the result as JSON for programs")
+
+
+def _add_trust_options(made: argparse.ArgumentParser) -> None:
+    """How well medians must be known, and what proves that differences are found."""
+    made.add_argument(
+        "--limit",
+        type=float,
+        default=3.0,
+        metavar="PERCENT",
+        help="how far a median's 95 %% interval may reach to either side: rows beyond it get up to as many "
+        "rounds again, and are then marked; 0: no limit (default: 3)",
+    )
+    made.add_argument(
+        "--slower",
+        action="append",
+        default=[],
+        metavar="NAME=PERCENT",
+        help="make a contestant slower on purpose, to see that it is found",
+    )
 
 
 def _add_work_options(made: argparse.ArgumentParser) -> None:

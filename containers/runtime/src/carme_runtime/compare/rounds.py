@@ -293,9 +293,13 @@ class _Contest:
         rounds = self.plan.rounds
         for number in range(rounds + 1, 2 * rounds + 1):
             wide = [place for place in self.able if self._is_wide(place)]
-            if not wide or rounds == 1:  # one round was asked for, although it gives no interval
+            if not wide or rounds == 1:  # a single round was requested, although it gives no interval
                 break
-            self.progress(f"{self.network}: {len(wide)} rows are not known to {self.plan.limit:g} % yet")
+            several = f"{len(wide)} row{'s' * (len(wide) > 1)}"
+            self.progress(
+                f"{self.network}: further round {number - rounds} of at most {rounds}, as {several} cannot "
+                f"be known to {self.plan.limit:g} % yet"
+            )
             self._round(number, wide, steps, cores)
 
     def _is_wide(self, place: int) -> bool:
