@@ -1,50 +1,104 @@
 """Forward passes that are computed again where that is cheaper than moving what they leave."""
 
+import copy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 import carme_runtime
+from carme_runtime.out_of_core import Plan, budget
 from patience import HANG
 
 from .memory_limits import limit
-from .test_memory import LIBRARIES, PROGRAM, finish, losses, start
 
-pytestmark = pytest.mark.timeout(8 * HANG)
-LIMIT = f"{LIBRARIES + 80}M"
-SLOW, FAST = 60, 100_000  # MiB in a second
-
-
-def run(*arguments: str | int | Path) -> list[dict[str, Any]]:
-    return finish(start(*arguments, program=PROGRAM.with_name("recomputed.py")))
+pytestmark = pytest.mark.timeout(4 * HANG)
+WIDTH, BLOCKS, SAMPLES, STEPS = 128, 4, 4096, 4
+SLOW, FAST = 1e3, 1e15  # bytes in a second
 
 
-def test_with_a_slow_disk_layers_are_computed_again_to_the_same_losses(tmp_path: Path) -> None:
-    alone = losses(run(SLOW))
-    moved, again = run(SLOW, LIMIT, tmp_path), run("--recompute", SLOW, LIMIT, tmp_path)
-    assert losses(moved) == losses(again) == alone  # masks of Dropout and BatchNorm's statistics, too
-    never, some = moved[-1]["plan"], again[-1]["plan"]
-    assert never["recomputed"]["reason"] == "adopt(..., recompute=True) asks for it"
-    chosen = some["recomputed"]
-    assert chosen["reason"] == "" and 1 <= chosen["groups"] < chosen["of"]  # not the one with BatchNorm
-    assert 0 < chosen["seconds"] < chosen["instead_seconds"]
-    assert some["read"] + some["written"] < 0.7 * (never["read"] + never["written"])
-    assert some["measured_seconds"] < never["measured_seconds"]
-    assert "groups of layers" in again[-1]["text"] and "to the disk and back takes" in again[-1]["text"]
+class Network(nn.Module):
+    """Blocks in a row with Dropout, of which the last one keeps statistics; then a row of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        wide = 4 * WIDTH
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, wide), nn.GELU(), nn.Dropout(0.1), nn.Linear(wide, WIDTH))
+            for _ in range(BLOCKS)
+        )
+        self.blocks.append(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Tanh()))
+        self.head = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 10))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
 
 
-def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path) -> None:
-    chosen = run("--recompute", FAST, f"{LIBRARIES + 400}M", tmp_path)[-1]["plan"]["recomputed"]
-    assert chosen["groups"] == 0 and chosen["reason"].startswith("moving what layers leave")
+def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = Network()
+    return model, torch.optim.AdamW(model.parameters())
+
+
+def losses(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+    """Of some steps, and at last of an evaluation, which the statistics of BatchNorm change."""
+    generator, found = torch.Generator().manual_seed(1), list[float]()
+    for step in range(STEPS + 1):
+        x = torch.randn(SAMPLES, WIDTH, generator=generator)
+        y = torch.randint(0, 10, (SAMPLES,), generator=generator)
+        optimizer.zero_grad()
+        with torch.set_grad_enabled(step < STEPS):
+            loss = nn.functional.cross_entropy(model.train(step < STEPS)(x), y)
+        if step < STEPS:
+            loss.backward()
+            optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def limited(folder: Path, *, recompute: bool, room: int = 60) -> tuple[list[float], Plan]:
+    """Losses with so many MiB for blocks, and the plan. Afterwards the model is as ever, and so is a copy."""
+    with carme_runtime.memory(limit(room), folder) as kept:
+        model, optimizer = made()
+        model, optimizer = kept.adopt(model, optimizer, recompute=recompute)
+        found, plan = losses(model, optimizer), kept.plan()
+        twin = copy.deepcopy(model)
+    for each in (model, twin):
+        assert all(getattr(part.forward, "__self__", None) is part for part in each.modules())
+    return found, plan
+
+
+def test_with_a_slow_disk_layers_are_computed_again_to_the_same_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "_rates", lambda _: (SLOW, SLOW))
+    alone = losses(*made())
+    found, never = limited(tmp_path, recompute=False)
+    assert found == alone and never.measured_read > 0
+    assert never.recomputed.reason == "adopt(..., recompute=True) asks for it"
+    found, plan = limited(tmp_path, recompute=True)
+    assert found == alone  # the same masks of Dropout, and BatchNorm's statistics changed once
+    chosen = plan.recomputed
+    assert not chosen.reason and 1 <= chosen.groups <= BLOCKS + 1 < chosen.of  # not the one with BatchNorm
+    assert 0 < chosen.seconds < chosen.instead_seconds
+    assert plan.whole < 0.8 * never.whole and plan.read + plan.written < 0.7 * (never.read + never.written)
+    assert "groups of layers" in str(plan) and "to the disk and back takes" in str(plan)
+
+
+def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_rates", lambda _: (FAST, FAST))
+    _, plan = limited(tmp_path, recompute=True)
+    assert plan.recomputed.groups == 0
+    assert plan.recomputed.reason.startswith("moving what layers leave") and "No forward pass" in str(plan)
 
 
 def test_a_model_without_layers_in_a_row_has_nothing_to_compute_again(tmp_path: Path) -> None:
-    with carme_runtime.memory(limit(), tmp_path) as budget:
+    with carme_runtime.memory(limit(), tmp_path) as kept:
         model = nn.Bilinear(4, 4, 4)
-        model, optimizer = budget.adopt(model, torch.optim.SGD(model.parameters(), 0.1), recompute=True)
+        model, optimizer = kept.adopt(model, torch.optim.SGD(model.parameters(), 0.1), recompute=True)
         model(torch.ones(2, 4), torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        assert "the model has no layers in a row" in str(budget.plan())
+        assert "the model has no layers in a row" in str(kept.plan())

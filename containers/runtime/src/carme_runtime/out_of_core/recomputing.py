@@ -153,6 +153,8 @@ class Recomputing:
                 group.again = True
                 computing, moving = computing + seconds, moving - saved
                 taken.append((seconds, left))
+        if taken:
+            self._operations.steps.record_anew()
         left = sum(each[1] for each in taken)
         self.found = Recomputed(
             groups=len(taken),

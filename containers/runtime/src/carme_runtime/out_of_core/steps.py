@@ -133,6 +133,14 @@ class Steps:
             for block in self._by_label.values():
                 self._look_up(block)
 
+    def record_anew(self) -> None:
+        """Record the step that begins, even as far as it goes as the last one went.
+
+        What it makes may be gone earlier.
+        """
+        self.in_step = False
+        self._record, self._sizes, self._leftovers_end = [], {}, 0
+
     def look_ahead(self, store: Store) -> None:
         """Let blocks come that are used soon, and others leave for them and for what will be made."""
         trace = self.trace
