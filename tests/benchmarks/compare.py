@@ -220,9 +220,7 @@ def repetitions(first: Result, second: Result) -> list[dict[str, Any]]:
         # A minority of the rows does not prove that repetitions agree.
         holds = None if middle is None else middle < 3 and 2 * len(vouched) > len(pairs)
         counts = {"marked_rows": len(pairs) - len(vouched)}
-        rows.append(
-            row(f"repeated_{network}", "%", middle, aim="less than 3 %", holds=holds, **counts)
-        )
+        rows.append(row(f"repeated_{network}", "%", middle, aim="less than 3 %", holds=holds, **counts))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Stands in for squeue, scontrol and sinfo with what those of 24.11 printed (slurm_24_11.json) when pyslurm answered.
+"""Stands in for squeue, scontrol and sinfo; prints what those of 24.11 did (slurm_24_11.json) beside pyslurm.
 
 `fails` beside it is what they write to standard error where they fail; each call is a line of `calls`.
 """

@@ -157,7 +157,8 @@ class FakeBroker:
     `refusal` is how it answers who asks for more time, a reservation, a start or a job; `reservations`: by
     name; `accesses`: what Slurm lets users use; `leads`: accounts that users lead; `starts`: when a
     request would begin, at once without it;
-    `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began; `nets`: what their Petri nets draw;
+    `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began;
+    `nets`: what their Petri nets draw;
     `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
     """
 
