@@ -1,11 +1,13 @@
 """A site on a fake Slurm: the broker runs for real, on a real socket; only Slurm's programs are stand-ins."""
 
+import ast
 import asyncio
 import contextlib
 import fcntl
 import json
 import os
 import pwd
+import py_compile
 import shutil
 import sys
 import tempfile
@@ -82,8 +84,8 @@ class FakeSlurm:
     def calls(self, program: str) -> list[dict[str, Any]]:
         # A program that is just writing its line holds the lock.
         with self._locked():
-            lines = (self.state / "calls.jsonl").read_text().splitlines()
-        return [call for call in map(json.loads, lines) if call["program"] == program]
+            lines = (self.state / "calls").read_text().splitlines()
+        return [call for call in map(ast.literal_eval, lines) if call["program"] == program]
 
     def fail(self, program: str, message: str) -> None:
         with self._locked():
@@ -130,18 +132,31 @@ def accounts(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
     monkeypatch.setattr(account_module, "pwd", SimpleNamespace(getpwnam=named, getpwuid=numbered))
 
 
+@pytest.fixture(scope="session")
+def slurm_program() -> Iterator[str]:
+    """The text of a program that is any of Slurm's, by its name.
+
+    It is compiled once: a test starts it some hundred times.
+    """
+    path = Path(tempfile.mkdtemp(prefix="carme-test-"))
+    path.chmod(0o755)
+    shutil.copy(Path(__file__).parent / "fake_slurm.py", path)
+    py_compile.compile(str(path / "fake_slurm.py"), doraise=True)
+    yield f"#!{PYTHON} -IS\nimport sys\nsys.path.insert(0, {str(path)!r})\nimport fake_slurm\n"
+    shutil.rmtree(path)
+
+
 @pytest.fixture
-def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+def slurm(folder: Path, slurm_program: str, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     programs = folder / "bin"
     state = programs / "state"
     state.mkdir(parents=True)
-    source = (Path(__file__).parent / "fake_slurm.py").read_text()
     for name in ("squeue", "sbatch", "sacct", "sacctmgr", "scontrol", "scancel", "sinfo"):
-        (programs / name).write_text(f"#!{PYTHON} -IS\n{source}")
+        (programs / name).write_text(slurm_program)
         (programs / name).chmod(0o755)
     files = {name: Path(__file__).with_name(f"{name}.txt").read_text() for name in ("nodes", "partitions")}
     files |= {"jobs.json": "[]", "accounting.json": "[]"}
-    for name, text in (files | {"calls.jsonl": "", "lock": ""}).items():
+    for name, text in (files | {"calls": "", "lock": ""}).items():
         (state / name).write_text(text)
         (state / name).chmod(0o666)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")

@@ -6,53 +6,106 @@ The folder beside it, `state`, holds what it knows: `jobs.json` (records by fiel
 `licenses`, `associations` (of users), `config` and `limits` if there are any, `private` if users may see no
 job but their own, with the partitions that are hidden, and, to make a program fail, `fail-NAME` with what it
 writes to standard error.
-Every call is written to `calls.jsonl`.
+Every call is written to `calls`, as a literal of Python.
+
+A broker asks it some ten times a second, and most of its time would be that of imports: what is asked often
+does without.
 """
 
-import fcntl
-import json
-import os
-import re
-import sys
-from collections.abc import Callable
-from datetime import UTC, datetime
-from pathlib import Path
+from __future__ import annotations
 
-state = Path(__file__).absolute().parent / "state"
-name = Path(sys.argv[0]).name
+import fcntl
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+state = os.path.join(os.path.dirname(os.path.abspath(sys.argv[0])), "state")
+name = os.path.basename(sys.argv[0])
 words = [word.removeprefix("--").partition("=") for word in sys.argv[1:] if word.startswith("--")]
 options: dict[str, str] = {key: value for key, _, value in words}
 # Before the lock: who closes our input may be waiting for it.
 stdin = "" if sys.stdin.isatty() else sys.stdin.read()
-lock = (state / "lock").open("a")
+lock = open(os.path.join(state, "lock"), "a")  # noqa: SIM115  until the end
 fcntl.flock(lock, fcntl.LOCK_EX)
+
+
+def exists(file: str) -> bool:
+    return os.path.exists(os.path.join(state, file))
+
+
+def text_of(file: str, otherwise: str = "") -> str:
+    """What a file holds, or something else where there is none."""
+    try:
+        with open(os.path.join(state, file), encoding="utf-8") as opened:
+            return opened.read()
+    except FileNotFoundError:
+        return otherwise
+
+
+def write(file: str, text: str) -> None:
+    with open(os.path.join(state, file), "w", encoding="utf-8") as opened:
+        opened.write(text)
+
+
+def values_of(file: str, otherwise: str = "{}"):
+    """What the JSON in a file says."""
+    text = text_of(file, otherwise)
+    if "\\u" in text:  # only JSON joins the halves of a character
+        import json
+
+        return json.loads(text)
+    return eval(text, {"null": None, "true": True, "false": False})
+
+
+def save(file: str, values: object) -> None:
+    import json
+
+    write(file, json.dumps(values))
+
+
+def count_of(tres: str) -> tuple[str, int] | None:
+    """The type and the number of GPUs in `gres:gpu:a100:2` and the like."""
+    prefix, *rest = tres.removeprefix("gres:").removeprefix("gres/").split(":")
+    if prefix != "gpu" or not 1 <= len(rest) <= 2 or not rest[-1].isdigit():
+        return None
+    return "".join(rest[:-1]), int(rest[-1])
+
+
+def megabytes_of(memory: str) -> tuple[int, bool] | None:
+    """The megabytes of `4G`, `512M` or `2Gc`, and whether they are for each processor."""
+    number, of_cpus = memory.removesuffix("c"), memory.endswith("c")
+    unit = number[-1:] if number[-1:] in ("M", "G") else ""
+    number = number.removesuffix(unit)
+    return (int(number) * (1024 if unit == "G" else 1), of_cpus) if number.isdigit() else None
 
 
 def allotted(job: dict) -> dict:
     """What squeue's long form tells of a job: what is given in it, else what follows from the short form."""
     nodes, cpus, memory = int(job.get("D", 1)), int(job.get("C", 0)), str(job.get("m", "0M"))
-    gres = re.fullmatch(r"(?:gres[:/])?gpu:(?:([^:]+):)?(\d+)", str(job.get("b", "")))
-    size = re.fullmatch(r"(\d+)([MG]?)(c?)", memory)
-    whole = int(size[1]) * (1024 if size[2] == "G" else 1) * (cpus if size[3] else nodes) if size else 0
+    gpus, size = count_of(str(job.get("b", ""))), megabytes_of(memory)
+    whole = size[0] * (cpus if size[1] else nodes) if size else 0
     tres = f"cpu={cpus},mem={whole}M,node={nodes},billing={cpus}"
-    if gres:
-        total = int(gres[2]) * nodes
-        tres += f",gres/gpu={total}" + (f",gres/gpu:{gres[1]}={total}" if gres[1] else "")
+    if gpus:
+        kind, total = gpus[0], gpus[1] * nodes
+        tres += f",gres/gpu={total}" + (f",gres/gpu:{kind}={total}" if kind else "")
     long = {"JobID": job["A"], "RestartCnt": 0, "OverSubscribe": "OK", "NumNodes": nodes, "NumTasks": nodes}
     return long | {"tres-alloc": tres, "tres-per-node": job.get("b", "N/A")} | job
 
 
 def records(file: str, fields: list[str], separator: str, whole: Callable[[dict], dict] = dict) -> str:
-    lines = [whole(line) for line in json.loads((state / file).read_text())]
+    lines = [whole(line) for line in values_of(file)]
     return "".join("".join(str(line.get(f, "")) + separator for f in fields) + "\n" for line in lines)
 
 
-with (state / "calls.jsonl").open("a") as calls:
+with open(os.path.join(state, "calls"), "a", encoding="utf-8") as calls:
     call = {"program": name, "arguments": sys.argv[1:], "stdin": stdin, "uid": os.getuid()}
-    calls.write(json.dumps(call | {"environment": dict(os.environ), "cwd": str(Path.cwd())}) + "\n")
-if (state / f"fail-{name}").exists():
-    sys.exit((state / f"fail-{name}").read_text())
-jobs = json.loads((state / "jobs.json").read_text())
+    calls.write(ascii(call | {"environment": dict(os.environ), "cwd": os.getcwd()}) + "\n")
+if exists(f"fail-{name}"):
+    sys.exit(text_of(f"fail-{name}"))
+jobs = values_of("jobs.json")
 if name == "squeue" and "format" in options:
     first, second = options["format"].split("%")[1:3]
     separator = first[1:]
@@ -65,7 +118,7 @@ elif name == "squeue" and "tres-alloc" in options["Format"]:
     first, *_ = fields = [part.partition(":") for part in options["Format"].split(",")]
     sys.stdout.write(records("jobs.json", [field for field, _, _ in fields], first[2], allotted))
 elif name == "squeue":
-    private = "exit_code" not in options["Format"] and (state / "private").exists()
+    private = "exit_code" not in options["Format"] and exists("private")
     for job in jobs:
         if str(job["A"]) in options["jobs"].split(",") and (not private or job["u"] == os.environ["USER"]):
             print(f"{job['A']:<20}{job.get('exit', 0):<20}")
@@ -73,22 +126,20 @@ elif name == "sacct":
     sys.stdout.write(records("accounting.json", options["format"].split(","), options["delimiter"]))
 elif name == "sacctmgr" and "runawayjobs" in sys.argv:
     known = {str(job["A"]) for job in jobs}
-    accounts = json.loads((state / "accounting.json").read_text())
+    accounts = values_of("accounting.json")
     for record in accounts:
         if record["State"] in ("PENDING", "RUNNING") and str(record["JobIDRaw"]) not in known:
             record |= {"State": "COMPLETED", "End": "1795181538"}
-    (state / "accounting.json").write_text(json.dumps(accounts))
+    save("accounting.json", accounts)
 elif name == "sacctmgr" and "withcoordinator" in sys.argv:
     print("carme|\nphysics|ada,eva\nlab|eva\nroot|root")
 elif name == "sacctmgr" and "withassoc" in sys.argv:
-    known = state / "associations"
     (whose,) = [word.removeprefix("name=") for word in sys.argv if word.startswith("name=")]
-    lines = known.read_text().splitlines() if known.exists() else []
+    lines = text_of("associations").splitlines()
     print("".join(f"{line}\n" for line in lines if line.startswith(f"{whose}|")), end="")
 elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
     # As 24.11 answers.
-    known = state / "accounts.json"
-    accounts = json.loads(known.read_text()) if known.exists() else {}
+    accounts = values_of("accounts.json")
     rest = [word for word in sys.argv[1:] if not word.startswith("--")]
     action, what, rest = rest[0], rest[1], rest[2:]
     values = dict(word.split("=", 1) for word in rest if "=" in word)
@@ -135,18 +186,21 @@ elif name == "sacctmgr" and {"account", "association", "user"} & set(sys.argv):
         accounts[values["account"]]["users"] = [
             one for one in users if one[:2] != [values["name"], values.get("partition", "")]
         ]
-    known.write_text(json.dumps(accounts))
+    save("accounts.json", accounts)
 elif name == "sacctmgr":
     number, text = sys.argv[-3].removeprefix("jobid="), sys.argv[-1].removeprefix("AdminComment=")
-    accounted = json.loads((state / "accounting.json").read_text())
+    accounted = values_of("accounting.json")
     for line in accounted:
         if str(line.get("JobIDRaw")) == number:
             line["AdminComment"] = text
-    (state / "accounting.json").write_text(json.dumps(accounted))
-elif name == "scontrol" and (word := [one for one in sys.argv if re.match("ReservationName=.", one)]):
+    save("accounting.json", accounted)
+elif name == "scontrol" and (
+    word := [one for one in sys.argv if one.startswith("ReservationName=") and not one.endswith("=")]
+):
     # As 24.11 answers: nodes are kept whole, and one that jobs use is not deleted.
-    known = state / "reservations"
-    lines = known.read_text().splitlines() if known.exists() else []
+    from datetime import UTC, datetime
+
+    lines = text_of("reservations").splitlines()
     mine = [line for line in lines if line.startswith(word[0] + " ")]
     values = dict(word.split("=") for word in sys.argv[2:] if "=" in word)
     now = datetime.now(UTC)
@@ -164,50 +218,47 @@ elif name == "scontrol" and (word := [one for one in sys.argv if re.match("Reser
     if sys.argv[1] != "delete":
         after = before | values | {"TRES": "cpu=8", "Flags": "SPEC_NODES"}
         lines.append(" ".join(f"{key}={value}" for key, value in after.items()))
-    known.write_text("".join(line + "\n" for line in lines))
+    write("reservations", "".join(line + "\n" for line in lines))
 elif name == "scontrol" and sys.argv[1:2] == ["update"] and any(one.startswith("State=") for one in sys.argv):
     pass  # the call is on record
 elif name == "scontrol" and sys.argv[1] == "update" and "ReservationName=" in sys.argv:
     (job,) = [job for job in jobs if f"JobId={job['A']}" in sys.argv]
     job["v"] = "(null)"
-    (state / "jobs.json").write_text(json.dumps(jobs))
+    save("jobs.json", jobs)
 elif name == "scontrol" and sys.argv[1] == "update" and "NodeName=" in sys.argv[2]:
+    import re
+
     values = dict(word.split("=") for word in sys.argv[2:])
-    lines = (state / "nodes").read_text().splitlines()
+    lines = text_of("nodes").splitlines()
     for number, line in enumerate(lines):
         if line.startswith(f"NodeName={values['NodeName']} "):
             line = re.sub(r" AvailableFeatures=\S+", "", line)
             lines[number] = f"{line.rstrip()} AvailableFeatures={values['AvailableFeatures']} "
-    (state / "nodes").write_text("".join(line + "\n" for line in lines))
+    write("nodes", "".join(line + "\n" for line in lines))
 elif name == "scontrol" and sys.argv[1] == "update" and any(word.startswith("Prefer=") for word in sys.argv):
     pass
 elif name == "scontrol" and sys.argv[1] == "update":
     values = dict(word.split("=") for word in sys.argv[2:])
     (job,) = [job for job in jobs if str(job["A"]) == values["JobId"]]
     job["l"] = f"{values['TimeLimit']}:00"
-    (state / "jobs.json").write_text(json.dumps(jobs))
+    save("jobs.json", jobs)
 elif name == "scontrol" and (requested := {"reservation", "assoc_mgr", "licenses"} & set(sys.argv)):
-    known = state / {"reservation": "reservations", "assoc_mgr": "limits"}.get(word := requested.pop(), word)
-    sys.stdout.write(known.read_text() if known.exists() else "No reservations in the system\n")
+    known = {"reservation": "reservations", "assoc_mgr": "limits"}.get(word := requested.pop(), word)
+    sys.stdout.write(text_of(known, "No reservations in the system\n"))
 elif name == "scontrol" and "config" in sys.argv:
-    known = state / "config"
-    sys.stdout.write(known.read_text() if known.exists() else "AccountingStorageEnforce = none\n")
+    sys.stdout.write(text_of("config", "AccountingStorageEnforce = none\n"))
 elif name == "scontrol" and "job" in sys.argv:
-    print(json.dumps(jobs))
+    print(text_of("jobs.json"))
 elif name == "scontrol":
-    sys.stdout.write((state / ("nodes" if "node" in sys.argv else "partitions")).read_text())
-elif (
-    name == "sbatch"
-    and (state / "most-nodes").exists()
-    and int(options["nodes"]) > int((state / "most-nodes").read_text())
-):
+    sys.stdout.write(text_of("nodes" if "node" in sys.argv else "partitions"))
+elif name == "sbatch" and exists("most-nodes") and int(options["nodes"]) > int(text_of("most-nodes")):
     sys.exit("sbatch: error: QOSMaxNodePerUserLimit")
 elif name == "sbatch" and "test-only" in options:
     print(
         "sbatch: Job 9 to start at 1795181538 using 1 processors on nodes n1 in partition gpu",
         file=sys.stderr,
     )
-elif name == "sbatch" and options.get("prefer", "") not in (state / "nodes").read_text():
+elif name == "sbatch" and options.get("prefer", "") not in text_of("nodes"):
     sys.exit("sbatch: error: Batch job submission failed: Invalid preferred feature specification")
 elif name == "sbatch":
     number = 100 + len(jobs)
@@ -220,13 +271,13 @@ elif name == "sbatch":
         "V": "1795181538",
     }
     job |= {"F": number, "K": options["array"]} if "array" in options else {}
-    (state / "jobs.json").write_text(json.dumps([*jobs, job | {"k": options["comment"]}]))
+    save("jobs.json", [*jobs, job | {"k": options["comment"]}])
     print(f"{number};carme")
 elif name == "sinfo":
-    hidden = (state / "private").read_text().split() if (state / "private").exists() else []
+    hidden = text_of("private").split()
     print("\n".join({job["P"] for job in jobs} - set(hidden)))
 elif name == "scancel":
     for job in jobs:
         if sys.argv[1] in (str(job["A"]), str(job.get("F")), f"{job.get('F')}_{job.get('K')}"):
             job["T"] = "CANCELLED"
-    (state / "jobs.json").write_text(json.dumps(jobs))
+    save("jobs.json", jobs)

@@ -222,11 +222,13 @@ async def test_a_job_that_ends_meanwhile(site: Any) -> None:
     site.slurm.account({"JobIDRaw": 7, "User": "ada", "State": "RUNNING", "ExitCode": "0:0"})
     assert (await site.client.extend(7, 1)).minutes_limit == 61
     # scontrol writes this for a job that has ended since squeue showed it.
+    refuse = (
+        'any("TimeLimit=" in word for word in sys.argv) and sys.exit("Job has already finished for job 7")'
+    )
     source = (site.slurm.folder / "scontrol").read_text()
+    assert "import fake_slurm" in source
     (site.slurm.folder / "scontrol").write_text(
-        source.replace(
-            "    values = dict(", '    sys.exit("Job has already finished for job 7")\n    values = dict('
-        )
+        source.replace("import fake_slurm", f"{refuse}\nimport fake_slurm")
     )
     with pytest.raises(InvalidRequest, match=r"Job 7 ended before it could be extended. Start it again"):
         await site.client.extend(7, 1)
