@@ -110,7 +110,7 @@ def serving(rest: RecordedRest, where: Path | int, tls: ssl.SSLContext | None = 
     ):
         if tls:
             server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
             yield

@@ -94,7 +94,7 @@ class Exporter:
         self.port = self.server.server_port
         self.began = float(int(time.time()))
         self.exporters = Exporters(self.port, self.certificates, lambda: self.began + self.node.seconds)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
     def job(self, **changes: Any) -> Job:
         values: dict[str, Any] = {

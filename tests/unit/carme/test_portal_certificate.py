@@ -52,7 +52,7 @@ def url(certificate: Path) -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Portal) as server:
         # In each connection's own thread: one that distrusts us must not hold up the next.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"https://localhost:{server.server_port}"
         server.shutdown()
 
