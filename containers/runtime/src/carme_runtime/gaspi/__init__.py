@@ -18,17 +18,21 @@ Every call that depends on another rank takes `timeout` in milliseconds: BLOCK w
 wait; when the time is over it raises `Timeout`, and the same call can be made again.
 """
 
-from carme_runtime.collectives.errors import (
-    CoreMissing,
-    GaspiError,
-    InvalidCall,
-    Mismatch,
-    OutOfResources,
-    PeerLost,
-    Timeout,
-    WrongKey,
-)
-from carme_runtime.gaspi.process import BLOCK, TEST, Process, Segment, State, init
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from carme_runtime.collectives.errors import (
+        CoreMissing,
+        GaspiError,
+        InvalidCall,
+        Mismatch,
+        OutOfResources,
+        PeerLost,
+        Timeout,
+        WrongKey,
+    )
+    from carme_runtime.gaspi.process import BLOCK, TEST, Process, Segment, State, init
 
 __all__ = [
     "BLOCK",
@@ -46,3 +50,13 @@ __all__ = [
     "WrongKey",
     "init",
 ]
+
+_OF_PROCESS = {"BLOCK", "TEST", "Process", "Segment", "State", "init"}
+
+
+def __getattr__(name: str) -> Any:
+    """What programs use, imported when it is: the launcher needs other parts of this package, and no core."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    part = "gaspi.process" if name in _OF_PROCESS else "collectives.errors"
+    return getattr(importlib.import_module(f"carme_runtime.{part}"), name)

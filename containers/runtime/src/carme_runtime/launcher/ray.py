@@ -1,7 +1,6 @@
 """Ray over the nodes of a job: its head on the first, a worker node on each other, the script once."""
 
 import hashlib
-import importlib.metadata
 import importlib.util
 import secrets
 import sys
@@ -113,6 +112,8 @@ def _client_server(port: str) -> list[str]:
 
 def refuse(setup: "Setup") -> None:
     """Raise CarmeRuntimeError where Ray would take commands without a password."""
+    import importlib.metadata  # which no other backend needs
+
     try:
         version = importlib.metadata.version("ray")
     except importlib.metadata.PackageNotFoundError:

@@ -11,16 +11,16 @@ Parallel Scalability, 2016) name the limits: communication, matrices that get to
 divided, and input data. Reading and predicting need nothing but Python, measuring needs PyTorch.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from carme_runtime.scaling.curves import save
-from carme_runtime.scaling.errors import ScalingError
-from carme_runtime.scaling.network import Machine, parse_network
-from carme_runtime.scaling.prediction import Point, Prediction, predict
-from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, load
-from carme_runtime.scaling.show import as_dict, drawing, table
-
 if TYPE_CHECKING:
+    from carme_runtime.scaling.curves import save
+    from carme_runtime.scaling.errors import ScalingError
+    from carme_runtime.scaling.network import Machine, parse_network
+    from carme_runtime.scaling.prediction import Point, Prediction, predict
+    from carme_runtime.scaling.profiles import Gradient, Input, Memory, Profile, load
+    from carme_runtime.scaling.show import as_dict, drawing, table
     from carme_runtime.scaling.shown import Advice
 
 __all__ = [
@@ -48,3 +48,21 @@ def advise(model: Any, loader: Any, **options: Any) -> "Advice":
     from carme_runtime.scaling.advice import advise as measured
 
     return measured(model, loader, **options)
+
+
+_PARTS = {
+    "curves": ("save",),
+    "errors": ("ScalingError",),
+    "network": ("Machine", "parse_network"),
+    "prediction": ("Point", "Prediction", "predict"),
+    "profiles": ("Gradient", "Input", "Memory", "Profile", "load"),
+    "show": ("as_dict", "drawing", "table"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What programs use, imported when it is: each start of `carme-run` imports its options from here."""
+    for part, names in _PARTS.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{part}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,6 @@ from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.scaling.ending import NO_RESULT, end, lacks_memory, memory_sentence
-from carme_runtime.scaling.network import parse_network
 
 PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCALE_SECONDS"
 OPTIONS_WITH_VALUE = ("--scale-result", "--scale-seconds", "--network")
@@ -74,6 +73,8 @@ def prepare(options: argparse.Namespace) -> dict[str, str]:
     if options.scale_seconds:
         chosen[SECONDS] = str(options.scale_seconds)
     if options.network is not None:
+        from carme_runtime.scaling.network import parse_network
+
         parse_network(options.network)
         chosen[NETWORK] = options.network
     if not options.dry_run:
