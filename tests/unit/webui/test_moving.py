@@ -24,6 +24,7 @@ from .conftest import FOLDER
 _AS_PORTAL = "import django; django.setup(); from carme_webui.accounts.models import User\n"
 FILL = """
 from datetime import timedelta
+from django.core.management import call_command
 from django.utils import timezone
 from django.contrib.sessions.backends.db import SessionStore
 from carme_webui.bookings.models import Booking
@@ -31,6 +32,7 @@ from carme_webui.jobs.models import Mirror
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions.models import Session
 
+call_command("migrate", interactive=False, verbosity=0)
 now = timezone.now()
 root = User.objects.create_user("root1", password="correct horse battery", is_staff=True)
 User.objects.bulk_create(  # more than one batch
@@ -48,7 +50,7 @@ Mirror.load()
 store = SessionStore(); store["who"] = "root1"; store.create()
 """
 LOOK = """
-from django.contrib.auth import authenticate
+from django.core.management import call_command
 from carme_webui.bookings.models import Booking
 from carme_webui.sessions.models import Session
 
@@ -59,6 +61,7 @@ booking = Booking.objects.get()
 assert (booking.node_names, booking.session_stage) == (["n1", "n2"], [{"source": "/a", "size": 0.25}])
 assert booking.project.gpu_types == {"a100": 4, "h100": None}
 assert Session.objects.get().options == {"title": "100 %s"}
+call_command("migrate", check_unapplied=True)
 last = max(User.objects.values_list("pk", flat=True))
 assert User.objects.create(username="new").pk == last + 1
 """
@@ -144,8 +147,6 @@ def new_site(folder: Path) -> Site:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file of a portal that was used for a while."""
     site = new_site(tmp_path_factory.mktemp("filled"))
-    done = site.portal("migrate", "--no-input")
-    assert done.returncode == 0, done.stderr
     site.does(FILL)
     with closing(sqlite3.connect(site.file)) as opened:
         opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -171,12 +172,33 @@ def counts(target: str) -> dict[str, int]:
     return rows
 
 
-def test_all_rows_move_and_the_portal_goes_on_with_them(site: Site, target: str) -> None:
+@pytest.fixture(scope="module")
+def moved(server: str, filled: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A database that has taken the rows of `filled`."""
+    folder = tmp_path_factory.mktemp("moved")
+    shutil.copy(filled, folder / "portal.sqlite3")
+    site = new_site(folder)
     before = site.dump()
-    done = site.portal("move-database", target)
-    assert done.returncode == 0, done.stderr
-    assert f"Set carme_portal_database to {target} and run site.yml." in done.stdout
-    assert site.dump() == before
+    with new_database(server) as address:
+        done = site.portal("move-database", address)
+        assert done.returncode == 0, done.stderr
+        assert f"Set carme_portal_database to {address} and run site.yml." in done.stdout
+        assert site.dump() == before
+        yield address
+
+
+def test_a_database_with_rows_is_refused(site: Site, moved: str, target: str) -> None:
+    before = counts(moved)
+    site.refused(moved, r"The new database has rows already, in \w+")
+    assert counts(moved) == before
+    with psycopg.connect(target) as opened:
+        opened.execute("CREATE TABLE others (text text)")
+        opened.execute("INSERT INTO others VALUES ('x')")
+    site.refused(target, "rows already, in others")
+    assert counts(target) == {"others": 1}
+
+
+def test_all_rows_move_and_the_portal_goes_on_with_them(site: Site, moved: str) -> None:
     with closing(sqlite3.connect(site.file)) as opened:
         tables = [row[0] for row in opened.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         old = {
@@ -184,27 +206,11 @@ def test_all_rows_move_and_the_portal_goes_on_with_them(site: Site, target: str)
             for table in tables
             if not table.startswith("sqlite_") and table != "portal_cache"
         }
-    new = counts(target)
+    new = counts(moved)
     assert new.pop("portal_cache") == 0
     assert new == old and old["accounts_user"] == 599 and old["django_session"] == 1
-    site.configure(target)
+    site.configure(moved)
     site.does(LOOK)
-    done = site.portal("migrate", "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_a_database_with_rows_is_refused(site: Site, target: str) -> None:
-    assert site.portal("move-database", target).returncode == 0
-    before = counts(target)
-    site.refused(target, r"The new database has rows already, in \w+")
-    assert counts(target) == before
-    with psycopg.connect(target) as opened:
-        opened.execute("DROP SCHEMA public CASCADE")
-        opened.execute("CREATE SCHEMA public")
-        opened.execute("CREATE TABLE others (text text)")
-        opened.execute("INSERT INTO others VALUES ('x')")
-    site.refused(target, "rows already, in others")
-    assert counts(target) == {"others": 1}
 
 
 @pytest.mark.parametrize(
