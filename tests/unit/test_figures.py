@@ -18,8 +18,20 @@ LEFT_CIRCLES: dict[str, int] = {}
 LEFT_FILES: dict[str, int] = {}
 
 
-def test_modules_import_each_other_in_no_new_circles() -> None:
-    found = {circle[0]: circle for circle in figures.circles()}
+@pytest.fixture(scope="module")
+def circles() -> list[list[str]]:
+    """Of the whole tree, which takes seconds to read."""
+    return figures.circles()
+
+
+@pytest.fixture(scope="module")
+def long_functions() -> dict[str, int]:
+    """Of the whole tree."""
+    return figures.long_functions()
+
+
+def test_modules_import_each_other_in_no_new_circles(circles: list[list[str]]) -> None:
+    found = {circle[0]: circle for circle in circles}
     new = {name: circle for name, circle in found.items() if len(circle) > LEFT_CIRCLES.get(name, 0)}
     assert not new, "These modules import each other. Move what both need into a module of its own."
     done = {name: size for name, size in LEFT_CIRCLES.items() if len(found.get(name, [])) < size}
@@ -49,8 +61,8 @@ def imported(file: Path) -> list[str]:
     return found
 
 
-def test_functions_stay_short() -> None:
-    assert not figures.long_functions(), "These functions are over 60 lines. Split them by what they do."
+def test_functions_stay_short(long_functions: dict[str, int]) -> None:
+    assert not long_functions, "These functions are over 60 lines. Split them by what they do."
 
 
 def test_files_stay_short() -> None:
@@ -118,7 +130,9 @@ def test_long_files_are_found(tree: Path, lines: int, is_long: bool) -> None:
     assert figures.long_files() == ({"part/src/pack/a.py": lines} if is_long else {})
 
 
-def test_the_page_of_the_architecture_has_the_figures_of_today() -> None:
+def test_the_page_of_the_architecture_has_the_figures_of_today(
+    circles: list[list[str]], long_functions: dict[str, int]
+) -> None:
     page = (figures.ROOT / "docs/developers/architecture.md").read_text()
     table = page.split("<!-- figures -->")[1].split("<!-- end of figures -->")[0]
     rows = re.findall(r"^\| (.+) \| [\d,]+ \| (?:at most )?([\d,]+) \|$", table, re.MULTILINE)
@@ -129,11 +143,11 @@ def test_the_page_of_the_architecture_has_the_figures_of_today() -> None:
     sources = [file.read_text() for file in (figures.ROOT / "carme/src").rglob("*.py")]
     declared = sum(len(re.findall(r"^@operation\(", source, re.MULTILINE)) for source in sources)
     assert {name: number for name, number in now.items() if name not in parts} == {
-        "functions over 60 lines": len(figures.long_functions()),
+        "functions over 60 lines": len(long_functions),
         "lines of the longest function": figures.LONGEST_FUNCTION,
         "Python files over 600 lines": sum(file.endswith(".py") for file in figures.long_files()),
         "lines of the longest Python file": figures.LONGEST_FILE,
-        "groups of modules that import each other": len(figures.circles()),
+        "groups of modules that import each other": len(circles),
         "places that declare a broker operation": declared / len(OPERATIONS),
     }
 

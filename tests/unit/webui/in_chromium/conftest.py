@@ -40,7 +40,7 @@ PHONE: ViewportSize = {"width": 375, "height": 740}
 SCREENSHOTS = Path(__file__).resolve().parents[4] / "artifacts/screenshots"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Chromium]:
     if shutil.which("chromium") is None:
         pytest.skip("Chromium is not installed.")
