@@ -61,10 +61,10 @@ def losses(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
 
 def limited(folder: Path, *, recompute: bool, room: int = 60) -> tuple[list[float], Plan]:
     """Losses with so many MiB for blocks, and the plan. Afterwards the model is as ever, and so is a copy."""
-    with carme_runtime.memory(limit(room), folder) as kept:
+    with carme_runtime.memory(limit(room), folder) as limited_budget:
         model, optimizer = made()
-        model, optimizer = kept.adopt(model, optimizer, recompute=recompute)
-        found, plan = losses(model, optimizer), kept.plan()
+        model, optimizer = limited_budget.adopt(model, optimizer, recompute=recompute)
+        found, plan = losses(model, optimizer), limited_budget.plan()
         twin = copy.deepcopy(model)
     for each in (model, twin):
         assert all(getattr(part.forward, "__self__", None) is part for part in each.modules())
@@ -96,9 +96,11 @@ def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path, monkeypatch:
 
 
 def test_a_model_without_layers_in_a_row_has_nothing_to_compute_again(tmp_path: Path) -> None:
-    with carme_runtime.memory(limit(), tmp_path) as kept:
+    with carme_runtime.memory(limit(), tmp_path) as limited_budget:
         model = nn.Bilinear(4, 4, 4)
-        model, optimizer = kept.adopt(model, torch.optim.SGD(model.parameters(), 0.1), recompute=True)
+        model, optimizer = limited_budget.adopt(
+            model, torch.optim.SGD(model.parameters(), 0.1), recompute=True
+        )
         model(torch.ones(2, 4), torch.ones(2, 4)).sum().backward()
         optimizer.step()
-        assert "the model has no layers in a row" in str(kept.plan())
+        assert "the model has no layers in a row" in str(limited_budget.plan())

@@ -246,5 +246,5 @@ _later: "weakref.WeakKeyDictionary[Any, _Later]" = weakref.WeakKeyDictionary()
 
 def settle_optimizer(optimizer: Any) -> None:
     """Wait for the state of an optimizer that still travels, if there is any."""
-    if later := _later.get(optimizer):
-        later.settle(optimizer)
+    if optimizer in _later:  # which may be no optimizer at all: that is refused elsewhere
+        _later[optimizer].settle(optimizer)
