@@ -149,7 +149,7 @@ def test_a_broker_that_is_silent_leaves_nothing_shown_as_certain(
     (folder / "broker.sock").rename(folder / "away.sock")
     rounds()
     page = shown(browser)
-    assert "state ready uncertain" in page and "what is true now is not known" in page
+    assert "state ready uncertain" in page and "Last known state, from" in page
     assert "state ready uncertain" in shown(browser, "/")
     (folder / "away.sock").rename(folder / "broker.sock")
     rounds()
