@@ -59,7 +59,7 @@ def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_
     expect(toast(page, r"because a session in partition gpu lasts at most")).to_be_visible()
     keep("jupyterlab-not-extended")
 
-    # A document that nobody saved, when the session is told to end.
+    # A document that nobody saved, when the session is to end.
     page.locator(".jp-FileEditor .cm-content").click()
     page.keyboard.press("Control+End")
     page.keyboard.type("never saved by hand")

@@ -129,8 +129,10 @@ def install(demo: DemoSite, root: Path, *more: str) -> None:
 
 
 def states(demo: DemoSite) -> set[str]:
-    """Those of the head's services, in systemd's words."""
-    return set(demo.run("head", "systemctl", "is-active", *STARTED, check=False).stdout.split())
+    """Those of the head's services, in systemd's words, one for each of them."""
+    shown = demo.run("head", "systemctl", "is-active", *STARTED, check=False).stdout.split()
+    assert len(shown) == len(STARTED), shown
+    return set(shown)
 
 
 def wait_until_ready(demo: DemoSite) -> None:
@@ -223,21 +225,21 @@ def life(demo: DemoSite) -> Iterator[Life]:
         open_.callback(demo.run, "head", "rm", "-f", f"/home/{demo.user}/{secret}")
         open_.callback(demo.end_all_jobs)
         visitor = open_.enter_context(demo.visitor(demo.user))
-        form = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "240", "title": "Upgrade"}
+        form = {"image": "base", "nodes": "1", "gpus_per_node": "0", "minutes": "480", "title": "Upgrade"}
         session = visitor.start(form)
         visitor.wait(session, "ready", HANG)
         kernel = open_.enter_context(visitor.kernel(visitor.open(session)))
         assert kernel.run(f"variable = {secret!r}", timeout=HANG).ok
         node = demo.job_of(session)["node_list"]
         count = f"i=0; while :; do i=$((i+1)); echo $i >>{secret}; sleep 1; done"
-        job = submit(demo, count, f"--nodelist={node}", "--time=4:00:00")
+        job = submit(demo, count, f"--nodelist={node}", "--time=8:00:00")
         day, clock = demo.run("head", "date", "--utc", "--date=3 minutes", "+%Y-%m-%d %H:%M").stdout.split()
-        # The playbook may take an hour before anybody looks at it.
-        booking = booked(send(visitor, date=day, time=clock, length="2h"))
+        # The playbook, which runs three times, may take an hour each time before anybody looks at it.
+        booking = booked(send(visitor, date=day, time=clock, length="5h"))
         open_.callback(give_back, demo, visitor, booking)
         open_.callback(demo.end_all_jobs)  # a reservation with jobs cannot be deleted
         # A booking in which nothing runs is given back.
-        booked_job = submit(demo, "sleep infinity", f"--reservation={booking}", "--time=1:30:00")
+        booked_job = submit(demo, "sleep infinity", f"--reservation={booking}", "--time=4:30:00")
         life = Life(demo, visitor, kernel, session, node, job, booking, booked_job, secret)
         wait_until(
             "the job counts",

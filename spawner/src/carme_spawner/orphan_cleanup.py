@@ -91,9 +91,9 @@ class OrphanCleanup:
         ]
 
     def _database_begun(self) -> datetime | None:
-        """When the first user came into the hub's database; None while there is none."""
+        """When the first user came into the hub's database, to the second as Slurm's times; None without."""
         first: datetime | None = self._users.db.query(func.min(orm.User.created)).scalar()
-        return first and first.replace(tzinfo=UTC)
+        return first and first.replace(microsecond=0, tzinfo=UTC)
 
     def _lasting_strays(self) -> list[Session]:
         now, found = monotonic(), self.strays()

@@ -209,6 +209,30 @@ async def test_the_other_head_renews_from_its_copy_of_the_state(
 
 
 @needs_acme
+async def test_of_two_accounts_that_of_the_last_certificate_renews(
+    site: Site, tmp_path: Path, challenges: int
+) -> None:
+    async with real_acme.serving(tmp_path, challenges) as acme:
+        arguments = [
+            f"--certbot={real_acme.make_client(tmp_path, acme.trust)}",
+            "--directory",
+            acme.directory,
+        ]
+        for state in ("new", "acme"):
+            code, output, errors = await site.look_after(*arguments, "--state", str(tmp_path / state))
+            assert (code, errors) == (0, "") and "New certificate" in output
+        # As where a head had got a certificate of its own before its backup was restored.
+        shutil.copytree(tmp_path / "new/accounts", tmp_path / "acme/accounts", dirs_exist_ok=True)
+        assert len(list((tmp_path / "acme").rglob("regr.json"))) == 2
+        renewal = tmp_path / "acme/renewal/carme.conf"
+        noted = re.findall(r"^account = .*", renewal.read_text(), re.MULTILINE)
+        renewal.write_text(f"renew_before_expiry = 99 years\n{renewal.read_text()}")
+        code, output, errors = await site.look_after(*arguments)
+        assert (code, errors) == (0, "") and "New certificate" in output
+        assert re.findall(r"^account = .*", renewal.read_text(), re.MULTILINE) == noted
+
+
+@needs_acme
 async def test_where_the_server_does_not_reach_the_site_the_certificate_stays(
     site: Site, tmp_path: Path
 ) -> None:

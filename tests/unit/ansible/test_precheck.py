@@ -62,7 +62,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     def look(**changes: Any) -> dict[str, Any]:
         wanted: dict[str, Any] = {
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
-            "monitoring": False,
+            "monitoring": False, "awaits_restore": False,
             "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
             "nodes": ["gpu-01", "gpu-02"], "node": "gpu-01", "shared": [],
             "homes": [], "ports": [443, 8081], "site_ports": [443],
@@ -197,6 +197,14 @@ def test_a_port_that_another_program_has_is_found(site: Callable[..., dict[str, 
     nginx = line.replace("apache2", "nginx")
     site.answer("ss", f"case \" $* \" in *:443*) echo '{nginx}';; esac")  # type: ignore[attr-defined]
     assert site()["ports"]["ok"]
+
+
+@pytest.mark.parametrize("state", ["active", "inactive"])
+def test_a_head_at_work_awaits_no_backup(site: Callable[..., dict[str, Any]], state: str) -> None:
+    site.answer("systemctl", f"echo {state}; test {state} = active")  # type: ignore[attr-defined]
+    found = site(awaits_restore=True)["backup"]
+    assert (found["stops"], "new head, with -e" in found["remedy"]) == ((state == "active"),) * 2
+    assert site(awaits_restore=False)["backup"]["ok"]
 
 
 def test_an_absent_slurm_is_reported(site: Callable[..., dict[str, Any]]) -> None:

@@ -1,11 +1,14 @@
 """Every role says what it does, what can be set, and what it expects."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jinja2 import Environment
+
+from carme.backup.main import STARTED
 
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 ROLES = sorted(path for path in (ANSIBLE / "roles").iterdir() if path.is_dir())
@@ -75,6 +78,55 @@ def test_a_service_comes_back_however_often_it_is_killed(service: Path) -> None:
     unit, _, rest = service.read_text().partition("\n[Service]\n")
     assert "\nStartLimitIntervalSec=0\n" in unit
     assert "\nRestart=always\n" in rest.partition("\n[Install]\n")[0]
+
+
+def systemd_tasks() -> list[tuple[str, dict[str, Any]]]:
+    """The tasks about units, each after the text of what it and its loop name."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    for file in sorted((ANSIBLE / "roles").glob("*/tasks/*.yml")):
+        tasks = yaml.safe_load(file.read_text())
+        tasks = [one for task in tasks for one in task.get("block", [task])]
+        registers = {task["register"]: str(task) for task in tasks if "register" in task}
+        variables = file.parents[1] / "vars/main.yml"
+        values = yaml.safe_load(variables.read_text()) if variables.exists() else {}
+        for task in tasks:
+            if "ansible.builtin.systemd_service" in task:
+                text = str(task["ansible.builtin.systemd_service"].get("name")) + str(task.get("loop", ""))
+                for names in (registers, values):
+                    text += "".join(str(names[name]) for name in re.findall(r"\w+", text) if name in names)
+                found.append((text, task))
+    return found
+
+
+def test_what_runs_on_the_active_head_starts_where_it_may_alone() -> None:
+    """Not on a standby, and not on a head that awaits its backup."""
+    started = set[str]()
+    for text, task in systemd_tasks():
+        named = {unit for unit in STARTED if re.search(rf"(?<![\w.-]){unit}(?![\w.-])", text)}
+        unit = task["ansible.builtin.systemd_service"]
+        if named and unit.get("state") != "stopped":
+            assert unit.get("enabled") == "{{ carme_enables_services }}", task["name"]
+            assert re.search(
+                r"omit if not carme_starts_services|if carme_starts_services else omit", unit["state"]
+            )
+            started |= named
+    assert started == set(STARTED)
+
+
+def test_no_certificate_is_requested_on_a_head_that_awaits_its_backup() -> None:
+    tasks = yaml.safe_load((ANSIBLE / "roles/reverse_proxy/tasks/main.yml").read_text())
+    (request,) = (task for task in tasks if "reverse_proxy_renewal" in str(task))
+    about = {"reverse_proxy_acme_directory": "https://acme.example.org/"}
+    environment = Environment(autoescape=False)
+    environment.filters["bool"] = bool
+    condition = environment.compile_expression(request["when"])
+    assert [bool(condition(**about, carme_awaits_restore=awaits)) for awaits in (False, True)] == [
+        True,
+        False,
+    ]
+    (timer,) = (task for task in tasks if "carme-certificate.timer" in str(task) and "loop" not in task)
+    for word in ("enabled", "state"):
+        assert "carme_awaits_restore" in timer["ansible.builtin.systemd_service"][word]
 
 
 def test_only_modules_that_ansible_core_brings_are_used() -> None:

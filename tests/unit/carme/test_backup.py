@@ -197,8 +197,10 @@ def test_owners_are_those_of_the_name_whatever_their_number(
     (site / "broker/sessions.json").write_text("newer")
     about, _paths, missing = check(backup, key)
     assert missing == ["account carme-portal"] and about.host
-    with pytest.raises(CarmeError, match="lacks owners of files: account carme-portal"):
+    with pytest.raises(CarmeError, match="lacks owners of files: account carme-portal") as lacking:
         restore(backup, key)
+    # Services that were started on empty databases would end the sessions that run.
+    assert "-e carme_awaits_restore=true" in str(lacking.value)
     assert (site / "broker/sessions.json").read_text() == "newer"
     known = pwd.getpwnam
     account = pwd.struct_passwd(("carme-portal", "x", 4711, 4711, "", "/", "/bin/false"))
@@ -288,7 +290,10 @@ def test_the_command(
     assert "These services run: carme-broker, carme-portal. Nothing was written." in capsys.readouterr().err
     (programs / "systemctl.states").write_text(6 * "inactive\n")
     assert main(["restore", "--key", str(key), backup]) == 0
-    assert "systemctl start carme-broker" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "systemctl start carme-broker" in output
+    assert "On a new head" in output and "then run site.yml, without carme_awaits_restore" in output
+    assert "Sessions that were started after the backup was made end" in output
     key.chmod(0o644)
     assert main(["check", "--key", str(key), backup]) == 1
     assert "Others can read the key" in capsys.readouterr().err

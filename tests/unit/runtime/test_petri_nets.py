@@ -12,7 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from carme.broker.files import NET_BYTES
 from carme_runtime.petri import Net, PetriError, live
+from carme_runtime.petri.draw import Drawing
 from patience import HANG
 
 
@@ -265,6 +267,15 @@ def test_the_page_of_the_job_follows_a_run(tmp_path: Path, monkeypatch: pytest.M
     last = page()
     assert (last["state"], last["running"], last["ended"], last["tokens"]) == ("resting", 0, 1, 1)
     assert [file.name for file in job.iterdir()] == [live.PAGE]
+    # As long as it may be, and longer than the broker reads when it is written.
+    escaped = "\N{MATHEMATICAL BOLD CAPITAL A}" * 100_000
+    with monkeypatch.context() as patched:
+        patched.setattr(live, "draw", lambda _net, _status: Drawing(escaped))
+        with Net.resume(tmp_path / "run", net=net, workers=1) as run:
+            run.wait(HANG)
+    assert page()["svg"] == "" and page()["tokens"] == 1
+    assert live._MOST_BYTES == NET_BYTES
+    (job / live.PAGE).unlink()
     monkeypatch.setattr(live, "_MOST_DRAWN", 10)
     with Net.resume(tmp_path / "run", net=net, workers=1) as run:
         run.wait(HANG)

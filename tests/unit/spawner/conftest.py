@@ -1,6 +1,7 @@
 """A hub in this process, beside the real broker, whose jobs are local processes."""
 
 import asyncio
+import contextlib
 import json
 import os
 import ssl
@@ -269,14 +270,15 @@ async def site(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
         monkeypatch.setenv(name, "")  # the hub sets them, and other tests shall not have them
     broker = LocalBroker(settings)
-    await broker.open()
-    site = Site(settings, broker)
-    await site.up()
-    yield site
-    if site.hub:
-        await site.down()
-    await broker.end_all()
-    await broker.close()
+    async with contextlib.AsyncExitStack() as opened:
+        opened.push_async_callback(broker.close)
+        opened.push_async_callback(broker.end_all)
+        await broker.open()
+        site = Site(settings, broker)
+        await site.up()
+        yield site
+        if site.hub:
+            await site.down()
 
 
 NO_GPU = InvalidRequest(

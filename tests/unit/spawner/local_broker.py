@@ -230,33 +230,32 @@ class LocalBroker:
         self.meant: list[tuple[int, str | None]] = []
         self.reported_before_cancel: Ending | None = None
         self._running: asyncio.Task[None] | None = None
-        self._patches = [
-            patch.object(UnixAccount, "named", lambda name: account(name, self.socket.parent)),
-            patch.object(server_module, "identify", _identify),
-        ]
+        self._open = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
         """Start; returns once it has seen Slurm."""
-        for one in self._patches:
-            one.start()
-        self._broker = Broker(self._settings, cast(Slurm, self.slurm))
-        await self._broker.prepare()
-        self._running = asyncio.create_task(self._broker.run())
-        await self.looked()
-        self._server = Server(self._settings, cast(Broker, self))
-        await self._server.__aenter__()
+        async with contextlib.AsyncExitStack() as opened:
+            named = patch.object(UnixAccount, "named", lambda name: account(name, self.socket.parent))
+            opened.enter_context(named)
+            opened.enter_context(patch.object(server_module, "identify", _identify))
+            self._broker = Broker(self._settings, cast(Slurm, self.slurm))
+            await self._broker.prepare()
+            self._running = asyncio.create_task(self._broker.run())
+            opened.push_async_callback(self._end_run)
+            await self.looked()
+            await opened.enter_async_context(Server(self._settings, cast(Broker, self)))
+            self._open = opened.pop_all()
 
     async def close(self) -> None:
         """Go away as a broker does that is being restarted; nothing where it is away."""
-        if self._running is None:
-            return
-        await self._server.__aexit__()
-        self._running.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._running
-        self._running = None
-        for one in self._patches:
-            one.stop()
+        await self._open.aclose()
+
+    async def _end_run(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
 
     async def answer(self, peer: Peer, line: bytes) -> Any:
         """As the broker's, past what a test has go wrong."""

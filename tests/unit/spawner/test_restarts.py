@@ -4,18 +4,24 @@ import asyncio
 import logging
 import sys
 from datetime import UTC, datetime, timedelta
+from unittest.mock import patch
 
 import httpx
 import pytest
 
+from carme.broker import server as server_module
+from carme.broker.service import Broker
+from carme.config import Settings
+from carme.errors import CarmeError
 from carme.jobs import JobState
 from carme.sessions import Ending, SessionState
+from carme.slurm import UnixAccount
 from carme_spawner import orphan_cleanup
 from carme_spawner.watcher import JobWatcher
 from patience import HANG
 
 from .conftest import TOKEN, Site, eventually
-from .local_broker import FAKE_SESSION
+from .local_broker import FAKE_SESSION, LocalBroker
 
 
 async def test_a_running_session_is_found_again(site: Site) -> None:
@@ -149,7 +155,7 @@ async def test_a_hub_with_an_empty_database_leaves_the_sessions_of_another_one(
     """As on a new head before its backup is restored."""
     await site.start()
     await eventually(site.is_ready, "the server is ready")
-    await site.broker.change(100, submitted=datetime.now(UTC))
+    await site.broker.change(100, submitted=datetime.now(UTC) - timedelta(minutes=1))
     await site.down()
     for file in site.broker.socket.parent.glob("hub.sqlite*"):
         file.unlink()
@@ -162,6 +168,17 @@ async def test_a_hub_with_an_empty_database_leaves_the_sessions_of_another_one(
     monkeypatch.setattr(orphan_cleanup, "STRAY", 0.0)
     await site.hub.orphan_cleanup.round()
     assert site.hub.orphan_cleanup.strays() == [] and site.broker.cancelled == []
+
+
+async def test_a_broker_that_cannot_start_leaves_no_replacements(settings: Settings) -> None:
+    before = UnixAccount.__dict__["named"], server_module.identify
+    broker = LocalBroker(settings)
+    with (
+        patch.object(Broker, "prepare", side_effect=CarmeError("The audit log cannot be written.")),
+        pytest.raises(CarmeError),
+    ):
+        await broker.open()
+    assert (UnixAccount.__dict__["named"], server_module.identify) == before
 
 
 async def test_a_hub_that_is_ended_answers_first(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,6 +124,19 @@ def listener(port):
     )
 
 
+def restore(wanted):
+    """A head at work must not be told to wait for a backup: its services would not start at the next boot."""
+    if not wanted["awaits_restore"]:
+        return "not awaited"
+    if (output("systemctl", "is-active", "carme-broker", always=True) or "").strip() == "active":
+        raise Problem(
+            "carme_awaits_restore is set, and carme-broker runs on this head.",
+            "Take carme_awaits_restore out of the inventory: it is for one run on a new head, with -e "
+            "(docs/admins/backup.md). To restore over this head, stop 'carme-*.service' first.",
+        )
+    return "awaited"
+
+
 def ports(wanted):
     """The ports of the head must be free, or ours."""
     taken = []
@@ -431,7 +444,7 @@ def checks(wanted):
         if wanted["own_slurm"]:
             table.append(("prolog and epilog", hooks))
     if wanted["head"]:
-        table += [("homes", homes), ("ports", ports), ("nginx", default_servers)]
+        table += [("backup", restore), ("homes", homes), ("ports", ports), ("nginx", default_servers)]
         table += [("connections of nginx", connections), ("redis", redis)]
         if wanted["monitoring"]:
             table.append(("prometheus", prometheus))

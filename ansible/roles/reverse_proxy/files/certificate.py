@@ -67,7 +67,7 @@ def renew(options):
     mail = ["--email", options.email] if options.email else ["--register-unsafely-without-email"]
     done = run(
         [
-            *[options.certbot, "certonly", "--non-interactive", "--agree-tos", when(options)],
+            *[options.certbot, "certonly", "--non-interactive", "--agree-tos", *of_last(options)],
             *["--server", options.directory, *mail, "--cert-name", NAME, "--renew-with-new-domains"],
             *["--webroot", "--webroot-path", options.webroot],
             *["--config-dir", str(state), "--work-dir", str(state / "work"), "--logs-dir", options.logs],
@@ -87,12 +87,21 @@ def renew(options):
         print(f"New certificate from {options.directory}")
 
 
-def when(options):
-    """certbot's word for when it requests one: at once where the last came from another server."""
-    renewal = Path(options.state) / "renewal" / f"{NAME}.conf"
+def of_last(options):
+    """certbot's words for when it requests one, and for which account, by what it noted of the last one.
+
+    At once where that came from another server; else when it ends, and for the same account: where there are
+    several, as with what was restored beside a new one, certbot asks which.
+    """
+    state = Path(options.state)
+    renewal = state / "renewal" / f"{NAME}.conf"
     text = renewal.read_text() if renewal.exists() else ""
-    found = re.search(r"^server\s*=\s*(\S+)", text, re.MULTILINE)
-    return "--force-renewal" if found and found.group(1) != options.directory else "--keep-until-expiring"
+    noted = dict(re.findall(r"^(server|account)\s*=\s*(\S+)", text, re.MULTILINE))
+    if noted.get("server", options.directory) != options.directory:
+        return ["--force-renewal"]
+    account = noted.get("account")
+    is_there = account and any(path.name == account for path in state.glob("accounts/**/*"))
+    return ["--keep-until-expiring", *(["--account", account] if is_there else [])]
 
 
 def replace(path, text, mode):

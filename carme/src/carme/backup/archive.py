@@ -28,11 +28,16 @@ from carme.backup.sealing import Opened, Sealed, read_key
 from carme.config import load
 from carme.errors import CarmeError
 
-__all__ = ["Made", "check", "create", "restore"]
+__all__ = ["MAKES_OWNERS", "Made", "check", "create", "restore"]
 
 ABOUT = "about.json"  # the first member
 FILES = "files"
 DATABASES = "databases"
+#: What to do where accounts of owners are missing.
+MAKES_OWNERS = (
+    "Make the accounts before the restore, without starting services: run site.yml for this host with "
+    "-e carme_awaits_restore=true."
+)
 #: What a file is written as before it takes its place.
 _DRAFT = ".carme-restored"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -206,7 +211,7 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> int:
     if missing and into is None:
         raise CarmeError(
             f"This host lacks owners of files: {', '.join(missing)}. Nothing was written.",
-            "Run site.yml for this host first, which makes the accounts, and stop carme's units.",
+            MAKES_OWNERS,
             code="accounts",
         )
     count, folders = 0, list[tuple[Path, tarfile.TarInfo]]()

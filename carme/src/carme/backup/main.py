@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from carme import __version__
-from carme.backup.archive import Made, check, create, restore
+from carme.backup.archive import MAKES_OWNERS, Made, check, create, restore
 from carme.backup.sealing import make_key
 from carme.backup.services import require_stopped
 from carme.config import DEFAULT_PATH
@@ -92,7 +92,7 @@ def _check(options: argparse.Namespace) -> int:
         print("\n".join(paths))
     print(f"{_about(about)} It is whole, with {number(len(paths), 'file')}.")
     if missing:
-        print(f"This host lacks owners of files: {', '.join(missing)}. Run site.yml before a restore.")
+        print(f"This host lacks owners of files: {', '.join(missing)}. {MAKES_OWNERS}")
     return 0
 
 
@@ -103,6 +103,11 @@ def _restore(options: argparse.Namespace) -> int:
     if options.into is None:
         units = " ".join((*STARTED, CERTIFICATE))
         print(f"{number(count, 'file')} restored. Start the site with: systemctl start {units}")
+        print(
+            f"On a new head, where nothing is enabled yet: systemctl start {CERTIFICATE}, then run site.yml, "
+            "without carme_awaits_restore."
+        )
+        print("Sessions that were started after the backup was made end: the hub does not know them.")
     else:
         print(f"{number(count, 'file')} written below {options.into}.")
     return 0

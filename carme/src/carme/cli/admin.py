@@ -22,7 +22,9 @@ MOST_SHOWN = 120  # letters of what changed
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
-    admin = commands.add_parser("admin", help="users, nodes, jobs, maintenance, news; for administrators")
+    admin = commands.add_parser(
+        "admin", help="users, nodes, jobs, maintenance, announcements; for administrators"
+    )
     actions = admin.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, help: str, run: object, *places: str) -> argparse.ArgumentParser:

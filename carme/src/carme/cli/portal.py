@@ -134,7 +134,7 @@ def add_data(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--results",
         metavar="FOLDER",
-        help="copy there what is left in $CARME_RESULTS, no matter how it ends",
+        help="copy there what is left in $CARME_RESULTS, no matter how the job ends",
     )
 
 

@@ -17,7 +17,7 @@ __all__ = ["Admin"]
 
 
 class Admin:
-    """The site's users, nodes, jobs, news, maintenance, approvals and record.
+    """The site's users, nodes, jobs, announcements, maintenance, approvals and record.
 
     To all others there is nothing: their requests raise `NotFound`, and `Denied` where the token lacks the
     scope. What Slurm refuses raises `SlurmError`.
@@ -125,10 +125,10 @@ class Admin:
         """The site's limits and policies as they hold."""
         return [api.PolicyOut.model_validate(one) for one in self._connection.ask("GET", "admin/policies")]
 
-    # --- news and maintenance ---
+    # --- announcements and maintenance ---
 
     def news(self, *, limit: int | None = 50) -> list[api.NewsOut]:
-        """All news, the latest first."""
+        """All announcements, the latest first."""
         return [api.NewsOut.model_validate(one) for one in items(self._connection, "news/all", limit)]
 
     def publish(
@@ -138,14 +138,14 @@ class Admin:
 
         Args:
             until: The last day on which it is on the dashboard.
-            number: That of news that this replaces.
+            number: That of the announcement that this replaces.
         """
         requested = {"title": title, "text": text, "until": until.isoformat() if until else None}
         where = ("POST", "news") if number is None else ("PUT", f"news/{number}")
         return api.NewsOut.model_validate(self._connection.ask(*where, requested))
 
     def take_away(self, number: int) -> None:
-        """Withdraw it."""
+        """Withdraw an announcement, by its number."""
         self._connection.ask("DELETE", f"news/{number}")
 
     def maintenance(self) -> list[api.MaintenanceOut]:

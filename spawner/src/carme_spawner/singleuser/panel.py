@@ -51,7 +51,7 @@ class ExtendHandler(APIHandler):
 
 
 class SavedHandler(APIHandler):
-    """`POST carme/saved`: a page has done what it is asked to when the session is told to end."""
+    """`POST carme/saved`: a page has done what it is to do before the session ends."""
 
     def initialize(self, time_left: TimeLeft) -> None:
         self.time_left = time_left

@@ -22,7 +22,7 @@ from carme_spawner.singleuser.time_left import TimeLeft
 
 #: JupyterLab's panel of the session.
 LABEXTENSIONS = Path(__file__).with_name("labextensions")
-#: Seconds that open pages get at most to save their documents when the session is told to end.
+#: Seconds that open pages get at most to save their documents when the session is to end.
 SAVE_SECONDS = 8.0
 #: Bytes of a request to the server itself, such as a notebook that is saved, and of a message from a browser.
 #: Both are held in the session's memory. Tornado closes channels at 10 MiB, less than a file for a widget.
@@ -199,7 +199,7 @@ def is_page(handler: Any) -> bool:
 
 
 def run(certificates: Certificates | None) -> None:
-    """Run the server until it is told to end, or may not go on."""
+    """Run the server until it is to end, or may not go on."""
     SessionServer.certificates = certificates
     os.environ["JUPYTERHUB_SERVICE_URL"] = service_url("https" if certificates else "http")
     os.environ.setdefault("JUPYTERHUB_ROOT_DIR", "~")

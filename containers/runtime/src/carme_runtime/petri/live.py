@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 JOB_FOLDER, PAGE = "CARME_JOB_FOLDER", "net.json"
 #: Seconds between two pictures for a job's page, and the longest drawing, message and name there.
 _PAGE_SECONDS, _MOST_DRAWN, _MOST_LETTERS, _MOST_NAME = 2.0, 256 * 1024, 2000, 200
+#: What the broker reads of the file; a letter that is not ASCII takes 6 or 12 bytes in it.
+_MOST_BYTES = 1 << 20
 
 
 class Picture(threading.Thread):
@@ -92,18 +94,19 @@ def publish(run: "Observed") -> Picture | None:
 def _write(file: Path, drawing: Drawing, status: dict[str, Any]) -> None:
     """Replace what the page shows; a run never fails for want of it."""
     sums = {name: sum(status[name].values()) for name in ("running", "fired", "places")}
-    text = json.dumps(
-        {
-            "name": status["net"][:_MOST_NAME],
-            "state": status["state"],
-            "error": status["error"][:_MOST_LETTERS],
-            "at": time.time(),
-            "running": sums["running"],
-            "ended": sums["fired"],
-            "tokens": sums["places"],
-            "svg": drawing if len(drawing) <= _MOST_DRAWN else "",
-        }
-    )
+    about = {
+        "name": status["net"][:_MOST_NAME],
+        "state": status["state"],
+        "error": status["error"][:_MOST_LETTERS],
+        "at": time.time(),
+        "running": sums["running"],
+        "ended": sums["fired"],
+        "tokens": sums["places"],
+        "svg": drawing if len(drawing) <= _MOST_DRAWN else "",
+    }
+    text = json.dumps(about)
+    if len(text) > _MOST_BYTES:
+        text = json.dumps(about | {"svg": ""})
     draft = file.with_name(f".{file.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         draft.write_text(text, encoding="utf-8")

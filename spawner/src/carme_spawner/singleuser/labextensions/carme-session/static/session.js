@@ -496,7 +496,7 @@
       palette.addItem({ command: 'carme:stop', category: 'Session' });
     }
 
-    // The server was told to end, and waits some seconds for its pages to say that all is saved.
+    // The server is to end, and waits some seconds for its pages to say that all is saved.
     app.serviceManager.events.stream.connect((_, event) => {
       if (event.schema_id === EVENT && event.state === 'ending') {
         warnAndSave('This session is ending.', [])
