@@ -265,10 +265,33 @@ def test_the_page_of_the_job_follows_a_run(tmp_path: Path, monkeypatch: pytest.M
     last = page()
     assert (last["state"], last["running"], last["ended"], last["tokens"]) == ("resting", 0, 1, 1)
     assert [file.name for file in job.iterdir()] == [live.PAGE]
-    monkeypatch.setattr(live, "_MOST_DRAWN", 10)
-    with Net.resume(tmp_path / "run", net=net, workers=1) as run:
-        run.wait(HANG)
-    assert page()["svg"] == "" and page()["tokens"] == 1
+    for limit, most in (("_MOST_DRAWN", 10), ("_MOST_BYTES", 1000)):
+        with monkeypatch.context() as patch:
+            patch.setattr(live, limit, most)
+            with Net.resume(tmp_path / "run", net=net, workers=1) as run:
+                run.wait(HANG)
+        assert page()["svg"] == "" and page()["tokens"] == 1
+
+
+def test_runs_of_one_program_write_drafts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (job := tmp_path / "job").mkdir()
+    monkeypatch.setenv(live.JOB_FOLDER, str(job))
+    drafts: list[str] = []
+    replace = Path.replace
+
+    def note(draft: Path, file: Path) -> Path:
+        if draft.parent == job:
+            drafts.append(draft.name)
+        return replace(draft, file)
+
+    monkeypatch.setattr(Path, "replace", note)
+    nets = [Net("first"), Net("second")]
+    for net in nets:
+        net.add("move", net.place("x", int, tokens=[1]) >> net.place("y", int), lambda value: value)
+    first, second = (net.start(1, folder=tmp_path / net.name) for net in nets)
+    with first, second:
+        assert first.wait(HANG)["y"] == second.wait(HANG)["y"] == [1]
+    assert len(set(drafts)) == 2
 
 
 def test_a_run_in_a_job_whose_folder_cannot_be_written_goes_on(
