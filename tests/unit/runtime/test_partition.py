@@ -178,6 +178,7 @@ def test_ranks_that_differ_little_count_as_equal():
     assert devices_of_ranks([10.0, 12.0], [1000, 2000]) == (Device(1.0, 1000), Device(1.0, 2000))
     assert devices_of_ranks([10.0, 21.0], [1000, 1050]) == (Device(1.0, 1000), Device(2.1, 1000))
     assert devices_of_ranks([20.0, 10.0], [0, 0]) == (Device(1.0), Device(0.5))
+    assert devices_of_ranks([500.0, 1.0], [0, 0]) == (Device(1.0), Device(0.002))  # it takes some time
     for nodes in ([0, 0, 0], [0, 1, 2]):  # then all are equally near
         assert devices_of_ranks([1.0] * 3, [0] * 3, nodes) == ()
     found = devices_of_ranks([1.0] * 3, [0] * 3, [0, 0, 1])

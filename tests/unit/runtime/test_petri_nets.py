@@ -282,6 +282,27 @@ def test_the_page_of_the_job_follows_a_run(tmp_path: Path, monkeypatch: pytest.M
     assert page()["svg"] == "" and page()["tokens"] == 1
 
 
+def test_runs_of_one_program_write_drafts_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (job := tmp_path / "job").mkdir()
+    monkeypatch.setenv(live.JOB_FOLDER, str(job))
+    drafts: list[str] = []
+    replace = Path.replace
+
+    def note(draft: Path, file: Path) -> Path:
+        if draft.parent == job:
+            drafts.append(draft.name)
+        return replace(draft, file)
+
+    monkeypatch.setattr(Path, "replace", note)
+    nets = [Net("first"), Net("second")]
+    for net in nets:
+        net.add("move", net.place("x", int, tokens=[1]) >> net.place("y", int), lambda value: value)
+    first, second = (net.start(1, folder=tmp_path / net.name) for net in nets)
+    with first, second:
+        assert first.wait(HANG)["y"] == second.wait(HANG)["y"] == [1]
+    assert len(set(drafts)) == 2
+
+
 def test_a_run_in_a_job_whose_folder_cannot_be_written_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -43,7 +43,7 @@ def word_count() -> Net:
 
 
 def choice() -> Net:
-    """Two offers, of which the first that comes is taken; the other one is turned down."""
+    """Of several offers the first that comes is taken; the others are turned down."""
     net = Net("choice")
     offers, open_ = net.place("offers", str), net.place("open", str, tokens=["order"])
     taken, refused = net.place("taken", tuple), net.place("refused", str)
@@ -53,7 +53,7 @@ def choice() -> Net:
 
 
 def unreliable(failures: int) -> Net:
-    """A task that fails so often before it succeeds, and is repeated; it is told its attempt."""
+    """A task that fails so often before it succeeds, and is repeated; it gets the number of its attempt."""
     net = Net("unreliable")
     jobs, done = net.place("jobs", int), net.place("done", tuple)
 

@@ -107,8 +107,8 @@ public:
     // agree on the size and on `form`, a number for the type of what is in them.
     std::shared_ptr<Letter> send(int member, const void* data, uint64_t size, uint32_t tag, uint32_t form = 0);
     std::shared_ptr<Letter> receive(int member, void* into, uint64_t size, uint32_t tag, uint32_t form = 0);
-    // A member whose message with that tag is there, and that no receive expects; -1: none until the deadline. Each of them
-    // has its turn. Throws where all other members were lost before.
+    // A member whose message with that tag is there, and that no receive expects; -1: none until the deadline. Each of
+    // them has its turn. Throws where all other members were lost before.
     int sender(uint32_t tag, Deadline deadline);
 
     // Collective: how long messages of some sizes take on the slowest link between the group's nodes. Empty: one node.

@@ -32,11 +32,11 @@ public:
     // Messages. A receive is awaited from now on (true), or over: its message came before, or its peer is lost.
     bool receive(int peer, uint64_t key, uint32_t sequence, uint32_t tag, uint32_t check, void* into, uint64_t size,
                  Request* request);
-    // The receive to which a message goes, to be completed after it. nullptr: they disagreed, and the receive has ended.
-    // Nothing: there is none yet.
+    // The receive to which a message goes, to be completed after it. nullptr: they disagreed, and the receive has
+    // ended. Nothing: there is none yet.
     std::optional<Request*> take(int peer, const Frame& message);
-    // Whether its group is engaged in a collective, or other messages of its group are awaited from that peer, and no other
-    // collective in its place.
+    // Whether its group is engaged in a collective, or other messages of its group are awaited from that peer, and no
+    // other collective in its place.
     bool awaits(int peer, const Frame& message) const;
     void engage(uint64_t key, uint32_t sequence, uint32_t check) { engaged_[key] = {sequence, check}; }
     void disengage(uint64_t key) { engaged_.erase(key); }

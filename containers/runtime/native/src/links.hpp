@@ -1,8 +1,8 @@
 // What carries operations to ranks on other nodes, and what they consist of.
 //
-// TCP does so (tcp_links.hpp). An implementation over libfabric or verbs implements `Links`, with the help of `Ledger`, and
-// gives the context a function that makes them; the context, its groups and their ways of reducing know no more than
-// what is here. tests/queued_links.hpp is a small example.
+// TCP does so (tcp_links.hpp). An implementation over libfabric or verbs implements `Links`, with the help of `Ledger`,
+// and gives the context a function that makes them; the context, its groups and their ways of reducing know no more
+// than what is here. tests/queued_links.hpp is a small example.
 #pragma once
 
 #include <algorithm>
@@ -71,7 +71,8 @@ struct Request {
     std::optional<Notice> notice = {};  // set in an own segment once it is done
 };
 
-// What frames do to this process. Called by the implementation that moves them, one frame at a time; it does not call the links.
+// What frames do to this process. Called by the implementation that moves them, one frame at a time; it does not call
+// the links.
 struct Host {
     virtual ~Host() = default;
     // Memory of an own segment, or nullptr where the peer may not reach. `keep` holds the mapping.
@@ -136,8 +137,8 @@ public:
     // Whether a message that nobody expected is there.
     virtual bool has_come(int peer, uint64_t key, uint32_t sequence, uint32_t tag) = 0;
 
-    // While this lives a collective will soon expect all messages of its key: what comes before its receive may wait on the
-    // wire instead of being kept, which costs memory and a copy.
+    // While this lives a collective will soon expect all messages of its key: what comes before its receive may wait on
+    // the wire instead of being kept, which costs memory and a copy.
     struct Engaged {
         Engaged(Links& links, uint64_t key, uint32_t sequence, uint32_t check) : links(links), key(key) {
             links.engage(key, sequence, check);

@@ -1,7 +1,7 @@
 // What a rank does, and when: events of all its threads, for traces and profiles.
 //
-// A thread writes into a ring of its own, which takes no lock; a thread in the background moves what is in the rings to a
-// file. What does not fit, into a ring or below the limit of the file, is dropped and counted. Python reads the file
+// A thread writes into a ring of its own, which takes no lock; a thread in the background moves what is in the rings to
+// a file. What does not fit, into a ring or below the limit of the file, is dropped and counted. Python reads the file
 // (carme_runtime/traces/files.py), which consists of blocks.
 #pragma once
 

@@ -27,8 +27,8 @@ public:
     // A stream copies again once the kernel says that it copies such payloads all the same, as it does on virtual
     // devices. Tests, which have no others, let it go on.
     static inline std::atomic<bool> insist_on_uncopied{false};
-    // Between two questions whether an end that has no room has some by now. Tests do as older kernels, which ask less and
-    // less often.
+    // Between two questions whether an end that has no room has some by now. Tests do as older kernels, which ask less
+    // and less often.
     static inline std::atomic<int> longest_between_tries_ms{1000};
 
     // `one_node`: the host itself learns when a peer's process ends, and no network lies between.
@@ -112,9 +112,9 @@ private:
 #else
     static constexpr int64_t longest_pause_ns = 20'000'000;
 #endif
-    // A peer that says nothing is sent heartbeats, which its kernel answers even if its process cannot. It is lost when its
-    // kernel has been silent for so long, which is noticed within a second. A packet that is lost is no silence: after less
-    // time it is asked on all streams, and each of them sends again what is not answered.
+    // A peer that says nothing is sent heartbeats, which its kernel answers even if its process cannot. It is lost when
+    // its kernel has been silent for so long, which is noticed within a second. A packet that is lost is no silence:
+    // after less time it is asked on all streams, and each of them sends again what is not answered.
     static constexpr int64_t longest_silence_ns = 700'000'000, worrying_silence_ns = 150'000'000;
     static constexpr int64_t between_looks_ns = 50'000'000;
     static constexpr int64_t between_heartbeats_ns = 100'000'000;

@@ -70,8 +70,8 @@ struct alignas(128) Flag {
 
 // Longer than it takes to wake a sleeper: else two ranks that once slept would wake each other for ever.
 constexpr int64_t longest_spin_ns = 300'000;
-// A core that sleeps is woken late, by a hypervisor above all. A piece of a large buffer takes 2 ms on a link of 1 Gbit/s,
-// and may come behind others.
+// A core that sleeps is woken late, by a hypervisor above all. A piece of a large buffer takes 2 ms on a link of 1
+// Gbit/s, and may come behind others.
 constexpr int64_t longest_patience_ns = 10'000'000;
 constexpr int64_t sleep_slice_ns = 20'000'000;  // between two looks at whether peers still live
 

@@ -60,7 +60,8 @@ inline WithoutZeros without_zeros(const char* data, uint64_t size) {
     return result;
 }
 
-// Makes the `size` bytes at `data` what they were, of which the first `came` are what travelled. False: nobody sends such.
+// Makes the `size` bytes at `data` what they were, of which the first `came` are what travelled. False: nobody sends
+// such.
 inline bool with_zeros(char* data, uint64_t came, uint64_t size) {
     const uint64_t blocks = size / zero_block, rest = size % zero_block, bits = (blocks + 7) / 8;
     if (came < rest + bits) return false;

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 JOB_FOLDER, PAGE = "CARME_JOB_FOLDER", "net.json"
 #: Seconds between two pictures for a job's page, and the longest drawing, message and name there.
 _PAGE_SECONDS, _MOST_DRAWN, _MOST_LETTERS, _MOST_NAME = 2.0, 256 * 1024, 2000, 200
-#: What the broker reads of the file; a letter that is not ASCII takes 6 or 12 bytes in it.
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # of all that; the broker reads no more
 
 
 class Picture(threading.Thread):
@@ -29,7 +28,7 @@ class Picture(threading.Thread):
 
     Args:
         run: Of the net.
-        show: Shows a drawing; it gets what `run.status()` said, too.
+        show: Shows a drawing; it gets the run's status, too.
         seconds: Between two pictures at least.
     """
 
@@ -94,7 +93,7 @@ def publish(run: "Observed") -> Picture | None:
 def _write(file: Path, drawing: Drawing, status: dict[str, Any]) -> None:
     """Replace what the page shows; a run never fails for want of it."""
     sums = {name: sum(status[name].values()) for name in ("running", "fired", "places")}
-    about = {
+    shown = {
         "name": status["net"][:_MOST_NAME],
         "state": status["state"],
         "error": status["error"][:_MOST_LETTERS],
@@ -104,10 +103,11 @@ def _write(file: Path, drawing: Drawing, status: dict[str, Any]) -> None:
         "tokens": sums["places"],
         "svg": drawing if len(drawing) <= _MOST_DRAWN else "",
     }
-    text = json.dumps(about)
+    text = json.dumps(shown)  # of ASCII: a letter of the drawing may be six bytes
     if len(text) > _MOST_BYTES:
-        text = json.dumps(about | {"svg": ""})
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
+        text = json.dumps(shown | {"svg": ""})
+    # Each run writes in a thread of its own: two runs of one process do not meet in a draft.
+    draft = file.with_name(f".{file.name}.{os.getpid()}.{threading.get_ident()}")
     with contextlib.suppress(OSError):
         draft.write_text(text, encoding="utf-8")
         draft.replace(file)

@@ -56,7 +56,7 @@ def devices_of_ranks(
         memories: By rank: bytes for its stage; 0 on all: no limit is known.
         nodes: By rank: the number of its node. Empty: it does not matter.
     """
-    slowness, least = [round(took / times[0], 2) for took in times], min(memories)
+    slowness, least = [float(f"{took / times[0]:.3g}") for took in times], min(memories)
     if max(times) <= _ALIKE_SPEED * min(times):
         slowness = [1.0] * len(times)
     if max(memories) <= _ALIKE_MEMORY * least:
