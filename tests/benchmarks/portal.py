@@ -5,7 +5,8 @@ nginx and TLS. The broker is the real one over a Slurm in memory, in its own pro
 nodes. Each of 50 clients is another user, opens a page or asks the API, waits for the whole answer, then
 looks at it for a while (1 s on average), so that up to 50 requests come in a second; all of it, clients
 included, shares the cores. A request costs the clients (aiohttp, which reads HTTP in C) a seventh of a
-millisecond. `--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and `_p99_ms`.
+millisecond. `--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and
+`_p99_ms`.
 The result also has the queries and the processor time (of the portal's process alone) of one answer, which a
 busy machine hardly changes; `--seconds 0` measures these alone.
 """

@@ -354,7 +354,7 @@ print(json.dumps(dict(rows)))
 
 def test_expected_starts_are_reported_and_judged_afterwards(demo: DemoSite) -> None:
     def judged(job_id: int) -> bool | None:
-        """Whether the range that was published for a job was right, as the broker keeps it; None: not judged."""
+        """Whether the range that was published for a job was right, by the broker; None: not judged."""
         found = json.loads(demo.run("head", "/usr/bin/python3", "-c", JUDGED).stdout)
         return bool(found[str(job_id)]) if str(job_id) in found else None
 

@@ -1,4 +1,4 @@
-"""Version 2 of control groups as a real kernel and a real Slurm have it, reported by the exporter over HTTP."""
+"""Version 2 of control groups as a real kernel and a real Slurm have it, as the exporter reports them."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,5 @@
-"""Stands in for squeue, scontrol and sinfo with what those of 24.11 printed (slurm_24_11.json) when pyslurm answered.
+"""Stands in for squeue, scontrol and sinfo with what those of 24.11 printed when pyslurm answered
+(slurm_24_11.json).
 
 `fails` beside it is what they write to standard error where they fail; each call is a line of `calls`.
 """

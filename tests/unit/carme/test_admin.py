@@ -101,7 +101,7 @@ async def test_a_home_that_cannot_be_made_is_reported(portal: Any, default: None
 
 
 class Systemd:
-    """Stands in for systemd, which tests do not have: notes what is started, and fails when a test says so."""
+    """Stands in for systemd, which tests do not have: notes what is started, and fails if a test wants it."""
 
     def __init__(self, programs: Path) -> None:
         self._log, self._failure = programs / "state/units", programs / "state/unit-failure"

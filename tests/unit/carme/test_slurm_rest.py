@@ -1,7 +1,7 @@
 """The adapter to slurmrestd tells the same as Slurm's commands, and says in a sentence what is wrong.
 
-Both answer what a Slurm and its slurmrestd answered at the same moment of jobs of all kinds: 24.11 in the versions
-v0.0.42 and v0.0.41 of its answers (slurm_rest_24_11.json), 26.05 in v0.0.43 (slurm_rest_26_05.json).
+Both answer what a Slurm and its slurmrestd answered at the same moment of jobs of all kinds: 24.11 in the
+versions v0.0.42 and v0.0.41 of its answers (slurm_rest_24_11.json), 26.05 in v0.0.43 (slurm_rest_26_05.json).
 """
 
 import asyncio
