@@ -299,6 +299,7 @@
       .jp-Dialog-footerButtons { display: flex; flex-wrap: wrap; justify-content: flex-end; row-gap: 8px; }
       @media (max-width: ${PHONE}px) {
         #carme-session-time { position: fixed !important; inset: auto auto 0 25% !important; width: auto !important; z-index: 1000; }
+        .jp-Launcher-content { padding-left: 12px; padding-right: 12px; }
       }`;
     document.head.append(style);
   }
