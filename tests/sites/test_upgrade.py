@@ -207,7 +207,9 @@ def demo(
                 subprocess.run(up, check=True, timeout=2 * LONGEST)
         yield DemoSite(name=NAME)
     finally:
-        if not keep_site:
+        if keep_site:
+            Places(NAME).deployed.unlink(missing_ok=True)  # they have what `./demo up` has not installed
+        else:
             remove_hosts()
 
 
@@ -270,7 +272,6 @@ def before(demo: DemoSite, life: Life, record: Record, tmp_path_factory: pytest.
         newer, life.processes(), life.slurm("job", str(life.job)), life.slurm("reservation", life.booking),
         len(life.counted()),
     )  # fmt: skip
-    Places(NAME).deployed.unlink(missing_ok=True)  # hosts that stay are not those of `./demo up`
     with record.step("site.yml of the newer version") as noted:
         noted["version"] = newer.version
         install(demo, newer.root)
