@@ -60,6 +60,15 @@ def test_any_number_of_ranks_loads_keras_models(launcher, tmp_path, monkeypatch,
         assert states(of_keras(launcher, reading, "load", folder)) == saved
 
 
+@pytest.mark.timeout(7 * HANG)
+@pytest.mark.parametrize("saving", ["save", "save in limited memory"])
+def test_keras_models_of_pytorch_are_loaded_without_it(launcher, tmp_path, monkeypatch, saving):
+    folder = str(tmp_path / "checkpoints")
+    for backend, what in (("torch", saving), ("tensorflow", "load")):
+        monkeypatch.setenv("KERAS_BACKEND", backend)
+        of_keras(launcher, [0], what, folder)
+
+
 @pytest.mark.timeout(13 * HANG)
 @pytest.mark.parametrize("backend", ["torch", "tensorflow"])
 def test_keras_goes_on_where_it_was_cut_off(launcher, tmp_path, monkeypatch, backend):
