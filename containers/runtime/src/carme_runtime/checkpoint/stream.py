@@ -7,6 +7,7 @@ Tensors are those of PyTorch, and NumPy arrays, for which PyTorch need not be in
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
 import bisect
+import contextlib
 import hashlib
 import io
 import math
@@ -135,13 +136,16 @@ def numbers_in(structure: Any) -> list[int]:
 
 def as_tensors(structure: Any) -> Any:
     """The structure with tensors of PyTorch for NumPy arrays: a limit of memory can move those."""
-    if isinstance(structure, dict):
-        if _ARRAY in structure:
-            return {_TENSOR: structure[_ARRAY]}
-        return {key: as_tensors(value) for key, value in structure.items()}
-    if isinstance(structure, list | tuple):
-        return type(structure)(as_tensors(value) for value in structure)
-    return structure
+    return _as(_TENSOR, structure)
+
+
+def as_arrays(structure: Any) -> Any:
+    """The structure with NumPy arrays for tensors of PyTorch, which may not be installed."""
+    return _as(_ARRAY, structure)
+
+
+def _as(kind: str, structure: Any) -> Any:
+    return _with(structure, lambda _, number: {kind: number})
 
 
 def share(size: int, rank: int, ranks: int) -> tuple[int, int]:
@@ -205,6 +209,10 @@ def _copy(into: Any, source: Any) -> None:
 
 def pack(content: Any) -> bytes:
     """Bytes from which `unpack` makes it again."""
+    with contextlib.suppress(Exception):  # such as types of PyTorch, which only that can make again
+        plain = pickle.dumps(content, _PICKLE)
+        unpack(plain)
+        return plain
     if "torch" not in sys.modules:
         return pickle.dumps(content, _PICKLE)
     import torch

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from carme_runtime.checkpoint.stream import as_tensors
+from carme_runtime.checkpoint.stream import as_arrays, as_tensors
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.keras.library import keras
 from carme_runtime.keras.variables import SEEDS
@@ -29,7 +29,12 @@ def take(model: Any) -> dict[str, Any]:
 
 
 def own(structure: Any) -> Any:
-    """What `give` takes of a checkpoint's structure. Where memory is limited, all of it can leave memory."""
+    """What `give` takes of a checkpoint's structure. Where memory is limited, all of it can leave memory.
+
+    A checkpoint that was written in limited memory has tensors of PyTorch, which other backends do without.
+    """
+    if keras.backend.backend() != "torch":
+        return as_arrays(structure)
     return as_tensors(structure) if limits_host() else structure
 
 
