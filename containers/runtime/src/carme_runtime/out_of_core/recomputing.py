@@ -51,16 +51,21 @@ class _Group:
         self.passes: list[_Pass] = []  # in this step
         self.again = False  # whether the backward pass computes it again
         self.is_pure = True  # as far as is known: it changes no buffer and nothing that it is given
+        self._modes: set[tuple[bool, ...]] = set()  # of its modules, in which that is known
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._call(*args, **kwargs)
-        if self.again:
-            return checkpoint(self._call, *args, use_reentrant=False, **kwargs)
+        mode = tuple(each.training for layer in self._layers for each in layer.modules())
         known = [*tensors_of(args, kwargs), *(each for layer in self._layers for each in layer.buffers())]
         versions, begin = [each._version for each in known], self._operations.steps.position + 1
-        result = self._call(*args, **kwargs)
+        if self.again and mode in self._modes:
+            result = checkpoint(self._call, *args, use_reentrant=False, **kwargs)
+        else:  # such as a BatchNorm that trains from now on: computed again, it would count twice
+            result = self._call(*args, **kwargs)
+        self._modes.add(mode)
         self.is_pure = self.is_pure and versions == [each._version for each in known]
+        self.again = self.again and self.is_pure
         blocks = [self._operations.block_of(each) for each in tensors_of((result,), {})]
         labels = frozenset(block.label for block in blocks if block is not None)
         self.passes.append(_Pass(begin, self._operations.steps.position + 1, labels))
@@ -182,7 +187,7 @@ class Recomputing:
                 else:
                     calls.append(group := _Group(part, _one_after_the_other(part), self._operations))
                     yield group
-            self._change(module, _one_after_the_other(calls))
+            self._change(module, _in_groups(module, calls))
         else:
             for child in module.children():
                 yield from self._groups_of(child)
@@ -228,6 +233,17 @@ def _parts(layers: list[nn.Module]) -> list[list[nn.Module]]:
             parts.append([])
         parts[-1].append(layer)
     return parts
+
+
+def _in_groups(row: nn.Sequential, calls: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
+    layers, forward = list(row), _one_after_the_other(calls)
+
+    def forward_of_row(value: Any) -> Any:
+        if list(row) != layers:  # the program has changed them since: the groups are of those before
+            return type(row).forward(row, value)
+        return forward(value)
+
+    return forward_of_row
 
 
 def _one_after_the_other(calls: Sequence[Callable[..., Any]]) -> Callable[[Any], Any]:
