@@ -1,6 +1,8 @@
 """Rows whose medians are not known well enough get further rounds, and are marked if that does not help."""
 
 import itertools
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resul
             ms = contestants[name](next(turns[name]))
             return [{"ms": [ms] * steps, "losses": [losses[name]] * steps, "foreign": 0.0, "parts": {}}]
 
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         monkeypatch.setattr(entries.Entry, "start", start)
         monkeypatch.setattr(entries.Entry, "make", make)
         monkeypatch.setattr(entries.Entry, "end", lambda _: None)

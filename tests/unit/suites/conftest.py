@@ -22,6 +22,7 @@ COPIED = (
     "tests/run_suites.py",
     "tests/results.py",
     "tests/check_names.py",
+    "tests/c_functions.py",
     "tests/requirements.txt",
     "tests/constraints.txt",
     "containers/runtime/pyproject.toml",

@@ -158,7 +158,11 @@ def test_images_are_built_listed_and_deleted_from_elsewhere(
         client.images.build("x", definition=tmp_path / "nothing")
 
 
-def test_data_is_named_from_elsewhere(elsewhere: Any, broker: FakeBroker, capsys: Any) -> None:
+def test_data_is_named_from_elsewhere(
+    elsewhere: Any, broker: FakeBroker, settings: Any, tmp_path: Path, capsys: Any
+) -> None:
+    staging = settings.SITE.staging.model_copy(update={"scratch": tmp_path})
+    settings.SITE = settings.SITE.model_copy(update={"staging": staging})
     words = ["--stage", "scratch:/data/x y", "--stage", "/data/y", "--results", "/scratch/r", "--", "true"]
     assert main(["submit", "--json", *words]) == 0
     (requested,) = broker.requests_of("submit")
