@@ -118,7 +118,7 @@ class Recorded:
     """
 
     def __init__(self, layers: nn.Sequential) -> None:
-        self.steps = SimpleNamespace(position=-1)
+        self.steps = SimpleNamespace(position=-1, record_anew=lambda: None)
         for layer in layers:
             layer.register_forward_pre_hook(self._note)
         forward = [
