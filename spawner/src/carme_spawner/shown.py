@@ -35,7 +35,7 @@ def situation(session: Session | None) -> dict[str, Any]:
 
 
 def refusal(error: CarmeError) -> SpawnException:
-    """The error as JupyterHub's API and pages show it: the same words."""
+    """The error as JupyterHub's API and pages show it: the same text, in HTML with its line ends."""
     refused = SpawnException(
         str(error),
         reason=error.code,
@@ -44,5 +44,6 @@ def refusal(error: CarmeError) -> SpawnException:
     # Without it JupyterHub later shows the exception's own text: its status, class and reason.
     refused.jupyterhub_message = str(error)  # pyright: ignore[reportAttributeAccessIssue]
     # From there the portal has it in its reader's language.
-    refused.jupyterhub_html_message = with_message(error.text)  # pyright: ignore[reportAttributeAccessIssue]
+    shown = f'<span style="white-space: pre-wrap">{with_message(error.text)}</span>'
+    refused.jupyterhub_html_message = shown  # pyright: ignore[reportAttributeAccessIssue]
     return refused

@@ -44,6 +44,8 @@ RESERVE = timedelta(days=30)
 BROKERS_RETURN = 20
 #: Seconds that a server gets to answer the hub.
 ANSWER = 5.0
+#: Seconds that the broker gets to report how a job ended; it reads the job's log for up to 10 of them.
+LAST_REPORT = 12.0
 #: Why a session ended whose job Slurm put back into the queue.
 PUT_BACK = _(
     "Slurm was restarted just after the session had started, and put it back into the queue without its "
@@ -326,13 +328,15 @@ class CarmeSpawner(SlurmSpawner):
                 await event.wait()
 
     async def death(self, job: Job) -> CarmeError:
-        """Why a job ended before its server was there, in the broker's words."""
-        for _turn in range(5):
-            changed, session = self.changes, self.known_session()
-            if session and session.is_over:
-                label = _("{label}.", label=_(session.label))
-                return CarmeError(joined([label, session.sentence]), code="session-ended")
+        """Why a job ended before its server was there: the broker's report, with the end of the log."""
+        deadline = monotonic() + LAST_REPORT
+        changed, session = self.changes, self.known_session()
+        while (not (session and session.is_over) or session.log_pending) and monotonic() < deadline:
             await self.silence(changed)
+            changed, session = self.changes, self.known_session()
+        if session and session.is_over:
+            label = _("{label}.", label=_(session.label))
+            return CarmeError(joined([label, session.sentence]), code="session-ended")
         return CarmeError(
             _(
                 "The session's job {job_id} ended before its server was ready: {explanation}",

@@ -97,18 +97,46 @@ async def test_options_of_the_wrong_type_are_named(site: Site) -> None:
     assert "minutes" in response.json()["message"]
 
 
-async def test_a_job_that_dies_at_once_says_why_and_then_what_it_wrote_last(site: Site) -> None:
+async def test_a_job_that_dies_at_its_start_says_why_and_what_it_wrote_last(site: Site) -> None:
     site.wait_for_outcome()
-    site.broker.command = [sys.executable, "-c", "print('no such library: libfoo'); raise SystemExit(3)"]
+    lines = "".join(f"line {number}\n" for number in range(1000)) + "no such <i>library</i>: libfoo"
+    site.broker.command = [sys.executable, "-c", f"print({lines!r}); raise SystemExit(3)"]
     response = await site.start()
-    message = response.json()["message"]
+    text = response.json()["message"]
     assert response.status_code == 502
-    assert message.startswith(f"{site.broker.session(100).label}. ") and "exit code 3" in message
-    assert message in (await site.events())[-1]["message"]
-    await eventually(
-        lambda: "no such library: libfoo" in site.broker.session(100).sentence, "the broker has read the log"
-    )
+    assert text.startswith(f"{site.broker.session(100).label}. ") and "exit code 3" in text
+    assert text.endswith("line 999\nno such <i>library</i>: libfoo") and "line 900\n" not in text
+    failed = (await site.events())[-1]
+    assert text in failed["message"]
+    assert "no such &lt;i&gt;library&lt;/i&gt;: libfoo</span>" in failed["html_message"]
+    assert "<i>" not in failed["html_message"] and "white-space: pre-wrap" in failed["html_message"]
+    assert message_in(failed["html_message"]) == text
     assert await site.server() is None
+
+
+async def test_a_job_that_dies_and_wrote_nothing_is_reported_at_once(site: Site) -> None:
+    site.wait_for_outcome()
+    site.broker.command = [sys.executable, "-c", "raise SystemExit(3)"]
+    text = (await site.start()).json()["message"]
+    assert "exit code 3" in text and "log says" not in text
+    assert not site.broker.session(100).log_pending
+
+
+async def test_a_start_that_failed_is_reported_though_its_log_cannot_be_read(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carme_spawner.spawner.LAST_REPORT", 0.5)
+    site.wait_for_outcome()
+    asked = asyncio.Event()
+
+    async def hangs(*_: object) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr("carme.broker.files.JobFiles.log_tail", hangs)  # as a home that does not answer
+    site.broker.command = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert "exit code 3" in (await site.start()).json()["message"] and asked.is_set()
 
 
 async def test_without_a_broker_a_start_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ them. Slurm in time is the sandbox (`carme.sandbox`).
 
 from collections.abc import Callable, Iterable, MutableMapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Unpack
 
 from carme.bookings.models import Hold, Window
 from carme.errors import NotFound
@@ -16,6 +16,7 @@ from carme.jobs.access import Association
 from carme.jobs.limits import Limits
 from carme.projects import ProjectAccount
 from carme.slurm import Order, UnixAccount
+from carme.slurm.gateway import ReservationChanges
 
 __all__ = ["MemorySlurm"]
 
@@ -134,18 +135,9 @@ class MemorySlurm:
     async def make_maintenance(self, window: Window) -> None:
         self.reserved[window.name] = Reservation(**window.model_dump(), users=["root"], maintenance=True)
 
-    async def change_reservation(
-        self,
-        name: str,
-        *,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        node_names: Iterable[str] = (),
-        users: Iterable[str] = (),
-    ) -> None:
-        new = {"start": start, "end": end, "node_names": list(node_names), "users": list(users)}
-        changes = {field: value for field, value in new.items() if value}
-        self.reserved[name] = self.reserved[name].model_copy(update=changes)
+    async def change_reservation(self, name: str, **changes: Unpack[ReservationChanges]) -> None:
+        given = {field: value for field, value in changes.items() if value}
+        self.reserved[name] = self.reserved[name].model_copy(update=given)
 
     async def delete_reservation(self, name: str) -> None:
         self.reserved.pop(name)

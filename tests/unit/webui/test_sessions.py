@@ -109,11 +109,12 @@ def test_a_session_is_followed_from_the_queue_to_the_end(
     sentence = "It used 9 GiB of memory and was allowed 8 GiB. Ask for more GPUs."
     message = f"{sentence}{LOG_FOLLOWS}Killed"
     broker.publish(make_session(NAME, "ended", 8, ending="out_of_memory", sentence=message))
-    broker.logs[7] = b"Killed"
+    broker.logs[7] = b"<i>Killed</i>"
     broker.put(make_job(7, state="OUT_OF_MEMORY", ended=NOW))
     rounds()
     page = shown(browser)
     assert "Out of memory" in page and sentence in page and page.count("Killed") == 1
+    assert "&lt;i&gt;Killed&lt;/i&gt;" in page and "<i>" not in page
     assert "Killed" not in shown(browser, "/")
     assert "/jupyter/user/" not in page and "Start again as before" in page
 

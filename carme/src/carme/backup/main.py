@@ -1,15 +1,14 @@
 """`carme-backup create|check|restore|key`, as root on the head."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from carme import __version__
 from carme.backup.archive import MAKES_OWNERS, Made, check, create, restore
 from carme.backup.sealing import make_key
 from carme.backup.services import require_stopped
+from carme.command_line import add_config, run_command
 from carme.config import DEFAULT_PATH
-from carme.errors import CarmeError
 from carme.wording import number
 
 __all__ = ["main"]
@@ -35,13 +34,7 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
     options = _parser().parse_args(arguments)
-    try:
-        return options.run(options)
-    except CarmeError as error:
-        print(f"carme-backup: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"carme-backup: {error.filename}: {error.strerror}.", file=sys.stderr)
-    return 1
+    return run_command("carme-backup", lambda: options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     make.add_argument("file", metavar="FILE", type=Path)
     make.set_defaults(run=_key)
     new = commands.add_parser("create", help="make a backup")
-    new.add_argument("--config", type=Path, default=DEFAULT_PATH, help=f"default: {DEFAULT_PATH}")
+    add_config(new, DEFAULT_PATH)
     new.add_argument("--also", type=Path, action="append", default=[], metavar="PATH", help="another one")
     new.add_argument("--images", action="store_true", help="the images, too, not their manifests alone")
     new.set_defaults(run=_create)

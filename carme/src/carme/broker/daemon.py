@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 
 from carme.broker.server import Server
 from carme.broker.service import Broker
+from carme.command_line import add_config
 from carme.config import Settings, load
 from carme.errors import CarmeError
 from carme.slurm import Slurm
@@ -26,9 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="carme-broker", description="The one door to Slurm: answers the portal, the hub and 'carme'."
     )
-    parser.add_argument(
-        "--config", metavar="FILE", help="site configuration (default: /etc/carme/carme.toml)"
-    )
+    add_config(parser)
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:

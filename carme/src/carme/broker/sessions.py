@@ -287,7 +287,7 @@ class SessionBook:
     ) -> None:
         session = session_of(facts, silent, estimate)
         facts = facts.model_copy(update={"state": session.state})
-        if session.ending in (Ending.DIED, Ending.DIED_AT_START) and facts.log is None:
+        if session.log_pending:
             self._wordless.add(facts.job.id)
         entry = self._entries.get(facts.job.id)
         if entry is None:

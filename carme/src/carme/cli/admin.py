@@ -7,8 +7,9 @@ from collections.abc import Callable
 from datetime import date
 from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, listed, moment, print_table, printed
+from carme.cli.output import listed, moment, print_table, printed
 from carme.cli.portal import client, read_time
+from carme.command_line import add_json, add_start
 from carme.errors import InvalidRequest
 from carme.translation import message as _
 
@@ -92,9 +93,7 @@ def _add_announcements(command: Command) -> None:
     plan = command("plan", "plan maintenance", _plan)
     plan.add_argument("--title", required=True)
     plan.add_argument("--text", default="", help="what users should know")
-    plan.add_argument(
-        "--start", required=True, metavar="TIME", help="like 2026-11-30T09:00, in your time zone"
-    )
+    add_start(plan)
     plan.add_argument("--end", required=True, metavar="TIME")
     plan.add_argument("--nodes", default="", help="with commas between them (default: all)")
     command("call-off", "call maintenance off, or end it now", _call_off, "name")

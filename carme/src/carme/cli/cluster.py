@@ -4,7 +4,8 @@ import argparse
 
 from carme.broker import BrokerClient
 from carme.cli import portal
-from carme.cli.output import add_json, age, listed, print_json, print_table
+from carme.cli.output import age, listed, print_json, print_table
+from carme.command_line import add_json
 from carme.errors import CarmeError
 from carme.jobs import Association, Cluster, minutes_text, usable
 

@@ -4,7 +4,8 @@ import argparse
 import asyncio
 import os
 
-from carme.cli.output import add_json, print_json
+from carme.cli.output import print_json
+from carme.command_line import add_json
 from carme.config import DEFAULT_PATH, load
 from carme.errors import ConfigError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from carme.command_line import add_partition, add_time, add_workers
 from carme.errors import InvalidRequest
 from carme.staging import Counts, Options, Problem, Progress, Result, copy, pack, parse_size, sync, verify
 from carme.staging.digests import ALGORITHMS
@@ -90,7 +91,7 @@ def _add_pack(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     command.add_argument("source", metavar="SRC")
     command.add_argument("image", metavar="IMAGE")
     _printing(command)
-    command.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: by cores)")
+    add_workers(command)
     command.add_argument(
         "--compression",
         choices=COMPRESSIONS,
@@ -105,8 +106,8 @@ def _nodes(parser: argparse.ArgumentParser) -> None:
     nodes = parser.add_argument_group("by several nodes of the cluster, which all have SRC and DST")
     nodes.add_argument("--nodes", type=int, metavar="N", help="share the work among so many, as jobs")
     nodes.add_argument("--dsync", action="store_true", help="have dsync of mpiFileUtils copy, which all have")
-    nodes.add_argument("--partition", help="partition of these jobs (default: the site's)")
-    nodes.add_argument("--time", help="how long they may run: 90 (minutes), 2h (default: the site's)")
+    add_partition(nodes, "partition of these jobs (default: the site's)")
+    add_time(nodes, "how long they may run")
 
 
 def _work(arguments: argparse.Namespace) -> int:
@@ -129,7 +130,7 @@ def _printing(parser: argparse.ArgumentParser) -> None:
 
 
 def _pace(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes (default: by cores)")
+    add_workers(parser)
     parser.add_argument("--bandwidth", metavar="SIZE", help="at most so much a second, for example 500M")
     parser.add_argument(
         "--operations", type=int, default=0, metavar="N", help="at most so many files and parts a second"

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from carme.broker import BrokerClient
-from carme.cli.output import add_json, moment, print_json, print_table, printed
+from carme.cli.output import moment, print_json, print_table, printed
+from carme.command_line import add_json
 from carme.config import load
 from carme.datasets import OWN, Dataset, Datasets, copies, readers, unpack
 from carme.errors import CarmeError, InvalidRequest

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from carme.api import ImageDetails
-from carme.cli.output import add_json, print_json, print_table, printed
+from carme.cli.output import print_json, print_table, printed
 from carme.cli.portal import client
+from carme.command_line import Options, add_json, add_title
 from carme.errors import NotFound
 
 FAILED = 1
@@ -38,9 +39,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     what.add_argument("--requirements", metavar="FILE", help="packages for pip, one in each line")
     what.add_argument("--definition", metavar="FILE", help="a definition of Apptainer")
     build.add_argument("--base", default="", help="the site's image that packages are added to")
-    build.add_argument("--title", default="", help="a title")
+    add_title(build)
     build.add_argument("--folder", default="", help="where it goes (default: your home)")
-    build.add_argument("--project", default="", metavar="NAME", help="whose members may use it")
+    _add_project(build)
     build.add_argument("--wait", action="store_true", help="show the log, and wait until it is built")
     build.set_defaults(run=_build)
     show = actions.add_parser("show", help="show an image with its packages")
@@ -51,7 +52,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )
     share.add_argument("name", metavar="NAME")
     whom = share.add_mutually_exclusive_group(required=True)
-    whom.add_argument("--project", default="", metavar="PROJECT", help="whose members may use it")
+    _add_project(whom)
     whom.add_argument("--nobody", action="store_true", help="nobody but you")
     share.add_argument("--folder", default="", help="where its file goes (default: where it is)")
     share.set_defaults(run=_share)
@@ -73,6 +74,10 @@ def _list(options: argparse.Namespace) -> int:
     rows += [[one.reference, one.state, one.title, ""] for one in own if one.state != "ready"]
     print_table(["IMAGE", "STATE", "TITLE", "DIGEST"], rows)
     return 0
+
+
+def _add_project(parser: Options) -> None:
+    parser.add_argument("--project", default="", metavar="PROJECT", help="whose members may use it")
 
 
 def _build(options: argparse.Namespace) -> int:

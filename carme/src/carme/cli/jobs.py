@@ -7,7 +7,8 @@ import time
 from carme.api import JobOut
 from carme.broker import BrokerClient
 from carme.cli import portal
-from carme.cli.output import add_json, listed, moment, plain, print_json, printed, short
+from carme.cli.output import listed, moment, plain, print_json, printed, short
+from carme.command_line import add_json
 from carme.jobs import Job, arrays, minutes_text, parse_minutes
 from carme.translation import translated
 

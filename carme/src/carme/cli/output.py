@@ -13,11 +13,6 @@ Item = TypeVar("Item")
 WIDEST = 48  # letters of a column
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option that every command has."""
-    parser.add_argument("--json", action="store_true", help="print JSON for programs")
-
-
 def print_json(value: Any) -> None:
     """A model, or whatever holds models, as JSON."""
     print(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False))

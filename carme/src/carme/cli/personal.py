@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from carme.cli.output import add_json, listed, moment, plain, print_json, print_table, printed
-from carme.cli.portal import add_image, add_share, add_size, client
+from carme.cli.output import listed, moment, plain, print_json, print_table, printed
+from carme.cli.portal import client
+from carme.command_line import add_image, add_json, add_share, add_size, add_time
 from carme.errors import NotFound
 from carme.jobs import parse_minutes
 from carme.translation import message as _
@@ -140,6 +141,7 @@ def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     save.add_argument("name", metavar="NAME")
     add_image(save, "image of the session", required=True)
     add_size(save)
+    add_time(save, required=True)
     add_share(save)
     save.set_defaults(run=_save)
     start = actions.add_parser("start", help="start a session from a preset")

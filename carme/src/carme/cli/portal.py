@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from carme.cli.output import add_json, listed, moment, printed
+from carme.cli.output import listed, moment, printed
+from carme.command_line import add_data, add_image, add_json, add_size, add_start, add_time, add_title
 from carme.config import DEFAULT_PATH
 from carme.errors import CarmeError, ConfigError, InvalidRequest
 from carme.jobs import parse_minutes
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from carme.api import BookingOut, JobOut
     from carme.client import Client
 
-__all__ = ["add", "add_share", "add_size", "cancel_job", "client", "is_remote", "read_time"]
+__all__ = ["add", "cancel_job", "client", "is_remote", "read_time"]
 
 
 def is_remote() -> bool:
@@ -79,10 +80,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     free = parts.add_parser("free", help="list the nearest times at which nodes are free")
     for one in (create, free):
         add_size(one, required=True)
-        one.add_argument(
-            "--start", required=True, metavar="TIME", help="like 2026-11-30T09:00, in your time zone"
-        )
-    create.add_argument("--title", default="", help="a title")
+        add_time(one, required=True)
+        add_start(one)
+    add_title(create)
     create.add_argument("--project", default="", metavar="NAME", help="the project that it is for")
     create.add_argument("--users", default="", help="who else may use it, with commas between them")
     create.set_defaults(run=_book)
@@ -110,47 +110,6 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 def _plan(parser: argparse.ArgumentParser) -> None:
     add_image(parser, "a session in this image starts by itself in its first minute")
     add_data(parser, "the booking")
-
-
-def add_image(parser: argparse.ArgumentParser, help: str, *, required: bool = False) -> None:
-    """The option for an image."""
-    parser.add_argument("--image", required=required, help=help)
-
-
-def add_data(parser: argparse.ArgumentParser, what: str) -> None:
-    """Options for data before it begins and results after it.
-
-    Args:
-        what: What begins: the job, the session, the booking.
-    """
-    parser.add_argument(
-        "--stage",
-        action="append",
-        default=[],
-        metavar="[TARGET:]WHAT",
-        help=f"copy a dataset, or a folder by its absolute path, before {what} begins: to 'local' (default), "
-        "'scratch', 'ram' or 'beeond'; it is in $CARME_DATA then; may be repeated",
-    )
-    parser.add_argument(
-        "--results",
-        metavar="FOLDER",
-        help="copy there what is left in $CARME_RESULTS, no matter how the job ends",
-    )
-
-
-def add_size(parser: argparse.ArgumentParser, required: bool = False) -> None:
-    """What something that is started needs."""
-    parser.add_argument("--gpus", type=int, default=0, required=required, help="GPUs on each node")
-    parser.add_argument("--gpu-type", required=required, help="type of the GPUs")
-    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    parser.add_argument("--partition", required=required, help="partition")
-    parser.add_argument("--time", required=True, help="how long: 90 (minutes), 2h, 1:30:00")
-
-
-def add_share(parser: argparse.ArgumentParser) -> None:
-    """What it needs of each node besides the share of the GPUs."""
-    parser.add_argument("--cpus", type=int, help="processors on each node (default: the share of the GPUs)")
-    parser.add_argument("--memory", type=int, metavar="MIB", help="memory on each node, in MiB")
 
 
 def _login(options: argparse.Namespace) -> int:

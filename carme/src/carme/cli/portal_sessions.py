@@ -6,8 +6,20 @@ import argparse
 from typing import TYPE_CHECKING
 
 from carme.cli import predictions
-from carme.cli.output import add_json, listed, moment, print_json, printed
-from carme.cli.portal import add_data, add_image, add_share, add_size, client
+from carme.cli.output import listed, moment, print_json, printed
+from carme.cli.portal import client
+from carme.command_line import (
+    add_account,
+    add_data,
+    add_image,
+    add_json,
+    add_qos,
+    add_reservation,
+    add_share,
+    add_size,
+    add_time,
+    add_title,
+)
 from carme.errors import InvalidRequest
 from carme.jobs import parse_minutes
 from carme.translation import message as _
@@ -24,11 +36,12 @@ def add(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     start = actions.add_parser("start", help="start a session")
     add_image(start, "image to run in", required=True)
     add_size(start)
+    add_time(start, required=True)
     add_share(start)
-    start.add_argument("--title", default="", help="a title")
-    start.add_argument("--reservation", metavar="NAME", help="booking to run in")
-    start.add_argument("--account", help="Slurm's account that pays; see 'carme accounts'")
-    start.add_argument("--qos", help="Slurm's quality of service (default: the account's)")
+    add_title(start)
+    add_reservation(start)
+    add_account(start, "account that pays (default: yours); see 'carme accounts'")
+    add_qos(start)
     add_data(start, "the session")
     predictions.add(start)
     start.add_argument("--wait", action="store_true", help="wait until it is ready")

@@ -4,6 +4,7 @@ import argparse
 
 from carme.broker import BrokerClient
 from carme.cli.output import plain, print_json
+from carme.command_line import add_json
 from carme.reports.text import as_html, as_text
 
 
@@ -14,7 +15,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("job", type=int, metavar="JOBID")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON for programs")
+    add_json(form)
     form.add_argument("--html", action="store_true", help="print one HTML page with plots")
     parser.set_defaults(run=_report)
 

@@ -9,8 +9,9 @@ from urllib.parse import quote
 
 from carme.broker import BrokerClient
 from carme.cli import portal_sessions, shell
-from carme.cli.output import add_json, length, listed, moment, plain, print_json, print_table, printed
+from carme.cli.output import length, listed, moment, plain, print_json, print_table, printed
 from carme.cli.portal import is_remote
+from carme.command_line import add_json
 from carme.config import load
 from carme.errors import InvalidRequest
 from carme.images import ImageCatalogue, app_path, is_own

@@ -9,8 +9,19 @@ from pathlib import Path
 from carme.broker import BrokerClient
 from carme.cli import portal, predictions
 from carme.cli.datasets import datasets
-from carme.cli.output import add_json, moment, print_json
+from carme.cli.output import moment, print_json
 from carme.cli.parsing import take_program
+from carme.command_line import (
+    add_account,
+    add_data,
+    add_image,
+    add_json,
+    add_qos,
+    add_reservation,
+    add_share,
+    add_size,
+    add_time,
+)
 from carme.config import load
 from carme.errors import CarmeError, InvalidRequest, SlurmError
 from carme.images.own import is_own
@@ -54,19 +65,17 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
         help="start the script, or the program after --, by carme-run --backend over the job's nodes; with "
         "the site's default image and the template's nodes and GPUs, unless you say otherwise",
     )
-    portal.add_image(parser, "image to run in (default: no image, on the host)")
-    parser.add_argument("--nodes", type=int, help="number of nodes (default: 1)")
-    parser.add_argument("--gpus", type=int, help="GPUs on each node (default: 0)")
-    parser.add_argument("--gpu-type", help="type of the GPUs")
-    portal.add_share(parser)
-    parser.add_argument("--time", help="how long it may run: 90 (minutes), 2h, 1:30:00 (default: the site's)")
-    parser.add_argument("--partition", help="partition (default: the site's)")
+    add_image(parser, "image to run in (default: no image, on the host)")
+    add_size(parser)
+    parser.set_defaults(nodes=None, gpus=None)  # not given: the script's own lines count
+    add_share(parser)
+    add_time(parser, "how long it may run")
     paying = parser.add_mutually_exclusive_group()
-    paying.add_argument("--account", help="account that pays (default: yours); see 'carme accounts'")
+    add_account(paying, "account that pays (default: yours); see 'carme accounts'")
     paying.add_argument("--project", metavar="NAME", help="project of yours that pays")
-    parser.add_argument("--qos", help="quality of service (default: the account's)")
-    parser.add_argument("--reservation", metavar="NAME", help="booking to run in (default: none)")
-    portal.add_data(parser, "the job")
+    add_qos(parser)
+    add_reservation(parser)
+    add_data(parser, "the job")
     parser.add_argument(
         "--array",
         metavar="TASKS",

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from carme.broker.client import BrokerClient
-from carme.cli.output import add_json, print_json
+from carme.cli.output import print_json
+from carme.command_line import add_account, add_certificate, add_image, add_json, add_partition
 from carme.config import load
 from carme.errors import CarmeError
 
@@ -21,24 +22,18 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--password-file", required=True, metavar="FILE", help="file with its password; - is standard input"
     )
     parser.add_argument("--url", help="the site's address (default: site.url of carme.toml)")
-    parser.add_argument(
-        "--certificate", metavar="PEM", help="certificate to trust, when no public authority signed it"
-    )
+    add_certificate(parser)
     parser.add_argument(
         "--stranger", metavar="NAME", help="a second account, which must not reach the first one's session"
     )
     parser.add_argument("--stranger-password-file", metavar="FILE", help="file with that account's password")
-    parser.add_argument("--image", help="image of the session (default: images.default of carme.toml)")
+    add_image(parser, "image of the session (default: images.default of carme.toml)")
     parser.add_argument("--nodes", type=int, help="nodes of the session (default: 2, or what there is)")
     parser.add_argument(
         "--gpus", type=int, metavar="N", help="GPUs on each node (default: 2, or what its nodes have)"
     )
-    parser.add_argument(
-        "--partition", help="partition of the session (default: the site's, else one that takes the user)"
-    )
-    parser.add_argument(
-        "--account", help="Slurm account that pays for it (default: the site's, else the user's own)"
-    )
+    add_partition(parser, "partition of the session (default: the site's, else one that takes the user)")
+    add_account(parser, "Slurm account that pays for it (default: the site's, else the user's own)")
     parser.add_argument(
         "--training", action="store_true", help="also train the example over all nodes and one rank"
     )

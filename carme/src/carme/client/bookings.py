@@ -8,21 +8,17 @@ from typing import Any
 
 from carme import api
 from carme.client.connection import Connection
+from carme.client.known import Known
 from carme.client.pages import items
 
 __all__ = ["Booking", "Bookings"]
 
 
-class Booking:
-    """A booking that I may use.
-
-    Args:
-        connection: To the portal.
-        known: What is known of it.
-    """
+class Booking(Known[api.BookingOut]):
+    """A booking that I may use."""
 
     def __init__(self, connection: Connection, known: api.BookingOut) -> None:
-        self._connection, self._known = connection, known
+        super().__init__(connection, known)
         self.name = known.name
 
     def __repr__(self) -> str:
@@ -74,10 +70,6 @@ class Booking:
     def decline(self) -> api.BookingOut:
         """Do not take over what was offered to me."""
         return self._is(self._connection.ask("POST", f"bookings/{self.name}/offer", {"accept": False}))
-
-    def _is(self, found: object) -> api.BookingOut:
-        self._known = api.BookingOut.model_validate(found)
-        return self._known
 
     def delete(self) -> None:
         """Give its nodes back."""

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from urllib.parse import quote
 
 from carme import api
 from carme.client.connection import Connection
 from carme.client.jobs import Job
+from carme.client.known import Known, wait_until
 from carme.errors import InvalidRequest
 from carme.translation import message as _
 
 __all__ = ["Image", "Images"]
 
-LOOK, CALM = 1.0, 10.0  # seconds between two looks at a build
 
-
-class Image:
+class Image(Known[api.ImageBuild]):
     """An own image of mine, or one that a project of mine shares."""
-
-    def __init__(self, connection: Connection, known: api.ImageBuild) -> None:
-        self._connection, self._known = connection, known
 
     def __repr__(self) -> str:
         return f"<Image {self.reference} {self._known.state}>"
@@ -34,8 +29,7 @@ class Image:
     def info(self) -> api.ImageBuild:
         """What is known of it now."""
         if self._known.state == "building":
-            found = self._connection.ask("GET", f"images/own/{self.reference}")
-            self._known = api.ImageBuild.model_validate(found)
+            self._is(self._connection.ask("GET", f"images/own/{self.reference}"))
         return self._known
 
     @property
@@ -49,12 +43,11 @@ class Image:
         Raises:
             TimeoutError: It is being built after `timeout` seconds.
         """
-        end, pause = time.monotonic() + (timeout or 0), LOOK
-        while self.info().state == "building":
-            if timeout is not None and time.monotonic() + pause > end:
-                raise TimeoutError(f"The image {self.reference} is still being built after {timeout:g} s.")
-            time.sleep(pause)
-            pause = min(CALM, pause * 1.2)
+        wait_until(
+            lambda: self.info().state != "building",
+            lambda: f"The image {self.reference} is still being built after {timeout:g} s.",
+            timeout,
+        )
         return self._known
 
     def share(self, project: str = "", *, folder: str = "") -> api.ImageBuild:
@@ -67,9 +60,7 @@ class Image:
             InvalidRequest: With the field, and what is expected.
         """
         requested = {"project": project, "folder": folder}
-        found = self._connection.ask("PUT", f"images/own/{self.reference}/share", requested)
-        self._known = api.ImageBuild.model_validate(found)
-        return self._known
+        return self._is(self._connection.ask("PUT", f"images/own/{self.reference}/share", requested))
 
     def delete(self) -> None:
         """Delete it with its file; a build is ended."""

@@ -25,6 +25,7 @@ import cloudpickle.cloudpickle
 from carme import api
 from carme.broker.protocol import JobFacts
 from carme.client.connection import Connection
+from carme.client.known import wait_until
 from carme.client.pages import items
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import JobState, arrays
@@ -47,7 +48,7 @@ _RUN = (
 INLINE_BYTES = 600_000  # of a function with its arguments, as text, that travel in the request itself
 MAXIMUM_BYTES = 256 << 20  # that travel beside it, into a private file of my home
 PART = 8 << 20
-LOOK, CALM = 1.0, 10.0  # seconds between two looks at a job
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0  # seconds between two requests for more of a log
 LAST_LINES = 20
 MOST_OF_THEM = 16_384  # bytes; a line may be endless
 LOG_BYTES = 1 << 20  # that are asked for at once
@@ -119,14 +120,11 @@ class Job:
         Raises:
             TimeoutError: It is not after `timeout` seconds.
         """
-        end, pause = time.monotonic() + (timeout or 0), LOOK
-        while not self.done():
-            if timeout is not None and time.monotonic() + pause > end:
-                raise TimeoutError(
-                    f"Job {self.name} is not over after {timeout:g} s; its state is {self.info().state}."
-                )
-            time.sleep(pause)
-            pause = min(CALM, pause * 1.2)
+        wait_until(
+            self.done,
+            lambda: f"Job {self.name} is not over after {timeout:g} s; its state is {self.info().state}.",
+            timeout,
+        )
         return self.info()
 
     def logs(self, follow: bool = False, tail: int | None = None) -> Iterator[str]:
@@ -207,19 +205,19 @@ class Job:
         return api.LogOut.model_validate(self._ask("GET", f"jobs/{self.id}/{what}", **options))
 
     def _text(self, what: str, follow: bool, tail: int | None = None, offset: int = 0) -> Iterator[str]:
-        pause = LOOK
+        pause = FIRST_PAUSE
         while True:
             part = self._part(what, offset=offset, limit=LOG_BYTES, tail=tail)
             tail, offset = None, part.offset
             if part.text:
-                pause = LOOK
+                pause = FIRST_PAUSE
                 yield part.text
                 if not (part.over and offset >= part.size):
                     continue
             if part.over or not follow:
                 return
             time.sleep(pause)
-            pause = min(CALM, pause * 1.5)
+            pause = min(LONGEST_PAUSE, pause * 1.5)
 
 
 class Array(list[Job]):
@@ -288,7 +286,7 @@ class Array(list[Job]):
     def done(self) -> bool:
         """Whether all of them are over."""
         self.infos()
-        return all(job._known is not None and not job._known.active for job in self)
+        return not self._active()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all of them are over.
@@ -296,13 +294,14 @@ class Array(list[Job]):
         Raises:
             TimeoutError: They are not after `timeout` seconds.
         """
-        end, pause = time.monotonic() + (timeout or 0), LOOK
-        while not self.done():
-            if timeout is not None and time.monotonic() + pause > end:
-                active = sum(job._known is None or job._known.active for job in self)
-                raise TimeoutError(f"{active} tasks of array {self.id} are not over after {timeout:g} s.")
-            time.sleep(pause)
-            pause = min(CALM, pause * 1.2)
+        wait_until(
+            self.done,
+            lambda: f"{self._active()} tasks of array {self.id} are not over after {timeout:g} s.",
+            timeout,
+        )
+
+    def _active(self) -> int:
+        return sum(job._known is None or job._known.active for job in self)
 
     def results(self, timeout: float | None = None) -> list[Any]:
         """Their results. Waits for all; raises what `Job.result` raises, for the first that failed."""

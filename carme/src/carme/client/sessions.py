@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from carme import api
 from carme.client.connection import Connection
+from carme.client.known import Known, wait_until
 from carme.client.pages import items
 from carme.errors import CarmeError
 from carme.scaling import Prediction
@@ -15,19 +15,14 @@ from carme.translation import joined, message
 
 __all__ = ["Session", "Sessions"]
 
-LOOK, CALM = 0.5, 5.0  # seconds between two looks at a session
+PAUSES = 0.5, 5.0  # seconds between two requests about a session: the first ones, and the longest
 
 
-class Session:
-    """A session of mine.
-
-    Args:
-        connection: To the portal.
-        known: What is known of it.
-    """
+class Session(Known[api.SessionOut]):
+    """A session of mine."""
 
     def __init__(self, connection: Connection, known: api.SessionOut) -> None:
-        self._connection, self._known = connection, known
+        super().__init__(connection, known)
         self.name = known.name
 
     def __repr__(self) -> str:
@@ -36,7 +31,7 @@ class Session:
     def info(self) -> api.SessionOut:
         """How it stands now."""
         if self._known.state is not SessionState.ENDED:
-            self._known = api.SessionOut.model_validate(self._connection.ask("GET", f"sessions/{self.name}"))
+            self._is(self._connection.ask("GET", f"sessions/{self.name}"))
         return self._known
 
     @property
@@ -51,16 +46,21 @@ class Session:
             CarmeError: It ended instead; the error says why.
             TimeoutError: It is not ready after `timeout` seconds.
         """
-        end, pause = time.monotonic() + (timeout or 0), LOOK
-        while (info := self.info()).state is not SessionState.READY:
-            if info.state is SessionState.ENDED:
-                why = joined([f"{info.label}.", info.explanation])  # in this reader's language
-                raise CarmeError(message("The session {name} ended: {why}", name=self.name, why=why))
-            if timeout is not None and time.monotonic() + pause > end:
-                raise TimeoutError(f"The session {self.name} is not ready after {timeout:g} s: {info.label}.")
-            time.sleep(pause)
-            pause = min(CALM, pause * 1.2)
-        return info
+        wait_until(
+            self._is_ready,
+            lambda: f"The session {self.name} is not ready after {timeout:g} s: {self._known.label}.",
+            timeout,
+            *PAUSES,
+        )
+        return self._known
+
+    def _is_ready(self) -> bool:
+        """Raises CarmeError: It has ended."""
+        info = self.info()
+        if info.state is SessionState.ENDED:
+            why = joined([f"{info.label}.", info.explanation])  # in this reader's language
+            raise CarmeError(message("The session {name} ended: {why}", name=self.name, why=why))
+        return info.state is SessionState.READY
 
     def extend(self, minutes: int) -> api.Extended:
         """Give it more time; when it ends now."""
@@ -69,8 +69,7 @@ class Session:
 
     def stop(self) -> None:
         """End it."""
-        found = self._connection.ask("DELETE", f"sessions/{self.name}")
-        self._known = api.SessionOut.model_validate(found)
+        self._is(self._connection.ask("DELETE", f"sessions/{self.name}"))
 
 
 class Sessions:

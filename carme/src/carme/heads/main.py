@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from carme import __version__
+from carme.command_line import add_config, add_json, run_command
 from carme.config import DEFAULT_PATH, Settings, load
 from carme.errors import CarmeError
 from carme.heads import address, holding, promotion, state
@@ -34,13 +35,7 @@ OLD = 120
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage, 3: another head is active."""
     options = _parser().parse_args(arguments)
-    try:
-        return options.run(options)
-    except CarmeError as error:
-        print(f"carme-head: {error}", file=sys.stderr)
-    except OSError as error:
-        print(f"carme-head: {error.filename}: {error.strerror}.", file=sys.stderr)
-    return 1
+    return run_command("carme-head", lambda: options.run(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,10 +46,10 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"carme-head {__version__}")
-    parser.add_argument("--config", type=Path, default=DEFAULT_PATH, help=f"default: {DEFAULT_PATH}")
+    add_config(parser, DEFAULT_PATH)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     status = commands.add_parser("status", help="which head is active, and how this one stands")
-    status.add_argument("--json", action="store_true", help="for programs")
+    add_json(status)
     status.set_defaults(run=_status)
     up = commands.add_parser("promote", help="make this head the active one")
     up.add_argument("--force", action="store_true", help="although the other one renews its lease")

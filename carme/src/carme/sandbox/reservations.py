@@ -1,11 +1,12 @@
 """The sandbox's reservations: nodes for some users, from one moment to another."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Unpack
 
 from carme.bookings.models import Hold, Window
 from carme.jobs import Cluster, Job, Reservation
+from carme.slurm.gateway import ReservationChanges
 from carme.slurm.refusals import refusal
 
 __all__ = ["Reservations"]
@@ -78,24 +79,17 @@ class Reservations:
         span = self._span(window.start, window.end)
         await self._reserve(_Reserved(window.name, *span, tuple(window.node_names), maintenance=True))
 
-    async def change_reservation(
-        self,
-        name: str,
-        *,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        node_names: Iterable[str] = (),
-        users: Iterable[str] = (),
-    ) -> None:
+    async def change_reservation(self, name: str, **changes: Unpack[ReservationChanges]) -> None:
         there = self._found(name)
+        start = changes.get("start")
         if start is not None and there.start <= datetime.now(UTC):
             raise refusal("scontrol", "Reservation already started")
         changed = replace(
             there,
             start=start or there.start,
-            end=end or there.end,
-            node_names=tuple(node_names) or there.node_names,
-            users=tuple(users) or there.users,
+            end=changes.get("end") or there.end,
+            node_names=tuple(changes.get("node_names", ())) or there.node_names,
+            users=tuple(changes.get("users", ())) or there.users,
         )
         await self._reserve(changed)
 

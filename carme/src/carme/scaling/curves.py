@@ -12,11 +12,9 @@ from carme.errors import InvalidRequest
 from carme.scaling.predictions import (
     MOST_FILE,
     MOST_STEPS,
-    Efficiency,
     Line,
-    Milliseconds,
+    PredictedStep,
     Prediction,
-    Speedup,
 )
 from carme.translation import message as _
 from carme.translation import noop
@@ -39,26 +37,15 @@ class _Read(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Row(_Read):
+class Row(_Read, PredictedStep):
     """Strong scaling on some nodes, with so many ranks on each.
 
     Attributes:
-        step_ms: The expected time of a step, in milliseconds; eight runs of ten are between `low_ms` and
-            `high_ms`.
-        speedup: Times as fast as one rank.
-        efficiency: Of the ideal speed-up; 1 is all of it.
-        limit: What binds.
         extrapolated: Whether it is beyond what was measured.
     """
 
     nodes: int = Field(ge=1, le=100_000)
     ranks_per_node: int = Field(ge=1, le=1024)
-    step_ms: Milliseconds
-    low_ms: Milliseconds
-    high_ms: Milliseconds
-    speedup: Speedup
-    efficiency: Efficiency
-    limit: Line = Field(default="", max_length=100)
     extrapolated: bool = False
 
     @property

@@ -15,6 +15,7 @@ __all__ = [
     "Efficiency",
     "Line",
     "Milliseconds",
+    "PredictedStep",
     "Prediction",
     "Speedup",
     "check_efficiency",
@@ -35,17 +36,34 @@ Speedup = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
 Efficiency = Annotated[float, Field(gt=0, lt=1e3, allow_inf_nan=False)]
 
 
-class Prediction(BaseModel):
-    """What a probe's result says of the nodes and GPUs that a job asks for.
+class PredictedStep(BaseModel):
+    """The expected time of a training step on some ranks.
+
+    Attributes:
+        step_ms: In milliseconds; eight runs of ten are between `low_ms` and `high_ms`.
+        speedup: Times as fast as one rank.
+        efficiency: Of the ideal speed-up; 1 is all of it.
+        limit: What binds.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    step_ms: Milliseconds
+    low_ms: Milliseconds
+    high_ms: Milliseconds
+    speedup: Speedup
+    efficiency: Efficiency
+    limit: Line = Field(default="", max_length=100)
+
+
+class Prediction(PredictedStep):
+    """What a probe's result says of the nodes and GPUs that a job requests.
 
     Attributes:
         file: Where the result lies.
         model, device: What was measured, and on what.
         ranks: Of the job: its GPUs, or its nodes if those have none.
-        steps: Of the whole training; None: its owner did not say.
-        step_ms, low_ms, high_ms: The expected time of a step, and its 80 % interval.
-        speedup, efficiency: Over one rank, and of the ideal.
-        limit: What binds.
+        steps: Of the whole training; None: its owner named none.
         reason: Why so many are asked for, in the owner's words.
     """
 
@@ -56,12 +74,6 @@ class Prediction(BaseModel):
     device: Line = Field(default="", max_length=200)
     ranks: int = Field(ge=1, le=10**8)
     steps: int | None = Field(default=None, ge=1, le=MOST_STEPS)
-    step_ms: Milliseconds
-    low_ms: Milliseconds
-    high_ms: Milliseconds
-    speedup: Speedup
-    efficiency: Efficiency
-    limit: Line = Field(default="", max_length=100)
     reason: Line = Field(default="", max_length=MOST_REASON)
 
     @property

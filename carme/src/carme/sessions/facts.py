@@ -231,6 +231,7 @@ def session_of(facts: Facts, silent: Collection[str] = (), estimate: QueueEstima
         state=state,
         sentence=sentence,
         ending=ending,
+        log_pending=ending in (Ending.DIED, Ending.DIED_AT_START) and facts.log is None,
         estimate=estimate if state is SessionState.QUEUED else None,
         node_list=job.node_list,
         partition=job.partition,

@@ -92,6 +92,7 @@ class Session(WithMessages):
         sentence: What holds it up, how it ended, or why it is lost: one sentence with the next step. Empty
             when there is nothing to say.
         ending: Why it is over; None until then.
+        log_pending: It failed, and the broker still reads the end of its log; then `sentence` has it.
         estimate: While it is queued.
         marks: The timeline, in order.
         ends: When its time limit ends it, once it runs.
@@ -107,6 +108,7 @@ class Session(WithMessages):
     state: SessionState
     sentence: Sentence = ""
     ending: Ending | None = None
+    log_pending: bool = False
     estimate: QueueEstimate | None = None
     node_list: str = ""
     partition: str = ""

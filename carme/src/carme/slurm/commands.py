@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Unpack
 
 from carme.bookings.models import Hold, Window
 from carme.errors import CarmeError, SlurmError
@@ -32,7 +33,7 @@ from carme.projects.models import ORGANISATION, ProjectAccount
 from carme.slurm import parsing
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import job_folder, log_name, start_in_folder
-from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome
+from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome, ReservationChanges
 from carme.slurm.known import KnownJobs
 from carme.slurm.label import Label
 from carme.slurm.programs import Finished, run
@@ -157,24 +158,17 @@ class SlurmCommands:
             *[f"Nodes={','.join(window.node_names)}", "Users=root", "Flags=MAINT,IGNORE_JOBS"],
         )
 
-    async def change_reservation(
-        self,
-        name: str,
-        *,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        node_names: Iterable[str] = (),
-        users: Iterable[str] = (),
-    ) -> None:
-        changes = {
+    async def change_reservation(self, name: str, **changes: Unpack[ReservationChanges]) -> None:
+        start, end = changes.get("start"), changes.get("end")
+        values = {
             "StartTime": start and _moment(start),
             "EndTime": end and _moment(end),
-            "Nodes": ",".join(node_names),
-            "Users": ",".join(users),
+            "Nodes": ",".join(changes.get("node_names", ())),
+            "Users": ",".join(changes.get("users", ())),
         }
         await _ask(
             *["scontrol", "update", f"ReservationName={name}"],
-            *[f"{key}={value}" for key, value in changes.items() if value],
+            *[f"{key}={value}" for key, value in values.items() if value],
         )
 
     async def delete_reservation(self, name: str) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypedDict, Unpack
 
 from carme.bookings.models import Hold, Window
 from carme.jobs import (
@@ -96,6 +96,15 @@ class Outcome(NamedTuple):
     failed_node: str = ""
 
 
+class ReservationChanges(TypedDict, total=False):
+    """What changes of a reservation; None or an empty list: that stays as it is."""
+
+    start: datetime | None
+    end: datetime | None
+    node_names: Iterable[str]
+    users: Iterable[str]
+
+
 class Slurm(Protocol):
     """One Slurm cluster. Every method raises SlurmError, in plain words, when Slurm refuses or is away."""
 
@@ -146,15 +155,7 @@ class Slurm(Protocol):
         """Keep nodes for the operators, over whatever runs or is reserved there (flag MAINT)."""
         ...
 
-    async def change_reservation(
-        self,
-        name: str,
-        *,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        node_names: Iterable[str] = (),
-        users: Iterable[str] = (),
-    ) -> None:
+    async def change_reservation(self, name: str, **changes: Unpack[ReservationChanges]) -> None:
         """Change what is given of a reservation. Slurm refuses another start of one that has begun."""
         ...
 

@@ -3,8 +3,8 @@
 import argparse
 import pwd
 import sys
-from pathlib import Path
 
+from carme.command_line import add_config
 from carme.config import load
 from carme.errors import CarmeError
 from carme.storage.space import limit
@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Give a user the quotas of carme.toml where there are none yet. Run it as root.",
     )
     parser.add_argument("name", metavar="NAME", help="the Unix account's")
-    parser.add_argument("--config", type=Path, help="default: /etc/carme/carme.toml")
+    add_config(parser)
     options = parser.parse_args(arguments)
     try:
         uid, quotas = pwd.getpwnam(options.name).pw_uid, load(options.config).quotas

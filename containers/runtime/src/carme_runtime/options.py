@@ -1,4 +1,4 @@
-"""The options of `carme compare` and `carme scale`, each in one list.
+"""The options of `carme compare` and `carme scale`, each in one list, and what all commands have.
 
 Carme's own command line adds them to its parser, for which it must not import what these commands need.
 """
@@ -6,10 +6,15 @@ Carme's own command line adds them to its parser, for which it must not import w
 import argparse
 from pathlib import Path
 
-__all__ = ["USUAL_NETWORKS", "add_compare_options", "add_scale_options"]
+__all__ = ["USUAL_NETWORKS", "add_compare_options", "add_json", "add_scale_options"]
 
 #: What `carme compare` trains where nobody chooses; see `carme_runtime.compare.networks`.
 USUAL_NETWORKS = ("mlp", "alexnet", "resnet20", "transformer")
+
+
+def add_json(made: argparse.ArgumentParser) -> None:
+    """Add `--json`."""
+    made.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def add_compare_options(made: argparse.ArgumentParser) -> None:
@@ -59,7 +64,7 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         metavar=("BEFORE.json", "AFTER.json"),
         help="show how two results differ; measure nothing",
     )
-    made.add_argument("--json", action="store_true", help="print the result as JSON for programs")
+    add_json(made)
 
 
 def _add_trust_options(made: argparse.ArgumentParser) -> None:
@@ -98,7 +103,7 @@ def _add_work_options(made: argparse.ArgumentParser) -> None:
 def add_scale_options(made: argparse.ArgumentParser) -> None:
     """Add those of `carme scale` to a parser."""
     made.add_argument("result", type=Path, metavar="RESULT.json", help="what the probe wrote")
-    made.add_argument("--json", action="store_true", help="print JSON for programs")
+    add_json(made)
     made.add_argument("--svg", type=Path, metavar="FILE", help="also draw the curve into this file")
     made.add_argument("--network", metavar="TEXT", help='links between nodes, such as "100 Gbit/s, 2 us"')
     made.add_argument(

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.options import add_json
 
 __all__ = ["add_subcommand", "exit_code"]
 
 
 def add_subcommand(commands: Any, name: str, run: Callable[[argparse.Namespace], Any], summary: str) -> Any:
-    """Add a subcommand to what `add_subparsers` returned; its parser, whose options hold `run`."""
+    """Add a subcommand with `--json` to the result of `add_subparsers`; its parser, whose options hold `run`."""
     command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     command.set_defaults(run=run)
+    add_json(command)
     return command
 
 

@@ -4,7 +4,7 @@ import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
 from carme.bookings.models import Hold, Window
@@ -14,7 +14,7 @@ from carme.jobs.access import Association
 from carme.slurm.account import UnixAccount
 from carme.slurm.commands import SlurmCommands, job_script, order_of
 from carme.slurm.folder import job_folder, start_in_folder
-from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome
+from carme.slurm.gateway import MANY_JOBS, ExitStatus, Order, Outcome, ReservationChanges
 from carme.slurm.programs import run
 from carme.slurm.refusals import refusal
 from carme.slurm.rest import accounting, orders, records
@@ -243,21 +243,12 @@ class SlurmRest(SlurmCommands):
             return await super().make_maintenance(window)
         await self._make_reservation(orders.maintenance(window))
 
-    async def change_reservation(
-        self,
-        name: str,
-        *,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        node_names: Iterable[str] = (),
-        users: Iterable[str] = (),
-    ) -> None:
-        values = {"start": start, "end": end, "node_names": node_names, "users": users}
+    async def change_reservation(self, name: str, **changes: Unpack[ReservationChanges]) -> None:
         if not await self._can_reserve():
-            return await super().change_reservation(name, **values)
+            return await super().change_reservation(name, **changes)
         if name not in await self._reservation_names():  # then slurmrestd would make it
             raise refusal(PROGRAM, "Requested reservation is invalid")
-        await self._change("reservation", orders.changed_reservation(name, **values))
+        await self._change("reservation", orders.changed_reservation(name, **changes))
 
     async def delete_reservation(self, name: str) -> None:
         if not await self._can_reserve():

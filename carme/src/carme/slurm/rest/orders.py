@@ -1,14 +1,13 @@
 """An order as slurmrestd takes it. Pure functions."""
 
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from carme.bookings.models import Hold, Window
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import log_name
-from carme.slurm.gateway import Order
+from carme.slurm.gateway import Order, ReservationChanges
 from carme.slurm.label import Label
 
 
@@ -87,17 +86,11 @@ def maintenance(window: Window) -> dict[str, Any]:
     }
 
 
-def changed_reservation(
-    name: str,
-    *,
-    start: datetime | None = None,
-    end: datetime | None = None,
-    node_names: Iterable[str] = (),
-    users: Iterable[str] = (),
-) -> dict[str, Any]:
+def changed_reservation(name: str, **changes: Unpack[ReservationChanges]) -> dict[str, Any]:
     """The body that changes what is given of a reservation."""
-    lists = {"node_list": list(node_names), "users": list(users)}
-    return {**_period(name, start, end), **{key: names for key, names in lists.items() if names}}
+    lists = {"node_list": list(changes.get("node_names", ())), "users": list(changes.get("users", ()))}
+    period = _period(name, changes.get("start"), changes.get("end"))
+    return {**period, **{key: names for key, names in lists.items() if names}}
 
 
 def _period(name: str, start: datetime | None, end: datetime | None) -> dict[str, Any]:

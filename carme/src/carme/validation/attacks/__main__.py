@@ -7,6 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from carme.command_line import add_account, add_certificate, add_image, add_partition
 from carme.config import load
 from carme.errors import CarmeError
 from carme.validation.attacks import ATTACKS, Fixture, markdown, verdict
@@ -21,13 +22,11 @@ def main() -> int:
     )
     parser.add_argument("--victim", required=True, metavar="NAME", help="account that is attacked")
     parser.add_argument("--attacker", required=True, metavar="NAME", help="account that attacks")
-    parser.add_argument(
-        "--certificate", metavar="PEM", help="certificate to trust, when no public authority signed it"
-    )
-    parser.add_argument("--image", help="image of both sessions (default: the site's default image)")
+    add_certificate(parser)
+    add_image(parser, "image of both sessions (default: the site's default image)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="GPUs of each session (default: 1)")
-    parser.add_argument("--partition", default="", help="partition of both sessions (default: the site's)")
-    parser.add_argument("--account", default="", help="Slurm account that pays (default: each user's own)")
+    add_partition(parser, "partition of both sessions (default: the site's)")
+    add_account(parser, "Slurm account that pays (default: each user's own)")
     parser.add_argument("--only", default="", metavar="TEXT", help="only attacks with this in their name")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the report as a page")
     parser.add_argument("--report", type=Path, metavar="FILE", help="also write the report for programs")
@@ -43,7 +42,7 @@ def main() -> int:
             (options.attacker, passwords[1]),
             options.image or load().images.default,
             options.gpus,
-            {"partition": options.partition, "account": options.account},
+            {"partition": options.partition or "", "account": options.account or ""},
         )
         wanted = [attack for attack in ATTACKS if options.only in f"{attack.area}: {attack.name}"]
         with fixture:

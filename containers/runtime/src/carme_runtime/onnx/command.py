@@ -79,7 +79,6 @@ def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--tasks", type=_count, metavar="T", help="cut the model into so many (default: what is quickest)"
     )
-    command.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
 def _workers(options: argparse.Namespace) -> str:

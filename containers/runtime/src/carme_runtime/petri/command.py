@@ -35,9 +35,7 @@ def parser(program: str = "carme net") -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
-        command = add_subcommand(commands, name, run, words)
-        command.add_argument("--json", action="store_true", help="print JSON for programs")
-        return command
+        return add_subcommand(commands, name, run, words)
 
     run = add("run", _run, "run the net that a script defines")
     run.add_argument("script", type=Path, metavar="SCRIPT.py", help="a Python file that makes a Net")
