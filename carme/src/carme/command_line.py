@@ -49,12 +49,9 @@ def run_command(program: str, command: Callable[[], int]) -> int:
 
 def add_config(parser: Options, default: Path | None = None) -> None:
     """`--config`, for programs of services; `default`: for those that need the file's path itself."""
+    usual = default or "$CARME_CONFIG, else /etc/carme/carme.toml"
     parser.add_argument(
-        "--config",
-        type=Path,
-        default=default,
-        metavar="FILE",
-        help="the site's configuration (default: /etc/carme/carme.toml)",
+        "--config", type=Path, default=default, metavar="FILE", help=f"site configuration (default: {usual})"
     )
 
 

@@ -19,6 +19,7 @@ from jupyterhub.utils import url_escape_path, url_path_join
 from tornado.web import RequestHandler
 
 from carme.backup.moving import check_move
+from carme.command_line import add_config
 from carme.config import Settings, load
 from carme.errors import CarmeError
 from carme_spawner.certificates import exclusively, renew, signer
@@ -205,7 +206,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="carme-hub", description="JupyterHub with the site's configuration."
     )
-    parser.add_argument("--config", metavar="FILE", help="default: $CARME_CONFIG, else /etc/carme/carme.toml")
+    add_config(parser)
     parser.add_argument(
         "--certificates", action="store_true", help="only make or renew the certificates of hub and proxy"
     )

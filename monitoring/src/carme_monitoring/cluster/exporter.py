@@ -6,6 +6,7 @@ import sys
 from prometheus_client import disable_created_metrics
 
 from carme.broker import BrokerClient
+from carme.command_line import add_config
 from carme.config import load
 from carme.errors import CarmeError
 from carme_monitoring.cluster.collector import ClusterCollector
@@ -24,9 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Serve the metrics of the whole site to Prometheus: queues, nodes, users, services.",
     )
     add_options(parser, "127.0.0.1:9751")
-    parser.add_argument(
-        "--config", metavar="FILE", help="site configuration (default: /etc/carme/carme.toml)"
-    )
+    add_config(parser)
     options = parser.parse_args(arguments)
     try:
         settings = load(options.config)
