@@ -161,7 +161,7 @@ class Machine:
         return message[0]
 
     def scrape(self) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-        """What the exporter tells, by name and labels."""
+        """What the exporter reports, by name and labels."""
         answer = httpx.get(self._url, verify=self._context, timeout=60, trust_env=False)
         assert answer.status_code == 200, answer.text
         return {
@@ -178,7 +178,7 @@ class Machine:
             return False
 
     def values(self, job_id: int) -> dict[str, float]:
-        """What the exporter tells of a job: `NAME` or, of what has more labels, `NAME LABEL ...`."""
+        """What the exporter reports of a job: `NAME` or, where there are more labels, `NAME LABEL ...`."""
         found = {}
         for (name, labels), value in self.scrape().items():
             rest = dict(labels)

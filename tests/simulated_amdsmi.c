@@ -4,7 +4,7 @@
  *
  *   gpu uuid=amd-0 render=128 kfd=1000 util=50 used=1024 total=4096 power=300 energy=5000 temp=60
  *
- * Sizes in MiB, power in W, energy in J, shares in per cent. `lost=1`: it does not answer any more. `old=1`: it tells a
+ * Sizes in MiB, power in W, energy in J, shares in per cent. `lost=1`: it does not answer any more. `old=1`: it reports a
  * mean of its power and has no counter of energy. `hang=500`: milliseconds that each question takes. A line `fail=34`
  * makes initialisation fail with that error, a line `version=24` is the library's. Two GPUs share a socket, which has a
  * processor besides. Layouts: AMD SMI C API reference, version 26.

@@ -65,7 +65,7 @@ static int plain(int count, char **words, struct request *request)
     return request->target != NULL;
 }
 
-/* Whether a path is that folder, or below it under whatever name; also if that cannot be said. */
+/* Whether a path is that folder, or below it under whatever name; also if that is not known. */
 static int within(const char *path, const struct stat *top)
 {
     char here[PATH_MAX];

@@ -109,7 +109,7 @@ struct wanted {
     int file;
 };
 
-/* Have files read into the page cache, all at once: they are mapped side by side, and of one wish for all of that
+/* Have files read into the page cache, all at once: they are mapped side by side, and of one request for all of that
    the kernel makes few large requests where they also lie side by side on the device. Closes them. */
 static void fetch(struct wanted *wanted, int count, size_t size)
 {
@@ -124,7 +124,7 @@ static void fetch(struct wanted *wanted, int count, size_t size)
     }
     if (room == MAP_FAILED)
         return;
-    /* Only a wish. */
+    /* Only a hint. */
     (void)madvise(room, (size_t)(end - room), MADV_WILLNEED);
     munmap(room, size);
 }

@@ -72,7 +72,7 @@ static int limited(int threads) { return threads < 1 ? 1 : threads < THREADS ? t
 /* How many bytes of memory carme_transfer wants for so many threads. */
 int64_t carme_room(int threads) { return (int64_t)limited(threads) * 2 * CHUNK; }
 
-/* Have a file's blocks kept for it. Only a wish: where it cannot be, they come with its contents. */
+/* Have a file's blocks kept for it. Only a hint: where it cannot be, they come with its contents. */
 void carme_reserve(int file, int64_t size)
 {
     if (fallocate(file, 0, 0, size))
@@ -115,14 +115,14 @@ int carme_transfer(int one, int other, int64_t start, int64_t end, int compare, 
         outcome = range.outcome;
         if (fcntl(other, F_SETFL, flags) || (past && fcntl(one, F_SETFL, reading)))
             outcome = outcome == DONE ? errno : outcome;
-        /* Some file systems accept the wish and then want other places than these. */
+        /* Some file systems accept the hint and then want other places than these. */
         if (outcome == EINVAL)
             outcome = DONE, rest = start;
     }
     if (outcome == DONE)
         outcome = copy_range(one, other, rest, end, BLOCK, compare, hash, room, room + BLOCK);
     if (outcome == DONE && way != WAY_PLAIN && rest < end)
-        /* Only a wish, too. Not all file systems know it. */
+        /* Only a hint, too. Not all file systems know it. */
         (void)syscall(SYS_sync_file_range, other, rest, end - rest, SYNC_FILE_RANGE_WRITE);
     return outcome;
 }

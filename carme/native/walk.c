@@ -122,7 +122,7 @@ static size_t hash_of(const char *name)
     return (size_t)(hash ^ hash >> 32);
 }
 
-/* Whether the destination's folder has names that are not among the entries; -1: it cannot be said. */
+/* Whether the destination's folder has names that are not among the entries; -1: not known. */
 static int has_surplus(struct look *look, int target)
 {
     const int64_t step = 512;

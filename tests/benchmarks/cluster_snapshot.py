@@ -4,7 +4,7 @@ The real way but for the socket: the broker makes its answer, the exporter reads
 Times are the process's own processor time, so that what else the machine does is not counted.
 Prints a JSON line for each part; `--nodes` and `--jobs` change the size.
 
-With `--slurm PYTHON` also what a look at the jobs and nodes of this host's Slurm takes, through its
+With `--slurm PYTHON` also what a poll of the jobs and nodes of this host's Slurm takes, through its
 commands and through the pyslurm of that Python, by turns: `median_ms` until the answer is there, `cpu_ms` of
 ours and of our children for each look, in the mean, with the start of the child that has pyslurm.
 """
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 async def looks(python: str) -> list[dict[str, Any]]:
-    """One look at the queue and the nodes of this host's Slurm, through both adapters by turns."""
+    """One poll of the queue and the nodes of this host's Slurm, through both adapters by turns."""
     commands, library = SlurmCommands(), SlurmLibrary(interpreter=python)
     jobs = len(await library.queue())
     took: dict[str, list[float]] = {"slurm_commands": [], "slurm_pyslurm": []}

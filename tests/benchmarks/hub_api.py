@@ -56,7 +56,7 @@ class HubApi:
         begin = time.perf_counter()
         if self.request(user, server, options):
             return time.perf_counter() - begin
-        # The stream tells at once; asking again and again would add half of its interval.
+        # The stream reports at once; polling would add half of its interval.
         with self._http.stream("GET", f"users/{user}/servers/{server}/progress") as stream:
             for line in stream.iter_lines():
                 event = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 _WIDTH, _LEFT, _LANE, _HEAD, _GAP = 900, 90, 12, 34, 8
-#: Micro-batches that follow each other differ in colour; lightness tells rounds of colours apart.
+#: Micro-batches that follow each other differ in colour; lightness distinguishes rounds of colours.
 _HUES = 8
 
 

@@ -9,7 +9,7 @@ would print at that size, from files; what slurmctld and Slurm's programs would 
 measured. A tenth of the jobs runs, and the jobs are those of a site on which most work is not Carme's: one in
 a hundred is a session. Twice a second one of the waiting jobs begins, as on a site at work.
 
-Rows, each at the small size with the large one beside it: `snapshot_s`, until the first look is over;
+Rows, each at the small size with the large one beside it: `snapshot_s`, until the first poll is over;
 `broker_cpu_percent` of one core, without the programs; `broker_memory_mb`, the most that was resident;
 `change_seen_s`, the slowest of some changes until a client that waits for events knows of them.
 `portal_p95_ms` and `calendar_p95_ms` come from the portal's benchmark (`./test bench portal`) at these sizes,
@@ -211,7 +211,7 @@ async def _work(site: Site, stop: asyncio.Event) -> None:
 async def _seen(site: Site, client: AsyncBrokerClient) -> float:
     """Seconds until a client knows that a job has begun."""
     cursor = (await client.events()).cursor
-    await asyncio.sleep(random.uniform(0, 2))  # at any moment between two looks
+    await asyncio.sleep(random.uniform(0, 2))  # at any moment between two polls
     number = await asyncio.to_thread(site.begin)
     begun = time.monotonic()
     while time.monotonic() < begun + 120:

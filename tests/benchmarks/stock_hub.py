@@ -47,7 +47,7 @@ c.JupyterHub.load_roles = [
 c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
 c.SlurmSpawner.exec_prefix = "runuser -u {{username}} --"
 c.SlurmSpawner.req_prologue = "unset SLURM_EXPORT_ENV"
-# Else each server leaves a log in its user's home, and a job that nobody can tell from another hub's.
+# Else each server leaves a log in its user's home, and a job that nobody can distinguish from another hub's.
 c.SlurmSpawner.req_options = "--no-requeue --job-name={unit} --output=/dev/null"
 c.SlurmSpawner.req_nprocs = "1"
 c.SlurmSpawner.req_memory = "2048"

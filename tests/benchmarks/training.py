@@ -56,7 +56,7 @@ QUICK = ("mlp", "keras_mlp")
 RATES = (10.0, 1.0)  # Gbit/s of the link between two nodes
 WARM_UP = 2  # steps
 COMMUNICATE_MS = (
-    1000.0  # so long at least: the kernel tells how long a core was idle in hundredths of a second
+    1000.0  # so long at least: the kernel counts how long a core was idle in hundredths of a second
 )
 LEAST_HIDEABLE = 0.1  # of the time of a step that computes alone
 UNTIMED = 1  # first step of a turn: what the others left in the caches, and sleepers that wake

@@ -78,7 +78,7 @@ class Measured:
 
     Attributes:
         register: Until all nodes were there.
-        snapshot: Until the broker's first look was over.
+        snapshot: Until the broker's first poll was over.
         look: One look of the adapter at nodes and partitions, in the median.
         seen: The slowest of some changes until a client that waits for events knew of them.
         slurmd: What one of the slurmds has in memory for itself, in the mean.

@@ -37,7 +37,7 @@ def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_
     page.clock.set_system_time(datetime.now(UTC) + timedelta(minutes=56))
     page.goto(f"/jupyter/user/{demo.user}/{name}/lab/tree/unsaved.txt")
 
-    # Less than five minutes: said at once, and always in sight. How many depends on how busy the machine is.
+    # Less than five minutes: shown at once, and always in sight. How many depends on how busy the machine is.
     left = page.locator("#carme-session-time button")
     expect(left).to_have_text(re.compile(r"^[1234] min left$"))
     warning = toast(page, r"This session ends in [1234] min, at .* All documents are saved\.")
@@ -46,7 +46,7 @@ def test_jupyterlab_reports_the_time_left_extends_it_and_saves_documents_at_the_
     more.hover()  # when it has come to rest
     keep("jupyterlab-near-the-end")
 
-    # More time from the warning itself; then less than fifteen minutes are left, which is said as well.
+    # More time from the warning itself; then less than fifteen minutes are left, which is shown as well.
     more.click()
     ask_for(page, 8)
     expect(toast(page, "This session now ends at")).to_be_visible()

@@ -104,7 +104,7 @@ def test_a_session_near_its_end_warns_and_can_be_extended(
     expect(warning).to_have_count(0)
     expect(page.locator("#limit-end")).to_contain_text("1 hour")
     # More than a session may last in all is refused, with the reason. At once, as the page takes the
-    # server's choices again when there is news.
+    # server's choices again when something has changed.
     page.locator("#extend").evaluate(
         """form => {
             const first = form.elements.minutes.options[0];

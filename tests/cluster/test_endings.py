@@ -1,4 +1,4 @@
-"""Every way to end and every reason to wait, really produced on the demo, as the broker tells it."""
+"""Every way to end and every reason to wait, really produced on the demo, as the broker reports it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -157,7 +157,7 @@ def test_root_who_cancels_is_an_administrator(demo: DemoSite) -> None:
     job_id = start(demo, "e6")
     running(demo, job_id)
     demo.run("head", "scancel", str(job_id))
-    # The accounting may tell a moment later who it was.
+    # The accounting may name them a moment later.
     over = ended(demo, "e6", lambda one: one.ending is Ending.CANCELLED_BY_ADMIN)
     assert "An administrator cancelled the session; ask them" in over.sentence
 
@@ -331,7 +331,7 @@ def test_the_queue_has_places_and_expected_starts(demo: DemoSite) -> None:
 
     def planned() -> Session | None:
         seen = session(demo, "q3")
-        # The last job may have been submitted since that look at the queue.
+        # The last job may have been submitted since that poll of the queue.
         return seen if seen.estimate and seen.estimate.latest and seen.estimate.waiting == 2 else None
 
     seen = wait_until("Slurm has a plan", planned)

@@ -97,7 +97,7 @@ def test_without_the_broker_pages_stay_and_starting_is_refused_with_the_reason(d
         assert "broker" in done.stderr
         with demo.visitor("user1") as visitor:
             assert visitor.http.get(demo.url + "/").status_code == 200
-            # The dashboard shows for some seconds what the broker said before.
+            # The dashboard shows the broker's earlier answer for some seconds.
             wait_until("the page says it", lambda: "broker" in visitor.http.get(demo.url + "/").text)
             with pytest.raises(CarmeError, match="broker"):
                 visitor.start(START)

@@ -95,10 +95,10 @@ def test_an_idle_session_is_warned_and_stopped_while_those_that_compute_go_on(
             return session if session.stops_idle else None
 
         # The warning, wherever the owner may look.
-        warned = wait_until("the broker tells the warning", warning)
+        warned = wait_until("the broker reports the warning", warning)
         assert warned.state is SessionState.READY
         page = wait_until(
-            "the page tells it",
+            "the page shows it",
             lambda: "it is stopped in" in (page := visitor.session(names["idle"])).text and page,
         )
         assert page.state == "ready" and "Nothing runs in it: it is stopped in" in page.text

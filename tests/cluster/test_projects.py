@@ -93,7 +93,7 @@ def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> Non
 
 
 def wait_for_reason(demo: DemoSite, submitted: Any) -> str:
-    """Why Slurm has a job wait, or what it said when it refused it."""
+    """Why Slurm has a job wait, or its message when it refused it."""
     if submitted.returncode:
         return submitted.stderr
     number = submitted.stdout.strip()

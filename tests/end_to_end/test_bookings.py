@@ -65,7 +65,7 @@ def choose(page: Page, demo: DemoSite, title: str, keep: Callable[[str], None] |
 
 
 def costs(page: Page) -> float:
-    """The GPU-hours that the booking's page tells."""
+    """The GPU-hours that the booking's page shows."""
     text = page.locator("dt", has_text="Costs").locator("xpath=following-sibling::dd[1]").inner_text()
     found = re.search(r"[\d.]+", text)
     assert found, text

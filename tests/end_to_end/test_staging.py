@@ -131,7 +131,7 @@ def test_from_an_upload_to_results_and_the_cache(
         page.goto("/datasets/")  # it shows what was known of the nodes when it was made
         return bool(re.search(r"\bn[12]\b", page.locator("tr", has_text=NAME).inner_text()))
 
-    wait_until("the catalogue tells where the copy is", reported)
+    wait_until("the catalogue shows where the copy is", reported)
     keep("staging-5-where-the-copies-are")
 
     fill_in(page, "Finds the copy")

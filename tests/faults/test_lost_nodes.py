@@ -21,7 +21,7 @@ BEGAN = re.compile(
 
 
 class Training:
-    """A job that trains in a folder of user1, and what it has said."""
+    """A job that trains in a folder of user1, and its output."""
 
     def __init__(self, demo: DemoSite, *options: str) -> None:
         self.demo = demo

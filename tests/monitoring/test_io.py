@@ -39,7 +39,7 @@ def test_what_a_job_reads_and_writes_is_reported_wherever_its_owner_looks(
         )
 
     wait_until(
-        "the exporter tells what was read", lambda: moved("step_io_read", step="0") >= 64 * MIB, PATIENCE
+        "the exporter reports what was read", lambda: moved("step_io_read", step="0") >= 64 * MIB, PATIENCE
     )
     assert moved("job_io_written") >= 64 * MIB
     assert moved("step_io_written", step="batch") >= 64 * MIB > moved("step_io_written", step="0")
@@ -48,7 +48,7 @@ def test_what_a_job_reads_and_writes_is_reported_wherever_its_owner_looks(
         usage = demo.carme_json("report", str(job))["usage"]
         return bool(usage) and (usage["nodes"][0]["read_bytes"] or 0) >= 64 * MIB
 
-    wait_until("the report tells it", reported, PATIENCE)
+    wait_until("the report shows it", reported, PATIENCE)
     assert "MiB read from disks, " in demo.carme("report", str(job)).stdout
     log_in(page, demo)
     page.goto(f"/jobs/{job}/")

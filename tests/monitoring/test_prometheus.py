@@ -124,7 +124,7 @@ def test_a_job_s_report_from_metrics_and_from_the_accounting(
     written = read_record(wait_until("its record is in the accounting", comment, timeout=HANG))
     assert written is not None
     assert sorted(gpu.busy for gpu in written.gpus)[1] > 0.5
-    # Without Prometheus the record tells the same.
+    # Without Prometheus the record has the same.
     demo.run("head", "systemctl", "stop", "prometheus")
     try:
         saved = demo.carme_json("report", str(job))

@@ -1,4 +1,4 @@
-"""A real training run over two nodes: what its ranks tell reaches Prometheus, boards, report and record."""
+"""A real training run over two nodes: what its ranks report reaches Prometheus, boards, report and record."""
 
 import json
 import re
@@ -71,7 +71,7 @@ def test_the_report_of_a_run_over_two_nodes_says_what_its_ranks_waited_for(
 
     whose = f'{{jobid="{job}",user="user1"}}'
     query = f"count(carme_training_loss{whose})"
-    wait_until("four ranks tell how they go on", lambda: value(demo, query) == 4, timeout=HANG)
+    wait_until("four ranks report their progress", lambda: value(demo, query) == 4, timeout=HANG)
     assert value(demo, f"count(count by (node) (carme_training_ranks{whose}))") == 2
     assert value(demo, f"max(carme_training_ranks{whose})") == 4
 

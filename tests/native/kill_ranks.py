@@ -46,7 +46,7 @@ COUNTS = (3, 1000, 20_000, 100_000, 1_000_000)
 # Milliseconds that a collective has. A killed rank is noticed long before, a stopped one by nothing else.
 LIMITS = {signal.SIGKILL: 30_000, signal.SIGSTOP: 1500}
 AFTERWARDS = 30_000  # milliseconds for all that survivors do together
-HANGS = 60.0  # seconds after which a survivor that has said nothing counts as hanging
+HANGS = 60.0  # seconds after which a survivor without output counts as hanging
 LATEST = 0.04  # seconds after the first collective at which the signal comes
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -138,9 +138,9 @@ HELLO = b"CARMERT1<" + b"\0" * 40
 @pytest.mark.parametrize(
     ("garbage", "why"),
     [
-        (b"", "it ended the connection before it had said who it is"),
+        (b"", "it ended the connection before it had sent its rank and proof"),
         (b"GET / HTTP/1.0\r\n\r\n", "it speaks another protocol"),
-        (HELLO[:20], "it ended the connection before it had said who it is"),
+        (HELLO[:20], "it ended the connection before it had sent its rank and proof"),
         (HELLO, "it went away instead of proving that it holds the key of this job"),
         (HELLO + b"\0" * 32, "it does not hold the key of this job"),
         (bytes(range(256)) * 300, "it speaks another protocol"),
@@ -152,7 +152,7 @@ def test_unauthenticated_peers_do_not_disturb_and_are_reported(launcher, garbage
 
     def knock():
         stranger = socket.create_connection(("127.0.0.1", port), timeout=5)
-        with stranger, contextlib.suppress(OSError):  # refused before all was said
+        with stranger, contextlib.suppress(OSError):  # refused before all was sent
             stranger.sendall(garbage)
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(4096):

@@ -1,6 +1,6 @@
 """Every framework of carme-run's table that needs no build of its own, over a job of two nodes on one host.
 
-What the environment lacks is left out, and said so: ./test native installs what can be had for its Python.
+What the environment lacks is left out, and reported: ./test native installs what can be had for its Python.
 """
 
 import importlib.util

@@ -200,7 +200,7 @@ def test_unauthenticated_peers_of_the_streams_are_reported(caplog):
 class SlowRank:
     """Carries a rank's connections to `port` as if that rank had no processor for a while.
 
-    The proof of the first one is held back until the accepting side gives up. What is said after the greeting
+    The proof of the first one is held back until the accepting side gives up. What is sent after the greeting
     of the next one comes later than a stranger would be waited for.
     """
 

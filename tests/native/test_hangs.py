@@ -1,4 +1,4 @@
-"""A call that waits for long: it is said which ranks are where."""
+"""A call that waits for long: a report says which ranks are where."""
 
 import re
 import signal

@@ -105,7 +105,7 @@ class Job:
         return dict(line.split("=", 1) for line in lines if "=" in line)
 
     def run(self, *command: str, **environment: str) -> tuple[int, str]:
-        """Run a command in the session; its exit code and what it said."""
+        """Run a command in the session; its exit code and output."""
         process = self.start("n1", *command, **{**self.session(), **environment})
         message, _ = process.communicate(timeout=HANG)
         return process.returncode, message
@@ -349,7 +349,7 @@ def over_hosts(package: str, hosts: Hosts, names: str) -> list[str]:
         option, kind = ("--mca", "rsh") if package == SYSTEM else ("--prtemca", "ssh")
         line = [option, "plm", kind, option, f"plm_{kind}_agent", remote]
         if package == SYSTEM and not names.startswith("node1"):
-            # Open MPI 4 begins with the host of mpirun, if that is one of them, unless it is told not to.
+            # Open MPI 4 begins with the host of mpirun, if that is one of them, unless an option forbids it.
             slots = ",".join(f"{name},{name}" for name in names.split(","))
             line += ["--mca", "rmaps", "seq"]
         line += ["--host", slots]
@@ -361,7 +361,7 @@ def over_hosts(package: str, hosts: Hosts, names: str) -> list[str]:
 
 @pytest.mark.parametrize("package", [*PACKAGES.values(), SYSTEM], ids=[*PACKAGES, SYSTEM])
 def test_ranks_that_mpirun_starts_on_two_hosts_find_each_other(hosts, package):
-    """By what mpirun tells them, and the key; Intel's does not tell all of them where it is."""
+    """By what mpirun passes them, and the key; Intel's does not pass its address to all of them."""
     if package == SYSTEM:
         need_mpirun_of_the_system()
         mpi, python = Path("/usr"), sys.executable

@@ -1,4 +1,4 @@
-"""What ranks tell of their training, with torch's own loaders and optimizers."""
+"""What ranks report of their training, with torch's own loaders and optimizers."""
 
 import json
 import os

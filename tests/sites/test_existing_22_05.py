@@ -57,7 +57,7 @@ class Visit:
     named: dict[str, set[str]] = field(default_factory=dict)
 
     def play(self, step: str, words: list[str], code: int = 0) -> Run:
-        """Run a playbook, or read what it said when an earlier run has done this step."""
+        """Run a playbook, or read its output when an earlier run has done this step."""
         log = self.site.places.log / f"{step}.log"
         if self.record.is_done(step) and log.exists():
             self.runs[step] = subprocess.CompletedProcess(words, code, log.read_text())

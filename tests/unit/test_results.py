@@ -94,7 +94,7 @@ def test_failures_come_last_and_short(folder: Path) -> None:
     ]
     assert "AssertionError" in tests[1] and "the body" in tests[2] and "cannot be cleaned" in tests[2]
     assert all(len(test.splitlines()) < results.LINES + 5 for test in tests)
-    # Of what tells of no tests: the end of what it printed.
+    # A suite whose output names no tests: the end of its output.
     assert "line 59" in suites[1] and "line 20" in suites[1] and "line 19\n" not in suites[1]
 
 

@@ -112,7 +112,7 @@ def source_archive(root: Path) -> tuple[bytes, str]:
                         if not built["build"](what, output):
                             continue
                     except subprocess.CalledProcessError:
-                        continue  # it has said why; the demo does without
+                        continue  # it has printed why; the demo does without
                     content = output.read_bytes()
                 member = tarfile.TarInfo(str(place / output.name))
                 member.size, member.mode = len(content), 0o755

@@ -58,7 +58,7 @@ def move_database(file: Path, target: str) -> dict[str, int]:
 
 def _move(old: Engine, new: Engine) -> dict[str, int]:
     try:
-        # A file without tables would get some by the next look.
+        # A file without tables would get some when it is opened next.
         if not {LAYOUT.name, "users"} <= set(inspect(old).get_table_names()):
             raise MoveRefused(
                 f"{old.url.database} is not the database of a hub: it lacks its tables.",

@@ -33,7 +33,7 @@ from carme_spawner.watcher import JobWatcher, has_ended, job_name, serves
 
 handlers.install()
 
-#: Seconds between two looks at a job about which no event came.
+#: Seconds between two polls of a job about which no event came.
 LONGEST_SILENCE = 2.0
 #: The time in which a server has reported once its job runs, unless something is wrong.
 LONGEST_START = timedelta(minutes=3)

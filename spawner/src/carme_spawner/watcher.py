@@ -113,7 +113,7 @@ class JobWatcher:
         return next((one.job_id for one in reported if job_id in one.lost_jobs), job_id)
 
     def session(self, job_id: int) -> Session | None:
-        """What the broker says about the session of this job, None if it has said nothing."""
+        """The broker's last report of this job's session; None before the first one."""
         return self._sessions.get(job_id)
 
     async def look_up(self, job_id: int, user: str, session: str) -> Job | None:

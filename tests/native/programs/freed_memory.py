@@ -1,7 +1,7 @@
 """Counts the pages that a training step takes from the kernel, once the first steps are over.
 
-It tells the median of several steps: what is freed and given back is missing in every one; a heap that grows,
-or a system that takes pages from processes which wait, is seen in some.
+It reports the median of several steps: what is freed and given back is missing in every one; a heap that
+grows, or a system that takes pages from processes which wait, is seen in some.
 """
 
 import resource

@@ -34,7 +34,7 @@ finally:
     resource.setrlimit(resource.RLIMIT_AS, most)
 
 others = [other for other in range(process.size) if other != 1]
-if rank == 1:  # it stays until they have said that they know, and so do they
+if rank == 1:  # it stays until they have reported that they know, and so do they
     for failed in [everyone.receive(bytearray(1), other, 0) for other in others]:
         assert failed.wait(60_000), "the others wait"
     for answer in [everyone.send(bytearray(1), other, 0) for other in others]:

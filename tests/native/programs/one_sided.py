@@ -50,7 +50,7 @@ with gaspi.init(30) as process:
     process.wait(queue=1)
     process.wait(queue=4)
 
-    # After the wait what was written is there, as a barrier then tells the other one.
+    # After the wait what was written is there, as a barrier then shows the other rank.
     process.barrier()
     for turn in range(20):
         words[32768:65536] = np.arange(32768) + turn + rank

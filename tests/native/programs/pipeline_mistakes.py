@@ -42,7 +42,7 @@ def refused(sentence: str, call: Callable[[], Any]) -> None:
     except CarmeRuntimeError as error:
         assert sentence in str(error) and error.remedy, str(error)
         return
-    raise AssertionError(f"nobody said: {sentence}")
+    raise AssertionError(f"no error says: {sentence}")
 
 
 def dropping(share: float) -> nn.Sequential:

@@ -1,4 +1,4 @@
-"""Collectives of all kinds until a rank is lost; then ends with code 17 and what the error said.
+"""Collectives of all kinds until a rank is lost; then ends with code 17 and the error's text.
 
 Arguments: a seed, the milliseconds that a collective may take, and `go-on` if who is left makes a new group.
 """

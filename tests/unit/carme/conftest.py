@@ -40,7 +40,7 @@ PYTHON = "/usr/bin/python3" if os.getuid() == 0 and Path("/usr/bin/python3").exi
 
 
 NASTY = ["$(touch x); ' \" ` | &\nnewline", "*", "--help", "%j", ""]
-#: A job of ada's as squeue tells of it.
+#: A job of ada's as squeue prints it.
 RUNNING: dict[str, Any] = {
     "A": 7, "j": "a", "u": "ada", "P": "gpu", "T": "RUNNING", "D": 1, "C": 1, "m": "1M", "l": "1:00:00",
 }  # fmt: skip

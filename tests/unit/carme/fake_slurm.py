@@ -83,7 +83,7 @@ def megabytes_of(memory: str) -> tuple[int, bool] | None:
 
 
 def allotted(job: dict) -> dict:
-    """What squeue's long form tells of a job: what is given in it, else what follows from the short form."""
+    """What squeue's long form prints of a job: what is given in it, else what follows from the short form."""
     nodes, cpus, memory = int(job.get("D", 1)), int(job.get("C", 0)), str(job.get("m", "0M"))
     gpus, size = count_of(str(job.get("b", ""))), megabytes_of(memory)
     whole = size[0] * (cpus if size[1] else nodes) if size else 0

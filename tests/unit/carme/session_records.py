@@ -1,4 +1,4 @@
-"""A session of ada's as squeue tells of it, and waiting for what becomes of it."""
+"""A session of ada's as squeue prints it, and waiting for what becomes of it."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ JOB: dict[str, Any] = {
 
 
 async def reaches(site: Any, state: SessionState, name: str = "s1") -> Session:
-    """Wait until events tell that the session is in a state."""
+    """Wait until events report that the session is in a state."""
     batch = await site.client.events()
     while True:
         for session in batch.sessions:

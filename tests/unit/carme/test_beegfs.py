@@ -174,7 +174,7 @@ def test_nodes_that_copy_together_read_from_different_targets(
     units = [json.loads(line) for line in (plan.folder / "units").read_text().splitlines()]
     targets = [names[0][-1] for _, names, *_ in units if names[0] != "small"]
     assert len(targets) == 12 and most_at_once([(each, each) for each in targets], 3) == 1
-    # What it does not tell keeps nothing from being copied.
+    # What it does not report keeps nothing from being copied.
     (tmp_path / program).write_text("#!/bin/sh\nexit 1\n")
     assert Spread(str(source), str(tmp_path / "target"), Options()).plan(3) == 13
 
@@ -224,7 +224,7 @@ def test_a_folder_is_striped_by_what_comes(tmp_path: Path, monkeypatch: pytest.M
     calls = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
     words = ["--num-targets=1", "--chunk-size=65536", "--pool=storage:1"]
     assert calls[-1] == ["entry", "set", *words, str(tmp_path / "data")]
-    # One of the two targets tells its space, so one is what can be used; that is no reason to fail.
+    # One of the two targets reports its space, so one is what can be used; that is no reason to fail.
     (tmp_path / "beegfs").write_text("#!/bin/sh\nexit 1\n")
     assert not fit(str(tmp_path / "data"), 1, 1)
 

@@ -51,7 +51,7 @@ CLUSTER = Cluster(
 
 
 def proposed(after: int = 60, **fields: Any) -> BookingRequest:
-    """A request that begins so many minutes from now; two hours on one node unless told otherwise."""
+    """A request that begins so many minutes from now; by default two hours on one node."""
     values: dict[str, Any] = {
         "partition": "gpu", "gpu_type": "a100", "gpus_per_node": 4, "start": NOW + timedelta(minutes=after),
         "minutes": 120,

@@ -1,4 +1,4 @@
-"""Sessions as the broker tells them, over its real socket."""
+"""Sessions as the broker reports them, over its real socket."""
 
 import asyncio
 import time
@@ -195,7 +195,7 @@ async def test_without_jobs_of_ours_the_broker_rarely_looks(
     monkeypatch.setattr("carme.broker.watch.CALM_AFTER", 0.0)
     monkeypatch.setattr("carme.broker.watch.CALM_TIMES", 100_000)
     before = pulses()
-    await asyncio.sleep(0.5)  # five looks, were it not calm
+    await asyncio.sleep(0.5)  # five polls, were it not calm
     assert pulses() <= before + 1  # one pause had begun
     # A submission wakes it, and as long as that job is active it goes on looking.
     job_id = await site.client.submit(order, user="ada")

@@ -1,4 +1,4 @@
-"""Jobs with data: the job that brings it, where the next one goes, and what is said meanwhile."""
+"""Jobs with data: the job that brings it, where the next one goes, and what is reported meanwhile."""
 
 import json
 from pathlib import Path

@@ -32,10 +32,10 @@ anything = st.recursive(
     max_leaves=12,
 )
 # Names and values that mean something to Slurm's programs, to a shell, to paths and to the broker itself.
-telling = st.sampled_from(
+meaningful = st.sampled_from(
     ["root", "ada", "bob", "../..", "--uid=0", "$(id)", "a\nb", "\0", "%j", "-1", "0", "1e400", "\ud800"]
 )
-values = anything | telling
+values = anything | meaningful
 fields = st.sampled_from(
     ["user", "job_id", "request", "offset", "limit", "cursor", "since", "active", "name"]
 )

@@ -1,4 +1,4 @@
-"""Jobs to which users and administrators do something by Slurm's own programs, as the broker tells them."""
+"""Jobs to which users and administrators do something by Slurm's own programs, as the broker reports them."""
 
 import time
 from collections.abc import Callable

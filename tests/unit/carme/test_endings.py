@@ -236,7 +236,7 @@ async def test_the_broker_asks_once_who_cancelled_a_job(site: Any) -> None:
     )
     site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
     await explained(site, "An administrator cancelled the session")
-    # Another job's news comes with a later poll, which had nothing left to ask.
+    # Another job's end comes with a later poll, which had nothing left to request.
     site.slurm.jobs = [OURS | {"T": "CANCELLED"}, OURS | {"A": 8, "T": "TIMEOUT"}]
     await explained(site, "reached its time limit")
     assert len(site.slurm.calls("sacct")) == 1

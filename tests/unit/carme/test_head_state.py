@@ -139,7 +139,7 @@ def test_a_link_is_no_folder_of_the_same_state(site: Path, outside: Path) -> Non
         with pytest.raises(CarmeError, match="which is no state of a head"):
             state.receive(load(site), site, archive(first, link, below))
     assert not (portal / "a").exists() and list(outside.iterdir()) == [outside / "passwd"]
-    # As a link that became a folder and a link again between two looks of the sender.
+    # As a link that became a folder and a link again between two polls of the sender.
     folder = (f"{portal}/b", tarfile.DIRTYPE, "")
     with pytest.raises(CarmeError, match="leads over the link 'b'"):
         state.receive(load(site), site, archive(folder, link))

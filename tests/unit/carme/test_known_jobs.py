@@ -1,4 +1,4 @@
-"""Which jobs are parsed anew from squeue's output, and which are those of the last look."""
+"""Which jobs are parsed anew from squeue's output, and which are those of the last poll."""
 
 import random
 import time
@@ -42,7 +42,7 @@ def test_a_job_that_squeue_prints_unchanged_is_not_parsed_again() -> None:
     known = KnownJobs()
     (first,) = queue(known, short(), long())
     assert known.count == 1
-    # The time that is left of a job that runs is no news.
+    # The time that is left of a job that runs is no change.
     (second,) = queue(known, short(L="58:58"), long())
     assert second is first
     assert queue(known, "", "") == [] and known.count == 0
@@ -87,7 +87,7 @@ async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(
     adapter = SlurmCommands(cluster="test")
     slurm.jobs = [RUNNING, RUNNING | {"A": 8}]
     monkeypatch.setattr(commands_module, "MANY_JOBS", 1)
-    # Before the first look nobody knows how many there are.
+    # Before the first poll nobody knows how many there are.
     assert await adapter.pulse() == await adapter.pulse()
     assert len(slurm.calls("scontrol")) == 2
     assert [job.id for job in await adapter.queue()] == [7, 8]

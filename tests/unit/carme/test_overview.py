@@ -1,4 +1,4 @@
-"""What the broker tells those who watch the whole site, and that they can do nothing else."""
+"""What the broker reports to those who watch the whole site, and that they can do nothing else."""
 
 import asyncio
 import json

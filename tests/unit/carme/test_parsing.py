@@ -224,7 +224,7 @@ def test_gres(text: str, expected: dict[str, int]) -> None:
     assert tres.gpus_requested(text) == expected
 
 
-#: Every way to ask, as sbatch took it, and what squeue then said: 24.11 with GPUs in the accounting, and
+#: Every way to ask, as sbatch took it, and what squeue then printed: 24.11 with GPUs in the accounting, and
 #: 22.05 without. Fields: restarts, nodes, tasks, TRES, TRES per job, node, socket, task, OverSubscribe.
 REQUESTED = {
     "--gpus=1, running": (

@@ -1,4 +1,4 @@
-"""Reports of jobs: what Prometheus itself tells about them, the record that is left, and the advice."""
+"""Reports of jobs: what Prometheus itself has about them, the record that is left, and the advice."""
 
 import asyncio
 import json

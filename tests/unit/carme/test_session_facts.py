@@ -83,7 +83,7 @@ def test_only_a_server_that_was_ready_and_answers_is_ready() -> None:
         ("queued", "CONFIGURING", None, True, "starting"),
         ("queued", "RUNNING", None, True, "starting"),
         ("queued", "PENDING", "starting", True, "queued"),
-        ("queued", "PENDING", "ready", True, "ready"),  # the hub heard before the next look at Slurm
+        ("queued", "PENDING", "ready", True, "ready"),  # the hub heard before the next poll of Slurm
         ("queued", "PENDING", "stopping", True, "stopping"),
         ("queued", "RUNNING", None, False, "starting"),  # never straight to lost
         ("starting", "RUNNING", None, False, "lost"),
@@ -154,7 +154,7 @@ def test_slurms_whole_seconds_are_refined_but_never_contradicted() -> None:
     assert timeline(same)[1].at == NOW + timedelta(milliseconds=300)
     early = seen(waiting, job(started=second - timedelta(seconds=5)), NOW - timedelta(seconds=1))
     assert [one.at for one in timeline(early)] == [NOW, NOW]
-    # The job's own script began before the next look at Slurm.
+    # The job's own script began before the next poll of Slurm.
     reported = noted(late, SessionNote(marks=(mark(Step.PROLOG, 0.7),)))
     assert timeline(reported)[1].at == NOW + timedelta(seconds=0.7)
     # A node whose clock is behind says nothing about it.

@@ -115,7 +115,7 @@ def by_id(jobs: list[Job]) -> dict[int, Job]:
     return {job.id: job for job in jobs}
 
 
-# What both tell
+# What both report
 
 
 async def test_states(slurm: SlurmCommands) -> None:
@@ -227,7 +227,7 @@ if WHEEL:
         choice = await choose(settings, python)
         assert choice.adapter == "pyslurm", choice.sentence
         until = time.monotonic() + 120
-        while True:  # a busy Slurm changes between two looks
+        while True:  # a busy Slurm changes between two polls
             first, answer, second = await look(commands), await look(library), await look(commands)
             if first == second or time.monotonic() > until:
                 break

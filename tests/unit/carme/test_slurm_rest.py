@@ -80,7 +80,7 @@ def commands_of(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 async def look(slurm: SlurmCommands) -> dict[str, Any]:
-    """Everything that the adapter reads, field by field, but for what slurmrestd does not tell."""
+    """Everything that the adapter reads, field by field, but for what slurmrestd does not report."""
     cluster = await slurm.cluster()
     return {
         "jobs": [job.model_dump() for job in sorted(await slurm.queue(), key=lambda job: job.id)],
@@ -144,7 +144,7 @@ async def test_what_users_see_is_requested_as_them(
 
 
 def association(user: str, account: str, partition: str, most: int | None, default: bool) -> dict[str, Any]:
-    """What slurmrestd tells of one, as far as it is read."""
+    """What slurmrestd reports of one, as far as it is read."""
     total = {"set": most is not None, "infinite": most is None, "number": most or 0}
     return {
         **{"account": account, "partition": partition, "user": user, "is_default": default},

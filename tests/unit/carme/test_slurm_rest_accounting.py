@@ -1,4 +1,4 @@
-"""Through slurmrestd the accounting tells the same as through sacct, and reservations are made and changed.
+"""Through slurmrestd the accounting reports the same as through sacct, and reservations are made and changed.
 
 What both answered at the same moment of jobs of all kinds is recorded (slurm_rest_accounting.json): sacct and
 slurmrestd of Slurm 24.11 and 26.05.

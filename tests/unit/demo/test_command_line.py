@@ -1,4 +1,4 @@
-"""The command itself: help without root, mistakes, and what is said about them."""
+"""The command itself: help without root, mistakes, and their messages."""
 
 import json
 import os

@@ -49,7 +49,7 @@ def test_figures_have_the_names_and_units_of_all_gpus(start: Starts, gpus: Path)
     assert exporter.values("carme_gpu_temperature_celsius", uuid="amd-2", sensor="memory") == [70]
     assert exporter.values("carme_gpu_clock_hertz", uuid="amd-2", clock="sm") == [2.1e9]
     assert exporter.values("carme_gpu_ecc_errors_total", uuid="amd-2", kind="uncorrected") == [1]
-    # What this library does not tell in time has no series at all.
+    # What this library does not report in time has no series at all.
     assert exporter.values("carme_gpu_throttled") == []
     assert exporter.values("carme_gpu_link_bytes_per_second") == []
 

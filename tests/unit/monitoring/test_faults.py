@@ -72,7 +72,7 @@ def test_processes_that_have_ended_belong_to_nobody(start: Starts, gpus: Path, g
         f"{ended.pid}\n"
     )
     exporter = start(gpus, ["--cgroups", str(groups)])
-    # This process is there and no job's; the other cannot be said to be anybody's.
+    # This process is there and no job's; the other is known to be nobody's.
     assert exporter.values("carme_gpu_foreign_processes") == [1]
     assert exporter.values("carme_job_info", jobid="7", user="") == [1]
 

@@ -1,4 +1,4 @@
-"""What ranks tell the node's exporter: over a real socket, from processes of their own."""
+"""What ranks report to the node's exporter: over a real socket, from processes of their own."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_a_node_that_gets_no_processor_joins_all_the_same(make_job: MakeJob) -> 
         agent = job.join(1, port=between.getsockname()[1])
         near, _ = between.accept()
         with near, socket.create_connection(("127.0.0.1", job.port), timeout=PATIENCE) as far:
-            while far.recv(4096):  # nothing is said to it, until it gives up
+            while far.recv(4096):  # nothing is sent to it, until it gives up
                 pass
         near, _ = between.accept()
         far = socket.create_connection(("127.0.0.1", job.port))

@@ -86,7 +86,7 @@ def test_environment_output_and_programs_are_not_seen_on_the_way(
 
 
 def test_without_a_certificate_they_would_be_seen(make_job: MakeJob, script: Callable[[str], str]) -> None:
-    """The relay really sees what is said."""
+    """The relay really sees what is sent."""
     job = make_job("n1", "n2", joining=False, encrypted=False)
     relay = Eavesdropper(job.port)
     job.join(1, port=relay.port).wait_for_error("n2 joined")

@@ -1,4 +1,4 @@
-"""What carme-run tells scripts that are written for Horovod, and what it says where it cannot start them.
+"""What carme-run passes to scripts that are written for Horovod, and its errors where it cannot start them.
 
 With Horovod itself: tests/native/test_horovod_scripts.py.
 """

@@ -17,7 +17,7 @@ from carme_runtime.petri.pool import Connection
 from carme_runtime.petri.worker import Worker
 from patience import HANG
 
-# The thread that fails tells Python, too.
+# The thread that fails reports to Python, too.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 

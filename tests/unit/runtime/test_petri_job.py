@@ -60,7 +60,7 @@ if __name__ == "__main__":
         print(json.dumps([marking, run.status()["nodes"], run.notices]))
 """
 
-# All that have said that they are there, by the number of their node.
+# All that have reported themselves, by the number of their node.
 WAITED = """
 def workers(run):
     import time

@@ -16,7 +16,7 @@ from patience import HANG
 pytestmark = pytest.mark.usefixtures("shared")
 
 
-# A coordinator that is killed when its task has said that it is in the middle of its work.
+# A coordinator that is killed when its task has reported that it is in the middle of its work.
 SCRIPT = """
 import json, os, sys
 from pathlib import Path

@@ -116,7 +116,7 @@ def test_a_login_shell_in_the_jobs_environment(job: Job, screen: Callable[..., S
 
 def test_keys_that_mean_something(screen: Callable[..., Screen]) -> None:
     shell = screen()
-    busy = "sh -c 'echo go''ing; exec sleep 600'\n"  # what is shown tells that it reads keys, not the shell
+    busy = "sh -c 'echo go''ing; exec sleep 600'\n"  # its output shows that it reads keys, not the shell
     shell.type(busy)
     shell.wait_for("going")
     shell.type("\x03")

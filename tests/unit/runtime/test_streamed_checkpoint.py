@@ -1,4 +1,4 @@
-"""What is said of a checkpoint that does not reach all ranks. No ranks here."""
+"""The errors of a checkpoint that does not reach all ranks. No ranks here."""
 
 import threading
 from typing import Any

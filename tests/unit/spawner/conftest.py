@@ -106,7 +106,7 @@ class Site:
             return await client.request(method, url, headers={"Authorization": f"token {token}"}, **arguments)
 
     async def report(self, job_id: int, what: str, **arguments: Any) -> httpx.Response:
-        """What the server of a job tells the hub: `ready`, `activity` or `extend`."""
+        """What the server of a job reports to the hub: `ready`, `activity` or `extend`."""
         return await self.api("POST", f"carme/{what}", token=self.token(job_id), server=job_id, **arguments)
 
     def proxys_certificate(self) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""What running servers tell the hub, and what the hub makes of it."""
+"""What running servers report to the hub, and what the hub makes of it."""
 
 import asyncio
 import time

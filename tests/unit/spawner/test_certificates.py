@@ -33,7 +33,7 @@ def address(url: str) -> tuple[str, int]:
 
 
 async def answer(host: str, port: int, context: ssl.SSLContext | None, name: str | None = None) -> bytes:
-    """What is said to a request; without a context it is sent in the clear."""
+    """The answer to a request; without a context it is sent in the clear."""
     requested = (name or host) if context else None
     reader, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=requested)
     try:

@@ -253,7 +253,7 @@ async def test_a_session_that_has_ended_starts_again_from_its_dialog(
     await page.clock.install()
     await page.goto(f"{front.url}{BASE}lab")
     await has_loaded(page)
-    # Told to end; its server is gone before the portal knows, and nothing of it is needed.
+    # It is being stopped; its server is gone before the portal knows, and nothing of it is needed.
     front.portal_reply = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
     server.broker.processes[100].terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
@@ -313,7 +313,7 @@ async def test_time_more_of_it_and_the_end_are_in_one_place(front: Front, page: 
     await page.keyboard.press("Escape")
     await expect(dialog).to_have_count(0)
 
-    # The portal cannot be asked, or asks for the password: that is said, and nothing ends.
+    # The portal cannot be reached, or wants the password: a message says so, and nothing ends.
     stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
     ready = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
     for answer, signed_out in ((None, False), (ready, True), (ready, False)):
@@ -411,7 +411,7 @@ async def test_on_a_phone_the_files_are_folded_and_the_time_is_in_sight(front: F
     await expect(page.locator(".jp-FileBrowser")).to_be_hidden()
 
 
-#: Keeps all that JupyterLab's messages have said, also of those that have gone again.
+#: Collects the texts of JupyterLab's messages, also of those that have gone again.
 LISTEN = """() => {
     window.heard = '';
     new MutationObserver(() => {

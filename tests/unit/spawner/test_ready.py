@@ -1,4 +1,4 @@
-"""What a server may tell the hub, and what it may not."""
+"""What a server may report to the hub, and what it may not."""
 
 import asyncio
 from datetime import UTC, datetime

@@ -35,7 +35,7 @@ def client(live_server: Any, token: str) -> Iterator[carme.Client]:
 
 @pytest.fixture
 def run(broker: FakeBroker, tmp_path: Path) -> Callable[..., int]:
-    """Runs a submitted job, or a task, here with its own command and files, and tells Slurm's end of it."""
+    """Runs a submitted job or task here with its own command and files, and reports its end as Slurm does."""
 
     def run(job_id: int, task: int | None = None, **more: str) -> int:
         request, folder = broker.wanted[job_id], tmp_path / f"{job_id}-{task}"

@@ -161,7 +161,7 @@ def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # The tests' broker changes between two questions.
     monkeypatch.setattr(picture, "seconds", 0.0)
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 0.0)
-    # So do the tests themselves, to the database, without telling anybody.
+    # So do the tests themselves, to the database, without notifying anybody.
     monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 0.0)
     monkeypatch.setattr("carme_webui.bookings.table.SECONDS", 0.0)
     for alias in caches:

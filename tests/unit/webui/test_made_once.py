@@ -257,7 +257,7 @@ def test_an_answer_that_stayed_the_same_is_not_read_again(broker: FakeBroker) ->
 
 
 def test_what_takes_the_broker_long_is_requested_less_often() -> None:
-    assert shown_seconds(1.25, 0.01) == 1.25, "an ordinary site sees each look at Slurm"
+    assert shown_seconds(1.25, 0.01) == 1.25, "an ordinary site sees each poll of Slurm"
     assert shown_seconds(1.25, 0.2) == pytest.approx(4.0)
     assert shown_seconds(1.25, 9.0) == cluster.REST_SECONDS
     assert shown_seconds(10.0, 9.0) == 10.0

@@ -76,7 +76,7 @@ def serves(process: int) -> bool:
 
 
 class Portal:
-    """A running portal, of two processes unless it is said, on the tests' database and broker."""
+    """A running portal, of two processes by default, on the tests' database and broker."""
 
     def __init__(self, folder: Path, processes: int = 2) -> None:
         self.port = free_port()

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Seconds that the broker holds the answer back while nothing changes.
 WAIT = 10.0
-# Seconds until the next try after a failure, and between two looks at what is still to be done.
+# Seconds until the next try after a failure, and between two checks of what is still to be done.
 PAUSE = 1.0
 
 

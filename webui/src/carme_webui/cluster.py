@@ -77,19 +77,19 @@ WAIT_SECONDS = 0.02
 SLOW_SECONDS = 0.05
 
 
-#: What the broker said of running jobs, and the same with their nodes' names.
+#: What the broker reported of running jobs, and the same with their nodes' names.
 _Expanded = tuple[list[RunningJob], list[tuple[RunningJob, list[str]]]]
 
 
 class Picture:
-    """What the broker said a moment ago, for pages that only show it; not for who decides something.
+    """What the broker reported a moment ago, for pages that only show it; not for who decides something.
 
-    Each process asks once in the time between two looks at Slurm, as the broker itself knows nothing newer,
-    and less often on large sites. It asks beside the pages: they show what was said before where the new
+    Each process asks once in the time between two polls of Slurm, as the broker itself knows nothing newer,
+    and less often on large sites. It asks beside the pages: they show the earlier answer where the new
     answer does not come at once. A refusal is cached as well.
 
     Attributes:
-        seconds: How long an answer is shown; None: until the broker's next look at Slurm.
+        seconds: How long an answer is shown; None: until the broker's next poll of Slurm.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class Picture:
         key, pages = f"broker-{name}", caches["pages"]
         come = time.monotonic() if anew else None
         known: _Known[T] | None = None if anew else pages.get(key)
-        # One thread asks, however long the broker takes; the others show what it said before. Who has nothing
+        # One thread asks, however long the broker takes; the others show its earlier answer. Who has nothing
         # to show waits for that one's answer.
         if known is None or not pages.get(f"{key}-new"):
             lock = self._asking[name]
@@ -205,7 +205,7 @@ def shown_seconds(least: float, took: float) -> float:
 
 @dataclass(frozen=True)
 class _Known(Generic[T]):
-    """What the broker said: a value or a failure, whether that took long, and when it was requested."""
+    """An answer of the broker's: a value or a failure, whether that took long, and when it was requested."""
 
     value: T | None
     failure: Failure | None

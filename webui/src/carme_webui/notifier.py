@@ -41,7 +41,7 @@ PATIENCE = 1.0
 AWAY_SECONDS = 3.0
 #: Seconds between two tries to subscribe again.
 PAUSE = 0.5
-#: Seconds between two looks whether Redis is back; meanwhile nobody else waits for it.
+#: Seconds between two checks whether Redis is back; meanwhile nobody else waits for it.
 RETRY_SECONDS = 1.0
 
 

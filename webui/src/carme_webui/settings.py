@@ -46,7 +46,7 @@ def database_of(url: str) -> dict[str, Any]:
             "PASSWORD": unquote(parts.password or ""),
             "HOST": unquote(parts.hostname or ""),
             "PORT": str(parts.port or ""),
-            # PostgreSQL allows 100 connections in all unless it is told otherwise. The pool makes them when
+            # PostgreSQL allows 100 connections by default. The pool makes them when
             # they are needed: one for each thread, which may keep it while JupyterHub is asked.
             "OPTIONS": {
                 **dict(parse_qsl(parts.query)),
@@ -232,7 +232,7 @@ IDP_OIDC_PRIVATE_KEY = SITE.secret("oidc-signing-key")
 
 # --- mail ------------------------------------------------------------------------------------------------
 
-# Without a server nothing is sent, and nothing is said to be.
+# Without a server nothing is sent, and pages do not claim that it is.
 _mail = SITE.mail
 EMAIL_BACKEND = f"django.core.mail.backends.{'smtp' if _mail.server else 'dummy'}.EmailBackend"
 EMAIL_HOST, EMAIL_PORT, EMAIL_TIMEOUT = _mail.server, _mail.port, 20

@@ -125,7 +125,7 @@ def listener(port):
 
 
 def restore(wanted):
-    """A head at work must not be told to wait for a backup: its services would not start at the next boot."""
+    """A head at work must not wait for a backup: its services would not start at the next boot."""
     if not wanted["awaits_restore"]:
         return "not awaited"
     if (output("systemctl", "is-active", "carme-broker", always=True) or "").strip() == "active":

@@ -118,7 +118,7 @@ def secrets(directory: Path) -> str:
 
 
 def append_only(path: Path) -> str:
-    """Whether what is in a log can be changed; only said, for some file systems cannot prevent it."""
+    """Whether what is in a log can be changed; only reported, as some file systems cannot prevent it."""
     with path.open("rb") as file:
         try:
             flags = struct.unpack("i", fcntl.ioctl(file, FS_IOC_GETFLAGS, bytes(8))[:4])[0]

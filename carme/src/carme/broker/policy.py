@@ -227,7 +227,7 @@ class Policy:
         try:
             await self._stop(job)
         except CarmeError as error:
-            self._record("stop", job, error.code, known)  # tried again at the next look
+            self._record("stop", job, error.code, known)  # tried again at the next poll
             return
         known.stopped, known.ended = True, now
         self._record("stop", job, "ok", known)

@@ -33,7 +33,7 @@ class Record(BaseModel):
         job_id: Its number, or that of its array; None until Slurm has answered.
         submitted: When, as Slurm says; until Slurm has shown it (`shown`), as the broker's own clock says.
         left: When it was not in the queue any more.
-        prediction: What its owner's probe said of its nodes and GPUs.
+        prediction: The probe's prediction for its nodes and GPUs.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -88,7 +88,7 @@ class Records:
     def took(self, key: str, job_id: int) -> None:
         """Slurm has taken it and gave it this number."""
         record = self._records.get(key)
-        if record is not None and not record.shown:  # else a look at the queue was faster
+        if record is not None and not record.shown:  # else a poll of the queue was faster
             self._put(record.model_copy(update={"job_id": job_id, "submitted": datetime.now(UTC)}))
 
     def again(self, key: str) -> None:

@@ -21,7 +21,7 @@ _log = logging.getLogger("carme.broker")
 
 LEAST_SECONDS = 60.0  # shorter jobs have hardly been scraped
 SETTLE_SECONDS = 30.0  # after the end: the last scrape and the accounting come later
-BATCH = 50  # jobs that are recorded between two looks
+BATCH = 50  # jobs that are recorded between two polls
 MOST_WAITING = 20_000  # jobs whose record is still to be written
 PEERS_SINCE = timedelta(days=30)
 PEERS_MOST = 50

@@ -26,7 +26,7 @@ from carme.slurm import Order, UnixAccount
 
 _log = logging.getLogger("carme.broker")
 
-PROGRESS_SECONDS = 2.0  # between two looks at how far the data of waiting jobs is
+PROGRESS_SECONDS = 2.0  # between two checks of how far the data of waiting jobs is
 
 
 class StageIns:

@@ -86,5 +86,5 @@ class Submissions:
         except SlurmError as error:
             if not order.prefer or error.code == "slurm-away":
                 raise
-            # The copies may be gone since the last look, and Slurm knows no such nodes any more.
+            # The copies may be gone since the last poll, and Slurm knows no such nodes any more.
             return await self._submitter.start(replace(order, prefer=""), owner)

@@ -1,4 +1,4 @@
-"""The one look at Slurm for everybody: what the queue holds, and what changed when."""
+"""The one poll of Slurm for everybody: what the queue holds, and what changed when."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from carme.translation import message as _
 
 _log = logging.getLogger("carme.broker")
 
-# Seconds between two looks when no job has changed: at the nodes, and, whatever the pulse says, at the queue.
+# Seconds between two polls when no job has changed: at the nodes, and, whatever the pulse says, at the queue.
 CLUSTER_EVERY = 30.0
 CLUSTER_AT_MOST_EVERY = 5.0  # however often jobs change
 QUEUE_EVERY = 60.0
@@ -70,7 +70,7 @@ class Watch:
     asked depends neither on the users nor on their jobs.
 
     Args:
-        seconds: Between two looks.
+        seconds: Between two polls.
         feed: Where changes are reported.
         book: The sessions, which see what the watch sees.
     """
@@ -159,7 +159,7 @@ class Watch:
         )
 
     def remember(self, jobs: list[Job]) -> None:
-        """Jobs that were not over when the broker ended: the first look says what became of them."""
+        """Jobs that were not over when the broker ended: the first poll says what became of them."""
         for job in jobs:
             self._put(job, self._polls)
 
@@ -177,7 +177,7 @@ class Watch:
         self.hurry()
 
     def data_is(self, data: dict[int, str]) -> None:
-        """How far the data of waiting jobs is, by job; shown with the next look."""
+        """How far the data of waiting jobs is, by job; shown with the next poll."""
         if data != self._waiting.data:
             self._waiting.data = data
             self.hurry()
@@ -250,7 +250,7 @@ class Watch:
             self._failure = error
         except Exception:
             # Whatever one poll trips over, the next one must still come.
-            _log.exception("A look at Slurm failed.")
+            _log.exception("A poll of Slurm failed.")
             self._failure = SlurmError(
                 _("What Slurm answered could not be read."),
                 _("Tell an administrator; the broker's journal says more."),
@@ -329,7 +329,7 @@ class Watch:
             try:
                 await self._slurm.cancel(job.slurm_name, await asyncio.to_thread(UnixAccount.named, job.user))
             except CarmeError as error:
-                headless.discard(job.id)  # once more with the next look
+                headless.discard(job.id)  # once more with the next poll
                 _log.warning("Job %s is not cancelled: %s", job.id, error)
         self._headless = headless
 
@@ -434,7 +434,7 @@ class Watch:
         (`carme.launch.preparation.begin`).
 
         Args:
-            patient: What cannot be found out now may be found out at the next look.
+            patient: What cannot be found out now may be found out at the next poll.
         """
         try:
             known = await self._slurm.accounted(job.id)

@@ -60,7 +60,7 @@ def _page(name: str, made: argparse.ArgumentParser, about: str, deep: bool) -> s
 def _commands(
     made: argparse.ArgumentParser,
 ) -> Iterator[tuple[list[str], argparse.ArgumentParser, str]]:
-    """Each command's name and other names, its parser, and what it is said to do."""
+    """Each command's name and other names, its parser, and its summary."""
     for action in made._actions:
         if isinstance(action, argparse._SubParsersAction):
             reported = {choice.dest: choice.help or "" for choice in action._choices_actions}

@@ -42,7 +42,7 @@ def listed(
         options: Whether JSON is wanted.
         titles: Of the columns.
         row: What of an item stands in them.
-        none: What is said where nothing was found; by default the titles alone.
+        none: The text where nothing was found; by default the titles alone.
     """
     if options.json:
         print_json(found)

@@ -28,9 +28,9 @@ class Client:
     """One portal, used with a personal token.
 
     Args:
-        url: The portal's address; by default what `carme login` or `CARME_URL` said.
-        token: By default what `carme login` or `CARME_TOKEN` said.
-        verify: Whether to check the portal's certificate, or how; by default as `carme login --ca` said.
+        url: The portal's address; by default that of `carme login` or `CARME_URL`.
+        token: By default that of `carme login` or `CARME_TOKEN`.
+        verify: Whether to check the portal's certificate, or how; by default as set by `carme login --ca`.
 
     Raises:
         ConfigError: There is no address or token.

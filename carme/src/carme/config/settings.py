@@ -34,7 +34,7 @@ class SiteSettings(_Table):
 
 
 class SlurmSettings(_Table):
-    """`[slurm]`: the cluster; `poll_seconds` is the time between two looks at the queue.
+    """`[slurm]`: the cluster; `poll_seconds` is the time between two polls of the queue.
 
     `adapter`: how Slurm is read, by its `commands`, by `pyslurm` or by slurmrestd (`rest`); `auto` takes
     pyslurm where it matches, else the commands. `rest_address` is slurmrestd's socket or URL, and

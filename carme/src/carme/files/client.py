@@ -242,7 +242,7 @@ class Files:
                 connection.settimeout(self._patience)
                 connection.sendall(json.dumps({"do": do, **values}).encode() + b"\n")
                 if send is not None:
-                    # One that takes no more has said why.
+                    # One that takes no more has reported why.
                     with suppress(BrokenPipeError, ConnectionResetError):
                         send(connection)
                 answer = json.loads(stream.readline() or b"{}")

@@ -66,7 +66,7 @@ class Node(_Seen):
 
 
 class Cluster(_Seen):
-    """All partitions and nodes, and when Slurm said so (UTC)."""
+    """All partitions and nodes, and when Slurm reported them (UTC)."""
 
     taken: datetime
     partitions: list[Partition] = []

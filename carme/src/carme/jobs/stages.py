@@ -207,7 +207,7 @@ def split_stages(text: str) -> list[str]:
 
 
 def stage_words(stages: Iterable[Stage]) -> list[str]:
-    """What `parse_stages` reads, as far as that can be said in words; datasets by their paths."""
+    """What `parse_stages` reads, as far as text can hold it; datasets by their paths."""
     return [f"{stage.target}:{stage.source}" for stage in stages]
 
 

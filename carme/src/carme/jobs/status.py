@@ -38,7 +38,7 @@ class Job(WithMessages):
         restarts: How often Slurm has put it back into the queue.
         preempted_by: What took its place when Slurm preempted it, in words; empty when that is not known, or
             not its owner's to know.
-        prediction: What its owner's probe said of its nodes and GPUs; None: nothing, or the broker forgot.
+        prediction: The probe's prediction for its nodes and GPUs; None: there is none, or the broker forgot.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")

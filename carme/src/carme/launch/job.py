@@ -155,7 +155,7 @@ def data(spec: JobSpec, folder: str, allocation: Allocation) -> Any:
 
 
 def _logged_in(spec: JobSpec) -> login.Login:
-    """What the owner's login files set for a command that runs without an image; said if they fail."""
+    """What the owner's login files set for a command that runs without an image; logged if they fail."""
     if spec.image is not None or not spec.command:
         return login.Login(dict(os.environ))  # a container sees nothing of what they set
     found = login.log_in(os.environ)

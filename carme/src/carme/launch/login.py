@@ -44,7 +44,7 @@ def identity(given: Mapping[str, str]) -> dict[str, str]:
     try:
         entry = pwd.getpwuid(os.getuid())
         known = entry.pw_dir, entry.pw_name, entry.pw_shell
-    except KeyError:  # this node does not know the account: what the broker said must do
+    except KeyError:  # this node does not know the account: what the broker passed must do
         known = "/", str(os.getuid()), ""
     user = given.get("USER") or known[1]
     return {
@@ -176,7 +176,7 @@ def _between(descriptor: int, mark: bytes, end: float, ended: list[int]) -> byte
 
 
 def _code(program: int, end: float) -> int | None:
-    """The exit code of a shell that has said nothing; None if it has not ended."""
+    """The exit code of a shell that has written nothing; None if it has not ended."""
     while not os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT | os.WNOHANG):
         if time.monotonic() >= end:
             return None

@@ -35,7 +35,7 @@ _FIRST_JOB = 1001
 REMEMBERED_SECONDS = 300.0
 #: The notebooks that images have in /opt/carme/examples; where this is no checkout there are none.
 EXAMPLES = Path(__file__).parents[4] / "containers/images/examples"
-#: Seconds between two looks at what the clock alone changes.
+#: Seconds between two checks of what the clock alone changes.
 LOOK_SECONDS = 0.5
 
 

@@ -19,7 +19,7 @@ class Choice:
         nodes: How many.
         gpus_per_node: On each.
         row: What is predicted.
-        steps: Of the whole training; None: nobody said.
+        steps: Of the whole training; None: not known.
     """
 
     nodes: int

@@ -83,7 +83,7 @@ def session_name(job: Job) -> str | None:
 
 
 def seen(facts: Facts, job: Job, now: datetime, taken: datetime | None = None) -> Facts:
-    """The facts after a look at Slurm.
+    """The facts after a poll of Slurm.
 
     Args:
         job: The session's job as Slurm shows it now.
@@ -109,7 +109,7 @@ def seen(facts: Facts, job: Job, now: datetime, taken: datetime | None = None) -
 
 
 def has_lost_server(facts: Facts, job: Job, taken: datetime | None) -> bool:
-    """Whether the job waits although its server had been ready before this look at Slurm began.
+    """Whether the job waits although its server had been ready before this poll of Slurm began.
 
     Slurm put it back into the queue, and the hub's note came only afterwards.
     """
@@ -166,7 +166,7 @@ def state_of(
         return previous or SessionState.STARTING  # a word of a newer Slurm says nothing new
     if job.phase is Phase.ENDING and job is not JobState.UNKNOWN:
         return SessionState.STOPPING
-    # A server that is ready while its job waits was heard of before the next look at Slurm.
+    # A server that is ready while its job waits was heard of before the next poll of Slurm.
     if job is JobState.SUSPENDED:
         return SessionState.SUSPENDED
     if _waits(job) and server is not ServerStatus.READY:
@@ -267,7 +267,7 @@ def _latest(*moments: datetime | None) -> datetime | None:
 
 
 def _missing(facts: Facts, silent: Collection[str]) -> str:
-    """What is said of a session that goes on without some of its nodes."""
+    """The sentence for a session that continues without some of its nodes."""
     saved = expand(facts.job.node_list)
     gone = [node for node in expand(facts.nodes) if node not in saved or node in silent]
     if not gone:

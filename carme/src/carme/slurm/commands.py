@@ -77,7 +77,7 @@ class SlurmCommands:
         if self.has_many_jobs:
             return secrets.token_hex(8)
         # squeue asks the controller two questions each time, scontrol one. Its output is not read, as users'
-        # words in it cannot be distinguished from Slurm's: all they can cause is another look at the queue.
+        # words in it cannot be distinguished from Slurm's: all they can cause is another poll of the queue.
         output = await _ask("scontrol", "--oneliner", "show", "job")
         return hashlib.sha256(_PASSING.sub("", output).encode()).hexdigest()
 
@@ -186,7 +186,7 @@ class SlurmCommands:
         return parsing.limits(output)
 
     async def add_features(self, node: str, features: Iterable[str]) -> None:
-        # As it is now, not as it was at the last look: nodes change their features themselves.
+        # As it is now, not as it was at the last poll: nodes change their features themselves.
         shown = await _ask("scontrol", "--oneliner", "show", "node", node)
         present = parsing.node_features(shown)
         if new := [feature for feature in features if feature not in present]:

@@ -110,7 +110,7 @@ class Slurm(Protocol):
 
     @property
     def has_many_jobs(self) -> bool:
-        """Whether there were so many jobs (MANY_JOBS) at the last look that the watch rests between looks."""
+        """Whether there were so many jobs (MANY_JOBS) at the last poll that the watch rests between polls."""
         ...
 
     async def pulse(self) -> str:

@@ -1,4 +1,4 @@
-"""The jobs of the last look at the queue, so that only what has changed is read again."""
+"""The jobs of the last poll of the queue, so that only what has changed is read again."""
 
 from collections.abc import Iterator, Mapping
 

@@ -279,7 +279,7 @@ def _mebibytes(size: str) -> int:
 
 
 def _allowed(line: str, key: str) -> list[str]:
-    """The names of a list of a partition's; none where it is said of all, or of nobody."""
+    """The names of a list of a partition's; none where it means all, or nobody."""
     return [name for name in _value(line, key).split(",") if name not in ("", "ALL", "(null)")]
 
 
@@ -291,7 +291,7 @@ def cluster(nodes: str, partitions: str, known: KnownNodes | None = None) -> Clu
     """`scontrol -d -o show node` and `scontrol -o show partition`.
 
     Args:
-        known: The nodes of the last look, which are replaced by those of this one: of thousands few change.
+        known: The nodes of the last poll, which are replaced by those of this one: of thousands few change.
     """
     members: dict[str, list[str]] = {}
     lines: KnownNodes = {}

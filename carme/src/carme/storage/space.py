@@ -21,7 +21,7 @@ from carme.storage import beegfs
 __all__ = ["Limits", "Space", "limit", "parse_quota", "space_of"]
 
 KIBI = 1024  # bytes of a block, of quotactl and of `quota` alike
-NEAR = 0.9  # share of a quota from which it is said to be nearly used up
+NEAR = 0.9  # share of a quota from which it counts as nearly used up
 #: Bytes free in the whole file system below which it is nearly full, or full.
 FEW, NONE = 1 << 30, 1 << 20
 SECONDS = 10  # for a program to answer

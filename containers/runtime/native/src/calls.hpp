@@ -39,7 +39,7 @@ inline const char* name_of(Wire wire) {
     return uint32_t(wire) < 3 ? names[uint32_t(wire)] : "unknown";
 }
 
-// `Described` is a call, or what another member has said of one.
+// `Described` is a call, or another member's description of one.
 template <class Described> std::string describe(const Described& d, const std::string& label) {
     std::string text = name_of(d.kind);
     if (d.kind == Kind::allreduce || d.kind == Kind::reduce_scatter)

@@ -154,7 +154,7 @@ private:
     struct Queue {
         std::mutex mutex;
         std::deque<std::unique_ptr<Request>> outstanding;
-        std::set<int> written;  // ranks of other nodes that have not said since that all is there
+        std::set<int> written;  // ranks of other nodes that have not confirmed since that all is there
     };
     struct PassiveMessage { int from; std::vector<char> data; };
 

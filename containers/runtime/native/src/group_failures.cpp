@@ -73,7 +73,7 @@ void Group::fail_other_call(int rank) {
 }
 
 void Group::fail_lost(int rank) {
-    // One that found members to disagree, and left, has said so on another stream than the one whose end was seen first.
+    // One that found members to disagree, and left, has reported it on another stream than the one whose end was seen first.
     if (!context_->is_local(rank))
         context_->links().drive(
             crowded_, Deadline::after_ms(Links::longest_farewell_ns / 1'000'000 + 100),

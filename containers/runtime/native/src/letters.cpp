@@ -49,7 +49,7 @@ int Group::sender(uint32_t tag, Deadline deadline) {
             for (int i = 0; i < size(); ++i) {
                 const int member = (next_sender_ + i) % size(), peer = ranks_[size_t(member)];
                 if (member == me_) continue;
-                const bool lost = context_->is_lost(peer);  // what it said before counts
+                const bool lost = context_->is_lost(peer);  // what it sent before counts
                 const auto received = letters_.find({false, member, tag});
                 const uint32_t sequence = received == letters_.end() ? 0 : received->second;
                 if (context_->letters(peer).has_come(peer, key_ ^ letter_key, sequence, tag)) {

@@ -95,7 +95,7 @@ public:
     static constexpr uint64_t largest_passive = 1 << 20;
     static constexpr uint64_t largest_message = uint64_t(1) << 40;
     static constexpr uint64_t largest_reason = 1023;  // bytes of a sentence about a group that broke
-    // From the first sign that a peer leaves to its loss: what it said before may still be on its way.
+    // From the first sign that a peer leaves to its loss: what it sent before may still be on its way.
 #ifdef FUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION
     static constexpr int64_t longest_farewell_ns = 50'000;
 #else

@@ -149,7 +149,7 @@ void first_culprit() {
             Group group(context, everyone(*context), Deadline::after_ms(60'000));
             std::vector<float> data(5000);
             if (context->rank() == culprit) return context->close();
-            if (context->rank() == 0)  // meets the others' ends, and what they said before, at a time
+            if (context->rank() == 0)  // meets the others' ends, and what they sent before, at a time
                 while (!context->is_lost(1)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
             std::string text;
             try {

@@ -13,7 +13,7 @@ __all__ = ["add_subcommand", "exit_code"]
 
 
 def add_subcommand(commands: Any, name: str, run: Callable[[argparse.Namespace], Any], summary: str) -> Any:
-    """Add a subcommand with `--json` to the result of `add_subparsers`; its parser, whose options hold `run`."""
+    """Add a subcommand with `--json` to the result of `add_subparsers`; its parser has `run` as a default."""
     command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
     command.set_defaults(run=run)
     add_json(command)

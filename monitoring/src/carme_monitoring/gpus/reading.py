@@ -30,7 +30,7 @@ class GpuLibraryMissing(Exception):
 
 
 class GpuLibraryFailed(Exception):
-    """The library is there and cannot be used; the text says what it said."""
+    """The library is there and cannot be used; the text has its message."""
 
 
 @dataclass(frozen=True, slots=True)

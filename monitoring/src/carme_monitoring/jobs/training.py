@@ -41,7 +41,7 @@ class RankProgress:
     Attributes:
         seconds: Since its first step.
         wait: Seconds by what was waited for: `data` (its loader), `ranks` (the others).
-        process, heard: Who said it, and when (time.monotonic).
+        process, heard: Who reported it, and when (time.monotonic).
     """
 
     rank: int
@@ -84,7 +84,7 @@ class Training:
         threading.Thread(target=self._listen, name="training", daemon=True).start()
 
     def jobs(self) -> dict[int, list[RankProgress]]:
-        """What the ranks said last, by job; those that have not been heard for a minute are gone."""
+        """The ranks' last reports, by job; those that have not been heard for a minute are gone."""
         oldest = self._clock() - EXPIRES
         with self._lock:
             for job_id, ranks in list(self._known.items()):

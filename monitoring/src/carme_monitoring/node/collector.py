@@ -206,8 +206,8 @@ class _JobGpuFamilies:
 
 def _largest(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
     """The few that hold most memory, of those that report it: so many series a GPU has at most."""
-    telling = [process for process in processes if process.memory_bytes is not None]
-    return heapq.nlargest(MOST_PROCESSES, telling, key=lambda process: process.memory_bytes or 0)
+    measured = [process for process in processes if process.memory_bytes is not None]
+    return heapq.nlargest(MOST_PROCESSES, measured, key=lambda process: process.memory_bytes or 0)
 
 
 def _whose(job_id: int, users: dict[int, str], allocations: dict[int, Allocation]) -> tuple[str, str, str]:

@@ -17,7 +17,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0
 
 
 class Refused(Exception):
-    """The hub said no; the text is its sentence."""
+    """The hub refused; the text is its sentence."""
 
 
 class Unanswered(Exception):

@@ -14,7 +14,7 @@ from carme_spawner.singleuser.time_left import TimeLeft
 
 
 class StatusHandler(APIHandler):
-    """`GET carme/status`: what the hub said last, and the number of the session's job."""
+    """`GET carme/status`: the hub's last answer, and the number of the session's job."""
 
     def initialize(self, time_left: TimeLeft) -> None:
         self.time_left = time_left

@@ -50,7 +50,7 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     expect(time.get_by_label("1 h")).to_be_checked()
     expect(page.get_by_label("Hours")).to_be_hidden()
     expect(page.locator("#id_nodes")).to_have_value("1")
-    # A line that is wrong is said while it is written.
+    # A wrong line is marked while it is written.
     editor.fill("#!/bin/bash\n#SBATCH --nodes=many\ntrue\n")
     expect(page.locator("#from-script .error")).to_contain_text("Line 2 of the script")
     # By keyboard: the tab key leaves the editor.

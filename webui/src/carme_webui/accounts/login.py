@@ -72,7 +72,7 @@ class AccountAdapter(DefaultAccountAdapter):
 class LoginRequired(LoginRequiredMiddleware):
     """Every page needs a login unless its view says otherwise.
 
-    The live part of an open page cannot show a login form: it tells the browser to load the page again,
+    The live part of an open page cannot show a login form: it has the browser load the page again,
     and that leads to the form.
     """
 

@@ -34,7 +34,7 @@ class User(AbstractUser):
     # Empty: what the browser asks for.
     language = models.CharField(max_length=8, blank=True, choices=settings.LANGUAGES)
     theme = models.CharField(max_length=8, blank=True, choices=[(key, key) for key in THEMES if key])
-    # Empty: what the browser said last, else the site's.
+    # Empty: what the browser reported last, else the site's.
     time_zone = models.CharField(max_length=64, blank=True)
     browser_zone = models.CharField(max_length=64, blank=True, editable=False)
     # When it was known to have what jobs need: an association in Slurm, and a home.

@@ -14,7 +14,7 @@ __all__ = ["COOKIE", "known", "zone_names", "zone_of"]
 
 #: In which `times.js` says the browser's zone.
 COOKIE = "carme_zone"
-#: How long the account keeps what one browser said.
+#: How long the account keeps the zone that one browser reported.
 STORED_AGAIN_SECONDS = 3600
 
 

@@ -36,7 +36,7 @@ RECENT = timedelta(days=1)
 MOST_FAILURES = 8
 #: Sessions whose start failed.
 NOT_STARTED = (Ending.DIED_AT_START, Ending.IMAGE_MISSING, Ending.HOME_NOT_WRITABLE, Ending.REFUSED)
-#: What is older than so many looks at Slurm is a problem.
+#: What is older than so many polls of Slurm is a problem.
 STALE_LOOKS, STALE_SECONDS = 6, 40
 
 

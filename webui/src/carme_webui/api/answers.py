@@ -21,5 +21,5 @@ REFUSED = (HTTPStatus.NOT_FOUND, HTTPStatus.CONFLICT)
 
 
 def answers(answer: Any, *more: HTTPStatus, status: HTTPStatus = HTTPStatus.OK) -> dict[int, Any]:
-    """The usual answer, and what may be said instead of it; `more`: refusals besides the usual ones."""
+    """The usual answer, and what may come instead of it; `more`: refusals besides the usual ones."""
     return {int(status): answer} | {int(code): wire.Problem for code in (*ERRORS, *more)}

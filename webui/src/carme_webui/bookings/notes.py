@@ -41,7 +41,7 @@ def requested(booking: Booking) -> None:
 
 
 def decided(booking: Booking, words: str = "") -> None:
-    """A manager said yes or no, and perhaps something else."""
+    """A manager approved or refused, perhaps with a note."""
     besides = f" {words}".replace("%", "%%") if words else ""
 
     def text() -> str:

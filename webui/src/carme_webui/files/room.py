@@ -91,7 +91,7 @@ def rooms(user: User) -> list[Room]:
 def refusal(user: User) -> str:
     """Why nothing of mine can start: my home is full, so a job could not even write its log. Else nothing.
 
-    Only where the last look found that it is looked again: anyone who has room waits for nothing.
+    Only where the last check found no room it is checked again: anyone who has room waits for nothing.
     """
     if not cache.get(_key(user)):
         return ""

@@ -9,7 +9,7 @@ from carme.images import Image, is_own
 
 __all__ = ["Card", "card", "unknown"]
 
-#: What people look for in an image, the most telling first.
+#: What people look for in an image, the most important first.
 KNOWN = (
     *("torch", "tensorflow", "keras", "jax", "transformers", "lightning", "horovod", "scikit-learn"),
     *("onnxruntime", "numpy", "pandas", "jupyterlab"),
@@ -24,7 +24,7 @@ class Card:
     Attributes:
         title: What users call it.
         description: What its builder says of it.
-        inside: Its most telling packages with their versions.
+        inside: Its most important packages with their versions.
         further: How many packages it has besides.
         built: When.
         address: The page that names all of them.
@@ -40,8 +40,8 @@ class Card:
 
 def card(image: Image) -> Card:
     """The card of an image."""
-    telling = [name for name in KNOWN if name in image.packages] or list(image.packages)
-    shown = telling[:MOST]
+    important = [name for name in KNOWN if name in image.packages] or list(image.packages)
+    shown = important[:MOST]
     return Card(
         title=image.title,
         description=image.description,

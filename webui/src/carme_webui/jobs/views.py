@@ -76,7 +76,7 @@ PER_PAGE = 25
 #: Failed tasks that an array's page names above the table of all.
 MOST_NAMED = 20
 TASK_DIGITS = 7
-# Seconds between two looks at a log that somebody follows; longer while nothing is written.
+# Seconds between two polls of a log that somebody follows; longer while nothing is written.
 LOOK, CALM = 1.0, 5.0
 # Seconds after which the browser opens a new stream: then its login is looked at again.
 STREAM_ENDS_AFTER = 600.0
@@ -372,7 +372,7 @@ def log_stream(request: HttpRequest, job_id: int) -> StreamingHttpResponse:
 
 
 async def _follow(job_id: int, user: str, offset: int, language: str) -> AsyncIterator[str]:
-    """The events; what is wrong is said in the reader's language, which is not that of the event loop."""
+    """The events; errors are in the reader's language, which is not that of the event loop."""
     site = AsyncBrokerClient(settings.SITE.broker.socket, timeout=BROKER_TIMEOUT)
     clock = asyncio.get_running_loop().time
     end, pause = clock() + STREAM_ENDS_AFTER, LOOK

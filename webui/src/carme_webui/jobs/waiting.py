@@ -13,7 +13,7 @@ __all__ = ["Waiting", "waiting"]
 
 #: How much of the picture lies behind its last moment: the job's own run, which goes on beyond it.
 AFTER = 0.2
-#: A start that is nearer is no news.
+#: A start that is nearer needs no notification.
 SOON = timedelta(minutes=1)
 
 

@@ -1,4 +1,4 @@
-"""Telling owners what the site's policy about alerts does to their jobs."""
+"""Notifications to owners of what the site's policy about alerts does to their jobs."""
 
 from django.urls import reverse
 from django.utils.translation import gettext as _

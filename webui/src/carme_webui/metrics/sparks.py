@@ -17,7 +17,7 @@ from carme_webui.metrics.scope import Scope
 
 __all__ = ["has_metrics", "sparks"]
 
-MINUTES = 10  # over which is averaged what is said of idle GPUs: a pause between two epochs is no idleness
+MINUTES = 10  # over which the use of idle GPUs is averaged: a pause between two epochs is no idleness
 SHOWN_MINUTES, STEP = 30, 30  # of the charts; the step in seconds
 REMEMBERED = 15  # seconds, as often as Prometheus looks
 RATE = "2m"  # over which work of processors is counted

@@ -1,6 +1,6 @@
 """Sending what is due by mail, never twice.
 
-A mail is marked before it is sent, by its sender, and tried again only where the server said that it
+A mail is marked before it is sent, by its sender, and tried again only where the server reported that it
 did not take it. Where nobody knows, because the worker or the connection ended in between, the mark stays:
 that mail may be lost, and it is not sent a second time; the sentence is on the user's pages all the same.
 """

@@ -1,4 +1,4 @@
-"""Telling a user something: on all pages until it has been read, and by mail, as the user wants it."""
+"""Notifications of a user: on all pages until they are read, and by mail, as the user wants them."""
 
 from collections.abc import Callable, Iterable
 

@@ -1,4 +1,4 @@
-"""What a project's limits forbid a session or a job, said before Slurm lets it wait for ever."""
+"""What a project's limits forbid a session or a job, checked before Slurm lets it wait for ever."""
 
 from django.utils.translation import gettext as _
 

@@ -190,7 +190,7 @@ def _admin(request: HttpRequest) -> User:
 
 
 def _try(request: HttpRequest, act: Callable[[], Any]) -> bool:
-    """Do it; what is refused is said on the next page."""
+    """Do it; the next page shows a refusal."""
     try:
         act()
     except CarmeError as error:

@@ -99,7 +99,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
         _note(session, now)
         hub.start(user, name, resolved(session.requested_options, session.owner))
     except HubSilent:
-        pass  # it may have begun: the next look finds out
+        pass  # it may have begun: the next poll finds out
     except (HubUnavailable, BrokerUnavailable) as error:
         if now - session.created > PATIENCE:
             _refuse(session, error.text)

@@ -90,7 +90,7 @@ class Preset(models.Model):
 
 
 def query_of(options: SessionOptions) -> str:
-    """Options as the query of the form's address, in its words; what is not said is left to the form."""
+    """Options as the query of the form's address, in its words; what is not given is left to the form."""
     values = values_of(options.model_copy(update={"image_file": None}))
     return urlencode({key: value for key, value in values.items() if value not in (None, "")})
 
@@ -117,7 +117,7 @@ class Session(models.Model):
     ending = models.CharField(max_length=32, blank=True)
     sentence = SentenceField(blank=True)
     job_id = models.BigIntegerField(null=True)
-    # What the broker said last, a `carme.sessions.Session`; null as long as it knows of no job.
+    # What the broker reported last, a `carme.sessions.Session`; null as long as it knows of no job.
     reported = models.JSONField(null=True)
     created = models.DateTimeField(default=timezone.now)
     changed = models.DateTimeField(default=timezone.now)
@@ -224,7 +224,7 @@ class Session(models.Model):
 
     @property
     def last_reported(self) -> SessionReport | None:
-        """What the broker said last; None as long as it knows of no job."""
+        """What the broker reported last; None as long as it knows of no job."""
         if self.reported is None:
             return None
         try:

@@ -72,7 +72,7 @@ logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
 # A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
-# answer: the broker looks at the nodes at the first look after half a minute, and if calm makes every fourth.
+# answer: the broker looks at the nodes at the first poll after half a minute, and if calm makes every fourth.
 FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
 # Seconds between two signs of life on a stream of updates, and after which the browser opens a new one: then
 # its login is checked again.
@@ -199,7 +199,7 @@ def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
             starts(request, user, broker()),
         )
     except CarmeError:
-        return None  # what is wrong is said beside its field
+        return None  # the error stands beside its field
 
 
 @require_safe

@@ -41,7 +41,7 @@ class SlurmLibrary(SlurmCommands):
         super().__init__(python, cluster)
         self._library = Library(interpreter)
         self._resting_until = 0.0
-        self._count = 0  # jobs at the last look
+        self._count = 0  # jobs at the last poll
         self._jobs: dict[int, Job] = {}
         self._serial = ""  # of the answer that they came with
 
@@ -63,7 +63,7 @@ class SlurmLibrary(SlurmCommands):
         return jobs
 
     def _changed(self, answer: Mapping[str, Any]) -> list[Job]:
-        """The jobs, those that have not changed as they were at the last look."""
+        """The jobs, those that have not changed as they were at the last poll."""
         changed = {job.id: job for job in records.queue(answer["changed"])}
         self._jobs = {number: changed.get(number) or self._jobs[number] for number in answer["ids"]}
         self._serial = answer["serial"]

@@ -130,7 +130,7 @@ def _node(row: Record) -> Node:
 
 
 def _named(names: Iterable[str] | None) -> list[str]:
-    """The names of a list of a partition's; none where it is said of all, or of nobody."""
+    """The names of a list of a partition's; none where it means all, or nobody."""
     return [name for name in names or [] if name not in ("", "ALL")]
 
 

@@ -1,4 +1,4 @@
-"""What slurmrestd tells of the accounting's jobs, as our models. Pure functions.
+"""The accounting's jobs, as slurmrestd reports them, as our models. Pure functions.
 
 A job is turned into the fields that sacct writes, so that one place says what they mean
 (`carme.slurm.parsing`).

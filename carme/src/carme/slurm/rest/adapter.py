@@ -47,7 +47,7 @@ class SlurmRest(SlurmCommands):
         super().__init__(python, cluster)
         self._server = server
         self._default_partition = default_partition
-        self._count = 0  # jobs at the last look
+        self._count = 0  # jobs at the last poll
 
     @property
     def has_many_jobs(self) -> bool:

@@ -184,7 +184,7 @@ def _node(row: Record) -> Node:
 
 
 def _named(names: str) -> list[str]:
-    """The names of a list of a partition's; none where it is said of all, or of nobody."""
+    """The names of a list of a partition's; none where it means all, or nobody."""
     return [name for name in names.split(",") if name not in ("", "ALL", "(null)")]
 
 

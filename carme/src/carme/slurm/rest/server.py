@@ -19,7 +19,7 @@ from carme.translation import message as _
 
 PROGRAM = "slurmrestd"
 #: The versions that are read here, in the order in which they are tried: first those that were recorded, of
-#: them the one that makes reservations. v0.0.45 does not tell which jobs have whole nodes.
+#: them the one that makes reservations. v0.0.45 does not report which jobs have whole nodes.
 VERSIONS = ("v0.0.43", "v0.0.42", "v0.0.44", "v0.0.41")
 
 Body = Mapping[str, Any]

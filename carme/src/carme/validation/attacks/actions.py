@@ -4,7 +4,7 @@ The same action is made by the attacker, for whom it must fail, and by the victi
 action that was blocked by a mistyped path does not pass for one that the site has stopped.
 
 This file is sent as source to where it is to run, so it needs Python's standard library alone. Each function
-answers whether it reached what it was after, and what was said.
+answers whether it reached what it was after, and the output.
 """
 
 # ruff: noqa: PTH101, PTH103, PTH108, PTH116, PTH120, PTH123, PTH207, PTH208, PTH211

@@ -77,6 +77,6 @@ class Executor:
         return answer["result"]
 
     def run(self, action: str, **arguments: Any) -> Outcome:
-        """Run an action; whether it reached what it was after, and what was said."""
+        """Run an action; whether it reached what it was after, and the output."""
         reached, message = self.ask(action, **arguments)
         return bool(reached), str(message)

@@ -21,7 +21,7 @@ from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.collectives.group import Group
 
 _ALIGNMENT = 128
-_LOOK_MS = 200  # between two looks at whether the others still run
+_LOOK_MS = 200  # between two checks of whether the others still run
 _QUEUE = 7
 _COLLECT_FROM = 8  # mailboxes that somebody seems to have
 

@@ -322,7 +322,7 @@ async def _keep_alive(link: Link) -> None:
     """Let the peer know that we live, and break the link when it has been silent for too long.
 
     Silence is counted in beats of our own, not by the clock: when this process stood still itself (a job that
-    Slurm suspended, a virtual machine that was moved), what the peer said meanwhile has not been read yet.
+    Slurm suspended, a virtual machine that was moved), what the peer sent meanwhile has not been read yet.
     """
     silent, heard = 0, link.heard
     while silent < SILENT_BEATS:

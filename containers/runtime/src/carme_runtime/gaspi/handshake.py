@@ -128,7 +128,7 @@ def receive(connection: socket.socket, size: int, deadline: float) -> bytes:
         connection.settimeout(_left(deadline))
         part = connection.recv(size - len(parts))
         if not part:
-            raise NotAPeer("ended the connection before it had said who it is")
+            raise NotAPeer("ended the connection before it had sent its rank and proof")
         parts += part
     return bytes(parts)
 

@@ -74,7 +74,7 @@ def join(
     """The transport's context of this rank, connected to all others.
 
     Args:
-        exchange: sends all ranks what this one says about itself, returns what all said, by rank.
+        exchange: sends this rank's entry to all ranks, returns all entries by rank.
         key: the job's; None where all ranks run on one host, whose first then makes one.
         address: at which other nodes reach this one; None: what the route to `master` says.
         timeout: seconds for all of it.

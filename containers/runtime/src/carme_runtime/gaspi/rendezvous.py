@@ -81,7 +81,7 @@ def read_key(path: str) -> bytes:
 
 
 def exchange(place: Place, key: bytes | None, entry: Entry, timeout: float) -> list[Entry]:
-    """Sends `entry` to all ranks, returns what all said, by rank. `timeout` in seconds."""
+    """Sends `entry` to all ranks, returns all entries by rank. `timeout` in seconds."""
     if place.size == 1:
         return [entry]
     deadline = time.monotonic() + timeout
@@ -177,7 +177,7 @@ class _Meeting:
                 self._wake.send(b".")
 
     def publish(self) -> list[Entry]:
-        """Send all ranks what each said; that, by rank.
+        """Send all ranks each one's entry; the entries by rank.
 
         Raises:
             PeerLost: One has ended meanwhile.

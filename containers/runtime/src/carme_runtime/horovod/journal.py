@@ -1,6 +1,6 @@
 """What a rank begins, in memory that others can read: so that one without data can go along (`join`).
 
-Telling costs a write to the rank's own segment. Only a rank that has joined reads, from one that has not.
+An entry costs a write to the rank's own segment. Only a rank that has joined reads, from one that has not.
 """
 
 # As in torch/backend.py.

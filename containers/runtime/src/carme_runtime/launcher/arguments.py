@@ -168,7 +168,7 @@ def _add_library_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_observation_options(parser: argparse.ArgumentParser) -> None:
-    """What is recorded and said of a run."""
+    """What is recorded and logged of a run."""
     parser.add_argument(
         "--profile",
         type=Path,
@@ -180,7 +180,7 @@ def _add_observation_options(parser: argparse.ArgumentParser) -> None:
         "--log-level",
         choices=logs.LEVELS,
         help="how much the library says, each rank on its standard error output (default: WARNING); with "
-        "INFO or DEBUG it is also said where ranks run",
+        "INFO or DEBUG it also logs where ranks run",
     )
 
 

@@ -45,7 +45,7 @@ async def execute(
         reported = await asyncio.wait_for(_answers(fabric, nodes), SECONDS)
     except asyncio.TimeoutError:
         raise CarmeRuntimeError(
-            f"Not all nodes said within {SECONDS:.0f} s what is left there.", "See whether they are well."
+            f"Not all nodes reported within {SECONDS:.0f} s what is left there.", "Check that they run."
         ) from None
     remain = False
     for member in nodes:

@@ -10,7 +10,7 @@ _LINE = re.compile(r"(?P<host>[^\s:=]+)(?:\s*:\s*(?P<after>\d+)|\s+slots\s*=\s*(
 
 
 def read(path: Path) -> list[tuple[str, int]]:
-    """The hosts of each line, and how many ranks they may have; 0: not said.
+    """The hosts of each line, and how many ranks they may have; 0: not given.
 
     Lines are `host`, `host slots=4` or `host:4`. What follows # is a comment.
 

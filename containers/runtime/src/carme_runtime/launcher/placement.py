@@ -36,7 +36,7 @@ def place(
         per_node: at most so many on a node; None: one per device, and without devices one (or
             as many as `ranks` needs).
         devices_per_rank: how many devices a rank has for itself; None: one, where they limit the ranks.
-        slots: at most so many on each node; 0: not said. `per_node` counts instead where both are given.
+        slots: at most so many on each node; 0: not given. `per_node` counts instead where both are given.
 
     Raises:
         CarmeRuntimeError: there is no room for it.

@@ -102,7 +102,7 @@ class Rule:
         self.rank = transition.priority, transition.preference
         self.rejected: set[int] = set()
         self.simple = self.follows = False
-        #: Whether it waits until all nodes have said which ranges they have.
+        #: Whether it waits until all nodes have reported which ranges they have.
         self.uses_ranges = transition.wants_memory or any(
             arc.place.type is Range for arc in (*transition.flow.inputs, *transition.flow.outputs)
         )

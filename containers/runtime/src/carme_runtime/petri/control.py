@@ -128,7 +128,7 @@ class Attached:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         path = Path(folder)
         if not (path / "journal").exists():
-            raise PetriError(f"There is no run in {path}.", "Name the folder that run.folder said.")
+            raise PetriError(f"There is no run in {path}.", "Name the folder that run.folder holds.")
         header = header_of(path / "journal")
         self._connect((header.get("memory") or {}).get("identity", ""), str(path), header.get("node", ""))
 

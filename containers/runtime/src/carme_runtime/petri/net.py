@@ -82,7 +82,7 @@ class Net(Definition):
             PetriError: There is no run, another program has it, or its net is not to be found.
         """
         if not (Path(folder) / "journal").exists():
-            raise PetriError(f"There is no run in {folder}.", "Name the folder that run.folder said.")
+            raise PetriError(f"There is no run in {folder}.", "Name the folder that run.folder holds.")
         return (net or net_of(Path(folder), Net)).start(
             workers,
             folder=folder,

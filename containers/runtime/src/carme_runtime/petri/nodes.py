@@ -66,7 +66,7 @@ class Nodes:
         self._closing = False
         #: The address of this node.
         self.host = "127.0.0.1"
-        #: What is to be said of nodes that are not there.
+        #: The report about nodes that are not there.
         self.notice = ""
         self._loop = asyncio.new_event_loop()
         found: concurrent.futures.Future[list[Member]] = concurrent.futures.Future()

@@ -239,7 +239,7 @@ class Pool:
 
     @property
     def notice(self) -> str:
-        """What is to be said of nodes of the job that are not there."""
+        """The report about nodes of the job that are not there."""
         return self._nodes.notice if self._nodes else ""
 
     @property

@@ -587,7 +587,7 @@ def _coordinate(reference: "weakref.ref[Run]", pool: Pool, left: list[Run]) -> N
             if run and not run._take_turn(*found):
                 return
             del run
-    except Exception as error:  # of ours, or of a system without memory: rather said than a run that hangs
+    except Exception as error:  # of ours, or of a system without memory: reported, so that no run hangs
         if run := reference():
             with run._changed:
                 run._fail(coordinator_failed(f"{type(error).__name__}: {error}"))

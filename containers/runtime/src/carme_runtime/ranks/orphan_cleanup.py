@@ -58,7 +58,7 @@ class OrphanCleanup:
         self._send(f"+{group}\n")
 
     def forget(self, group: int) -> None:
-        """`group` is over. Must be said before its number can be used again."""
+        """`group` is over. Must be called before its number can be used again."""
         self._groups.discard(group)
         self._send(f"-{group}\n")
 

@@ -20,7 +20,7 @@ def end(sentence: str) -> None:
 
 
 def has_explained(code: int, output: str) -> bool:
-    """Whether a rank that ended with this code and output was a probe that has said why."""
+    """Whether a rank that ended with this code and output was a probe that has printed why."""
     return code == NO_RESULT and _WHO in output
 
 

@@ -357,7 +357,7 @@ def _tensors_of(result: Any) -> list[torch.Tensor]:
 
 @contextlib.contextmanager
 def _memory_profile() -> Iterator[Any]:
-    """The profiler, which notes what the host's allocator does. It logs its start unless told otherwise."""
+    """The profiler, which notes what the host's allocator does. By default it logs its start."""
     before = os.environ.get(_LOG_LEVEL)
     os.environ.setdefault(_LOG_LEVEL, "9")
     try:

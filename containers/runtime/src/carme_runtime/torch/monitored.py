@@ -15,7 +15,7 @@ from carme_runtime.collectives import Group, Pending
 from carme_runtime.collectives.errors import PeerLost, Timeout
 
 _TAG = 2**32 - 1
-_SLICE_MS = 50  # between two looks at whether somebody else was lost
+_SLICE_MS = 50  # between two checks of whether somebody else was lost
 _CAME, _LATE, _LOST, _UNKNOWN = range(4)  # what the first member has to say of each
 
 

@@ -1,4 +1,4 @@
-"""Sessions get the states of `carme.sessions`; what happened to them the broker tells from now on."""
+"""Sessions get the states of `carme.sessions`; the broker reports from now on what happens to them."""
 
 from django.db import migrations, models
 

@@ -24,7 +24,7 @@ function rest() {
   stream = null;
 }
 
-// What the page said of an action ("is in the queue", "is being ended") is past when the state changes.
+// The page's message about an action ("is in the queue", "is being ended") is past when the state changes.
 const state = () => document.getElementById("live")?.dataset.state;
 const stateAtFirst = state();
 

@@ -526,7 +526,7 @@
   function plugin(application, apputils, services, widgets) {
     return {
       id: 'carme-session:time',
-      description: 'How long the session lasts, more time for it, and what is said when it has ended.',
+      description: 'How long the session lasts, more time for it, and how it ended.',
       autoStart: true,
       optional: [apputils.ICommandPalette],
       provides: application.IConnectionLost,

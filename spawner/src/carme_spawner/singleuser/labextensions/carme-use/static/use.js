@@ -74,7 +74,7 @@
     return charts.catch(() => (charts = null));
   }
 
-  /** Show a job's report in an element, if it is still wanted; whether there may be news of it. */
+  /** Show a job's report in an element, if it is still wanted; whether it may change. */
   async function showReport(node, job, wanted) {
     let shown;
     try {
