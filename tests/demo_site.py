@@ -106,7 +106,7 @@ class DemoSite:
 
         def taken_in() -> bool:
             done = self.run("head", portal, "onboard", name, check=False)
-            # The broker of a busy machine needs longer than the command waits; it may be asked again.
+            # The broker of a busy machine needs longer than the command waits; it may be queried again.
             assert not done.returncode or "Try again in a moment" in done.stderr, done.stderr
             return not done.returncode
 

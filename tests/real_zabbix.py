@@ -36,7 +36,7 @@ class Zabbix:
         self._server = start_server()
 
     def stop_server(self) -> None:
-        """Nothing is asked for or judged from now on."""
+        """Nothing is requested or judged from now on."""
         processes.end(self._server)
 
     def start_server(self) -> None:

@@ -52,7 +52,7 @@ CPU_PERCENT, MEMORY_MB, P95_MS = 30.0, 500.0, 150.0
 CHANGES = 5
 #: Jobs that may begin while it is measured.
 MOVING = 400
-#: Stands for Slurm's programs: prints a file with the separator that it was asked for.
+#: Stands for Slurm's programs: prints a file with the separator that was requested.
 PROGRAM = """#!/bin/sh
 cd {folder}
 case "${{0##*/}} $*" in

@@ -235,7 +235,7 @@ def start(hub: HubApi, number: int, options: dict[str, Any]) -> None:
 
 
 def rpcs(site: DemoSite) -> dict[str, int]:
-    """What slurmctld was asked since the last reset, by kind; our own questions do not count."""
+    """The requests that slurmctld got since the last reset, by kind; our own do not count."""
     output = site.run("head", "sdiag").stdout
     table = output.partition("statistics by message type")[2].partition("statistics by user")[0]
     found = {name: int(count) for name, count in re.findall(r"(\w+)\s+\(\s*\d+\) count:(\d+)", table)}

@@ -64,7 +64,7 @@ def test_a_ready_session_opens_everything_in_every_browser_of_its_owner(
     log_in(second, demo)
     start(second, "One more", gpus_per_node=0, minutes=20)
     expect(state(second)).to_have_text("Ready")
-    # What Slurm was given by itself has the GPUs that Slurm allotted, however they were asked for.
+    # What Slurm was given by itself has the GPUs that Slurm allotted, however they were requested.
     jobs = {demo.sbatch("--gpus=1"): "1 GPU", demo.sbatch("--gpus-per-task=2", "--ntasks=1"): "2 GPUs"}
     second.goto("/")
     for number, gpus in jobs.items():

@@ -61,7 +61,7 @@ def test_a_session_that_is_cancelled_in_slurm_shows_as_ended(demo: DemoSite) -> 
         assert "cancel" in page.text.lower()
 
 
-# It saves when it is asked to end.
+# It saves when it is requested to end.
 SLOW = "trap 'sleep 8; echo saved; exit 0' TERM; while :; do sleep 0.2; done"
 
 

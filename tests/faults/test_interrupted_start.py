@@ -1,4 +1,4 @@
-"""A start during which the service is killed that has just been asked for it; part of `./test faults`."""
+"""A start during which the service is killed that has just got the request; part of `./test faults`."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,8 +1,8 @@
 """The templates in a real Zabbix server with PostgreSQL: values of the real exporters arrive, triggers fire
 and recover.
 
-The node exporter is a process of its own with the simulated GPU library; the cluster exporter reports a made-up
-site, served by its own code.
+The node exporter is a process of its own with the simulated GPU library; the cluster exporter reports a
+made-up site, served by its own code.
 """
 
 import os

@@ -135,7 +135,7 @@ class Recorded:
         self.steps.position += 1
 
     def block_of(self, _: torch.Tensor) -> Any:
-        """That of a group's result, which is asked for behind the last layer."""
+        """That of a group's result, which is requested behind the last layer."""
         return SimpleNamespace(label=self.steps.position)
 
     def choose(self, model: nn.Sequential, mib_per_second: float) -> Recomputing:

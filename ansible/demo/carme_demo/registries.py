@@ -204,7 +204,7 @@ def npm_files(environment: Mapping[str, str]) -> list[Path]:
 
 
 def npm_options(files: Iterable[str], environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The options of npm that say which registry is asked and how."""
+    """The options of npm that say which registry is used and how."""
     chosen: dict[str, str] = {}
     for text in files:
         for line in text.splitlines():

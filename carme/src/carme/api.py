@@ -108,7 +108,7 @@ class JobOut(BaseModel):
     """A job. Memory is in MiB; GPUs, processors and memory are over all nodes.
 
     `array_id` is the number of the array that it belongs to, `task` which one of it. Those that
-    wait are one job together, and `tasks` names them, like `5-9%2`. An array asked for by its number
+    wait are one job together, and `tasks` names them, like `5-9%2`. An array requested by its number
     stands for all of its tasks: the state is that of the whole.
     """
 

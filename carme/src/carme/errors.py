@@ -90,7 +90,7 @@ class BrokerUnavailable(CarmeError):
 
 
 class BrokerTimeout(BrokerUnavailable):
-    """The broker took too long; it may still do what it was asked."""
+    """The broker took too long; it may still do what was requested."""
 
     default_code = "broker-timeout"
 

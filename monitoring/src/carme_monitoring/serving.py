@@ -36,7 +36,7 @@ PACKING = 1
 
 
 class ServingFailed(Exception):
-    """Metrics cannot be served as asked; the text says why and what to do."""
+    """Metrics cannot be served as requested; the text says why and what to do."""
 
 
 def add_options(parser: argparse.ArgumentParser, listen: str) -> None:

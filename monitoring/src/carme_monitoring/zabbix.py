@@ -1,7 +1,7 @@
 """Zabbix' templates (7.0 and later), from one table. `python -m carme_monitoring.zabbix FILE` writes them.
 
 Two templates: "Carme node" reads one node's exporter and discovers its GPUs; "Carme cluster" reads the
-cluster exporter, discovers nodes and makes a host with the first template for each. Every exporter is asked
+cluster exporter, discovers nodes and makes a host with the first template for each. Every exporter is queried
 once in a round, by an HTTP agent item; all else is cut out of its answer by Zabbix' own Prometheus
 preprocessing. Format: Zabbix documentation, "Templates" under "Configuration export/import".
 """

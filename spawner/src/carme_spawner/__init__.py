@@ -1,7 +1,7 @@
 """JupyterHub for Carme: interactive sessions are Slurm jobs, reached through the broker alone.
 
 In job images this package is installed without its dependencies, for `carme_spawner.singleuser` only; hence
-nothing is imported before it is asked for.
+nothing is imported before it is requested.
 """
 
 from typing import TYPE_CHECKING, Any

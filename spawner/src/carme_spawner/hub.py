@@ -73,9 +73,9 @@ class CarmeHub(JupyterHub):
         self.cleaning_up = asyncio.create_task(self.orphan_cleanup.watch())
 
     async def shutdown_cancel_tasks(self, sig: signal.Signals | None = None) -> None:
-        """Answer what has been asked, then end.
+        """Answer the requests that have come, then end.
 
-        A start or stop that was cut off here would be a failure to who asked for it, although the job runs
+        A start or stop that was cut off here would be a failure to whom it was for, although the job runs
         and the next hub leads to it.
         """
         await self.finish_requests()
@@ -171,7 +171,7 @@ class Restarting(RequestHandler):
     """Answers requests that come too late: nothing was done, and in a moment the next hub is there."""
 
     def check_xsrf_cookie(self) -> None:
-        """Not asked for: no matter who asks, nothing is done."""
+        """Not needed: no matter who calls it, nothing is done."""
 
     def prepare(self) -> None:
         self.set_header("Retry-After", "5")

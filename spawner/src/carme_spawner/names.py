@@ -3,7 +3,7 @@
 A server's name holds its address and its identity: `10-77-0-3.IDENTITY.session.invalid`. Its certificate is
 good for `*.IDENTITY.session.invalid` and nothing else, so anyone who takes the port of a server that has just
 ended cannot pass for it, not even the owner of another session on the same node. `.invalid` never resolves
-(RFC 6761): only who knows this rule gets there, no name server is asked. The proxy has the same rule
+(RFC 6761): only who knows this rule gets there, no name server is queried. The proxy has the same rule
 (`session-names.cjs` of its role).
 """
 

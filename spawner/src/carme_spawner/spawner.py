@@ -52,7 +52,7 @@ PUT_BACK = _(
     "server; start it again."
 )
 
-#: Cancellations that outlive the request that asked for them.
+#: Cancellations that outlive the request that they belong to.
 _background: set[asyncio.Task[None]] = set()
 
 
@@ -130,7 +130,7 @@ class CarmeSpawner(SlurmSpawner):
         """Whether the server can be used; JupyterHub would also say so of a start that was just given up."""
         return self.address is not None and super().ready
 
-    # -- what is asked for
+    # -- what is requested
 
     @default("apply_user_options")
     def _options_are_read_by_request(self) -> Callable[["CarmeSpawner", dict[str, Any]], None]:
@@ -148,7 +148,7 @@ class CarmeSpawner(SlurmSpawner):
         return env
 
     def options(self) -> SessionOptions:
-        """What the user asked for, completed by the site's defaults.
+        """What the user requested, completed by the site's defaults.
 
         Raises:
             InvalidRequest: The options are no `SessionOptions`.
@@ -366,7 +366,7 @@ class CarmeSpawner(SlurmSpawner):
         return job.exit_code or 0
 
     def start_polling(self) -> None:
-        """Notify JupyterHub at once when the job has ended; nothing is asked from time to time."""
+        """Notify JupyterHub at once when the job has ended; nothing is polled."""
         self.watcher.listen(int(self.job_id), self._look)
         self._look()
 

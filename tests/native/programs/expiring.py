@@ -76,7 +76,7 @@ if rank == 1:
         got += 1
     assert got
     assert (words[8:16] == 7).all() and words[2] == 3 and words[3] == 9
-    # What was asked for in vain was done when this rank went on.
+    # What was requested in vain was done when this rank went on.
     assert words[0] == 2 and words[1] == 5
     assert process.segment_size(1, 0) == 64
 process.barrier(timeout=20_000)

@@ -425,7 +425,7 @@ def stopping():
 
 
 def workers():
-    """Processes that read ahead: they shuffle alike, and stay where they were asked to."""
+    """Processes that read ahead: they shuffle alike, and stay where they were to be."""
     started = multiprocessing.Value("i", 0)
 
     def count(_):
@@ -473,7 +473,7 @@ def printing():
 
 
 def tensorboards():
-    """Each rank's own, where that is asked for."""
+    """Each rank's own, where that is requested."""
     model = compiled()
     for _ in range(2):
         model.fit(x, y, 16, verbose=0, callbacks=[keras.callbacks.TensorBoard(str(folder / "boards"))])

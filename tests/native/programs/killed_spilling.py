@@ -41,7 +41,7 @@ def train(begun: int) -> None:
 
 
 def without_unnamed_files(ends: bool) -> None:
-    """Let files have names for a moment, in which the process ends itself if asked."""
+    """Let files have names for a moment, in which the process ends itself on request."""
     usual = os.open
 
     def named(path: Any, flags: int, *arguments: Any, **keywords: Any) -> int:

@@ -83,7 +83,7 @@ class Site:
 
 
 async def greet(request: web.Request) -> web.StreamResponse:
-    """What portal and hub answer: an echo where a channel is asked for."""
+    """What portal and hub answer: an echo where a channel is requested."""
     if request.headers.get("Upgrade"):
         channel = web.WebSocketResponse()
         await channel.prepare(request)

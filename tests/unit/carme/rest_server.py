@@ -1,6 +1,6 @@
 """Stands in for slurmrestd with what a real one answered (slurm_rest_24_11.json, or as a test sets it).
 
-It notes what it is asked.
+It records the requests.
 """
 
 import json
@@ -22,7 +22,7 @@ NO_SUCH_URL = b"Unable find requested URL. Please view /openapi/v3 for API refer
 
 
 class Request(NamedTuple):
-    """What was asked."""
+    """A request."""
 
     method: str
     path: str
@@ -42,7 +42,7 @@ class RecordedRest:
         answers: By path after the version, after `db` for the accounting's: status and body, instead of the
             recorded ones.
         cut: It breaks off in the middle of each answer.
-        requests: What it was asked, but for the version.
+        requests: Those that it got, but for the version.
     """
 
     version: str = "v0.0.42"

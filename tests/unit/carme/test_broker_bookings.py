@@ -129,7 +129,7 @@ async def test_a_booking_in_which_jobs_run_ends_now_and_slurm_ends_them(portal: 
     calls = len(changes(portal))
     portal.slurm.jobs = [job_in_it("RUNNING")]
     await asyncio.sleep(max(0.0, (left.end - datetime.now(UTC)).total_seconds()))
-    await portal.client.release(NAME, user="ada")  # asked again, it is not given more time
+    await portal.client.release(NAME, user="ada")  # requested again, it is not given more time
     assert [call[0] for call in changes(portal)[calls:]] == ["delete"]
 
 

@@ -133,7 +133,7 @@ async def test_a_job_is_followed_while_somebody_looks(exporter: Exporter) -> Non
     used, curves = await exporter.exporters.usage(exporter.job())
     assert used is not None and of(curves, "memory").values == [0.062]
     assert of(curves, "cpu").values == [None]
-    # At 61 nothing is asked: it is too soon.
+    # At 61 nothing is requested: it is too soon.
     used, curves = await followed(exporter, exporter.job(), (15, 30, 60, 61, 75))
     assert used.seconds == 75
     (node,) = used.nodes

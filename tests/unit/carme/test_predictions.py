@@ -62,7 +62,7 @@ def test_choices_have_the_cheapest_and_the_fastest(curve: Curve) -> None:
     (alone,) = choices(curve, most_nodes=1, most_gpus=0, chosen=(1, 0))
     assert alone.hours is None and alone.cost == pytest.approx(1)
     assert len(choices(curve, most_nodes=1024, most_gpus=16, chosen=(1, 1))) <= 8
-    # What is asked for is shown, also where no node has a GPU.
+    # What is requested is shown, also where no node has a GPU.
     (chosen,) = choices(curve, most_nodes=1, most_gpus=0, chosen=(1, 1))
     assert (chosen.nodes, chosen.gpus_per_node) == (1, 1)
 
@@ -263,7 +263,7 @@ async def test_a_choice_that_slurm_refuses_does_not_hide_the_others(
     found = json.loads(capsys.readouterr().out)
     assert {one["expected_start"] for one in found} == {"not possible"}
     assert not any(one["cheapest"] or one["fastest"] for one in found)
-    # Slurm is asked for the processors and the memory that the job would have.
+    # Slurm is queried for the processors and the memory that the job would have.
     calls = site.slurm.calls("sbatch")
     assert calls and all({"--cpus-per-task=3", "--mem=100M"} <= set(call["arguments"]) for call in calls)
     assert site.slurm.jobs == []

@@ -99,7 +99,7 @@ async def test_who_leaves_with_jobs_keeps_them_and_starts_no_more(portal: Any) -
     portal.slurm.jobs = [{"A": 7, "j": "a", "u": "bob", "a": VISION, "P": "gpu", "T": "RUNNING"}]
     saved = await portal.client.grant(grant(members=["ada"]), user="ada")
     assert (sorted(saved.members), saved.stopped) == (["ada", "bob"], ["bob"])
-    # Asked again when they have ended, Slurm lets go.
+    # Requested again when they have ended, Slurm lets go.
     portal.slurm.jobs = []
     saved = await portal.client.grant(grant(members=["ada"]), user="ada")
     assert saved.members == {"ada": [""]}

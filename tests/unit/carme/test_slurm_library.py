@@ -332,7 +332,7 @@ async def test_a_library_that_fails_leaves_the_commands(
     known = await look(SlurmCommands(cluster="try"))
     host.mode(mode)
     assert await look(library) == known
-    (record,) = caplog.records  # one sentence, however often it is asked
+    (record,) = caplog.records  # one sentence, however often it is called
     assert record.getMessage().startswith(reason)
     assert record.getMessage().endswith(" Slurm's commands are asked instead for 60 seconds.")
     # After a while it is tried again.

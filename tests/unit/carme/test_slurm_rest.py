@@ -504,7 +504,7 @@ async def test_answers_are_parsed_in_the_threads_of_its_requests(
     monkeypatch.setattr(server, "json", SimpleNamespace(loads=loads, dumps=json.dumps))
     await slurm.pulse()
     await slurm.queue()
-    assert len(parsed) == 4  # it was asked for a version that it does not know, too
+    assert len(parsed) == 4  # a version that it does not know was requested, too
     assert all(thread.name.startswith("slurmrestd") for thread in parsed)
 
 

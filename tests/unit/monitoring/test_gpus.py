@@ -215,7 +215,7 @@ def test_memory_of_each_process_of_a_job_and_of_no_other(tmp_path: Path):
 
 
 class Shown:
-    """A library that shows one GPU, and counts how often it is asked."""
+    """A library that shows one GPU, and counts how often it is called."""
 
     vendor = "nvidia"
 

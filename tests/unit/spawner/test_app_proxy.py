@@ -33,7 +33,7 @@ PLACE = "/jupyter/user/ada/s1/app/echo"
 
 @web.stream_request_body
 class Echo(web.RequestHandler):
-    """Answers with what it was asked."""
+    """Answers with the request."""
 
     gone: asyncio.Event
     begun: asyncio.Future[None]

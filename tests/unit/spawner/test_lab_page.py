@@ -33,9 +33,9 @@ class Front:
 
     Attributes:
         portal_reply: What the portal says of the session; None: it does not answer.
-        questions: How often each path was asked for.
+        questions: How often each path was requested.
         status: What the session says of its time instead of its server.
-        sent: The form with which the session was asked to start again.
+        sent: The form with which a new start of the session was requested.
         pages: Parts of the portal, by their paths.
         held: A part of a path; requests with it wait until `go_on` is set, as over a slow network.
         missing: Paths of which the portal knows nothing.
@@ -174,7 +174,7 @@ async def has_loaded(page: Page) -> None:
 async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(
     front: Front, page: Page, server: Site
 ) -> None:
-    # Before the kernel is asked for, while it starts, and while the way to it is opened.
+    # Before the kernel is requested, while it starts, and while the way to it is opened.
     for number, held in enumerate(("/checkpoints", "POST /jupyter/user/ada/s1/api/sessions", "/channels")):
         notebook(server, f"{number}.ipynb", f"print('first', {number} + 10)")
         front.held, front.go_on = held, asyncio.Event()

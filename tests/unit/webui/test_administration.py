@@ -326,7 +326,7 @@ def test_a_user_is_taken_in_at_once(root: Browser, admin: User, alice: User, bro
     assert User.objects.get(username="carol").check_password(password)
     assert [requested.name for requested in broker.requests_of("enrol")] == ["carol"]
     assert set(broker.granted["carme-vision"].members) == {"alice", "carol"}
-    # Asked again, nothing is done twice, and the password stays.
+    # Requested again, nothing is done twice, and the password stays.
     shown = text(root.send(page, page, name="carol", project=project.pk))
     assert "<code>" not in shown and Membership.objects.filter(user__username="carol").count() == 1
 

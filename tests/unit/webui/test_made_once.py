@@ -216,7 +216,7 @@ def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBrok
                 assert waiting.acquire(timeout=HANG)
         finally:
             answer.set()
-        # The first was asked before the others came: it may not know what they want to know.
+        # The first request was sent before the others came: its answer may be too old for them.
         assert first.result(HANG) == 1 and [one.result(HANG) for one in others] == [2, 2, 2]
     assert shown._cached("test", ask, anew=True) == 3
 

@@ -1,4 +1,4 @@
-"""Users' own images: asked for, built by a job, shared, started in, deleted."""
+"""Users' own images: requested, built by a job, shared, started in, deleted."""
 
 import json
 from pathlib import Path
@@ -45,7 +45,7 @@ def end(broker: FakeBroker, row: OwnImage, state: str = "COMPLETED", **result: A
 
 
 def started(hub: FakeHub) -> dict[str, Any]:
-    """What the hub was last asked to start."""
+    """What the hub was last requested to start."""
     return [body["user_options"] for _path, body in hub.called("POST") if "user_options" in (body or {})][-1]
 
 

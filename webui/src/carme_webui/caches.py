@@ -75,7 +75,7 @@ class ObjectCache(LocMemCache):
 
 @dataclass(slots=True)
 class _Derived:
-    """A value, how it was made, and whether somebody asked for it."""
+    """A value, how it was made, and whether somebody requested it."""
 
     make: Callable[[Any], Any]
     value: Any
@@ -108,7 +108,7 @@ class DerivedValues:
         return cast(T, found.value)
 
     def renew(self, before: object, source: object) -> None:
-        """Make of an object what was asked for of the one before it, and of what was made of that."""
+        """Make of an object what was requested from its predecessor, and of what was made of that."""
         for key, earlier in list(self._values.get(id(before), {}).items()):
             if earlier.is_used:
                 made = self._made(source, key, earlier.make)

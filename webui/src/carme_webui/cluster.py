@@ -147,7 +147,7 @@ class Picture:
             if lock.acquire(blocking=known is None):
                 again: _Known[T] | None = pages.get(key)
                 if again is not None and come is not None and again.begun < come:
-                    again = None  # while this thread waited, nobody asked
+                    again = None  # while this thread waited, no request came
                 if again is not None and (anew or pages.get(f"{key}-new")):
                     known = again
                     lock.release()
@@ -234,9 +234,9 @@ picture = Picture()
 """The picture of this process."""
 
 
-#: After so many seconds the broker is asked again what somebody may use; the first page after them may still
-#: show what it was, however long ago that is, up to 30 s. Who books is not let through by that. The broker
-#: itself asks Slurm once a minute.
+#: After so many seconds the broker is queried again for what somebody may use. The first page after them may
+#: still show the earlier answer, up to 30 s old; a booking does not rely on it. The broker itself queries Slurm
+#: once a minute.
 ACCESS_SECONDS = 10.0
 
 

@@ -47,7 +47,7 @@ def database_of(url: str) -> dict[str, Any]:
             "HOST": unquote(parts.hostname or ""),
             "PORT": str(parts.port or ""),
             # PostgreSQL allows 100 connections by default. The pool makes them when
-            # they are needed: one for each thread, which may keep it while JupyterHub is asked.
+            # they are needed: one for each thread, which may keep it while JupyterHub is queried.
             "OPTIONS": {
                 **dict(parse_qsl(parts.query)),
                 "pool": {

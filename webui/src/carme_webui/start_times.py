@@ -1,4 +1,4 @@
-"""When Slurm would start something, asked once for the same request of the same user within some seconds."""
+"""When Slurm would start something, queried once for equal requests of a user within some seconds."""
 
 import hashlib
 from datetime import datetime, timedelta
@@ -25,7 +25,7 @@ def expected_start(request: JobRequest, user: str, broker: BrokerClient) -> Expe
     where Slurm gives no time.
 
     Raises:
-        CarmeError: Nobody can be asked.
+        CarmeError: Nothing can be queried.
     """
     request = request.model_copy(
         update={"name": "estimate", "command": ["true"], "environment": {}, "files": {}, "prediction": None}

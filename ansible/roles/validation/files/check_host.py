@@ -158,7 +158,7 @@ def partition_nodes(partition: str) -> list[dict[str, Any]]:
 
 
 def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str = "") -> str:
-    """A job of an ordinary user must see the GPU that it asked for, and the other ones of a node not."""
+    """A job of an ordinary user must see the GPU that it requested, and the other ones of a node not."""
     script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
     for name, count in node_gpus.items():
         message = run(

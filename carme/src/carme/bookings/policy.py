@@ -32,7 +32,7 @@ STEP = timedelta(minutes=5)
 
 @dataclass(frozen=True)
 class Standing:
-    """What a user has booked already, apart from the booking that is asked for or changed.
+    """What a user has booked already, apart from the booking that is requested or changed.
 
     Attributes:
         open: How many bookings in the partition are not over.
@@ -160,7 +160,7 @@ def _check_budget(proposed: BookingRequest, policy: BookingSettings, standing: S
 
 
 def window(policy: BookingSettings, now: datetime) -> tuple[datetime, datetime]:
-    """The earliest and the latest start that may be asked for now; the present minute counts as a whole."""
+    """The earliest and the latest start that may be requested now; the present minute counts as a whole."""
     minute = now.replace(second=0, microsecond=0)
     return minute + timedelta(minutes=policy.notice_minutes), now + timedelta(days=policy.horizon_days)
 

@@ -1,4 +1,4 @@
-"""What Slurm lets each user use, asked of its database at most once a minute for each of them."""
+"""What Slurm lets each user use, queried from its database at most once a minute for each of them."""
 
 import asyncio
 import logging

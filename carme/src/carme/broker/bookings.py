@@ -14,7 +14,7 @@ from carme.slurm import Slurm
 from carme.translation import message as _
 from carme.wording import listing
 
-# However many calendars are open, Slurm is asked for its reservations at most this often.
+# However many calendars are open, Slurm's reservations are queried at most this often.
 LOOK_SECONDS = 3.0
 
 

@@ -156,7 +156,7 @@ class Call(Generic[P, R]):
 
 
 class _Client:
-    """What the broker can be asked for, each with its own connection."""
+    """The broker's operations, each with its own connection."""
 
     submit = Call(protocol.Submit)
     bring = Call(protocol.StageIn)

@@ -1,4 +1,4 @@
-"""Changes, numbered through, so that a peer can ask for what is new since it asked last."""
+"""Changes, numbered through, so that a peer can request what is new since its last request."""
 
 import asyncio
 import contextlib

@@ -79,7 +79,7 @@ class SessionFigures(_Model):
 
 
 class Overview(_Model):
-    """What the broker knows about the site. Nothing in it is asked of Slurm for this answer.
+    """What the broker knows about the site. Slurm is not queried for this answer.
 
     Attributes:
         answered: When Slurm answered last; while it is away the pictures stay as they were.

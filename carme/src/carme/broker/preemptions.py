@@ -52,7 +52,7 @@ class Preemptions:
             if causes := successors(job, jobs):
                 found.setdefault(job.user, {})[job.id] = causes
         for owner, places in list(found.items())[:OWNERS_AT_ONCE]:
-            with contextlib.suppress(CarmeError, TimeoutError):  # asked again at the next poll
+            with contextlib.suppress(CarmeError, TimeoutError):  # queried again at the next poll
                 jobs_shown, partitions_shown = await self._shown(owner, places.values())
                 for job_id, causes in places.items():
                     self._known[job_id] = _words(preempted[job_id], causes, jobs_shown, partitions_shown)

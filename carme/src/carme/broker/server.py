@@ -80,7 +80,7 @@ class Server:
             return writer.transport.abort()
         self._open[uid] += 1
         try:
-            # Those beyond the limit get an error, after they have asked: closing on unread bytes would
+            # Those beyond the limit get an error, after their request: closing on unread bytes would
             # reset the connection before they read our answer.
             busy = _busy(peer, limit) if self._open[uid] > limit else None
             while line := await self._line(reader, writer):

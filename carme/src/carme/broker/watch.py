@@ -27,7 +27,7 @@ _log = logging.getLogger("carme.broker")
 CLUSTER_EVERY = 30.0
 CLUSTER_AT_MOST_EVERY = 5.0  # however often jobs change
 QUEUE_EVERY = 60.0
-# Reservations and licences are for observers alone, and looked at so long after one has asked.
+# Reservations and licences are for observers alone, and queried so long after a request of one.
 OBSERVED_SECONDS = 120.0
 
 # While no job of ours is active none can end: so many seconds after the last change of any job, looks become
@@ -100,7 +100,7 @@ class Watch:
         self._seen = False
         self._abandoned: dict[str, UnixAccount] = {}
         self._missing: dict[int, float] = {}  # jobs that vanished, and when that was seen first
-        self._unwanted: set[int] = set()  # jobs that somebody asked to cancel
+        self._unwanted: set[int] = set()  # jobs that somebody requested to cancel
         self._living: dict[int, float] = {}  # jobs that ought to have ended, and since when or last cancelled
         self._headless: set[int] = set()  # jobs without their first node that were cancelled
         self._unclosed: set[int] = set()  # lost jobs whose records in the accounting have no end

@@ -13,7 +13,7 @@ from carme.jobs import Job, arrays, minutes_text, parse_minutes
 from carme.translation import translated
 
 FOLLOW_SECONDS = 1.0
-LOG_BYTES = 1 << 20  # that are asked for at once
+LOG_BYTES = 1 << 20  # that are requested at once
 MOST_LINES = 1_000_000
 TITLES = ["JOB", "NAME", "STATE", "NODES", "GPUS", "LIMIT", "STARTED", "EXPLANATION"]
 

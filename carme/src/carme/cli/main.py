@@ -124,7 +124,7 @@ def program() -> NoReturn:
 
 
 def _options(arguments: list[str]) -> Any:
-    """What was asked for; a shell that completes a command line gets the words instead, and we end."""
+    """What was requested; a shell that completes a command line gets the words instead, and we end."""
     if "_ARGCOMPLETE" in os.environ:
         import argcomplete
 

@@ -9,7 +9,7 @@ from carme.cli.parsing import pass_on
 from carme.errors import CarmeError
 from carme.translation import message as _
 
-# Of each command: the module that does it, its help, and what it says before that module is asked.
+# Of each command: the module that does it, its help, and its description before that module is imported.
 _COMMANDS = {
     "net": (
         "carme_runtime.petri.command",

@@ -27,7 +27,7 @@ __all__ = ["add", "cancel_job", "client", "is_remote", "read_time"]
 
 
 def is_remote() -> bool:
-    """Whether this computer is not one of the cluster's, so that only the portal can be asked."""
+    """Whether this computer is not one of the cluster's, so that only the portal can be reached."""
     return not (os.environ.get("CARME_CONFIG") or DEFAULT_PATH.exists())
 
 
@@ -207,7 +207,7 @@ def _book(options: argparse.Namespace) -> int:
             try:
                 known = made.start_session(options.image, stage=options.stage, results=options.results)
             except CarmeError:
-                made.delete()  # half of what was asked for is not it
+                made.delete()  # half of what was requested is not it
                 raise
     return _show_booking(options, known)
 

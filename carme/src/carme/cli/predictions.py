@@ -70,7 +70,7 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
     def is_possible(nodes: int, gpus: int) -> bool:
         return when_of(nodes, gpus) != NOT_POSSIBLE
 
-    # Of what is asked for there may be no row; the others are shown all the same.
+    # Of what is requested there may be no row; the others are shown all the same.
     chosen = (options.nodes, options.gpus)
     found = choices(curve, _MOST_NODES, _MOST_GPUS, chosen, options.steps, is_possible)
     if not found:

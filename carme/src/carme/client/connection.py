@@ -34,7 +34,7 @@ TRIES = 4
 
 
 class Unreachable(CarmeError):
-    """The portal does not answer; whether it did what it was asked is not known."""
+    """The portal does not answer; whether it did what was requested is not known."""
 
     default_code = "unreachable"
 

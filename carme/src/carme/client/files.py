@@ -47,7 +47,7 @@ class Files:
     def upload(
         self, file: str | Path, path: str, *, replace: bool = False, progress: Progress | None = None
     ) -> str:
-        """Send a file of this computer; asked again after an interruption, it goes on where it was.
+        """Send a file of this computer; called again after an interruption, it goes on where it was.
 
         Args:
             file: The file.
@@ -110,7 +110,7 @@ class Files:
         replace: bool = False,
         progress: Progress | None = None,
     ) -> Path:
-        """Fetch a file; asked again after an interruption, it goes on where it was.
+        """Fetch a file; called again after an interruption, it goes on where it was.
 
         Args:
             path: The file on the cluster.

@@ -51,7 +51,7 @@ PART = 8 << 20
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 10.0  # seconds between two requests for more of a log
 LAST_LINES = 20
 MOST_OF_THEM = 16_384  # bytes; a line may be endless
-LOG_BYTES = 1 << 20  # that are asked for at once
+LOG_BYTES = 1 << 20  # that are requested at once
 
 
 class JobFailed(CarmeError):
@@ -516,7 +516,7 @@ def _script(path: Path) -> str:
 
 
 def _given(options: JobOptions, what: Any) -> dict[str, Any]:
-    """What is asked for, by the API's names; the job's name is by default that of what it runs."""
+    """What is requested, by the API's names; the job's name is by default that of what it runs."""
     for name in options:
         if name not in JobOptions.__annotations__:
             raise InvalidRequest(

@@ -11,7 +11,7 @@ PART = 200  # the most that the API sends at once
 
 
 def items(connection: Connection, path: str, limit: int | None, **query: Any) -> Iterator[Any]:
-    """All items of a list, newest first; at most `limit` of them. The next part is asked for when needed."""
+    """All items of a list, newest first; at most `limit` of them. The next part is requested when needed."""
     cursor = None
     while limit is None or limit > 0:
         page = connection.ask("GET", path, limit=min(PART, limit or PART), cursor=cursor, **query)

@@ -128,7 +128,7 @@ class SessionSettings(_Table):
 
 
 class ScalingSettings(_Table):
-    """`[scaling]`: what is asked of jobs that have a prediction of how they scale.
+    """`[scaling]`: what is required of jobs that have a prediction of how they scale.
 
     `efficiency_percent`: below this predicted efficiency a job needs a reason; 0: none does.
     """
@@ -332,7 +332,7 @@ class OidcSettings(_Table):
         client_id: What it knows the portal by; the secret is `oidc-provider-secret`.
         claim: What of its token is the name of the Unix account; never an e-mail address, which proves
             nothing.
-        scope: What it is asked for.
+        scope: What is requested of it.
         name: What the button is called.
     """
 
@@ -363,7 +363,7 @@ class LdapSettings(_Table):
         url: `ldaps://HOST[:PORT]`, or `ldap://...`, which is then encrypted by StartTLS.
         base: Where users are looked for, and below.
         filter: What finds one; `{name}` stands for the name that was typed.
-        bind_dn: Who asks; its password is the secret `ldap-password`. Empty: asked without a name.
+        bind_dn: The name to bind with; its password is the secret `ldap-password`. Empty: anonymous.
         certificates: Authorities that the server's certificate is checked by; by default the system's.
         email, full_name: The attributes that hold these.
         admin_group: A group whose members (`member`, `uniqueMember`, `memberUid`) are administrators.

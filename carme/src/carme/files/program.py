@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 def main() -> int:
-    """Do what is asked."""
+    """Carry out a request."""
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     try:
         requested = json.loads(source.readline(1 << 16))

@@ -136,7 +136,7 @@ def partition_refusal(
 
     Args:
         account: The one that pays; None: the user's default one.
-        qos: The one that is asked for; None: what follows from the account.
+        qos: The one that is requested; None: what follows from the account.
         others: Partitions to advise instead, where one of them takes the job.
     """
     account = account or access.default_account

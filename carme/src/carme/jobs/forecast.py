@@ -21,7 +21,7 @@ class GpuForecast(BaseModel):
 
     Attributes:
         total: On all nodes, also those that take no jobs.
-        queued: GPUs that waiting jobs have asked for.
+        queued: GPUs that waiting jobs have requested.
         free: How many are free throughout each step from now on.
     """
 

@@ -55,7 +55,7 @@ class JobState(StrEnum):
         word = words[0].rstrip("+") if words else ""
         return cls(word) if word in cls.__members__ else cls("UNKNOWN")
 
-    @cached_property  # asked of every job at every poll of the queue
+    @cached_property  # read for every job at every poll of the queue
     def phase(self) -> Phase:
         return PHASES[self]
 

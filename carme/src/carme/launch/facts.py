@@ -1,6 +1,6 @@
 """What a job's page says of where the job began: its image's digest, and the revision of its working folder.
 
-Written as the job's owner into the job's folder. Git is not asked, as nodes may have none: the few files that
+Written as the job's owner into the job's folder. Git is not run, as nodes may have none: the few files that
 name the revision are read. See `gitrepository-layout(5)`.
 """
 
@@ -21,7 +21,7 @@ def write(folder: str, image: str | None, digest: str, workdir: str | None, logi
         folder: The job's.
         image: The image's name.
         digest: What its manifest says.
-        workdir: The working folder that was asked for.
+        workdir: The working folder that was requested.
         login: What its owner's login files did wrong; empty: nothing.
     """
     found = {"image": image or "", "digest": digest, **(revision(workdir) if workdir else {})}

@@ -144,7 +144,7 @@ def _ahead_of_others(programs: Programs, folder: str, spec: JobSpec, allocation:
 
 
 def data(spec: JobSpec, folder: str, allocation: Allocation) -> Any:
-    """Bring the job's data to this node; what is there then, None when nothing was asked for."""
+    """Bring the job's data to this node; what is there then, None when nothing was requested."""
     if not spec.wants_data:
         return None
     from carme.launch.staging import stage

@@ -1,4 +1,4 @@
-"""What a job used of what it asked for, and what to change."""
+"""What a job used of what it requested, and what to change."""
 
 from carme.reports.advice import advise
 from carme.reports.models import (

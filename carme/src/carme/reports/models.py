@@ -170,7 +170,7 @@ class Report(_Model):
     Attributes:
         source: Where `usage` is from: metrics (`live`), nodes' exporters since somebody looks (`exporters`),
             the record in the accounting (`record`), or nowhere (`none`).
-        trouble: Why the site's metrics could not be asked; empty: they were, or there are none.
+        trouble: Why the site's metrics could not be queried; empty: they were, or there are none.
         monitored: Whether the site has metrics at all.
         seen_enough: Whether so much of the run was seen that advice about its use can be given.
         waited_seconds: In the queue.

@@ -56,14 +56,14 @@ def choices(
     Args:
         most_nodes: That one may ask for.
         most_gpus: Of a node; 0: none has any.
-        chosen: Nodes and GPUs of each that are asked for; they are in the list. Without
+        chosen: Nodes and GPUs of each that are requested; they are in the list. Without
             GPUs: choose among nodes alone.
         steps: Of the whole training.
         is_possible: Whether the site can start so many nodes with so many GPUs of each. What it cannot start
             fills only the room that the others leave.
     """
     sizes = {chosen}
-    # Where no node has any, what is asked for is shown all the same; its field says what is wrong.
+    # Where no node has any, what is requested is shown all the same; its field says what is wrong.
     gpus = [*_powers(most_gpus), most_gpus] if chosen[1] and most_gpus else [chosen[1]]
     sizes |= {(1, each) for each in gpus}
     sizes |= {(nodes, gpus[-1]) for nodes in (*_powers(most_nodes), most_nodes)}

@@ -121,7 +121,7 @@ class Curve(_Read):
 
         Args:
             steps: Of the whole training.
-            reason: Why so many are asked for.
+            reason: Why so many are requested.
         """
         if steps is not None and not 1 <= steps <= MOST_STEPS:
             raise InvalidRequest(

@@ -64,7 +64,7 @@ class Prediction(PredictedStep):
         model, device: What was measured, and on what.
         ranks: Of the job: its GPUs, or its nodes if those have none.
         steps: Of the whole training; None: its owner named none.
-        reason: Why so many are asked for, in the owner's words.
+        reason: Why so many are requested, in the owner's words.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -88,7 +88,7 @@ class SlurmCommands:
         # What jobs have, the short form does not report. A suffix makes fields as long as they are.
         if not self._exclusive:
             # The oldest releases know no such option. Where no answer comes for another reason, as squeue
-            # had no configuration yet, it is asked again: in newer releases the older field is NO for all.
+            # had no configuration yet, it is queried again: in newer releases the older field is NO for all.
             known = (await run("squeue", "--helpFormat")).output.decode(errors="replace").split()
             self._exclusive = next((field for field in EXCLUSIVE if field in known), "")
         exclusive = self._exclusive or "OverSubscribe"
@@ -138,7 +138,7 @@ class SlurmCommands:
         return parsing.reservations(await _ask("scontrol", "--oneliner", "show", "reservation"))
 
     async def make_reservation(self, hold: Hold) -> None:
-        # What the program calls "now" is later than what was now when the question was asked.
+        # What the program calls "now" is later than the moment at which it was started.
         begun = hold.start <= datetime.now(UTC)
         await _ask(
             *["scontrol", "create", "reservation", f"ReservationName={hold.name}"],

@@ -34,7 +34,7 @@ def extended(descriptor: int) -> dict[str, bytes]:
 
 
 def attribute_names(descriptor: int) -> list[str]:
-    """Their names alone; none where they cannot be asked for."""
+    """Their names alone; none where they cannot be requested."""
     try:
         return os.listxattr(descriptor)
     except OSError:

@@ -67,7 +67,7 @@ class ContentCopier(Walker):
         self.native = self.compiled(self.copier, self.unit)
         self.top = os.fstat(self.destination)
         self.verify = self.options.verify
-        # The compiled part knows no digest but one. Where none is asked for, to compare bytes is as good.
+        # The compiled part knows no digest but one. Where none is requested, to compare bytes is as good.
         self.hashes = (
             self.verify == "none" or not self.options.hash or (self.options.hash == "xxh3" and bool(hasher()))
         )

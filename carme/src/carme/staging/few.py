@@ -18,7 +18,7 @@ FEW = 1000
 
 
 def suits(options: Options) -> bool:
-    """Whether the compiled part alone can copy as is asked."""
+    """Whether the compiled part alone can copy as requested."""
     return not options.bandwidth and not options.operations and options.hash in ("", "xxh3")
 
 

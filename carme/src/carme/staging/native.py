@@ -42,10 +42,10 @@ _CHANGED, _CORRUPT = -1, -2
 
 
 def chosen(engine: str) -> str:
-    """What copies when that engine is asked for: `native` or `python`.
+    """What copies when that engine is requested: `native` or `python`.
 
     Raises:
-        InvalidRequest: The compiled part is asked for and is not there.
+        InvalidRequest: The compiled part is requested and is not there.
     """
     there = library() is not None
     if engine == "native" and not there:
@@ -220,7 +220,7 @@ class Native:
 
     @classmethod
     def make(cls, loaded: ctypes.CDLL, options: Options, copier: AttributeCopier, unit: int) -> Native:
-        """The library for what was asked for and what this process may do; `unit` as above."""
+        """The library for what was requested and what this process may do; `unit` as above."""
         return cls(
             loaded,
             verify=options.verify,

@@ -1,4 +1,4 @@
-"""What a run is asked for, and what it answers.
+"""The options of a run, and its result.
 
 Plain classes: to import dataclasses, with all that it needs, takes as long as to look at five thousand files.
 """

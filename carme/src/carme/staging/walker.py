@@ -75,7 +75,7 @@ class Walker:
         destination: Descriptor of the destination's folder.
         options: How to copy.
         digest: Makes a digest.
-        share: Asked whether a batch of a very large folder should be left to other workers.
+        share: Called to find out whether a batch of a very large folder should be left to other workers.
         paces: The limits on bytes and on operations.
     """
 

@@ -52,7 +52,7 @@ SMALL = 1 << 20
 LARGE = 256 << 20
 #: The pool that every BeeGFS has.
 FIRST_POOL = "1"
-#: Of so many files at most is asked where they begin: each time a program is run.
+#: The place of so many files at most is queried: each time a program is run.
 QUERY_BATCH = 128
 
 

@@ -124,7 +124,7 @@ class BeeOND:
         """End this node's part of it and remove its data; False where there is none.
 
         Raises:
-            CarmeError: Something of it is left. Asked again it goes on.
+            CarmeError: Something of it is left. Called again it goes on.
         """
         status, mount = self.state / f"{job}.status", self.mounts / job
         saved = [self.state / f"{job}.{what}" for what in ("status", "data", "nodes", "log")]

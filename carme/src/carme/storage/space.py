@@ -1,6 +1,6 @@
 """How much room a user has left where a folder lies: the user's quota, and the file system's free space.
 
-Asked as the user and about the user alone, which needs no privilege: quotactl(2) for local file systems, the
+Queried as the user and for the user alone, which needs no privilege: quotactl(2) for local file systems, the
 program `quota` (quota-tools, which asks the server's rquotad) for NFS, BeeGFS's own. It needs the standard
 library alone.
 """

@@ -60,7 +60,7 @@ class Watch:
 
     Args:
         owner: Whose life it shares.
-        group: All ranks of the run. Each member that is to be asked watches, too.
+        group: All ranks of the run. Each member that others query watches, too.
         seconds: See `limit`.
         waiting_in: Further folders of Python files, with a separator at the end: the innermost frame of a
             thread that waits for other ranks may be in one of them, too.
@@ -201,7 +201,7 @@ class _Talk:
         self._send(member, _ANSWER_TAG, bytearray(reported.ljust(_ANSWER.size + _LONGEST_ANSWER, b"\0")))
 
     def questions(self) -> Iterator[tuple[int, int]]:
-        """Who has asked since the last time, and the numbers of the questions."""
+        """The ranks that have sent queries since the last time, and the numbers of these."""
         for member, reported in self._came(self._questions):
             self._questions[member] = self._expect(member, _QUESTION_TAG, _QUESTION)
             yield member, _QUESTION.unpack(reported)[0]

@@ -55,7 +55,7 @@ def carme(line: str = "") -> None:
         %carme_run [options] script.py [argument ...]   run a script once for each GPU of the job
         %%carme_run [options] [-- argument ...]         the same; the script is the cell below this line
         %carme_stage [options] SOURCE [DESTINATION]     copy data to the disk of each node, with progress
-        %carme_report [JOBID]                           what this job uses of what you asked for, and advice
+        %carme_report [JOBID]                           what this job uses of what you requested, and advice
         %carme_scale [options] script.py [argument ...] predict how a script scales
 
     Tab completes options, and a question mark explains a magic: `%carme_run?`
@@ -152,7 +152,7 @@ def carme_stage(line: str) -> Path:
 
 
 def carme_report(line: str = "") -> None:
-    """Show what a job uses of what you asked for, what its ranks wait for, and what to change.
+    """Show what a job uses of what you requested, what its ranks wait for, and what to change.
 
         %carme_report           this session's
         %carme_report JOBID     another job of yours

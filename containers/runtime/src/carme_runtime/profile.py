@@ -57,7 +57,7 @@ class Recorder:
     Args:
         folder: Where its profile is to be written at the end; None: nowhere.
         rank: Its number.
-        trace: A folder for its recording, which stays; None: none is asked for. Without both only sums are
+        trace: A folder for its recording, which stays; None: none is requested. Without both only sums are
             kept.
         limit: Bytes of the recording at most, with those that this rank's other processes have left.
     """

@@ -44,7 +44,7 @@ def show_plan(text: str, rank: int) -> NoReturn:
 
 
 def refuse_plan(error: CarmeRuntimeError, rank: int) -> NoReturn:
-    """Print on rank 0 why there is no plan, or none of the strategy asked for, and end the script.
+    """Print on rank 0 why there is no plan, or none of the strategy requested, and end the script.
 
     All ranks come here. The others end well, as the launcher stops rank 0 when one of them fails before it.
     """
@@ -57,12 +57,12 @@ def refuse_plan(error: CarmeRuntimeError, rank: int) -> NoReturn:
 
 
 def follow() -> None:
-    """The script calls `pipeline`, which does what `carme-run` was asked for."""
+    """The script calls `pipeline`, which does what `carme-run`'s options request."""
     follow.done = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def watch_for_plan() -> None:
-    """Let no script train that cannot do what `carme-run` was asked for. PyTorch has been imported."""
+    """Let no script train that cannot do what `carme-run`'s options request. PyTorch is imported."""
     if not _needs_pipeline() or getattr(watch_for_plan, "done", False):
         return
     watch_for_plan.done = True  # pyright: ignore[reportFunctionMemberAccess]

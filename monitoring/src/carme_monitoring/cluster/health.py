@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 
 
 def addresses(settings: Settings) -> dict[str, str]:
-    """Where each service is asked; the answers cost them next to nothing."""
+    """Where each service is queried; the answers cost them next to nothing."""
     return {
         "portal": f"http://{settings.portal.listen}/internal/enter",  # 401: nobody is signed in
         "hub": f"{settings.hub.proxy_url}{settings.hub.base_path}hub/health",  # through the proxy

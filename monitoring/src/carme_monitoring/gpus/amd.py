@@ -2,7 +2,7 @@
 
 Names, units and layouts: AMD SMI C API reference. Its structures grow with each release; read here is only
 what has lain at the same place since version 25 (ROCm 6.4), from buffers larger than any of them. What takes
-the library a tenth of a second or more to find out (throttling, PCIe rates) is not asked for.
+the library a tenth of a second or more to find out (throttling, PCIe rates) is not requested.
 Which process has which memory the kernel's compute driver shows everybody: linux, drivers/gpu/drm/amd/amdkfd.
 """
 
@@ -26,7 +26,7 @@ _NAMES = (
     *(f"libamd_smi.so.{version}" for version in (27, 26, 25)),
     "/opt/rocm/lib/libamd_smi.so",
 )
-_ROOM = 8192  # bytes, more than any structure that is asked for
+_ROOM = 8192  # bytes, more than any structure that is requested
 
 _SUCCESS = 0
 _NO_DRIVER = (34, 51)  # AMDSMI_STATUS_DRIVER_NOT_LOADED, AMDSMI_STATUS_NO_DRV
@@ -87,7 +87,7 @@ class _Calls:
         return self._room.value.decode("utf-8", "replace").strip()
 
     def handles(self, name: str, *arguments: object) -> list[ctypes.c_void_p]:
-        """A list of handles, which is asked for its length first."""
+        """A list of handles, whose length is requested first."""
         count = ctypes.c_uint32(0)
         self.call(name, *arguments, ctypes.byref(count), None)
         found = (ctypes.c_void_p * count.value)()

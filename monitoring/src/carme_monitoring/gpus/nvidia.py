@@ -360,7 +360,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _fields(handle: Any) -> dict[Any, float]:
-    """Values that are asked for by number, all in one call: those of _FIELDS and _LINK_ERRORS."""
+    """Values that are requested by number, all in one call: those of _FIELDS and _LINK_ERRORS."""
     wanted = [
         (number, _ALL_LINKS) if name.startswith("nvlink") else number for name, number in _FIELDS.items()
     ]

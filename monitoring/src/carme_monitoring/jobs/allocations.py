@@ -1,7 +1,7 @@
 """What Slurm's prolog wrote down about each job of this node.
 
 The prolog runs as root with the allocation in its environment (Slurm: Prolog and Epilog Guide), so that
-neither Slurm nor the job itself has to be asked who it is and which GPUs it may use.
+neither Slurm nor the job itself has to be queried who it is and which GPUs it may use.
 """
 
 import json

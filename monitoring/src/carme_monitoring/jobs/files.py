@@ -107,7 +107,7 @@ class OpenFolders:
         return names
 
     def forget_unused(self) -> None:
-        """End of a look: forget the folders that nobody asked for since the last one."""
+        """End of a look: forget the folders that nobody requested since the last one."""
         self._known = {path: known for path, known in self._known.items() if path in self._used}
         self._used, self._looked = set(), {}
 

@@ -53,7 +53,7 @@ class Connections:
     async def close_those_signed_out(self) -> None:
         """Ask the hub about every login with which a WebSocket is open; close those that count no more."""
         async with self._one:
-            # What was asked before somebody signed out says nothing now, for other requests neither.
+            # Answers from before somebody signed out say nothing now, for other requests neither.
             cache = self._auth.cache
             self._auth.cache = type(cache)(cache.max_age)
             by_login: dict[str, list[WebSocketHandler]] = {}

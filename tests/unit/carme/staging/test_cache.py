@@ -296,7 +296,7 @@ def test_leftovers_of_jobs_that_are_over_go_and_running_ones_stay(
     assert reported[-1][-2:] == ("AvailableFeatures=big", "ActiveFeatures=big")
 
     def begins(*words: str) -> str:
-        # A job that begins while Slurm is asked.
+        # A job that begins while Slurm is queried.
         if words[0] == "squeue":
             (node / "jobs/9").mkdir(mode=0o700)
             os.chown(node / "jobs/9", NOBODY, -1)

@@ -1,4 +1,4 @@
-"""Files that are not in memory: small ones are asked for before they are wanted, large ones read past it."""
+"""Files that are not in memory: small ones are requested before they are wanted, large ones read past it."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def a_life(alice: User, bob: User, root: User, broker: FakeBroker, settings) -> 
 
 
 def log_in(page: Page, user: str = "alice") -> None:
-    """By the form; ends on the profile, or where a second factor is asked for."""
+    """By the form; ends on the profile, or where a second factor is requested."""
     page.goto("/profile/")
     page.get_by_label("User name").fill(user)
     page.get_by_label("Password").fill(PASSWORD)

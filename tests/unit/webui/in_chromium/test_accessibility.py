@@ -266,7 +266,7 @@ def test_no_page_keeps_anybody_out(
             judge_viewing(eyes)
         page.context.clear_cookies()
 
-    # What is asked for between the password and the portal.
+    # What is requested between the password and the portal.
     log_in(page, "alice")
     expect(page.get_by_role("heading", name="Second factor")).to_be_visible()
     eyes.judge("anonymous", "second factor")

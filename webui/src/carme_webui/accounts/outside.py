@@ -2,7 +2,7 @@
 
 The flow is https://openid.net/specs/openid-connect-core-1_0.html#CodeFlowAuth with PKCE (RFC 7636): Authlib
 checks state, nonce, and the ID token's signature, issuer, audience and times. A second factor of the account
-is asked for afterwards, as with a password.
+is requested afterwards, as with a password.
 """
 
 import logging

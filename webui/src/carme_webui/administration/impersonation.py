@@ -52,7 +52,7 @@ def end(request: HttpRequest) -> None:
 def impersonating(
     get_response: Callable[[HttpRequest], HttpResponse],
 ) -> Callable[[HttpRequest], HttpResponse]:
-    """Middleware that shows an admin who asked for it a user's pages, and lets nothing be changed there."""
+    """Middleware that shows a user's pages to an admin who requested it, read-only."""
 
     def middleware(request: HttpRequest) -> HttpResponse:
         entry = request.session.get(KEY)

@@ -20,7 +20,7 @@ __all__ = ["onboard"]
 def onboard(
     by: str, name: str, email: str, project: Project | None, broker: BrokerClient
 ) -> tuple[User, str, list[str]]:
-    """Make all that a user needs; what is there already stays, so it may be asked again.
+    """Make all that a user needs; what is there already stays, so it may be requested again.
 
     Args:
         by: Who asks for it.

@@ -196,7 +196,7 @@ def stop_job(by: User, number: int, message: str, broker: BrokerClient) -> Job:
 
     Raises:
         NotFound: There is no such job.
-        CarmeError: Slurm refuses, or cannot be asked.
+        CarmeError: Slurm refuses, or cannot be queried.
     """
     job = broker.job(number)
     message = " ".join(message.split())[:300]

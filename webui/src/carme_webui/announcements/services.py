@@ -99,7 +99,7 @@ def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
 
 
 def call_off(row: Maintenance, by: User, broker: BrokerClient) -> None:
-    """Do not do it, or end it now. When Slurm cannot be asked, the reconciler does it later."""
+    """Do not do it, or end it now. When Slurm cannot be queried, the reconciler does it later."""
     row.called_off = timezone.now()
     row.reserved, row.problem = None, ""
     row.save()

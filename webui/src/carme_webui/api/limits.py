@@ -12,7 +12,7 @@ __all__ = ["seconds_to_wait"]
 
 logger = logging.getLogger(__name__)
 
-# After Redis failed, it is asked again after so many seconds.
+# After Redis failed, it is queried again after so many seconds.
 PAUSE = 30.0
 _pause_ends = 0.0
 

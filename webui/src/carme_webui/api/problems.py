@@ -59,7 +59,7 @@ def of_error(error: CarmeError) -> HttpResponse:
         return problem(status_of(error), str(error), error.code, error.field, error.help or None)
     status = next((status for kind, status in _STATUS.items() if isinstance(error, kind)), None)
     if status is None:
-        # Slurm refuses what was asked, or is away; what else went wrong is not the asker's fault.
+        # Slurm refuses the request, or is away; other failures are not the client's fault.
         away = not isinstance(error, SlurmError) or error.code == "slurm-away"
         status = HTTPStatus.SERVICE_UNAVAILABLE if away else HTTPStatus.CONFLICT
     return problem(status, str(error), error.code, error.field, error.help or None)

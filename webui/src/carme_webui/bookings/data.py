@@ -26,7 +26,7 @@ __all__ = ["bring", "job_name", "stages_of"]
 
 logger = logging.getLogger(__name__)
 
-#: For so long a job that was asked for may not be in the queue yet.
+#: For so long a job that was requested may not be in the queue yet.
 PATIENCE = timedelta(minutes=2)
 
 

@@ -74,7 +74,7 @@ class Booking(models.Model):
     # What that session's data is (`carme.jobs.Stage`), and where its results go.
     session_stage = models.JSONField(default=list)
     session_results = models.CharField(max_length=4096, blank=True)
-    # The job that brings the data before the booking begins: its name, when it was asked for last, its
+    # The job that brings the data before the booking begins: its name, when it was requested last, its
     # number, when it was done, or why it was not.
     stage_name = models.CharField(max_length=56, blank=True)
     stage_requested = models.DateTimeField(null=True)

@@ -1,7 +1,7 @@
 """Booking, changing, deleting and deciding: the rules, the row, and the reservation, in this order.
 
-The row is written first, and then Slurm is asked. If Slurm refuses, the row becomes what it was; if it cannot
-be asked just now, the row stays and the reconciler asks.
+The row is written first, then the request is sent to Slurm. If Slurm refuses, the row becomes what it was; if
+it cannot be reached just now, the row stays and the reconciler sends the request.
 """
 
 import logging

@@ -76,7 +76,7 @@ class Room:
 
 
 def rooms(user: User) -> list[Room]:
-    """The room in all the folders that the portal shows, asked now. Raises CarmeError."""
+    """The room in all the folders that the portal shows, queried now. Raises CarmeError."""
     files = Files(broker(), user.username, PATIENCE)
     shown: dict[str, Place] = {place.path: place for place in places_of(files)}
     found = [Room(shown[space.path].name, space) for space in files.space(list(shown))]

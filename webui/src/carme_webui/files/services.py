@@ -42,7 +42,7 @@ def parent_of(path: str) -> str:
 
 
 def content(request: HttpRequest, files: Files, path: str) -> HttpResponse | StreamingHttpResponse:
-    """A file, or the part of it that is asked for by who goes on with one.
+    """A file, or the requested part of it.
 
     See https://www.rfc-editor.org/rfc/rfc9110#name-range-requests. Raises CarmeError.
     """
@@ -140,7 +140,7 @@ def _number(text: str | None, most: int) -> int:
 
 
 def _range(headers: Mapping[str, str], size: int, tag: str) -> tuple[int, int] | None:
-    """The offset and length of one range that is asked for; None: all of it."""
+    """The offset and length of one range that is requested; None: all of it."""
     found = re.fullmatch(r"bytes=(\d{0,18})-(\d{0,18})", headers.get("Range", ""))
     if found is None or headers.get("If-Range", tag) != tag:
         return None  # also more than one range: then all of it is a right answer

@@ -65,7 +65,7 @@ class BuildForm(forms.Form):
 
     @property
     def proposed(self) -> ImageIn:
-        """What was asked for, once the form is valid."""
+        """What was requested, once the form is valid."""
         return ImageIn(**{name: value for name, value in self.cleaned_data.items() if value is not None})
 
 
@@ -90,7 +90,7 @@ class ShareForm(forms.Form):
 
     @property
     def proposed(self) -> ShareIn:
-        """What was asked for, once the form is valid."""
+        """What was requested, once the form is valid."""
         return ShareIn(**self.cleaned_data)
 
 

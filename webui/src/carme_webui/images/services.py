@@ -257,7 +257,7 @@ def settle(row: OwnImage, broker: BrokerClient) -> None:
     """Note how a build has ended, if it has.
 
     Raises:
-        CarmeError: Nobody can be asked.
+        CarmeError: Nothing can be queried.
     """
     if row.state != ImageState.BUILDING or row.job_id is None:
         return

@@ -162,7 +162,7 @@ class SubmitForm(TimeFields, ScalingFields):
         cleaned = super().clean() or self.cleaned_data
         if self.errors:
             return cleaned
-        # What is left as the form begins is not asked for: the script may say it.
+        # What is left as the form begins is not requested: the script may say it.
         own = cleaned.pop("own_fields", "").split()
         values = {
             name: value

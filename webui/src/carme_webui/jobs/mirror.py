@@ -59,7 +59,7 @@ def mirror(broker: BrokerClient, wait: float = 0.0) -> None:
         CarmeError: The broker does not answer or refuses; nothing is lost, the next round goes on.
     """
     state = Mirror.load()
-    # After a failure the present is asked for, so that pages soon say again what is known.
+    # After a failure the present is requested, so that pages soon say again what is known.
     batch = broker.events(state.cursor or None, 0.0 if state.failure else wait)
     now = timezone.now()
     if batch.complete:

@@ -173,7 +173,7 @@ class Job(models.Model):
 
     @property
     def extensible(self) -> bool:
-        """Whether its owner may ask for more time; each task of an array is asked for by itself."""
+        """Whether its owner may ask for more time; each task of an array is requested by itself."""
         policy = settings.SITE.session_policy(self.partition)
         return self.remaining is not None and policy.extend
 

@@ -1,4 +1,4 @@
-"""Batch jobs from the browser and the API: what was asked for becomes a request that the broker checks."""
+"""Batch jobs from the browser and the API: what was requested becomes a request that the broker checks."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any, NamedTuple

@@ -126,7 +126,7 @@ def job_live(request: HttpRequest, job_id: int) -> HttpResponse:
 
 @require_safe
 def job_use(request: HttpRequest, job_id: int) -> HttpResponse:
-    """The part of a job's page that says what it uses of what it asked for, and what to change."""
+    """The part of a job's page that says what it uses of what it requested, and what to change."""
     found = _mine(request, job_id)
     context: dict[str, object] = {"job": found}
     try:

@@ -16,7 +16,7 @@ def send_warnings(broker: BrokerClient) -> None:
     """Send a notice of each warning and each stop once.
 
     Raises:
-        CarmeError: The broker does not answer; it says the same when it is asked again.
+        CarmeError: The broker does not answer; it says the same when it is queried again.
     """
     warnings = broker.warnings()
     owners = User.objects.in_bulk({one.user for one in warnings}, field_name="username")

@@ -24,7 +24,7 @@ RATE = "2m"  # over which work of processors is counted
 
 _BUSY = "carme_job_gpu_utilization_ratio"
 _MEAN_BUSY = f"avg_over_time({_BUSY}[{MINUTES}m])"
-#: What is asked of all jobs of a user in one question, by the value of the label `what`.
+#: What is queried of all jobs of a user in one request, by the value of the label `what`.
 _PARTS = {
     "gpu": f"avg by (jobid) ({_BUSY})",
     "cpu": (f"sum by (jobid) (rate(carme_job_cpu_seconds_total[{RATE}])) / sum by (jobid) (carme_job_cpus)"),

@@ -148,7 +148,7 @@ class Project(models.Model):
 
 
 def own_projects(user: User) -> list[Project]:
-    """The projects in which a user may run jobs; asked once for each user of a request."""
+    """The projects in which a user may run jobs; queried once for each user of a request."""
     found: list[Project] | None = getattr(user, "_projects", None)
     if found is None:
         found = list(Project.of(user))

@@ -132,7 +132,7 @@ def advice(
 
     Args:
         nodes: Among which is chosen.
-        gpu_type: That is asked for; None: any.
+        gpu_type: The requested one; None: any.
         chosen: Nodes and GPUs of each that the form asks for.
         steps: Of the whole training.
         start: Says when so many nodes with so many GPUs would start.
@@ -179,7 +179,7 @@ def starts(request: JobRequest, user: User, broker: BrokerClient) -> Callable[[i
 
 
 def _bounds(nodes: Sequence[Node], gpu_type: str | None, gpus: int) -> tuple[int, int]:
-    """How many of the nodes can be asked for, and the most GPUs of one of them, of this type."""
+    """How many of the nodes can be requested, and the most GPUs of one of them, of this type."""
     counts = [
         node.gpus.get(gpu_type, 0) if gpu_type else max(node.gpus.values(), default=0) for node in nodes
     ]

@@ -14,7 +14,7 @@ SCALING = ("scaling", "steps", "reason")
 
 
 class ScalingFields(forms.Form):
-    """A probe's result, the training's steps, and why so many GPUs are asked for."""
+    """A probe's result, the training's steps, and why so many GPUs are requested."""
 
     scaling = forms.CharField(
         label=_("Result of a probe"),

@@ -27,7 +27,7 @@ class Probe(NamedTuple):
     Attributes:
         path: Of the result, absolute or from the user's home.
         steps: Of the whole training; None: unknown.
-        reason: Why so many GPUs are asked for.
+        reason: Why so many GPUs are requested.
     """
 
     path: str

@@ -136,7 +136,7 @@ def minutes_in(booking: Booking) -> int:
 
 
 def start(owner: User, options: SessionOptions, name: str) -> tuple[Session, bool]:
-    """Make the session and have the hub asked for it; whether it was made now, not by an earlier request."""
+    """Make the session and request it from the hub; whether it was made now, not by an earlier request."""
     found, created = Session.request(owner, options, name)
     if created:
         tend_soon()

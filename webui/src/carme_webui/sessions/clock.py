@@ -78,7 +78,7 @@ def minutes_of_form(given: str) -> int:
 
 
 def check_extension(minutes: int, most: int) -> None:
-    """See that so much time may be asked for.
+    """See that so much time may be requested.
 
     Raises:
         InvalidRequest: It is none, or more than `most`.

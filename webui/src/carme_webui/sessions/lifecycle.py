@@ -1,7 +1,7 @@
-"""How a session is asked for and stopped.
+"""How a session is requested and stopped.
 
-What happens between, the broker reports (see `mirror`). JupyterHub is asked only to start, to stop, and why a
-start failed before there was a job. Everything may run twice or after a crash: before the hub is asked
+What happens between, the broker reports (see `mirror`). JupyterHub is called only to start, to stop, and for
+why a start failed before there was a job. Everything may run twice or after a crash: before the hub is called
 again to start a session, hub and broker must both say that they know nothing of the first request.
 """
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 # A start of which no job has come after this time is given up.
 PATIENCE = timedelta(seconds=60)
-# The hub answers a start within a second; if no job is known after this time, it is asked what became of it.
+# The hub answers a start within a second; if no job is known after this time, it is queried.
 LOOK_AFTER = timedelta(seconds=2)
 # Two requests at once to stop one server disturb each other, and a hub that finds a dead job by itself may
 # still want to say why.
@@ -138,7 +138,7 @@ def _refuse(session: Session, sentence: str) -> bool:
 
 
 def _note(session: Session, now: datetime) -> None:
-    """Remember that the hub is asked now."""
+    """Remember that the hub is called now."""
     Session.objects.filter(pk=session.pk).update(requested_at=now)
     session.requested_at = now
 

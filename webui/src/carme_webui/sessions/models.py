@@ -1,4 +1,4 @@
-"""A session: what its owner asked for, and what the broker says about it."""
+"""A session: what its owner requested, and what the broker says about it."""
 
 import secrets
 import string
@@ -121,7 +121,7 @@ class Session(models.Model):
     reported = models.JSONField(null=True)
     created = models.DateTimeField(default=timezone.now)
     changed = models.DateTimeField(default=timezone.now)
-    # When the hub was asked last, to start or to stop it.
+    # When the hub was called last, to start or to stop it.
     requested_at = models.DateTimeField(null=True)
     # It is over and neither the hub nor Slurm holds anything of it.
     settled = models.BooleanField(default=False, db_index=True)
@@ -234,7 +234,7 @@ class Session(models.Model):
 
     @property
     def requested_options(self) -> SessionOptions:
-        """What the owner asked for."""
+        """What the owner requested."""
         return SessionOptions.model_validate(self.options)
 
     @property

@@ -29,7 +29,7 @@ def own_sessions(user: User) -> QuerySet[Session]:
 
 
 def apps_of(row: Session) -> list[App]:
-    """What can be opened in a session, the one that was asked for first; nothing unless it is ready."""
+    """What can be opened in a session, the one that was requested first; nothing unless it is ready."""
     if row.state != SessionState.READY:
         return []
     options = row.requested_options

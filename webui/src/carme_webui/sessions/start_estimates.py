@@ -26,10 +26,10 @@ class StartEstimate:
     """An answer of Slurm's.
 
     Attributes:
-        options: What was asked for.
+        options: What was requested.
         start: When it would begin at the latest by Slurm's plan; None where Slurm gives no time.
         earliest: When it would begin if jobs ended as early as they lately did.
-        words: What is less than was asked for: `1 node`; empty for what was asked for itself.
+        words: What is less than was requested: `1 node`; empty for what was requested itself.
         refusal: Why it would never begin.
     """
 
@@ -63,7 +63,7 @@ def start_estimates(
     """What Slurm says to a request, and to smaller ones that would begin earlier.
 
     Raises:
-        CarmeError: Nobody can be asked.
+        CarmeError: Nothing can be queried.
     """
     requested = _ask(options, user, broker)
     if requested.start is None or requested.at_once:

@@ -54,7 +54,7 @@ class Shown:
     """GPUs of one type.
 
     Attributes:
-        queued: GPUs that waiting jobs have asked for.
+        queued: GPUs that waiting jobs have requested.
         calendar: The coming days as HTML; empty if unknown.
         words: The same in words.
     """

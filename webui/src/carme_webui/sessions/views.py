@@ -88,7 +88,7 @@ class Shown:
         row: The session.
         certain: The broker answers, so that what is shown is what is.
         ends: What will end it, the nearest first.
-        apps: What can be opened, the one that was asked for first; empty unless it is ready.
+        apps: What can be opened, the one that was requested first; empty unless it is ready.
     """
 
     row: Session

@@ -17,13 +17,13 @@ from carme.slurm.library.child import Library, LibraryFailed
 _log = logging.getLogger("carme.slurm")
 _T = TypeVar("_T")
 
-REST = 60.0  # seconds for which the programs are asked after the library has failed
+REST = 60.0  # seconds for which the programs are queried after the library has failed
 
 
 class SlurmLibrary(SlurmCommands):
     """The adapter to pyslurm.
 
-    It reads what is asked for again and again: the pulse, the queue, nodes and partitions, reservations. What
+    It reads what is requested again and again: the pulse, the queue, nodes and partitions, reservations. What
     is done as somebody else, or changes something, needs a process of its own anyway. What else could be read
     stays with the commands, as pyslurm 24.11 reports it differently: exit codes from 128 on are less by 128,
     licences lack what is reserved, and jobs in the accounting lack their comments, which say what is ours.
@@ -81,7 +81,7 @@ class SlurmLibrary(SlurmCommands):
         await self._library.close()
 
     async def _ask(self, question: str, read: Callable[[Any], _T], **about: str) -> _T | None:
-        """What the library reports; None where the programs are to be asked.
+        """What the library reports; None where the programs are to be used.
 
         Raises:
             SlurmError: Slurm refuses, or does not answer: the programs would get no further.

@@ -88,8 +88,8 @@ class RestServer:
 
         Args:
             path: What follows the version.
-            database: The accounting is asked, not the controller.
-            user: As whom it is asked; empty: as the owner of the token.
+            database: The accounting is queried, not the controller.
+            user: As whom it is queried; empty: as the owner of the token.
             query: Parameters.
 
         Raises:

@@ -353,7 +353,7 @@ def process_with(text: str) -> int:
 
 
 def serve() -> None:
-    """Make the actions that are asked for on standard input, one JSON object a line."""
+    """Make the actions that are requested on standard input, one JSON object a line."""
     for line in sys.stdin:
         requested = json.loads(line)
         try:

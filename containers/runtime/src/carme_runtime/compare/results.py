@@ -114,7 +114,7 @@ class Row:
 
 @dataclass
 class Result:
-    """A comparison. `options` is what was asked for, `noise` how quiet the machine was."""
+    """A comparison. `options` is what was requested, `noise` how quiet the machine was."""
 
     created: str
     seed: int

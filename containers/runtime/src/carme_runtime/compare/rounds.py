@@ -105,7 +105,7 @@ def compare(plan: Plan, options: dict[str, Any], folder: Path, progress: Progres
 
     Args:
         plan: What is compared.
-        options: As they were asked for, for the result.
+        options: As they were requested, for the result.
         folder: Which all nodes see; for what ranks read and write while it runs.
         progress: Gets a sentence for each thing done.
 

@@ -243,7 +243,7 @@ class Graph:
         return value.bytes * samples / self.samples if value.per_sample else value.bytes
 
     def parameter_bytes(self, names: Iterable[str], trainable: bool = False) -> int:
-        """Bytes of the named parameters, each counted once; of those alone that are trained, if asked."""
+        """Bytes of the named parameters, each counted once; of those alone that are trained, on request."""
         chosen = (self.parameter[name] for name in set(names))
         return sum(one.bytes for one in chosen if one.trainable or not trainable)
 

@@ -152,5 +152,5 @@ class Grouped(torch.autograd.Function):
 
 
 def no_gradients(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether none of them will be asked for a gradient."""
+    """Whether none of them will need a gradient."""
     return not torch.is_grad_enabled() or not any(tensor.requires_grad for tensor in tensors)

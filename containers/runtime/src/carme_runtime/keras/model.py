@@ -58,7 +58,7 @@ class Model:
             `train_on_batch` runs, which waits for those of each layer. Not with stages.
 
     Raises:
-        InvalidCall: A pipeline was asked for, and the model or the backend cannot be one.
+        InvalidCall: A pipeline was requested, and the model or the backend cannot be one.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class Model:
     def save(
         self, filepath: Any, *arguments: Any, tnt_save_all_devices: bool = False, **keywords: Any
     ) -> None:
-        """Save the Keras model, on the master rank unless all are asked for; see `keras.Model.save`."""
+        """Save the Keras model, on the master rank unless all are requested; see `keras.Model.save`."""
         self._write(lambda: self._model.save(filepath, *arguments, **keywords), tnt_save_all_devices)
 
     def save_weights(
@@ -384,7 +384,7 @@ class Model:
         self._steps.restart()
 
     def summary(self, *arguments: Any, **keywords: Any) -> None:
-        """Print the model, on the master rank unless all are asked for; see `keras.Model.summary`."""
+        """Print the model, on the master rank unless all are requested; see `keras.Model.summary`."""
         if self._world.prints:
             self._model.summary(*arguments, **keywords)
 

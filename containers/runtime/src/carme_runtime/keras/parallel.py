@@ -32,7 +32,7 @@ def steps_of(
         start: `streamed`, or empty.
 
     Raises:
-        InvalidCall: Stages were asked for, and cannot be; or another start, or that with stages.
+        InvalidCall: Stages were requested, and cannot be; or another start, or that with stages.
     """
     check_start(start)
     strategy = _strategy(data, pipelining)

@@ -40,7 +40,7 @@ class Wanted:
 
     @property
     def given(self) -> bool:
-        """Whether anything but the strategy was asked for."""
+        """Whether anything but the strategy was requested."""
         return self != Wanted(self.strategy)
 
 

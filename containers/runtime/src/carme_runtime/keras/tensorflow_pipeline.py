@@ -35,7 +35,7 @@ def made_plan(calls: Calls, example: Sequence[Any], request: Request, memory: An
     Args:
         calls: The model.
         example: What it is called with.
-        request: What is asked for, without memory.
+        request: What is requested, without memory.
         memory: Of each rank, as given; None: what it has.
         world: All ranks, which call this together.
 
@@ -360,7 +360,7 @@ def request_of(
     stages: int | None,
     state: float,
 ) -> Request:
-    """What is asked of the plan.
+    """What is required of the plan.
 
     Args:
         wanted: See `stages.Wanted`.

@@ -60,7 +60,7 @@ class World:
 
     @property
     def prints(self) -> bool:
-        """Whether this rank prints: the master rank, or all where that is asked for."""
+        """Whether this rank prints: the master rank, or all where that is requested."""
         return self.is_master or wanted(KERAS_EVERYWHERE)
 
     def some(self, ranks: list[int]) -> "World":

@@ -22,7 +22,7 @@ ALIASES = {
     "--n-per-node": "--devices-per-node", "-ngpuspernode": "--devices-per-node", "--no-gpus": "--no-gpu",
     "--pin-to-socket": "--pin-cpus", "--pin-memory-to-socket": "--pin-memory",
 }  # fmt: skip
-# What is so without being asked for.
+# What is so without being requested.
 NEEDLESS = ("--log-on-all-devices",)
 OPTIONS_WITH_VALUE = (
     "-n", "--nodes", "--devices-per-node", "--devices-per-rank", "--hostfile", "-x", "--output",

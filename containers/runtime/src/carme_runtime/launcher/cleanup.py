@@ -27,7 +27,7 @@ async def execute(
     """End the leftovers on `nodes`, and say which there were; the exit code, 0 where none is left.
 
     Args:
-        fabric: By which the nodes are asked.
+        fabric: By which the nodes are queried.
         nodes: Where to look.
         script: Only those with a file of this name among their arguments; empty: all.
         force: Kill them, instead of asking them to end.

@@ -44,7 +44,7 @@ _WITH_TORCH = {"to_torch": "carme_runtime.onnx.conversion", "fit": "carme_runtim
 
 
 def __getattr__(name: str) -> Any:
-    """What needs PyTorch, imported when it is asked for."""
+    """What needs PyTorch, imported when it is requested."""
     if name not in _WITH_TORCH:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     library("torch")

@@ -136,7 +136,7 @@ def _run(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _traced(tracing: Tracing | None) -> Iterator[None]:
-    """Record the run, and make of it what was asked for, however it ends."""
+    """Record the run, and make of it what was requested, however it ends."""
     if tracing is None:
         yield
         return

@@ -1,6 +1,6 @@
 """Training in less memory than it needs: tensors that do not fit are blocks of a file, and come back in time.
 
-What needs PyTorch is imported when it is asked for.
+What needs PyTorch is imported when it is requested.
 """
 
 import sys

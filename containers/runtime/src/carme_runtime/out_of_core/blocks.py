@@ -25,7 +25,7 @@ class Owner(Protocol):
         ...
 
     def forget(self) -> None:
-        """It is not asked about again."""
+        """It is not queried again."""
         ...
 
 
@@ -47,7 +47,7 @@ class Block:
         next_use: The number of the operation that uses it next, by the recorded step; see `Steps`.
         gone: The number of the operation after which it is gone, by the recorded step.
         step_pins: Those of `pins` that the step's end takes away.
-        is_forgotten: Its owner is gone, and must not be asked about again.
+        is_forgotten: Its owner is gone, and must not be queried again.
     """
 
     owner: Owner

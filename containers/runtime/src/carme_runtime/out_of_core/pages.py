@@ -14,7 +14,7 @@ _PR_SET_THP_DISABLE, _PR_GET_THP_DISABLE = 41, 42
 _M_MMAP_THRESHOLD, _M_MMAP_MAX = -3, -4
 _MAPPED = 2  # the flag in the head of a chunk of glibc's that is a mapping of its own
 _FLAGS = 7
-_SLACK = 64 << 10  # bytes that such a chunk may be larger than what was asked for
+_SLACK = 64 << 10  # bytes that such a chunk may be larger than what was requested
 _LARGEST_HOLE, _MOST_HOLES = 1 << 30, 4096  # bytes, and so many
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _STATM, _STATUS, _CLEAR = "/proc/self/statm", "/proc/self/status", "/proc/self/clear_refs"
@@ -117,7 +117,7 @@ def allow_huge_pages() -> None:
 
 def resident() -> int:
     """Bytes of memory that this process takes: all of its pages, and their tables."""
-    with open(_STATM, "rb", buffering=0) as file:  # noqa: PTH123 - asked for again and again
+    with open(_STATM, "rb", buffering=0) as file:  # noqa: PTH123 - requested again and again
         return int(file.read(100).split()[1]) * PAGE
 
 

@@ -26,7 +26,7 @@ _this_thread = threading.local()
 
 
 def answer_here() -> None:
-    """The thread that calls this answers questions: it would wait for itself if it asked some."""
+    """The thread that calls this answers questions: it would wait for itself if it sent some."""
     _this_thread.process = os.getpid()  # and not in what is forked from it
 
 

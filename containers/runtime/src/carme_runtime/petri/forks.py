@@ -39,7 +39,7 @@ ours: set[int] = set()
 def start(
     net: Definition, folder: Path, slots: mmap.mmap, close: list[int], store: Store
 ) -> tuple[int, socket.socket]:
-    """Fork it: its process and what it is asked through.
+    """Fork it: its process and the connection for its requests.
 
     A request is the number of a worker, with its two sockets. The answers are ("started", slot, process),
     ("overdue", slot, process, number of the task), ("ended", slot, process, status) and ("flood",).

@@ -21,7 +21,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class _Pull:
-    """A node was asked to copy a range.
+    """A node was requested to copy a range.
 
     Attributes:
         name: Of the range.
@@ -189,7 +189,7 @@ class Holders:
                 del there[key]
 
     def take_pulled(self, node: str, name: str, copy: int, well: bool) -> None:
-        """A node has copied a range, as it was asked to."""
+        """A node has copied a range, as requested."""
         pull = self._pulls.pop(copy, None)
         if not well:
             if pull is not None:

@@ -26,7 +26,7 @@ AHEAD_SECONDS = 0.002
 AHEAD_TASKS = 256
 #: A task that takes less is given ahead of one that runs.
 SECOND_SECONDS = 0.05
-#: Seconds without a report after which a worker is asked for tasks that it has not begun.
+#: Seconds without a report after which a worker has to return tasks that it has not begun.
 RECALL_SECONDS = 0.02
 #: Bytes that are read of a worker at once.
 _PART = 1 << 18

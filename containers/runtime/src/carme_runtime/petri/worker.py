@@ -93,7 +93,7 @@ class Worker:
                         return
             try:
                 number, index, attempt, tokens = pending.popleft()
-            except IndexError:  # asked back
+            except IndexError:  # requested back
                 continue
             for step in range(MOST_AHEAD):
                 last = step == MOST_AHEAD - 1

@@ -98,7 +98,7 @@ def _mounted(root: Path, path: PurePosixPath) -> Path:
 
 
 def _used(folder: Path, name: str, prefix: str) -> int:
-    """Bytes that a group takes, without copies of files that no process has mapped: those go when asked."""
+    """Bytes that a group takes, without copies of files that no process has mapped: those go on request."""
     try:
         used = int((folder / name).read_text())
         lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())

@@ -28,7 +28,7 @@ _ENDLESS = float("inf")
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for; None: to be chosen.
+    """What is requested; None: to be chosen.
 
     Args:
         ranks: How many there are.
@@ -202,7 +202,7 @@ def _stages(graph: Graph, request: Request) -> list[int]:
 
 
 def _stages_of_strategy(request: Request) -> list[int]:
-    """The numbers of stages among those asked for that are of the strategy. Raises PlanError."""
+    """The numbers of stages among those requested that are of the strategy. Raises PlanError."""
     ranks, strategy = request.ranks, request.strategy
     fitting = [n for n in range(1, ranks + 1) if ranks % n == 0]
     allowed = {

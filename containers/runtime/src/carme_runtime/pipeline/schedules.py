@@ -19,7 +19,7 @@ FORWARD, BACKWARD, INPUTS, WEIGHTS = "F", "B", "I", "W"
 
 
 class PlanError(CarmeRuntimeError):
-    """A pipeline that cannot be as it was asked for."""
+    """A pipeline that cannot be as it was requested."""
 
 
 class Action(NamedTuple):

@@ -23,7 +23,7 @@ from carme_runtime.torch.flat import tensors_in
 
 __all__ = ["Arrivals", "is_given", "note_given", "settle_given", "settle_optimizer"]
 
-# What may be asked of a parameter whose values are not there yet.
+# What may be read of a parameter whose values are not there yet.
 _NOT_VALUES = frozenset(
     [
         "device",

@@ -16,7 +16,7 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.AVG}
 
 
 class DeviceGroup:
-    """All ranks of the run. What is asked for of host tensors, the core's group does.
+    """All ranks of the run. Requests for host tensors are the core's group's.
 
     Args:
         host: The core's, of all ranks.

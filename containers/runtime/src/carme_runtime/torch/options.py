@@ -1,4 +1,4 @@
-"""What `parallelize` can be asked for, and `pipeline` as well."""
+"""The options of `parallelize`, and of `pipeline` as well."""
 
 # As in backend.py.
 # pyright: reportMissingImports=false

@@ -573,7 +573,7 @@ def _limits(bucket_bytes: int | None, near: bool) -> tuple[int, int]:
     """Bytes with which a bucket is full, and with which one of the last ones is.
 
     Args:
-        bucket_bytes: As it was asked for.
+        bucket_bytes: As it was requested.
         near: Whether all ranks are on one node.
     """
     if bucket_bytes is None:

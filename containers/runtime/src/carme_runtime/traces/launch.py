@@ -58,7 +58,7 @@ class Tracing:
         return {profile.TRACE: str(self.folder), profile.LIMIT: str(self.limit)}
 
     def finish(self) -> None:
-        """Make what was asked for, and say so. Where that fails, the recordings stay."""
+        """Make what was requested, and say so. Where that fails, the recordings stay."""
         command = ["-m", "carme_runtime.traces.convert", str(self.folder), str(self.ranks), *self.targets]
         done = subprocess.run([sys.executable, *command], check=False)
         if done.returncode == 0:
@@ -72,7 +72,7 @@ class Tracing:
 
 
 def prepare(options: argparse.Namespace, ranks: int) -> Tracing | None:
-    """Check what is asked for before anything runs; None: nothing is.
+    """Check what is requested before anything runs; None: nothing is.
 
     Raises:
         CarmeRuntimeError: A trace of that format, at that place or of that size cannot be made.

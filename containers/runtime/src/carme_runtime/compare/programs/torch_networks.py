@@ -35,7 +35,7 @@ def set_threads(threads: int) -> None:
 
 
 def precision_of(work: Work) -> contextlib.AbstractContextManager[Any]:
-    """The context that computes in bf16 where that is asked for; it may be entered again and again."""
+    """The context that computes in bf16 where that is requested; it may be entered again and again."""
     return torch.autocast("cpu", torch.bfloat16) if work.is_bf16 else contextlib.nullcontext()
 
 
