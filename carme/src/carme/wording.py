@@ -54,7 +54,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return (
         _("The nearest known one is {close!r}.", close=close[0])
         if close
-        else _("Known are: {known}.", known=", ".join(known))
+        else _("Choose from: {known}.", known=", ".join(known))
     )
 
 

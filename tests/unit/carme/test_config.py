@@ -52,7 +52,7 @@ def test_settings_are_frozen() -> None:
         ),
         (
             "[images]\nzzz = 1",
-            "there is no key 'zzz' in [images]. Known are: build_cpus, build_memory_mb, build_minutes, ",
+            "there is no key 'zzz' in [images]. Choose from: build_cpus, build_memory_mb, build_minutes, ",
         ),
         ("[broker]\nminimum_uid = 'many'", "'minimum_uid' in [broker] must be a whole number, not 'many'."),
         ("[broker]\nminimum_uid = 0", "'minimum_uid' in [broker] must be at least 1, not 0."),

@@ -235,7 +235,7 @@ picture = Picture()
 
 
 #: After so many seconds the broker is queried again for what somebody may use. The first page after them may
-#: still show the earlier answer, up to 30 s old; a booking does not rely on it. The broker itself queries Slurm
+#: still show the earlier answer, up to 30 s old; bookings do not rely on it. The broker queries Slurm
 #: once a minute.
 ACCESS_SECONDS = 10.0
 

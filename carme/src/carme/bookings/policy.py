@@ -315,10 +315,10 @@ def _why_none(
             when=when,
         )
     return plural(
-        "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} is free for "
-        "the whole time, {when}.",
-        "Of the {nodes} nodes with {gpus} of type {gpu_type} that were asked for, {count} are free for "
-        "the whole time, {when}.",
+        "{count} of the {nodes} requested nodes with {gpus} of type {gpu_type} is free for the whole "
+        "time, {when}.",
+        "{count} of the {nodes} requested nodes with {gpus} of type {gpu_type} are free for the whole "
+        "time, {when}.",
         free,
         nodes=proposed.nodes,
         gpus=number(proposed.gpus_per_node, "GPU"),

@@ -170,7 +170,7 @@ def _concerns(booking: Booking) -> str:
         )
     return _(
         "“%(title)s”, %(when)s, concerns your booking “%(what)s”: if other nodes are free it moves there, "
-        "and you are told."
+        "and you get a notification."
     )
 
 
