@@ -1,6 +1,6 @@
 """The worked example "your own Slurm" of docs/admins/install.md, followed on the hosts of a site.
 
-Files, commands and lines come from the page. Changed are numbers, as the page asks its readers to, and what
+Files, commands and lines come from the page. Numbers are changed, as the page asks its readers to, and what
 these hosts cannot have: images with CUDA, and a file that could not be removed with its host.
 """
 

@@ -1,7 +1,7 @@
 """What an unfinished run leaves so that the next one goes on from there.
 
-Small files need no record: they get their final name and time only when they are complete. Recorded are the
-parts of large files, files with several names, and folders whose times are set at the end.
+Small files need no record: they get their final name and time only when they are complete. The
+record has the parts of large files, files with several names, and folders whose times are set at the end.
 """
 
 from __future__ import annotations
