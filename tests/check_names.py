@@ -5,12 +5,17 @@ LEFT, per word; a new one fails, and a number that is too high is named so that 
 functions, classes, arguments and variables count, where they are defined, and so do texts of the product that
 are names themselves: keys, kinds, addresses, entries of `__all__`. In C, C++ and JavaScript all names
 outside of comments and texts count. EARLIER has what must stay.
+
+Words of IN_PROSE are refused in sentences, too: in comments and docstrings of Python, and in pages of
+documentation. There a program reports, prints, notifies or queries.
 """
 
 import ast
+import io
 import re
 import subprocess
 import sys
+import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
@@ -57,6 +62,27 @@ EARLIER = {
     "told_once": ("profile/models.py",),
 }
 
+#: What sentences of comments, docstrings and pages do not have, with what they have instead.
+IN_PROSE = {
+    **{
+        word: INSTEAD[word]
+        for word in ("aftermath", "bringer", "caretaker", "crew", "deed", "desk", "errand")
+    },
+    **{
+        word: INSTEAD[word] for word in ("errands", "keeper", "outlook", "prospect", "prospects", "strangers")
+    },
+    "lest": "so that ... not",
+    "said": "reported, printed, given",
+    "telling": "reporting, notifying",
+    "tells": "reports, prints, notifies",
+    "told": "reported, notified",
+    "whoever": "anyone who",
+    "wish": "request, hint",
+    "wishes": "requests, options",
+}
+#: Pages with earlier names.
+HISTORY = ("CHANGELOG.md",)
+
 NAME = re.compile(r"[A-Za-z_]\w*(?:-\w+)*")
 
 #: Files in which names are found as words; other people's are in `vendor`.
@@ -93,6 +119,33 @@ def names_in_code(source: str) -> Iterator[tuple[str, int]]:
         yield from ((name, line) for name in re.findall(r"[A-Za-z_]\w*", text))
 
 
+def sentences(source: str) -> Iterator[tuple[str, int]]:
+    """Comments and docstrings of a Python module, each with its first line."""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string, token.start[0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            match node.body:
+                case [ast.Expr(value=ast.Constant(value=str(text), lineno=line)), *_]:
+                    yield text, line
+
+
+def found_in_prose() -> list[str]:
+    """Where sentences have a word of IN_PROSE, as `file:line: word. Write: ...`."""
+    pattern = re.compile(rf"(?<![\w`'\"-])({'|'.join(IN_PROSE)})(?![\w`'\"-])", re.IGNORECASE)
+    found = []
+    for file in _listed("*.py", "*.md"):
+        source = (ROOT / file).read_text()
+        if Path(file).name in HISTORY or not pattern.search(source):
+            continue
+        for text, first in [(source, 1)] if file.endswith(".md") else sentences(source):
+            for match in pattern.finditer(text):
+                line = first + text.count("\n", 0, match.start())
+                found.append(f"{file}:{line}: {match[0]!r}. Write: {IN_PROSE[match[0].lower()]}.")
+    return found
+
+
 def words_of(name: str) -> set[str]:
     """The words of a name, and its pairs of words, whichever way it joins them."""
     words = [word.lower() for word in re.split(r"[_-]|(?<=[a-z0-9])(?=[A-Z])", name) if word]
@@ -101,14 +154,8 @@ def words_of(name: str) -> set[str]:
 
 def found() -> dict[str, list[str]]:
     """Where each banned word stands, as `file:line: name`; a name counts once in each file."""
-    patterns = ["*.py", *(f"*{suffix}" for suffix in OTHER_SUFFIXES)]
-    listed = subprocess.run(
-        ["git", "ls-files", *patterns], cwd=ROOT, check=True, capture_output=True, text=True
-    )
     places: dict[str, list[str]] = defaultdict(list)
-    for file in listed.stdout.splitlines():
-        if not (ROOT / file).exists() or "/vendor/" in file:
-            continue  # removed, which git does not know yet; or not ours
+    for file in _listed("*.py", *(f"*{suffix}" for suffix in OTHER_SUFFIXES)):
         first: dict[str, int] = {}
         for name, line in [(Path(file).stem, 1), *_names_in(file, (ROOT / file).read_text())]:
             if not file.endswith(EARLIER.get(name, ())):
@@ -117,6 +164,15 @@ def found() -> dict[str, list[str]]:
             for word in words_of(name) & INSTEAD.keys():
                 places[word].append(f"{file}:{line}: {name}")
     return places
+
+
+def _listed(*patterns: str) -> list[str]:
+    """Our files of these names that are there."""
+    listed = subprocess.run(
+        ["git", "ls-files", *patterns], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    # One that was removed is listed until git knows it; vendored ones are not ours.
+    return [file for file in listed.stdout.splitlines() if (ROOT / file).exists() and "/vendor/" not in file]
 
 
 def _names_in(file: str, source: str) -> Iterator[tuple[str, int]]:
@@ -141,6 +197,9 @@ def main() -> int:
             print("\n".join(f"  {place}" for place in places[word]))
         elif count < left:
             print(f"Only {count} names have the word {word!r} now: lower it in LEFT from {left}.")
+    if sentences_with := found_in_prose():
+        failed = True
+        print("Sentences with words of another meaning:", *sentences_with, sep="\n  ")
     return int(failed)
 
 

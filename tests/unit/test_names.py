@@ -2,6 +2,7 @@
 
 import ast
 import subprocess
+from pathlib import Path
 
 import check_names
 import pytest
@@ -31,6 +32,22 @@ def test_names_in_other_languages_count_and_their_comments_do_not() -> None:
     source = '// It was told\nint told_to_end = 1; /* asked */ puts("kept");\n'
     words = {word for name, _ in check_names.names_in_code(source) for word in check_names.words_of(name)}
     assert words & check_names.INSTEAD.keys() == {"told"}
+
+
+def test_banned_words_are_found_in_comments_docstrings_and_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text(
+        '"""Says what it was\ntold."""\nkept = "It said so."  # Whoever wrote `told`\n\n'
+        'def f():\n    """Its wish-list."""\n    return "told"  # fine\n'
+    )
+    (tmp_path / "page.md").write_text("Slurm\ntells it.\n")
+    (tmp_path / "CHANGELOG.md").write_text("It was told.\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    found = [place.rpartition(". Write")[0] for place in check_names.found_in_prose()]
+    assert found == ["a.py:3: 'Whoever'", "a.py:2: 'told'", "page.md:2: 'tells'"]
 
 
 def test_what_may_stay_is_there() -> None:

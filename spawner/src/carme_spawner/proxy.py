@@ -16,7 +16,7 @@ class EndsServersFirst(Proxy):
         """End the server if it still runs, then remove its route."""
         spawner = user.spawners.get(server_name)
         if isinstance(spawner, CarmeSpawner) and await spawner.poll() is None:
-            spawner.stop_polling()  # whoever requested the end needs no notice of it
+            spawner.stop_polling()  # anyone who requested the end needs no notice of it
             await spawner.stop()
         await super().delete_user(user, server_name)
 

@@ -127,16 +127,16 @@ async def test_a_start_that_failed_is_reported_though_its_log_cannot_be_read(
 ) -> None:
     monkeypatch.setattr("carme_spawner.spawner.LAST_REPORT", 0.5)
     site.wait_for_outcome()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     async def hangs(*_: object) -> str:
-        asked.set()
+        requested.set()
         await asyncio.Event().wait()
         return ""
 
     monkeypatch.setattr("carme.broker.files.JobFiles.log_tail", hangs)  # as a home that does not answer
     site.broker.command = [sys.executable, "-c", "raise SystemExit(3)"]
-    assert "exit code 3" in (await site.start()).json()["message"] and asked.is_set()
+    assert "exit code 3" in (await site.start()).json()["message"] and requested.is_set()
 
 
 async def test_without_a_broker_a_start_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
