@@ -24,7 +24,7 @@ MOST_SHOWN = 120  # letters of what changed
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the commands."""
     admin = commands.add_parser(
-        "admin", help="users, nodes, jobs, maintenance, announcements; for administrators"
+        "admin", help="manage users, nodes, jobs, maintenance and announcements; for administrators"
     )
     actions = admin.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
@@ -52,7 +52,7 @@ def _add_people(command: Command) -> None:
     users.add_argument("search", metavar="WORDS", nargs="?", default="", help="part of a name or address")
     enrol = command("enrol", "add a user: portal, Slurm, home, quotas", _enrol, "user")
     enrol.add_argument("--email", default="")
-    enrol.add_argument("--project", default="", metavar="PROJECT", help="to join at once")
+    enrol.add_argument("--project", default="", metavar="PROJECT", help="project that the user joins")
     command("disable", "keep a user from signing in", _disable, "user")
     command("enable", "let a user sign in again", _enable, "user")
     command("remove-second-factor", "remove the second factor of a user who has lost it", _factor, "user")

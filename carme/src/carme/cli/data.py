@@ -58,7 +58,9 @@ def _add_sync(parts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     _paths(command)
     command.add_argument(
-        "--dry-run", action="store_true", help="change nothing; say what would be copied, updated and removed"
+        "--dry-run",
+        action="store_true",
+        help="change nothing; print what would be copied, updated and removed",
     )
     _how(command)
     command.set_defaults(run=_sync)

@@ -41,8 +41,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     command.add_argument(
         "--into", default="", metavar="FOLDER", help="where an archive is unpacked (default: beside it)"
     )
-    command.add_argument("--title", default="", help="what it is")
-    command.add_argument("--licence", default="", help="under which terms it may be used")
+    command.add_argument("--title", default="", help="a short description")
+    command.add_argument("--licence", default="", help="terms under which it may be used")
     _whose(command)
     add_json(command)
     command.set_defaults(run=_add)

@@ -40,7 +40,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     what.add_argument("--definition", metavar="FILE", help="a definition of Apptainer")
     build.add_argument("--base", default="", help="the site's image that packages are added to")
     add_title(build)
-    build.add_argument("--folder", default="", help="where it goes (default: your home)")
+    build.add_argument("--folder", default="", help="folder for its file (default: your home)")
     _add_project(build)
     build.add_argument("--wait", action="store_true", help="show the log, and wait until it is built")
     build.set_defaults(run=_build)
@@ -53,8 +53,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     share.add_argument("name", metavar="NAME")
     whom = share.add_mutually_exclusive_group(required=True)
     _add_project(whom)
-    whom.add_argument("--nobody", action="store_true", help="nobody but you")
-    share.add_argument("--folder", default="", help="where its file goes (default: where it is)")
+    whom.add_argument("--nobody", action="store_true", help="stop sharing it")
+    share.add_argument("--folder", default="", help="folder for its file (default: where it is)")
     share.set_defaults(run=_share)
     delete = actions.add_parser("delete", help="delete one of your images and its file")
     delete.add_argument("name", metavar="NAME")
@@ -77,7 +77,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _add_project(parser: Options) -> None:
-    parser.add_argument("--project", default="", metavar="PROJECT", help="whose members may use it")
+    parser.add_argument("--project", default="", metavar="PROJECT", help="project whose members may use it")
 
 
 def _build(options: argparse.Namespace) -> int:

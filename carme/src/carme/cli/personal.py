@@ -51,7 +51,7 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     download.add_argument("file", metavar="FILE", nargs="?", help="where it goes (default: here)")
     download.set_defaults(run=_download)
     for one in (upload, download):
-        one.add_argument("--replace", action="store_true", help="a file of that name may be replaced")
+        one.add_argument("--replace", action="store_true", help="replace a file of that name")
     make = actions.add_parser("mkdir", help="make a folder")
     make.add_argument("path", metavar="PATH")
     make.set_defaults(run=_make)
@@ -262,7 +262,9 @@ def _yes(value: bool) -> str:
 
 
 def _add_projects(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    projects = commands.add_parser("projects", help="your projects, who is in them, and invitations")
+    projects = commands.add_parser(
+        "projects", help="list and manage your projects, their members and invitations"
+    )
     actions = projects.add_subparsers(title="commands", metavar="COMMAND", required=True)
     every = actions.add_parser("list", help="list your projects")
     every.set_defaults(run=_projects)

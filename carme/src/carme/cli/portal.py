@@ -84,7 +84,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         add_start(one)
     add_title(create)
     create.add_argument("--project", default="", metavar="NAME", help="the project that it is for")
-    create.add_argument("--users", default="", help="who else may use it, with commas between them")
+    create.add_argument("--users", default="", help="other users who may use it, with commas between them")
     create.set_defaults(run=_book)
     _plan(create)
     free.set_defaults(run=_free)
@@ -94,7 +94,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     session.set_defaults(run=_booked_session)
     offer = parts.add_parser("offer", help="offer a booking to another user, who has to accept it")
     offer.add_argument("name", metavar="NAME")
-    offer.add_argument("user", metavar="USER", nargs="?", help="without one the offer is taken back")
+    offer.add_argument(
+        "user", metavar="USER", nargs="?", help="who may take it; without a name the offer is withdrawn"
+    )
     offer.set_defaults(run=_offer)
     accept = parts.add_parser("accept", help="take over a booking that was offered to you")
     accept.add_argument("name", metavar="NAME")

@@ -11,7 +11,7 @@ from carme.reports.text import as_html, as_text
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     parser = commands.add_parser(
-        "report", help="show what a job used of what it asked for, and what to change"
+        "report", help="show how much of its resources a job used, and what to change"
     )
     parser.add_argument("job", type=int, metavar="JOBID")
     form = parser.add_mutually_exclusive_group()

@@ -19,13 +19,19 @@ def add_json(made: argparse.ArgumentParser) -> None:
 
 def add_compare_options(made: argparse.ArgumentParser) -> None:
     """Add those of `carme compare` to a parser."""
-    made.add_argument("contestants", nargs="*", metavar="CONTESTANT", help="default: all; see --list")
+    made.add_argument(
+        "contestants", nargs="*", metavar="CONTESTANT", help="what to measure (default: all; see --list)"
+    )
     made.add_argument("--list", action="store_true", help="show contestants and networks; measure nothing")
     made.add_argument("--quick", action="store_true", help="small networks and few rounds: some minutes")
     _add_work_options(made)
-    made.add_argument("--ranks", default="1,2", metavar="NUMBERS", help="with commas (default: 1,2)")
-    made.add_argument("--rounds", type=int, metavar="N", help="turns of each (default: 10)")
-    made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the network's")
+    made.add_argument(
+        "--ranks", default="1,2", metavar="NUMBERS", help="how many ranks: numbers with commas (default: 1,2)"
+    )
+    made.add_argument("--rounds", type=int, metavar="N", help="how often each is measured (default: 10)")
+    made.add_argument(
+        "--batch", type=int, metavar="B", help="samples per step, instead of the network's own number"
+    )
     made.add_argument(
         "--scaling",
         choices=("strong", "weak"),
@@ -36,12 +42,14 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         "--precision",
         choices=("float32", "bf16"),
         default="float32",
-        help="of the computing; bf16 is each framework's mixed precision (default: float32)",
+        help="precision of the computation; bf16 is each framework's mixed precision (default: float32)",
     )
     made.add_argument(
-        "--threads", type=int, metavar="T", help="of each rank (default: its share of the cores)"
+        "--threads", type=int, metavar="T", help="threads of each rank (default: its share of the cores)"
     )
-    made.add_argument("--seed", type=int, default=1, metavar="S", help="of weights, batches and orders")
+    made.add_argument(
+        "--seed", type=int, default=1, metavar="S", help="seed of weights, batches and orders (default: 1)"
+    )
     _add_trust_options(made)
     made.add_argument(
         "--python",
@@ -55,7 +63,7 @@ def add_compare_options(made: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("compare"),
         metavar="FOLDER",
-        help="where compare.json and compare.html go, and what all nodes see (default: compare)",
+        help="folder for compare.json and compare.html, which all nodes must see (default: compare)",
     )
     made.add_argument(
         "--diff",
@@ -89,14 +97,21 @@ def _add_trust_options(made: argparse.ArgumentParser) -> None:
 def _add_work_options(made: argparse.ArgumentParser) -> None:
     """Networks, and the images that they are trained with."""
     made.add_argument(
-        "--networks", metavar="NAMES", help=f"with commas, or all (default: {','.join(USUAL_NETWORKS)})"
+        "--networks",
+        metavar="NAMES",
+        help=f"networks to train: names with commas, or all (default: {','.join(USUAL_NETWORKS)})",
     )
     made.add_argument(
-        "--data", default="digits", metavar="NAME", help="digits, faces, or imagenet for images of its shape"
+        "--data",
+        default="digits",
+        metavar="NAME",
+        help="what they train with: digits, faces, or imagenet for images of its shape (default: digits)",
     )
-    made.add_argument("--size", type=int, metavar="PIXELS", help="the images' side, instead of their own")
     made.add_argument(
-        "--width", type=float, metavar="FACTOR", help="times the networks' channels, instead of their own"
+        "--size", type=int, metavar="PIXELS", help="the images' side, instead of the data's own"
+    )
+    made.add_argument(
+        "--width", type=float, metavar="FACTOR", help="multiply the numbers of the networks' channels by this"
     )
 
 
@@ -105,12 +120,22 @@ def add_scale_options(made: argparse.ArgumentParser) -> None:
     made.add_argument("result", type=Path, metavar="RESULT.json", help="what the probe wrote")
     add_json(made)
     made.add_argument("--svg", type=Path, metavar="FILE", help="also draw the curve into this file")
-    made.add_argument("--network", metavar="TEXT", help='links between nodes, such as "100 Gbit/s, 2 us"')
     made.add_argument(
-        "--ranks-per-node", type=int, default=1, metavar="K", help="as a rule the GPUs of a node (default: 1)"
+        "--network", metavar="TEXT", help='predict for these links between nodes, such as "100 Gbit/s, 2 us"'
     )
-    made.add_argument("--upto", type=int, default=64, metavar="N", help="the most ranks (default: 64)")
-    made.add_argument("--batch", type=int, metavar="B", help="samples of a step, instead of the script's")
+    made.add_argument(
+        "--ranks-per-node",
+        type=int,
+        default=1,
+        metavar="K",
+        help="ranks on each node, usually one per GPU (default: 1)",
+    )
+    made.add_argument(
+        "--upto", type=int, default=64, metavar="N", help="the largest number of ranks (default: 64)"
+    )
+    made.add_argument(
+        "--batch", type=int, metavar="B", help="samples per step, instead of the script's own number"
+    )
     made.add_argument(
         "--save",
         type=Path,

@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_place_options(parser: argparse.ArgumentParser) -> None:
     """Where ranks run, and what each of them has there."""
-    parser.add_argument("-n", type=_count, metavar="N", help="ranks in all (default: as many as fit)")
+    parser.add_argument(
+        "-n", type=_count, metavar="N", help="how many ranks to start (default: as many as fit)"
+    )
     parser.add_argument("--nodes", type=_count, metavar="M", help="use the first M nodes (default: all)")
     parser.add_argument(
         "--devices-per-node",
@@ -78,7 +80,9 @@ def _add_place_options(parser: argparse.ArgumentParser) -> None:
         help="GPUs that each rank sees alone (default: every rank sees all of its node)",
     )
     parser.add_argument(
-        "--no-gpu", action="store_true", help="ranks see no GPU, and there are as many as on nodes without"
+        "--no-gpu",
+        action="store_true",
+        help="hide the GPUs from the ranks, and start as many as on nodes without GPUs",
     )
     parser.add_argument(
         "--hostfile",
@@ -86,13 +90,11 @@ def _add_place_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="use these nodes of the job in this order; a line is 'host', 'host slots=4' or 'host:4'",
     )
-    parser.add_argument(
-        "--pin-cpus", action="store_true", help="give each rank CPU cores of its node for itself"
-    )
+    parser.add_argument("--pin-cpus", action="store_true", help="bind each rank to CPU cores of its own")
     parser.add_argument(
         "--pin-memory",
         action="store_true",
-        help="--pin-cpus, and each rank gets memory of the NUMA nodes of its cores, and no other",
+        help="as --pin-cpus, and bind each rank to the memory of its cores' NUMA nodes",
     )
     parser.add_argument(
         "-x",
@@ -107,7 +109,10 @@ def _add_place_options(parser: argparse.ArgumentParser) -> None:
 def _add_output_options(parser: argparse.ArgumentParser) -> None:
     """What becomes of the ranks' output, and of calls that hang."""
     parser.add_argument(
-        "--output", choices=("all", "master"), default="all", help="whose output is shown (default: all)"
+        "--output",
+        choices=("all", "master"),
+        default="all",
+        help="show the output of all ranks, or of rank 0 (default: all)",
     )
     parser.add_argument(
         "--output-on-all-devices",
@@ -122,7 +127,7 @@ def _add_output_options(parser: argparse.ArgumentParser) -> None:
         "--hang-seconds",
         type=_seconds,
         metavar="S",
-        help="say where the ranks are when a call has waited for S seconds (default: 300; 0: never)",
+        help="report where the ranks are when a call has waited for S seconds (default: 300; 0: never)",
     )
 
 
@@ -133,17 +138,17 @@ def _add_restart_options(parser: argparse.ArgumentParser) -> None:
         type=_number,
         default=0,
         metavar="R",
-        help="when ranks or nodes are lost, start the others anew, so often; the script goes on from its "
-        "last checkpoint (default: 0)",
+        help="restart the run up to R times when ranks or nodes are lost; the script resumes from its last "
+        "checkpoint (default: 0)",
     )
     parser.add_argument(
-        "--min-ranks", type=_count, metavar="N", help="with fewer ranks it is over (default: 1)"
+        "--min-ranks", type=_count, metavar="N", help="end the run when fewer ranks are left (default: 1)"
     )
     parser.add_argument(
         "--max-ranks",
         type=_count,
         metavar="N",
-        help="nodes that come, or come back, are used for up to so many ranks (default: as many as at first)",
+        help="use nodes that join or return, for up to N ranks (default: as many as at the start)",
     )
 
 
@@ -152,18 +157,17 @@ def _add_library_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         choices=tuple(backends.BACKENDS),
-        help="the framework of the script (default: torch); --dry-run says what it sets, starts and stops",
+        help="the framework of the script (default: torch); --dry-run shows what it sets, starts and stops",
     )
     parser.add_argument(
         "--torch-backend",
         choices=TORCH_BACKENDS,
-        help="the backend that PyTorch scripts get from init_process_group, whichever they or their library "
-        "name",
+        help="the backend that init_process_group gives PyTorch scripts, whatever they or their library name",
     )
     parser.add_argument(
         "--transport",
         choices=TRANSPORTS,
-        help="what carries the data of carme_runtime: its own core, or the GPI-2 that is installed",
+        help="what carries the data of carme_runtime: its own core, or the installed GPI-2",
     )
 
 
@@ -173,13 +177,13 @@ def _add_observation_options(parser: argparse.ArgumentParser) -> None:
         "--profile",
         type=Path,
         metavar="DIR",
-        help="say at the end where the ranks' time went, and write a trace of each to DIR/rank-N.json",
+        help="report at the end where the ranks' time went, and write a trace of each to DIR/rank-N.json",
     )
     tracing.add_options(parser)
     parser.add_argument(
         "--log-level",
         choices=logs.LEVELS,
-        help="how much the library says, each rank on its standard error output (default: WARNING); with "
+        help="how much the library logs, each rank on its standard error output (default: WARNING); with "
         "INFO or DEBUG it also logs where ranks run",
     )
 
@@ -197,7 +201,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--memory-per-rank",
         type=_size,
         metavar="SIZE",
-        help="train with PyTorch in so much memory, such as 2G; tensors that do not fit go to --spill",
+        help="train PyTorch models in this much memory, such as 2G; tensors that do not fit go to --spill",
     )
     parser.add_argument(
         "--spill", type=Path, metavar="DIR", help="with --memory-per-rank: a folder on a disk of each node"
@@ -236,8 +240,10 @@ def _add_action_options(parser: argparse.ArgumentParser) -> None:
         help="as the first option: run an ONNX model on several workers; carme-run --onnx --help has its "
         "own options",
     )
-    parser.add_argument("--force", action="store_true", help="with --cleanup: kill them")
-    parser.add_argument("--dry-run", action="store_true", help="say where ranks would run, and start nothing")
+    parser.add_argument("--force", action="store_true", help="with --cleanup: kill these processes")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="show where ranks would run, and start nothing"
+    )
     parser.add_argument(
         "--json", action="store_true", help="with --dry-run: in JSON, with each rank's environment"
     )

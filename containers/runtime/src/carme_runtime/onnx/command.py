@@ -43,27 +43,37 @@ def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
         return command
 
     planning = add("plan", _plan, "show the tasks that a model becomes, what travels, and the predicted time")
-    planning.add_argument("--input", type=Path, metavar="X.npz", help="an example of what the model is given")
+    planning.add_argument("--input", type=Path, metavar="X.npz", help="example inputs of the model")
     planning.add_argument(
         "--shape",
         action="append",
         default=[],
         type=_shape,
         metavar="NAME=1,3,224,224",
-        help="of an input whose dimensions the model leaves open, where there is no example",
+        help="shape of an input whose dimensions the model leaves open, where there is no example",
     )
     planning.add_argument(
-        "--micro-batches", type=_count, default=1, metavar="M", help="that follow each other (default: 1)"
+        "--micro-batches",
+        type=_count,
+        default=1,
+        metavar="M",
+        help="number of micro-batches that follow each other (default: 1)",
     )
     planning.add_argument(
         "--estimate", action="store_true", help="take times from sizes instead of measuring each operator"
     )
     planning.add_argument("--svg", type=Path, metavar="FILE", help="also draw the graph with its cuts")
     running = add("run", _run, "run a model on several workers")
-    running.add_argument("--input", type=Path, required=True, metavar="X.npz", help="arrays by input")
-    running.add_argument("--output", type=Path, required=True, metavar="Y.npz", help="gets arrays by output")
+    running.add_argument(
+        "--input", type=Path, required=True, metavar="X.npz", help="the inputs: an array for each"
+    )
+    running.add_argument(
+        "--output", type=Path, required=True, metavar="Y.npz", help="the file to write the outputs to"
+    )
     add_trace_options(running)
-    running.add_argument("--memory", metavar="SIZE", help="that tensors in flight may take, such as 8GiB")
+    running.add_argument(
+        "--memory", metavar="SIZE", help="memory that tensors in flight may take, such as 8GiB"
+    )
     return made
 
 
@@ -77,7 +87,10 @@ def _add_common(command: argparse.ArgumentParser) -> None:
         "each of them (default: one per processor of this node)",
     )
     command.add_argument(
-        "--tasks", type=_count, metavar="T", help="cut the model into so many (default: what is quickest)"
+        "--tasks",
+        type=_count,
+        metavar="T",
+        help="number of tasks to cut the model into (default: the fastest plan's)",
     )
 
 

@@ -39,35 +39,53 @@ def parser(program: str = "carme net") -> argparse.ArgumentParser:
 
     run = add("run", _run, "run the net that a script defines")
     run.add_argument("script", type=Path, metavar="SCRIPT.py", help="a Python file that makes a Net")
-    run.add_argument("--net", default="", metavar="NAME", help="which one, where it makes several")
-    run.add_argument("--folder", type=Path, help="for the run (default: a new one, named after the net)")
+    run.add_argument(
+        "--net", default="", metavar="NAME", help="which net to run, where the script makes several"
+    )
+    run.add_argument(
+        "--folder", type=Path, help="folder of the run (default: a new one, named after the net)"
+    )
     _add_running(run)
     resume = add("resume", _resume, "go on with a run whose program has ended")
-    resume.add_argument("folder", type=Path, help="of the run")
+    resume.add_argument("folder", type=Path, help="folder of the run")
     _add_running(resume)
     status = add("status", _status, "show what a run has done and where its tokens are")
-    status.add_argument("folder", type=Path, nargs="?", help="of the run (default: list those on this node)")
+    status.add_argument(
+        "folder", type=Path, nargs="?", help="folder of the run (default: list the runs on this node)"
+    )
     status.add_argument(
         "--follow", action="store_true", help="show it again whenever it has changed, until it rests or ends"
     )
     put = add("put", _put, "put tokens into a net that runs")
-    put.add_argument("folder", type=Path, help="of the run")
+    put.add_argument("folder", type=Path, help="folder of the run")
     put.add_argument("place", help="where the tokens go")
     put.add_argument(
         "tokens", nargs="+", metavar="TOKEN", help="text, number or JSON; '-': lines of the input"
     )
     add("include", _include, "print the folder of carme_ranges.h, for programs in C and C++")
     attach = add("attach", _attach, "follow a run that another program has, until it rests or ends")
-    attach.add_argument("folder", type=Path, help="of the run")
+    attach.add_argument("folder", type=Path, help="folder of the run")
     return made
 
 
 def _add_running(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--workers", default="here", metavar="N", help="processes, 'here' or 'job'")
-    command.add_argument("--offers", default="", metavar="NEEDS", help="for transitions with needs: gpu:2")
-    command.add_argument("--memory", metavar="SIZE", help="that ranges may take of this node's, such as 8GiB")
     command.add_argument(
-        "--spill", type=Path, metavar="FOLDER", help="for ranges that have no room in memory"
+        "--workers",
+        default="here",
+        metavar="N",
+        help="number of processes, 'here': one per processor, or 'job': on all nodes",
+    )
+    command.add_argument(
+        "--offers",
+        default="",
+        metavar="NEEDS",
+        help="what workers offer to transitions that need it, such as gpu:2",
+    )
+    command.add_argument(
+        "--memory", metavar="SIZE", help="memory of this node that ranges may take, such as 8GiB"
+    )
+    command.add_argument(
+        "--spill", type=Path, metavar="FOLDER", help="folder for ranges that do not fit into memory"
     )
     command.add_argument(
         "--put",
