@@ -1,8 +1,10 @@
 """What the documentation promises exists: settings, commands with their options, variables and suites."""
 
 import argparse
+import contextlib
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -20,12 +22,28 @@ from suites import arguments
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md"))
-    # Earlier names stand there.
-    if page.name != "CHANGELOG.md"
+    for page in (
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("*/README.md"),
+        *ROOT.glob("*/*/*/README.md"),
+    )
+    # Earlier names stand in the first one, and pytest's in its folder.
+    if page.name != "CHANGELOG.md" and page.parent.name != ".pytest_cache"
 )
 FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+#: Names in code and options of other programs, which ours never mention.
+OF_OTHERS = {
+    *("--failed", "--no-package-lock", "--no-verify", "--parallel", "--pty"),
+    *("ACCELERATE_MIXED_PRECISION", "BASE_URL", "CAP_LINUX_IMMUTABLE", "DS_BUILD_SHM_COMM"),
+    *("HOROVOD_CYCLE_TIME", "MPI_COLLECTIVE_BEGIN", "MPI_RECV", "PYTORCH_CUDA_ALLOC_CONF", "RMA_ATOMIC"),
+    *("RMA_GET", "RMA_SYNC", "SITE_URL", "SLURM_INCLUDE_DIR", "SLURM_LIB_DIR", "expandable_segments"),
+    *("full_name_format", "jwt_key", "num_replicas", "oob_tcp_if_include", "parse_range_header", "rest_auth"),
+    *("to_yaml",),
+}
+#: Its letters in capitals stand for something.
+PLACEHOLDERS = {"carme_UID_KEY"}
 #: Words of Carme's own variables for Ansible that are packages of Python.
 PACKAGES = {"carme_runtime", "carme_webui", "carme_spawner", "carme_monitoring", "carme_demo"}
 
@@ -85,6 +103,12 @@ def test_variables_of_ansible_that_a_page_names_exist(page: str) -> None:
     assert not {name for name in named if name not in variables() and not name.endswith("_")}
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/benchmarks")])
+def test_names_and_options_that_a_page_has_in_code_spans_exist(page: str) -> None:
+    spans = SPAN.findall(FENCE.sub("", (ROOT / page).read_text()))
+    assert not {name for span in spans for name in names_of(span)} - words() - OF_OTHERS - PLACEHOLDERS
+
+
 def test_what_does_not_exist_is_found() -> None:
     assert is_setting(Settings, ["partitions", "gpu", "bookings", "gpu_hours"])
     assert not is_setting(Settings, ["slurm", "nothing"]) and not is_setting(Settings, ["nothing"])
@@ -92,6 +116,12 @@ def test_what_does_not_exist_is_found() -> None:
     assert understands(carme, ["session", "open", "NAME", "--app", "APP"])
     assert not understands(carme, ["nothing"]) and not understands(carme, ["session", "nothing"])
     assert not understands(carme, ["submit", "--nothing"])
+    assert not understands(carme, ["submit", "--template", "nothing"])
+    assert understands(carme, ["submit", "--template", "NAME"])
+    assert not has_options(run, ["--backend", "nothing", "x.py"]) and has_options(run, ["--backend=mpi"])
+    assert {"poll_seconds", "CARME_DATA", "--max-restarts"} <= words()
+    assert not {"poll_secs", "CARME_DATUM", "--most-restarts"} & words()
+    assert names_of("[slurm] poll_seconds = 2, --no-gpu") == {"poll_seconds", "--no-gpu"}
     assert has_options(run, ["-n", "2", "train.py", "--theirs"]) and not has_options(run, ["--nothing"])
     assert is_test(["bench", "petri"]) and not is_test(["bench", "nothing"]) and not is_test(["nothing"])
 
@@ -138,20 +168,49 @@ def understands(parser: argparse.ArgumentParser, words: list[str]) -> bool:
             below = action.choices.get(words[0])
             return below is not None and understands(below, words[1:])
     # What takes all words hands them on to another program.
-    return getattr(parser, "passes_on", False) or has_options(
-        parser, [word for word in words if word[:1] == "-"]
+    return getattr(parser, "passes_on", False) or all(
+        has_options(parser, words[place : place + 2]) for place, word in enumerate(words) if word[:1] == "-"
     )
 
 
 def has_options(parser: argparse.ArgumentParser, words: list[str]) -> bool:
     """Whether the options in front are a program's; what follows them belongs to another one."""
-    for word in words:
+    for place, word in enumerate(words):
         if word.startswith("--"):
-            if word.partition("=")[0] not in parser._option_string_actions:
+            name, _, value = word.partition("=")
+            action = parser._option_string_actions.get(name)
+            following = value or next(iter(words[place + 1 :]), "")
+            if action is None or not is_choice(action, following):
                 return False
         elif not word.startswith("-"):
             break
     return True
+
+
+def is_choice(action: argparse.Action, word: str) -> bool:
+    """Whether an option may have this value: any where it has no choices; capitals stand for one."""
+    return not action.choices or word.isupper() or not word or word in {str(one) for one in action.choices}
+
+
+def names_of(span: str) -> set[str]:
+    """The names with an underscore, and the long options, in a span of code."""
+    found = re.findall(r"(?<![\w./@-])(?:[A-Za-z]\w*_\w+|--[a-z][a-z-]*[a-z])", span)
+    return {name for name in found if not name.endswith("_")}
+
+
+@cache
+def words() -> frozenset[str]:
+    """All names and long options of our code, tests included, and of the files that it installs."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True)
+    found: set[str] = set()
+    for name in listed.stdout.split("\0"):
+        file = ROOT / name
+        of_pages = file.suffix in (".md", ".po", ".json", ".html") and not name.startswith("webui/src")
+        if of_pages or "/vendor/" in name or file == Path(__file__) or not file.is_file():
+            continue
+        with contextlib.suppress(UnicodeDecodeError):  # a picture or a compiled catalogue
+            found.update(re.findall(r"[A-Za-z_]\w*|--[a-z][a-z-]*[a-z]", file.read_text()))
+    return frozenset(found)
 
 
 def is_test(words: list[str]) -> bool:
