@@ -232,7 +232,7 @@ async def test_what_ranks_reported_of_a_run_that_was_a_part_of_the_job(prometheu
     report = Report(job=job(), usage=used, curves=curves)
     text = as_text(report)
     assert "n1 rank 1" in text and "last loss 1.1" in text
-    assert "2 ranks, 0.25 s for a step, 256 samples in a second, 60% of the time waiting for data" in text
+    assert "2 ranks, 0.25 s for a step, 256 samples in a second, 60 % of the time waiting for data" in text
     assert "mean of the ranks, at most 2.0" in text and "Training: loss" in as_html(report)
 
 
@@ -323,8 +323,8 @@ async def test_what_a_report_says(site: Any) -> None:
     assert report.efficiency["memory"] == pytest.approx(3 / 32, abs=0.001)
     assert {one.topic for one in report.advice} == {"balance", "memory"}
     # Bars of letters are for terminals.
-    assert re.search(r"\[#{5,6}\.{4,5}\] 55% used", as_text(report))
-    assert re.search(r'<meter max="1" value="0\.5\d+"[^>]*></meter> <span>55% used', as_html(report))
+    assert re.search(r"\[#{5,6}\.{4,5}\] 55 % used", as_text(report))
+    assert re.search(r'<meter max="1" value="0\.5\d+"[^>]*></meter> <span>55 % used', as_html(report))
     assert "[#" not in as_html(report)
 
 
@@ -399,7 +399,7 @@ def report(**changes: Any) -> Report:
 
 def test_the_text_has_all_that_matters() -> None:
     text = as_text(report())
-    for part in ("1 node, 2 GPUs", "32.0 GiB", "45% used", "n1 GPU 1", "20.0 of 32.0 GiB", "2.000 kWh"):
+    for part in ("1 node, 2 GPUs", "32.0 GiB", "45 % used", "n1 GPU 1", "20.0 of 32.0 GiB", "2.000 kWh"):
         assert part in text, part
     assert "1 of the job's 2 GPUs did nothing" in text and "--gpus 1, or: carme-run -n 2 PROGRAM" in text
     assert "▄" in text

@@ -53,9 +53,9 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     (settings / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
     await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
     shown = page.locator(".carme-report")
-    await expect(shown.first).to_contain_text("GPUs 12% used")
+    await expect(shown.first).to_contain_text("GPUs 12 % used")
     await expect(shown.first).to_contain_text("Ask for fewer GPUs.")
-    await expect(shown.nth(1)).to_contain_text("GPUs 7% used")
+    await expect(shown.nth(1)).to_contain_text("GPUs 7 % used")
     for number in (2, 3, 4):
         await expect(shown.nth(number)).to_have_text("This output names no job.")
     await expect(shown.nth(5)).to_have_text("The portal does not answer just now.")
@@ -66,13 +66,13 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     front.pages["/jobs/123/use/"] = USE % ("", 90)
     front.pages["/jobs/8/use/"] = USE % (' hx-get="/jobs/8/use/"', 8)
     await page.clock.run_for(20_000)
-    await expect(shown.first).to_contain_text("GPUs 90% used")
-    await expect(shown.nth(5)).to_contain_text("GPUs 8% used")
+    await expect(shown.first).to_contain_text("GPUs 90 % used")
+    await expect(shown.nth(5)).to_contain_text("GPUs 8 % used")
     before = front.questions["/jobs/7/use/"], front.questions["/jobs/123/use/"]
     assert before[0] == 1
     front.pages["/jobs/8/use/"] = USE % (' hx-get="/jobs/8/use/"', 88)
     await page.clock.run_for(20_000)
-    await expect(shown.nth(5)).to_contain_text("GPUs 88% used")
+    await expect(shown.nth(5)).to_contain_text("GPUs 88 % used")
     assert before == (front.questions["/jobs/7/use/"], front.questions["/jobs/123/use/"])
     assert not complaints
 

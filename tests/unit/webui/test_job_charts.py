@@ -129,7 +129,7 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     read_changes()
     assert 'hx-get="/jobs/1/use/"' in browser.get("/jobs/1/").content.decode()
     part = browser.get("/jobs/1/use/").content.decode()
-    for message in ("50% used", "Ask &lt;for&gt; less.", "--gpus 1"):
+    for message in ("50 % used", "Ask &lt;for&gt; less.", "--gpus 1"):
         assert message in part, message
     (chart,) = charts_in(part)
     assert chart["series"] == [{"name": "n1 <GPU> 0", "values": [0.0, 50.0, 100.0]}]

@@ -35,7 +35,7 @@ def uses(broker: FakeBroker, kibibytes: int) -> None:
 def test_the_dashboard_reports_quota_and_free_space(browser: Browser, quota: FakeBroker) -> None:
     assert 'hx-get="/files/room/"' in browser.get("/").content.decode()
     answer = browser.get("/files/room/")
-    assert "Home 976.6 MB of 1.9 GB used, 7 of 1000 files" in words(answer)
+    assert "Home 976.6 MiB of 1.9 GiB used, 7 of 1000 files" in words(answer)
     assert 'value="50"' in answer.content.decode()
     assert "alert" not in answer.content.decode()
     uses(quota, 1_900_000)
@@ -47,7 +47,7 @@ def test_the_dashboard_reports_quota_and_free_space(browser: Browser, quota: Fak
 def test_without_a_quota_the_free_space_is_reported(browser: Browser, quota: FakeBroker) -> None:
     quota.environment.clear()
     found = words(browser.get("/files/room/"))
-    assert re.search(r"Home [\d.]+ [GT]B free", found), found
+    assert re.search(r"Home [\d.]+ [KMGT]iB free", found), found
 
 
 def test_a_home_that_is_not_there_and_a_broker_that_is_away_hold_up_nothing(
@@ -66,7 +66,7 @@ def test_nothing_starts_while_the_home_is_full(browser: Browser, quota: FakeBrok
     browser.get("/files/room/")
     answer = start(browser)
     assert answer.status_code == 422
-    assert "Home is full (1.9 GB of 1.9 GB used, 7 of 1000 files): nothing can be written there." in words(
+    assert "Home is full (1.9 GiB of 1.9 GiB used, 7 of 1000 files): nothing can be written there." in words(
         answer
     )
     assert not hub.servers
@@ -85,7 +85,7 @@ def test_the_site_s_other_folders_are_reported_where_they_are_there(
     sessions = site.sessions.model_copy(update={"bind": [scratch, scratch / "none"]})
     settings.SITE = site.model_copy(update={"sessions": sessions})
     found = words(browser.get("/files/room/"))  # the simulated kernel has the same quota everywhere
-    assert "Home 976.6 MB" in found and "scratch 976.6 MB" in found and "none" not in found
+    assert "Home 976.6 MiB" in found and "scratch 976.6 MiB" in found and "none" not in found
     assert start(browser).status_code == 302
 
 

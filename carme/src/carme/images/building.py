@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from carme.errors import CarmeError, InvalidRequest
 from carme.images.catalogue import ImageCatalogue
 from carme.launch.images import local_copy
+from carme.wording import size
 
 __all__ = ["MAXIMUM_TEXT", "Built", "ImageRecipe", "build_command", "check_text", "main"]
 
@@ -117,7 +118,7 @@ def main() -> int:
     except (CarmeError, OSError, ValidationError) as error:
         print(f"{_PROGRAM}: {error}", file=sys.stderr)
         return 1
-    print(f"{_PROGRAM}: {recipe.file} is ready, {built.size / 1e6:.0f} MB, {built.digest}.")
+    print(f"{_PROGRAM}: {recipe.file} is ready, {size(built.size)}, {built.digest}.")
     return 0
 
 

@@ -13,6 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from carme import wording
 from carme.config import load
 from carme.errors import CarmeError
 from carme.images.catalogue import Image, ImageCatalogue
@@ -55,7 +56,7 @@ def refresh(catalogue: ImageCatalogue, copies: Path, limit_bytes: int) -> list[s
             room -= size
             saved.append(image)
         else:
-            done.append(f"{image.name}: no room for its {size / 1e6:.0f} MB")
+            done.append(f"{image.name}: no room for its {wording.size(size)}")
     wanted = {file for image in saved for file in (image.file.name, f"{image.name}.json")}
     for file in copies.iterdir():
         if file.name not in wanted:
@@ -91,7 +92,7 @@ def _copy(image: Image, copy: Path) -> str:
     unfinished.write_text(json.dumps({"digest": image.digest}) + "\n", encoding="utf-8")
     unfinished.chmod(0o644)
     unfinished.rename(manifest)
-    return f"copied, {copy.stat().st_size / 1e6:.0f} MB"
+    return f"copied, {wording.size(copy.stat().st_size)}"
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -103,10 +103,10 @@ def _busy_gpus(usage: Usage) -> list[Advice]:
             Advice(
                 topic="balance",
                 text=_(
-                    "The GPUs worked unevenly: the busiest {most:.0%} of the time, the idlest {least:.0%}. "
-                    "Ranks wait for each other.",
-                    most=max(busy),
-                    least=min(busy),
+                    "The GPUs worked unevenly: the busiest {most:.0f} % of the time, the idlest {least:.0f} "
+                    "%. Ranks wait for each other.",
+                    most=100 * max(busy),
+                    least=100 * min(busy),
                 ),
                 change=_("give all ranks equal shares of the data (torch.utils.data.DistributedSampler)"),
             )
@@ -127,9 +127,9 @@ def _busy_gpus(usage: Usage) -> list[Advice]:
         Advice(
             topic="gpu",
             text=_(
-                "The GPUs worked {share:.0%} of the time, and processors were free. Give the loader more "
+                "The GPUs worked {share:.0f} % of the time, and processors were free. Give the loader more "
                 "workers, make batches larger, or copy small files to /tmp first.",
-                share=mean,
+                share=100 * mean,
             ),
             change=_("DataLoader(..., num_workers=PROCESSORS, pin_memory=True)"),
         )
@@ -138,10 +138,10 @@ def _busy_gpus(usage: Usage) -> list[Advice]:
 
 def _waited(who: str, share: float) -> str:
     return _(
-        "The {who} waited for data {share:.0%} of the time, while all processors were busy preparing it. Ask "
-        "for more processors, or prepare the data once.",
+        "The {who} waited for data {share:.0f} % of the time, while all processors were busy preparing it. "
+        "Ask for more processors, or prepare the data once.",
         who=who,
-        share=share,
+        share=100 * share,
     )
 
 
@@ -165,10 +165,10 @@ def _training(usage: Usage) -> list[Advice]:
             Advice(
                 topic="loader",
                 text=_(
-                    "The {who} waited for data {share:.0%} of the time, and processors were free. Stage the "
-                    "folder to the nodes, and give the loader more workers.",
+                    "The {who} waited for data {share:.0f} % of the time, and processors were free. Stage "
+                    "the folder to the nodes, and give the loader more workers.",
                     who=who,
-                    share=share,
+                    share=100 * share,
                 ),
                 change=_(
                     "--stage local:FOLDER, and DataLoader(..., num_workers=PROCESSORS, "
@@ -181,10 +181,10 @@ def _training(usage: Usage) -> list[Advice]:
             Advice(
                 topic="balance",
                 text=_(
-                    "Ranks waited for each other {share:.0%} of the time. Make each rank's batch larger, "
+                    "Ranks waited for each other {share:.0f} % of the time. Make each rank's batch larger, "
                     "give all ranks equal shares, or use fewer nodes; carme-run --profile shows which rank "
                     "comes last.",
-                    share=seen.rank_wait,
+                    share=100 * seen.rank_wait,
                 ),
                 change=_("carme-run --profile FOLDER PROGRAM"),
             )

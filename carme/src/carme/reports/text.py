@@ -122,13 +122,13 @@ def _efficiency(report: Report) -> Iterator[Fact]:
     ):
         if name in report.efficiency:
             share = report.efficiency[name]
-            words = _("{share:.0%} used", share=share)
+            words = _("{share:.0f} % used", share=100 * share)
             if other is not None:
                 words = _(
-                    "{used} (your {count} similar jobs: {other:.0%})",
+                    "{used} (your {count} similar jobs: {other:.0f} %)",
                     used=words,
                     count=peers.jobs,
-                    other=other,
+                    other=100 * other,
                 )
             yield Fact(title, words, share)
 
@@ -145,7 +145,7 @@ def _gpus(usage: Usage) -> Iterator[Fact]:
             if gpu.memory_bytes is not None and gpu.memory_total_bytes
             else ""
         )
-        yield Fact(f"  {gpu.node} GPU {gpu.gpu}", joined([f"{gpu.busy:.0%}", memory], ", "), gpu.busy)
+        yield Fact(f"  {gpu.node} GPU {gpu.gpu}", joined([f"{gpu.busy * 100:.0f} %", memory], ", "), gpu.busy)
 
 
 def _nodes(usage: Usage) -> Iterator[Fact]:
@@ -213,9 +213,9 @@ def _parts(training: TrainingUse | RankUse) -> str:
     if training.samples_per_second is not None:
         parts.append(_("{samples:.3g} samples in a second", samples=training.samples_per_second))
     if training.data_wait is not None:
-        parts.append(_("{share:.0%} of the time waiting for data", share=training.data_wait))
+        parts.append(_("{share:.0f} % of the time waiting for data", share=100 * training.data_wait))
     if training.rank_wait is not None:
-        parts.append(_("{share:.0%} for other ranks", share=training.rank_wait))
+        parts.append(_("{share:.0f} % for other ranks", share=100 * training.rank_wait))
     if training.loss is not None:
         parts.append(_("last loss {loss:.4g}", loss=training.loss))
     return joined(parts, ", ")
@@ -317,7 +317,8 @@ def as_html(report: Report) -> str:
     """One page, with plots; it loads nothing from elsewhere."""
     title = escape(translated(_("Job {number}", number=report.job.id)))
     return (
-        f'<!doctype html><html lang="{_language()}"><head><meta charset="utf-8"><title>{title}</title><style>'
+        f'<!doctype html><html lang="{_language()}"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><style>'
         "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222}"
         "th{text-align:left;vertical-align:top;padding-right:1.5rem;font-weight:600;white-space:pre}"
         "td{white-space:pre-wrap}pre{background:#f3f3f3;padding:.4rem .6rem;margin:.2rem 0}"
@@ -383,7 +384,7 @@ def _window(curves: list[Curve]) -> tuple[float, float]:
 
 
 def _height(share: float, top: float | None) -> str:
-    return f"{share:.0%}" if top is None else f"{share * top:.3g}"
+    return f"{share * 100:.0f} %" if top is None else f"{share * top:.3g}"
 
 
 def _speed(share: float, top: float | None) -> str:

@@ -361,7 +361,7 @@ def table(folder: Path, ranks: int) -> str:
     lines = [
         f"Where the ranks' time went (traces for ui.perfetto.dev or chrome://tracing in {folder}):",
         f"{'rank':>5} {'seconds':>9} {'compute':>8} {'waiting':>8} {'loader':>8} {'collectives':>12}"
-        f" {'MB':>10}",
+        f" {'MiB':>10}",
     ]
     for rank in range(ranks):
         try:
@@ -373,8 +373,8 @@ def table(folder: Path, ranks: int) -> str:
             f"{100 * sums[name] / max(sums['seconds'], 1e-9):>6.1f} %"
             for name in ("compute", WAITING, LOADING)
         )
-        megabytes = sums["bytes"] / 1e6
-        lines.append(f"{rank:>5} {sums['seconds']:>9.2f} {parts} {sums['calls']:>12} {megabytes:>10.1f}")
+        mebibytes = sums["bytes"] / 2**20
+        lines.append(f"{rank:>5} {sums['seconds']:>9.2f} {parts} {sums['calls']:>12} {mebibytes:>10.1f}")
     return "\n".join([*lines, *_stages(folder, ranks)])
 
 

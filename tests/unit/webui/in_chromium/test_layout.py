@@ -3,6 +3,8 @@
 import pytest
 from playwright.sync_api import Page, expect
 
+from carme_webui.projects.models import Project
+
 from .conftest import log_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("a_life")]
@@ -77,3 +79,37 @@ def test_facts_of_a_job_take_two_columns_of_a_wide_page(page: Page) -> None:
     narrow = [fact.bounding_box() for fact in facts.all()[:2]]
     assert narrow[0] and narrow[1]
     assert narrow[0]["y"] + narrow[0]["height"] <= narrow[1]["y"]
+
+
+def test_links_of_a_guides_menu_stand_below_each_other(page: Page) -> None:
+    log_in(page)
+    page.goto("/help/sessions/")
+    menu = page.locator(".guide-menu ul").first
+    places = menu.evaluate(
+        """(list) => [...list.children]
+            .map((item) => item.getBoundingClientRect())
+            .map(({ left, top }) => [left, top])"""
+    )
+    assert len(places) > 3
+    assert len({left for left, _top in places}) == 1
+    tops = [top for _left, top in places]
+    assert tops == sorted(set(tops))
+
+
+def test_amounts_of_a_list_begin_and_end_below_each_other(page: Page) -> None:
+    Project.objects.filter(name="vision").update(gpus=4, gpu_hours=100)
+    log_in(page)
+    page.goto("/projects/at/vision/")
+    bars = [bar.bounding_box() for bar in page.locator(".supplies meter").all()]
+    assert len(bars) > 1 and all(bars)
+    assert len({(bar["x"], bar["width"]) for bar in bars if bar}) == 1
+
+
+def test_an_administrators_fields_have_the_corners_of_all_others(page: Page) -> None:
+    log_in(page, "root1")
+    page.goto("/admin/record/")
+    corners = page.locator(".record-search :is(input, select)").evaluate_all(
+        "(fields) => fields.map((field) => getComputedStyle(field).borderRadius)"
+    )
+    assert len(corners) == 5
+    assert len(set(corners)) == 1, corners

@@ -8,12 +8,12 @@ from django.utils.translation import gettext as _
 from carme.jobs import Job, Node, Phase
 from carme.jobs.nodes import expand
 from carme_webui.administration.node_states import state_words
+from carme_webui.sizes import gib
 
 __all__ = ["Bar", "NodeRow", "jobs_by_node"]
 
 #: So many jobs of a node are named.
 MOST_JOBS = 8
-MIB_PER_GB = 1000
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,14 @@ class NodeRow:
         """The row of a node with the jobs that run there."""
         gpus, gpus_used = sum(node.gpus.values()), sum(node.gpus_used.values())
         kinds = ", ".join(node.gpus)
-        memory, memory_used = node.memory_mb // MIB_PER_GB, node.memory_used_mb // MIB_PER_GB
         bars = [
             Bar(_("GPUs"), gpus_used, gpus, f"{gpus_used} / {gpus} {kinds}"),
             Bar(_("Processors"), node.cpus_used, node.cpus, f"{node.cpus_used} / {node.cpus}"),
             Bar(
                 _("Memory"),
-                memory_used,
-                memory,
-                _("%(used)d / %(total)d GB") % {"used": memory_used, "total": memory},
+                node.memory_used_mb,
+                node.memory_mb,
+                f"{gib(node.memory_used_mb)} / {gib(node.memory_mb)} GiB",
             ),
         ]
         shown = [bar for bar in bars if bar.total]

@@ -1,6 +1,7 @@
 """The cluster at a glance: how busy each node is, what waits, what failed, which services answer."""
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import isfinite
@@ -21,6 +22,7 @@ from carme_webui.help_links import explained
 from carme_webui.jobs.models import Mirror
 from carme_webui.metrics.sparks import has_metrics
 from carme_webui.sessions.models import Session
+from carme_webui.sizes import gib
 
 __all__ = ["MEASURES", "Overview", "Queue", "Service", "Tile", "measure_titles", "overview"]
 
@@ -31,7 +33,6 @@ LEVELS = 4
 #: Degrees Celsius of a node's hottest GPU from which on a step begins.
 WARM = (40, 55, 70, 80)
 TEMPERATURES = 'max by (node) (carme_gpu_temperature_celsius{sensor="gpu"})'
-MIB_PER_GB = 1000
 RECENT = timedelta(days=1)
 MOST_FAILURES = 8
 #: Sessions whose start failed.
@@ -84,9 +85,13 @@ class Service:
 
 @dataclass(frozen=True)
 class Overview:
-    """All of it; `banner` says why something is missing, `by` is the measure that the tiles show."""
+    """All of it; `banner` says why something is missing, `by` is the measure that the tiles show.
+
+    `sums` are figures of the whole cluster, each with its title.
+    """
 
     by: str
+    sums: list[tuple[str, str]]
     tiles: list[Tile]
     queues: list[Queue]
     failures: list[Session]
@@ -113,7 +118,8 @@ def overview(by: str = "use") -> Overview:
         except CarmeError as error:
             banner = banner or explained(error)
     tiles = [_tile(node, shown, degrees) for node in cluster.nodes] if cluster else []
-    return Overview(shown, tiles, _queues(jobs, now), _failures(now), services, banner)
+    sums = _sums(cluster.nodes, jobs) if cluster else []
+    return Overview(shown, sums, tiles, _queues(jobs, now), _failures(now), services, banner)
 
 
 def measure_titles() -> dict[str, str]:
@@ -141,12 +147,30 @@ def _tile(node: Node, by: str, degrees: Mapping[str, float]) -> Tile:
     use = _("%(used)d of %(total)d GPUs") % {"used": used, "total": total}
     if by == "memory":
         total, used = node.memory_mb, node.memory_used_mb
-        use = _("%(used)d of %(total)d GB") % {"used": used // MIB_PER_GB, "total": total // MIB_PER_GB}
+        use = _("%(used)s of %(total)s GiB") % {"used": gib(used), "total": gib(total)}
     elif not total:
         total, used = node.cpus, node.cpus_used
         use = _("%(used)d of %(total)d CPUs") % {"used": used, "total": total}
     level = min(LEVELS, -(-used * LEVELS // max(1, total)))
     return Tile(node, level, use, state_words(node.state))
+
+
+def _sums(nodes: Sequence[Node], jobs: Iterable[Job]) -> list[tuple[str, str]]:
+    """How much of the cluster is in use; what nodes have that are not available does not count."""
+    there = [node for node in nodes if node.available]
+    phases = Counter(job.state.phase for job in jobs)
+    gpus = sum(sum(node.gpus.values()) for node in there)
+    gpus_used = sum(sum(node.gpus_used.values()) for node in there)
+    cpus, cpus_used = sum(node.cpus for node in there), sum(node.cpus_used for node in there)
+    memory, memory_used = sum(node.memory_mb for node in there), sum(node.memory_used_mb for node in there)
+    return [
+        (_("Nodes available"), f"{len(there)} / {len(nodes)}"),
+        *([(_("GPUs in use"), f"{gpus_used} / {gpus}")] if gpus else []),
+        (_("Processors in use"), f"{cpus_used} / {cpus}"),
+        (_("Memory in use"), f"{gib(memory_used)} / {gib(memory)} GiB"),
+        (_("Jobs running"), str(phases[Phase.RUNNING])),
+        (_("Jobs waiting"), str(phases[Phase.PENDING])),
+    ]
 
 
 def _queues(jobs: Iterable[Job], now: datetime) -> list[Queue]:

@@ -46,7 +46,7 @@ class Kind(NamedTuple):
     @property
     def label(self) -> str:
         """The kind in words."""
-        return f"{self.gpus} x {self.gpu_type} ({self.partition})"
+        return f"{self.gpus} \N{MULTIPLICATION SIGN} {self.gpu_type} ({self.partition})"
 
 
 def kinds(cluster: Cluster | None, site: Settings) -> list[Kind]:

@@ -13,7 +13,6 @@ from django.views.decorators.http import require_http_methods, require_safe
 from carme.datasets import Dataset, copies
 from carme.errors import CarmeError
 from carme.jobs import Node
-from carme.wording import size
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker, picture
@@ -22,6 +21,7 @@ from carme_webui.datasets.forms import DatasetForm, request_of, suggested
 from carme_webui.files.places import path_of_query
 from carme_webui.help_links import explained
 from carme_webui.jobs import submissions
+from carme_webui.sizes import size_words
 
 __all__ = ["add", "dataset_list"]
 
@@ -76,7 +76,7 @@ def _shown(one: Dataset, known: UserDatasets, user: User, nodes: list[Node]) -> 
     uid = _uid(user)
     places = copies(one, nodes, uid) if uid is not None else {}
     older = [
-        {"version": each, "size": size(each.size), "copies": places.get(each.digest, [])}
+        {"version": each, "size": size_words(each.size), "copies": places.get(each.digest, [])}
         for each in reversed(one.versions[:-1])
     ]
     return {
@@ -84,7 +84,7 @@ def _shown(one: Dataset, known: UserDatasets, user: User, nodes: list[Node]) -> 
         "title": one.title,
         "licence": one.licence,
         "newest": newest,
-        "size": size(newest.size),
+        "size": size_words(newest.size),
         "readers": known.readers(one),
         "versions": len(one.versions),
         "older": older,

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from django.core.cache import cache
-from django.template.defaultfilters import filesizeformat
 from django.utils.translation import gettext as _
 
 from carme.errors import CarmeError, InvalidRequest
@@ -13,6 +12,7 @@ from carme.storage.space import FEW
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker
 from carme_webui.files.places import Place, places_of
+from carme_webui.sizes import size_words
 
 __all__ = ["Room", "check_room", "refusal", "rooms"]
 
@@ -42,14 +42,14 @@ class Room:
     @property
     def words(self) -> str:
         """What is used and what is left."""
-        free = _("%(size)s free") % {"size": filesizeformat(self.space.free)}
+        free = _("%(size)s free") % {"size": size_words(self.space.free)}
         quota = self.space.quota
         if quota is None or quota.share is None:
             return free
         most = min((limit for limit in (quota.soft, quota.limit) if limit), default=None)
         parts = []
         if most:
-            sizes = {"used": filesizeformat(quota.used), "most": filesizeformat(most)}
+            sizes = {"used": size_words(quota.used), "most": size_words(most)}
             parts.append(_("%(used)s of %(most)s used") % sizes)
         files = min((limit for limit in (quota.files_soft, quota.files_limit) if limit), default=None)
         if files:

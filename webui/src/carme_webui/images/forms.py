@@ -35,7 +35,14 @@ class BuildForm(forms.Form):
     base = forms.ChoiceField(label=_("Base image"), required=False)
     text = forms.CharField(
         label=_("Packages or definition"),
-        widget=forms.Textarea(attrs={"rows": 14, "spellcheck": "false", "class": "code"}),
+        widget=forms.Textarea(
+            attrs={
+                "rows": 8,
+                "spellcheck": "false",
+                "class": "code",
+                "placeholder": "scikit-learn\npandas==2.3",
+            }
+        ),
         max_length=MAXIMUM_TEXT,
         strip=False,
     )

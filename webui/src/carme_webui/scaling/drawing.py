@@ -81,7 +81,7 @@ def _grid(ticks: Sequence[int], x: Place, y: Place) -> SafeString:
             (
                 *(_LEFT, right, f"{y(tick):.1f}", f"{y(tick):.1f}"),
                 *(f"{x(tick):.1f}", bottom + 13, tick),
-                *(_LEFT - 5, f"{y(tick) + 4:.1f}", tick),
+                *(_LEFT - 11, f"{y(tick) + 4:.1f}", tick),  # clear of the ring around the first point
             )
             for tick in ticks
         ),

@@ -10,9 +10,11 @@ from django.utils.translation import ngettext
 
 from carme.config import Settings
 from carme.jobs import Cluster
+from carme.jobs.checks import CPUS_WITHOUT_GPU, MEMORY_MB_WITHOUT_GPU
 from carme_webui.clocks import minutes_words, reader_zone
 from carme_webui.cluster import Supply
 from carme_webui.sessions.models import Preset
+from carme_webui.sizes import memory_words
 
 __all__ = ["CUSTOM", "EVENING", "OF_PRESET", "Card", "cards", "evening_minutes", "matching", "times"]
 
@@ -29,7 +31,6 @@ MOST_TYPES = 2
 MOST_PRESETS = 3
 #: What the keys of these cards begin with.
 OF_PRESET = "preset-"
-MIB_PER_GB = 1000
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,13 @@ def _share(cluster: Cluster, gpus: int, gpu_type: str) -> str:
     for node in cluster.nodes:
         total = node.gpus.get(gpu_type, 0) if gpu_type else sum(node.gpus.values())
         if gpus and total >= gpus:
-            share = {
-                "cpus": max(1, node.cpus * gpus // total),
-                "memory": max(1, node.memory_mb * gpus // total // MIB_PER_GB),
-            }
-            return _("%(cpus)d CPUs, %(memory)d GB") % share
-    return "" if gpus else _("1 CPU, 2 GB")
+            return _share_words(max(1, node.cpus * gpus // total), node.memory_mb * gpus // total)
+    return "" if gpus else _share_words(CPUS_WITHOUT_GPU, MEMORY_MB_WITHOUT_GPU)
+
+
+def _share_words(cpus: int, memory_mb: int) -> str:
+    words = ngettext("%(cpus)d CPU, %(memory)s", "%(cpus)d CPUs, %(memory)s", cpus)
+    return words % {"cpus": cpus, "memory": memory_words(memory_mb)}
 
 
 def matching(found: list[Card], values: Mapping[str, Any]) -> str:

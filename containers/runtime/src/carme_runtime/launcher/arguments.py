@@ -193,7 +193,7 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fusion-threshold",
         type=_number,
-        metavar="KB",
+        metavar="KIB",
         help="Keras and parallelize gather gradients up to so many KiB and reduce them together; 0: each by "
         "itself (default: 8192, between nodes with PyTorch 1024)",
     )

@@ -2,10 +2,10 @@
 
 from django import template
 
-from carme import wording
 from carme_webui.clocks import minutes_words
+from carme_webui.sizes import memory_words, size_words
 
-__all__ = ["duration", "memory", "register"]
+__all__ = ["duration", "memory", "register", "size"]
 
 register = template.Library()
 
@@ -13,7 +13,13 @@ register = template.Library()
 @register.filter
 def memory(mib: int) -> str:
     """An amount of memory in MiB, as `64 GiB`."""
-    return wording.memory(mib)
+    return memory_words(mib)
+
+
+@register.filter
+def size(count: int) -> str:
+    """A number of bytes, as `976.6 MiB`."""
+    return size_words(count)
 
 
 @register.filter

@@ -82,8 +82,8 @@ async function send(file, shown) {
         throw error;
       }
     }));
-    const rate = (offset - from) / (performance.now() - began) / 1000;
-    shown.words.textContent = `${Math.round((100 * offset) / (file.size || 1))} %, ${rate.toFixed(1)} MB/s`;
+    const rate = (offset - from) / (performance.now() - began) * (1000 / 2 ** 20);
+    shown.words.textContent = `${Math.round((100 * offset) / (file.size || 1))} %, ${rate.toFixed(1)} MiB/s`;
   }
   shown.bar.value = shown.bar.max;
   shown.words.textContent = form.dataset.done;
