@@ -83,7 +83,7 @@ def test_nothing_is_probed_where_nothing_can_be_predicted(probes: list[str]) -> 
     assert not probes
 
 
-def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_measured_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Entry, "probe", lambda *_: {"why": "A step of the model cannot be made again."})
     several, lines = [entry("parallelize", ranks) for ranks in (1, 2)], list[str]()
     note_predictions(several, False, lines.append)

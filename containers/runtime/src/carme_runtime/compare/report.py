@@ -22,6 +22,8 @@ h1 { line-height: 1.2; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem; }
 th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; }
+td { white-space: nowrap; }
+td:first-child, td.text { white-space: normal; min-width: 9rem; }
 td.text { text-align: left; }
 svg { max-width: 100%; height: auto; }
 nav ul { columns: 14rem; padding-left: 1.2rem; }
@@ -37,7 +39,7 @@ dd { margin: 0 0 0.3rem 1rem; }
   h2, h3 { break-after: avoid; }
   svg, tr, li, dd { break-inside: avoid; }
   .scroll { overflow: visible; }
-  th, td { padding: 0.15rem 0.35rem; }
+  th, td { padding: 0.15rem 0.35rem; white-space: normal; min-width: 0; }
 }
 """
 _HEAD = (
@@ -61,9 +63,9 @@ def page(result: Result) -> str:
         '<ul class="verdict">',
         *(f"<li>{escape(one)}</li>" for one in sentences(result)),
         "</ul>",
-        *_words(result),
         *_contents(result),
         *_overall(result),
+        *_words(result),
     ]
     for network in result.networks():
         parts += _network(result, network)
@@ -79,18 +81,19 @@ def page(result: Result) -> str:
 
 def _words(result: Result) -> list[str]:
     """What the verdict and the tables mean with some of theirs."""
-    limits = {row.limit_percent for row in result.rows if row.limit_percent}
-    limit = f"{max(limits):g} %" if limits else "its limit (which was not set here)"
+    limit = max((row.limit_percent for row in result.rows), default=0.0)
     words = {
         "rank": "one of the processes that train a network together; each has cores of its own.",
         "step, round": "a step trains one batch. In each round every contestant has a turn of some steps.",
         "row": "one contestant with one network on one number of ranks.",
         "measured": "a row whose figures count.",
         "level": "not measurably slower than the fastest: with this machine's noise it may be as fast.",
-        "uncertain": f"a row whose median is known less exactly than {limit} to either side.",
+        "uncertain": f"a row whose median is known less exactly than {limit:g} % to either side.",
         "disturbed": "a turn beside which something else used the machine, or a row of such turns.",
         "void": "a row without figures: it is not installed, or it did other work. The reason is below.",
     }
+    if not limit:
+        del words["uncertain"]
     listed = (f"<dt>{name}</dt><dd>{escape(meaning)}</dd>" for name, meaning in words.items())
     return ["<h2>Words</h2>", "<dl>", *listed, "</dl>"]
 
@@ -142,9 +145,14 @@ def _what(result: Result) -> str:
         result.environment.get(name, "?") for name in ("host", "processor", "cores", "threads")
     )
     return (
-        f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), {result.created}, "
+        f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), {_moment(result.created)}, "
         f"data: {result.data or 'none'}, in {_precision(result)}."
     )
+
+
+def _moment(created: str) -> str:
+    """When it began, for people."""
+    return created.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _precision(result: Result) -> str:
