@@ -145,8 +145,8 @@ def _what(result: Result) -> str:
         result.environment.get(name, "?") for name in ("host", "processor", "cores", "threads")
     )
     return (
-        f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), {_moment(result.created)}, "
-        f"data: {result.data or 'none'}, in {_precision(result)}."
+        f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), "
+        f"{_moment(result.created)}, data: {result.data or 'none'}, in {_precision(result)}."
     )
 
 
