@@ -427,6 +427,16 @@ def test_most_rows_that_are_uncertain_make_a_rough_machine(result: Result) -> No
     assert "1 are measured, 0 disturbed, 3 uncertain" in trust and trust.endswith("take figures as rough.")
 
 
+def test_uncertain_rows_say_how_many_rounds_they_need(result: Result) -> None:
+    assert verdict.rounds_needed(result) is None and "rounds would" not in verdict.sentences(result)[2]
+    one = result.rows[0]
+    assert one.step.percent is not None
+    one.limit_percent = one.step.percent / 2  # half as wide takes four times as many
+    needed = verdict.rounds_needed(result)
+    assert needed is not None and 4 * ROUNDS <= needed <= 4 * ROUNDS + 1
+    assert f"(about {needed} rounds would make most certain)" in verdict.sentences(result)[2]
+
+
 def test_a_noisy_machine_is_named_in_the_verdict_and_at_its_rows(result: Result) -> None:
     assert "not quiet" not in report.page(result)
     result.noise |= {"turns": 80, "disturbed_turns": 41}

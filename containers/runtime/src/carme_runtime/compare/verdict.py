@@ -152,6 +152,8 @@ def _trust(result: Result) -> str:
     steps = [row.step for row in result.measured]
     widths = [step.percent for step in steps if step.percent is not None]
     width = f", and medians are known to {statistics.median(widths):.1f} % as a rule" if widths else ""
+    if needed := rounds_needed(result):
+        width += f" (about {needed} rounds would make most certain)"
     if steps and not widths:
         width = "; one round gives no spread, so no difference is certain (give more with --rounds)"
     turns, bad = result.noise.get("turns", 0), result.noise.get("disturbed_turns", 0)
@@ -163,6 +165,18 @@ def _trust(result: Result) -> str:
         f"{marked[2]} void; {bad:.0f} of {turns:.0f} turns were disturbed, a probe of known work varied by "
         f"{probe:.1f} %{width}{rough}."
     )
+
+
+def rounds_needed(result: Result) -> int | None:
+    """After how many rounds half of the uncertain rows would be certain; None: none is uncertain.
+
+    Intervals become narrower with the root of the rounds.
+    """
+    rows = [row for row in result.rows if row.status == UNCERTAIN]
+    if not rows:
+        return None
+    each = [len(row.used) * ((row.step.percent or 0) / row.limit_percent) ** 2 for row in rows]
+    return math.ceil(statistics.median(each))
 
 
 def counted(ranks: int) -> str:
