@@ -45,7 +45,8 @@ def main() -> None:
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     if arguments.worker:
-        return work(Path(arguments.worker[0]), arguments.models, 3 if arguments.quick else 8)
+        file, rate = arguments.worker
+        return work(Path(file), arguments.models, 3 if arguments.quick else 8, several=rate != NODE)
     tidy_up_when_ended()
     rates = arguments.rates or [NODE, "10", "1"]
     if any(rate != NODE for rate in rates) and not can_be_made():
@@ -126,7 +127,7 @@ def table(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[dict[str,
 # What each rank does
 
 
-def work(file: Path, models: list[str], rounds: int) -> None:
+def work(file: Path, models: list[str], rounds: int, several: bool) -> None:
     """All models, one after the other; in each round first the probe, then the steps."""
     import torch
     import torch.distributed as dist
@@ -137,7 +138,7 @@ def work(file: Path, models: list[str], rounds: int) -> None:
     result: dict[str, list[dict[str, float]]] = {}
     for model in models:
         torch.manual_seed(0)
-        contest = Contest(model)
+        contest = Contest(model, several)
         contest.trained()  # warms both up
         result[model] = [contest.round() for _ in range(rounds)]
     if dist.get_rank() == 0:
@@ -148,7 +149,7 @@ def work(file: Path, models: list[str], rounds: int) -> None:
 class Contest:
     """One model, to be probed and to be trained."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, several: bool) -> None:
         import torch
         from torch.nn import functional
 
@@ -156,6 +157,7 @@ class Contest:
         from carme_runtime.torch.pipeline_run import Run
 
         self.batch, self.loss, self.run = BATCH[kind], functional.cross_entropy, Run()
+        self.several = several  # nodes, each with a rank
         shape = {"mlp": (1024,), "cnn": (3, 32, 32)}.get(kind)
         self.inputs = torch.randn(self.batch, *shape) if shape else torch.randint(0, 4000, (self.batch, 64))
         self.targets = torch.randint(0, 1000, (self.batch,))
@@ -170,10 +172,11 @@ class Contest:
 
         from carme_runtime.scaling import predict
         from carme_runtime.scaling.advice import measure
+        from carme_runtime.scaling.machines import machine_of
         from carme_runtime.scaling.network import allreduce_ms
 
         dist.barrier()
-        machine = self.machine()
+        machine = machine_of(self.run, 1 if self.several else RANKS)
         dist.barrier()
         batch = (self.inputs, self.targets)
         profile = measure(self.probed, batch, self.loss, optimizer=self.probed_optimizer, seconds=4)
@@ -200,46 +203,6 @@ class Contest:
             self.optimizer.step()
             times.append((time.perf_counter() - began) * 1000)
         return statistics.median(times[2:])
-
-    def machine(self) -> Any:
-        """The links, and what reducing takes from a rank that computes."""
-        from carme_runtime.graph import Links
-        from carme_runtime.scaling import Machine
-        from carme_runtime.torch.pipeline_run import _links
-
-        assert self.run.everyone
-        times = self.run.everyone.measure_links()
-        host = self.host_ms_per_mib()
-        if times:
-            return Machine(Links(tuple(times), "measured between nodes"), host_ms_per_mib=host)
-        near = Links(_links(None, 0).times, "measured: copies in memory")
-        return Machine(near, RANKS, near, host_ms_per_mib=host)
-
-    def host_ms_per_mib(self) -> float:
-        """How much longer computing takes beside reducing, for each MiB."""
-        import torch
-        import torch.distributed as dist
-
-        matrix, buffer = torch.randn(160, 160), torch.randn(4 << 18)  # 4 MiB
-
-        def computing(seconds: float, over: Any = lambda: False) -> tuple[int, float]:
-            began, count = time.perf_counter(), 0
-            while (took := time.perf_counter() - began) < seconds and not over():
-                matrix.matmul(matrix)
-                count += 1
-            return count, took
-
-        found = []
-        for _ in range(5):
-            count, took = computing(0.05)
-            each = took / count
-            dist.barrier()
-            work = dist.all_reduce(buffer, async_op=True)
-            assert work
-            count, took = computing(5.0, work.is_completed)
-            work.wait()
-            found.append(max(took - count * each, 0.0) * 1000 / 4)
-        return statistics.median(found)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,12 @@ def test_two_contestants_on_two_ranks(tmp_path: Path) -> None:
         assert sum(one.parts_ms.values()) > 0 and "forward" in one.parts_ms
         assert one.half_loss_steps == result.rows[0].half_loss_steps
         assert one.half_loss_s is not None and one.half_loss_s.median > 0
-    assert "PyTorch DDP, Gloo" in (tmp_path / "out/compare.html").read_text()
-    assert "Over all networks on 2 ranks," in out
+        if one.contestant == "parallelize" and one.ranks == 2:
+            assert 0 < one.predicted["low"] <= one.predicted["ms"] <= one.predicted["high"]
+        else:
+            assert not one.predicted
+    assert "PyTorch DDP (Gloo)" in (tmp_path / "out/compare.html").read_text()
+    assert "With MLP for a quick look on 2 ranks, " in out
     # What it needed while it ran is gone.
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["compare.html", "compare.json"]
 

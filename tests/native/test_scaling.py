@@ -1,5 +1,6 @@
 """`carme-run --scale-probe` with scripts of PyTorch and of Keras, and advice in a program."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from carme_runtime.torch.options import Options
 from patience import HANG
 
 PROGRAM = Path(__file__).parent / "programs/scaled.py"
+BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks/scaling.py"
 COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
 
 
@@ -184,3 +186,18 @@ def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
     expected = fusion.fill(sizes, [""] * len(sizes), limit, limit)
     assert [len(bucket.parameters) for bucket in made._buckets] == [len(numbers) for numbers in expected]
     assert Machine().ranks_per_node == 1
+
+
+def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> None:
+    """What its figures are worth is for a quiet machine to say; here they only have to come."""
+    result = tmp_path / "result.json"
+    command = [sys.executable, str(BENCHMARK), "--quick", "--models", "mlp", "--rates", "node"]
+    done = subprocess.run(
+        [*command, "--json", str(result)], cwd=tmp_path, capture_output=True, text=True, timeout=HANG
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rounds = json.loads(result.read_text())["rounds"]["node"]["mlp"]
+    assert len(rounds) == 3
+    for each in rounds:
+        assert 0 < each["low"] <= each["predicted"] <= each["high"] and each["communication"] > 0
+        assert each["measured"] > 0 and each["simple"] > 0

@@ -73,7 +73,7 @@ def test_a_row_that_stays_uncertain_is_repeated_and_then_marked(held: Callable[.
     assert (certain.status, len(certain.turns)) == (MEASURED, ROUNDS)
     assert (uncertain.status, len(uncertain.turns)) == (UNCERTAIN, 2 * ROUNDS)
     assert f"tiny: further round 1 of at most {ROUNDS}, as 1 row cannot be known to 3 % yet" in lines
-    assert "0 are void, 0 disturbed and 1 uncertain" in verdict.sentences(result)[2]
+    assert "1 are measured, 0 disturbed, 1 uncertain and 0 void" in verdict.sentences(result)[2]
     assert "<td>uncertain</td>" in report.page(result) and "uncertain" in report.text(result)
 
 

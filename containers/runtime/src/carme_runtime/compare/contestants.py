@@ -25,6 +25,8 @@ class Contestant:
         setting: What the program is started with, such as the backend of torch.distributed.
         environment: What its ranks get on top.
         has_servers: Whether processes beside the ranks do part of a step's work.
+        is_predicted: Whether its program has `profile` and `machine`, from which `carme_runtime.scaling`
+            predicts its steps on more ranks.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Contestant:
     setting: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     has_servers: bool = False
+    is_predicted: bool = False
 
     def missing(self, python: str = sys.executable) -> list[str]:
         """The modules that a Python lacks. Raises CompareError where it cannot be started."""
@@ -62,12 +65,19 @@ def count_user_lines(text: str) -> int:
 CONTESTANTS = {
     each.name: each
     for each in (
-        Contestant("torch-gloo", "PyTorch DDP, Gloo", "torch", "torch_ddp", ("torch",), "gloo"),
-        Contestant("torch-carme", "PyTorch DDP, backend carme", "torch", "torch_ddp", ("torch",), "carme"),
-        Contestant("parallelize", "PyTorch, parallelize", "torch", "torch_parallelize", ("torch",)),
+        Contestant("torch-gloo", "PyTorch DDP (Gloo)", "torch", "torch_ddp", ("torch",), "gloo"),
+        Contestant("torch-carme", "PyTorch DDP (backend carme)", "torch", "torch_ddp", ("torch",), "carme"),
+        Contestant(
+            "parallelize",
+            "PyTorch (parallelize)",
+            "torch",
+            "torch_parallelize",
+            ("torch",),
+            is_predicted=True,
+        ),
         Contestant(
             "keras-torch",
-            "Keras on PyTorch, carme_runtime.keras",
+            "Keras on PyTorch (carme_runtime.keras)",
             "torch",
             "keras_model",
             ("keras", "torch"),
@@ -75,7 +85,7 @@ CONTESTANTS = {
         ),
         Contestant(
             "keras-tensorflow",
-            "Keras on TensorFlow, carme_runtime.keras",
+            "Keras on TensorFlow (carme_runtime.keras)",
             "torch",
             "keras_model",
             ("keras", "tensorflow"),
@@ -83,26 +93,26 @@ CONTESTANTS = {
         ),
         Contestant(
             "horovod-face",
-            "PyTorch, carme_runtime.horovod",
+            "PyTorch (carme_runtime.horovod)",
             "torch",
             "torch_horovod",
             ("torch",),
             "carme_runtime.horovod",
         ),
         Contestant(
-            "horovod", "PyTorch, Horovod", "horovod", "torch_horovod", ("torch", "horovod"), "horovod.torch"
+            "horovod", "PyTorch (Horovod)", "horovod", "torch_horovod", ("torch", "horovod"), "horovod.torch"
         ),
         Contestant(
             "tensorflow",
-            "TensorFlow, MultiWorkerMirroredStrategy",
+            "TensorFlow (MultiWorkerMirroredStrategy)",
             "tensorflow",
             "tensorflow_mirrored",
             ("tensorflow", "tf_keras"),
         ),
-        Contestant("jax", "JAX, shard_map", "jax", "jax_shards", ("jax",)),
+        Contestant("jax", "JAX (shard_map)", "jax", "jax_shards", ("jax",)),
         Contestant(
             "mxnet",
-            "MXNet Gluon, kvstore dist_sync",
+            "MXNet Gluon (kvstore dist_sync)",
             "mxnet",
             "mxnet_gluon",
             ("mxnet",),

@@ -7,33 +7,42 @@ from carme_runtime.compare.figures import Estimate
 
 COLORS = (
     "#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b", "#79706e",
+    "#1b4965", "#a0c878", "#d67195",
 )  # fmt: skip
-_ROW, _BAR, _GAP = 26, 380, 8
+_ROW, _BAR, _GAP = 44, 380, 8
+_LINE = 20  # of a legend
 #: What a letter takes at most on average, in the widest of the usual fonts of this size.
 _LETTER = 8
 
 
-def bars(rows: Sequence[tuple[str, str, Estimate]], unit: str) -> str:
-    """A bar with its interval for each: title, color, figure."""
+def bars(rows: Sequence[tuple[str, str, Estimate]], unit: str, label: str) -> str:
+    """A bar with its interval for each, below its title: title, color, figure. `label` says what they are."""
     longest = max((figure.high for _, _, figure in rows), default=0) or 1
     figures = [f"{figure.median:.2f} {unit}" for _, _, figure in rows]
-    left = _widest(title for title, _, _ in rows) + 2 * _GAP
-    parts = [_open(left + _BAR + _widest(figures) + 2 * _GAP, _ROW * len(rows) + 10)]
+    # Titles stand above the bars, so that the picture is not wide: telephones would make its letters small.
+    width = max(_BAR + _widest(figures) + 2 * _GAP, _widest(title for title, _, _ in rows) + _GAP)
+    parts = [_open(width, _ROW * len(rows), label)]
     for place, (title, color, figure) in enumerate(rows):
-        y = _ROW * place + 6
-        low, end, high = (left + _BAR * value / longest for value in (figure.low, figure.median, figure.high))
+        y = _ROW * place + 18
+        low, end, high = (_BAR * value / longest for value in (figure.low, figure.median, figure.high))
         parts += [
-            f'<text x="{left - _GAP}" y="{y + 13}" text-anchor="end">{escape(title)}</text>',
-            f'<rect x="{left}" y="{y}" width="{end - left:.1f}" height="18" fill="{color}"/>',
-            f'<path d="M{low:.1f} {y + 9} H{high:.1f} M{low:.1f} {y + 4} v10 M{high:.1f} {y + 4} v10" '
-            'stroke="currentColor" fill="none"/>',
+            f'<text x="0" y="{y - 4}">{escape(title)}</text>',
+            f'<rect x="0" y="{y}" width="{end:.1f}" height="18" fill="{color}"/>',
             f'<text x="{high + _GAP:.1f}" y="{y + 13}">{escape(figures[place])}</text>',
         ]
+        if figure.has_interval:
+            parts += [
+                f'<path d="M{low:.1f} {y + 9} H{high:.1f} M{low:.1f} {y + 4} v10 M{high:.1f} {y + 4} v10" '
+                'stroke="currentColor" fill="none"/>'
+            ]
     return "\n".join([*parts, "</svg>"])
 
 
-def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]]) -> str:
-    """Speed-up over ranks of each, with its interval, against the ideal: title, color, points."""
+def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]], label: str) -> str:
+    """Speed-up over ranks of each, with its interval, against the ideal: title, color, points.
+
+    A color that comes again is dashed.
+    """
     most = max((ranks for _, _, points in lines for ranks, _ in points), default=1)
     highest = max([most, *(one.high for _, _, points in lines for _, one in points)])
     left, top, width, height = 50, 14, 320, 240
@@ -45,9 +54,10 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]]) -> 
         return top + height * (1 - value / highest)
 
     counts = sorted({1, *(ranks for _, _, points in lines for ranks, _ in points)})
-    right = left + width + 30
+    legend = top + height + 64
+    names = _GAP + 26 + _widest(["ideal", *(title for title, _, _ in lines)])
     parts = [
-        _open(right + 26 + _widest(["ideal", *(title for title, _, _ in lines)]), top + height + 50),
+        _open(max(left + width + 30, names), legend + _LINE * len(lines) + _GAP, label),
         f'<path d="M{left} {top} V{top + height} H{left + width}" fill="none" stroke="currentColor"/>',
         f'<text x="{left + width / 2}" y="{top + height + 38}" text-anchor="middle">ranks</text>',
         f'<path d="M{x(1):.1f} {y(1):.1f} L{x(most):.1f} {y(most):.1f}" stroke="#888" '
@@ -59,22 +69,20 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]]) -> 
             f'<text x="{left - 8}" y="{y(count) + 4:.1f}" text-anchor="end">{count}</text>',
         ]
     parts += [
-        f'<path d="M{right} {top + 6} h18" stroke="#888" stroke-dasharray="5 4"/>'
-        f'<text x="{right + 26}" y="{top + 10}">ideal</text>'
+        f'<path d="M{_GAP} {legend - 4} h18" stroke="#888" stroke-dasharray="5 4"/>'
+        f'<text x="{_GAP + 26}" y="{legend}">ideal</text>'
     ]
+    drawn: set[str] = set()
     for place, (title, color, points) in enumerate(lines, 1):
+        dashed = ' stroke-dasharray="5 4"' if color in drawn else ""
+        drawn.add(color)
         path = " L".join(f"{x(ranks):.1f} {y(one.median):.1f}" for ranks, one in points)
-        at = top + 10 + 20 * place
+        at = legend + _LINE * place
         parts += [
-            f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"/>',
-            *(
-                f'<path d="M{x(ranks):.1f} {y(one.low):.1f} V{y(one.high):.1f}" stroke="{color}"/>'
-                f'<circle cx="{x(ranks):.1f}" cy="{y(one.median):.1f}" r="4" fill="{color}">'
-                f"<title>{escape(title)}: {one.median:.2f}</title></circle>"
-                for ranks, one in points
-            ),
-            f'<rect x="{right}" y="{at - 8}" width="18" height="8" fill="{color}"/>'
-            f'<text x="{right + 26}" y="{at}">{escape(title)}</text>',
+            f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"{dashed}/>',
+            *(_point(x(ranks), y(one.low), y(one.median), y(one.high), color) for ranks, one in points),
+            f'<path d="M{_GAP} {at - 4} h18" stroke="{color}" stroke-width="4"{dashed}/>'
+            f'<text x="{_GAP + 26}" y="{at}">{escape(title)}</text>',
         ]
     return "\n".join([*parts, "</svg>"])
 
@@ -84,8 +92,16 @@ def _widest(texts: Iterable[str]) -> int:
     return _LETTER * max(map(len, texts), default=0)
 
 
-def _open(width: int, height: int) -> str:
+def _point(x: float, low: float, middle: float, high: float, color: str) -> str:
+    return (
+        f'<path d="M{x:.1f} {low:.1f} V{high:.1f}" stroke="{color}"/>'
+        f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="4" fill="{color}"/>'
+    )
+
+
+def _open(width: int, height: int, label: str) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" font-family="sans-serif" font-size="13" fill="currentColor" role="img">'
+        f'height="{height}" font-family="sans-serif" font-size="13" fill="currentColor" role="img" '
+        f'aria-label="{escape(label)}">'
     )

@@ -80,9 +80,16 @@ class Entry:
 
     def make(self, steps: int) -> list[dict[str, Any]]:
         """So many steps of all ranks, and what each says of them; none if it fails, and the row is void."""
+        return self._ask(steps=steps)
+
+    def probe(self, seconds: float) -> dict[str, Any]:
+        """What is needed to predict its steps, as rank 0 measures it; nothing if that fails."""
+        return next(iter(self._ask(probe=seconds)), {})
+
+    def _ask(self, **order: float) -> list[dict[str, Any]]:
         try:
             for line in self._lines:
-                line.send(steps=steps)
+                line.send(**order)
             return [line.receive(TURN_SECONDS) for line in self._lines]
         except Lost as error:
             self.fail(f"it did not go on: {error}")

@@ -1,13 +1,13 @@
 """Medians with their confidence intervals, and which of two contestants is faster."""
 
-import functools
-import random
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
-_RESAMPLES = 2000
+_LEAST_VALUES = 5  # from which on the smallest and the largest hold the median often enough
+_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182}  # by the number of values, for 95 %
 
 
 @dataclass(frozen=True)
@@ -38,37 +38,33 @@ class Estimate:
         return f"{self.low:.{digits}f} to {self.high:.{digits}f}" if self.has_interval else "unknown"
 
 
-def estimate(values: Sequence[float], seed: int = 0) -> Estimate:
-    """By bootstrap; one value alone has no interval."""
-    return _estimate(tuple(values), seed)
+def estimate(values: Sequence[float]) -> Estimate:
+    """The median of positive values with its interval; one value alone has no interval."""
+    return Estimate(statistics.median(values), *_interval(sorted(values)), len(values) > 1)
 
 
-@functools.cache
-def _estimate(values: tuple[float, ...], seed: int) -> Estimate:
-    generator = random.Random(seed)
-    draws = sorted(statistics.median(generator.choices(values, k=len(values))) for _ in range(_RESAMPLES))
-    return Estimate(statistics.median(values), *_interval(draws), len(values) > 1)
-
-
-def ratio(slower: dict[int, float], faster: dict[int, float], seed: int = 0) -> Estimate | None:
+def ratio(slower: dict[int, float], faster: dict[int, float]) -> Estimate | None:
     """How many times as long the one takes as the other, by the rounds that both have.
 
     What disturbs a round hits both, so their ratio in the round varies less than their times do.
     """
     rounds = sorted(slower.keys() & faster.keys())
-    return estimate([slower[each] / faster[each] for each in rounds], seed) if rounds else None
+    return estimate([slower[each] / faster[each] for each in rounds]) if rounds else None
 
 
-def change(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Estimate:
-    """How many times as long `after` takes as `before`, which were measured apart."""
-    generator = random.Random(seed)
-    draws = sorted(
-        statistics.median(generator.choices(after, k=len(after)))
-        / statistics.median(generator.choices(before, k=len(before)))
-        for _ in range(_RESAMPLES)
-    )
-    several = min(len(before), len(after)) > 1
-    return Estimate(statistics.median(after) / statistics.median(before), *_interval(draws), several)
+def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    """How many times as long `after` takes as `before`, which were measured apart.
+
+    The distances of both medians to the ends of their own intervals add up as those of independent figures
+    do (MOVER, Donner and Zou 2012), in logarithms as this is a ratio. It errs to the safe side: it holds the
+    true ratio 97 times of 100.
+    """
+    one, two = estimate(before), estimate(after)
+    middle = two.median / one.median
+    below = math.hypot(math.log(two.median / two.low), math.log(one.high / one.median))
+    above = math.hypot(math.log(two.high / two.median), math.log(one.median / one.low))
+    several = one.has_interval and two.has_interval
+    return Estimate(middle, middle * math.exp(-below), middle * math.exp(above), several)
 
 
 def is_different(found: Estimate) -> bool:
@@ -84,6 +80,38 @@ def spread(values: Sequence[float]) -> float:
     return (three - quarter) / statistics.median(values)
 
 
-def _interval(draws: list[float]) -> tuple[float, float]:
-    outside = (1 - CONFIDENCE) / 2
-    return draws[int(outside * len(draws))], draws[int((1 - outside) * len(draws)) - 1]
+def _interval(ordered: Sequence[float]) -> tuple[float, float]:
+    """Which holds the median of what the values are drawn from, whatever that looks like.
+
+    It is of the values' order: how many of them lie below the median is as with tossed coins. Between the two
+    pairs of values whose confidences are next to 95 % it is interpolated (Hettmansperger and Sheather 1986).
+    A bootstrap of so few values would hold the median less often than it says: with three, 3 of 4 times.
+    """
+    count = len(ordered)
+    if count < _LEAST_VALUES:
+        return _interval_of_few(ordered)
+    outer = 1
+    while outer + 1 <= count // 2 and _confidence(count, outer + 1) >= CONFIDENCE:
+        outer += 1
+    more, less = _confidence(count, outer), _confidence(count, outer + 1)
+    low, high = ordered[outer - 1], ordered[-outer]
+    if more <= CONFIDENCE:  # all values; 94 % with five
+        return low, high
+    part = (more - CONFIDENCE) / (more - less)
+    inward = (count - outer) * part / (outer + (count - 2 * outer) * part)
+    return low + inward * (ordered[outer] - low), high - inward * (high - ordered[-outer - 1])
+
+
+def _confidence(count: int, place: int) -> float:
+    """With which the median is between the value at this place from below and the one from above."""
+    return 1 - 2 * sum(math.comb(count, fewer) for fewer in range(place)) / 2**count
+
+
+def _interval_of_few(ordered: Sequence[float]) -> tuple[float, float]:
+    """Of so few values that all of them hold the median too seldom: as if their logarithms were normal."""
+    if len(ordered) < 2:
+        return ordered[0], ordered[0]
+    logarithms = [math.log(value) for value in ordered]
+    reach = _STUDENT[len(ordered)] * statistics.stdev(logarithms) / math.sqrt(len(ordered))
+    middle = statistics.mean(logarithms)
+    return min(ordered[0], math.exp(middle - reach)), max(ordered[-1], math.exp(middle + reach))

@@ -13,6 +13,8 @@ from typing import Any
 #: The variable of all processes of a contestant's entry, which its ranks and its servers get.
 ENTRY = "CARME_COMPARE_ENTRY"
 _STAT = Path("/proc/stat")
+_NODES = Path("/sys/devices/system/node")
+_SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
 _PROBE = bytes(4 << 20)
 _PROBE_TIMES = 4
 _SERVERS = {b"DMLC_ROLE=server", b"DMLC_ROLE=scheduler"}  # MXNet's; the programs that start all have none
@@ -94,6 +96,8 @@ def environment() -> dict[str, Any]:
         "host": platform.node(),
         "processor": _field(Path("/proc/cpuinfo"), "model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
+        "threads_of_a_core": _threads_of_a_core(),
+        "numa_nodes": len([*_NODES.glob("node[0-9]*")]) or 1,
         "memory_bytes": _kilobytes(_field(Path("/proc/meminfo"), "MemTotal")),
         "kernel": platform.release(),
         "system": _field(Path("/etc/os-release"), "PRETTY_NAME", "=").strip('"'),
@@ -103,6 +107,14 @@ def environment() -> dict[str, Any]:
         "job": os.environ.get("SLURM_JOB_ID", ""),
         "nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
     }
+
+
+def _threads_of_a_core() -> int:
+    """How many of the cores that the kernel counts are one in the processor; 1: also where nobody knows."""
+    siblings = _first_line(_SIBLINGS)
+    parts = [part.partition("-") for part in siblings.split(",")]
+    counts = [int(last) - int(first) + 1 if last else 1 for first, _, last in parts if first.isdigit()]
+    return sum(counts) or 1
 
 
 def _field(file: Path, name: str, separator: str = ":") -> str:

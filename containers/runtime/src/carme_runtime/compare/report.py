@@ -10,24 +10,45 @@ from carme_runtime.compare.images import DATA
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, UNCERTAIN, VOID, Result, Row
 from carme_runtime.compare.tasks import network_for
-from carme_runtime.compare.verdict import Standing, counted, sentences, standings
+from carme_runtime.compare.verdict import Standing, counted, overall, sentences, standings, titled
 from carme_runtime.graph.show import columns
 from carme_runtime.out_of_core.sizes import show_size
 
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
+body { overflow-wrap: anywhere; }
+h1 { line-height: 1.2; }
 table { border-collapse: collapse; margin: 1rem 0; font-size: 0.9rem; }
 th, td { padding: 0.25rem 0.7rem; text-align: right; border-bottom: 1px solid #8884; }
 th:first-child, td:first-child { text-align: left; }
+td { white-space: nowrap; }
+td:first-child, td.text { white-space: normal; min-width: 9rem; }
 td.text { text-align: left; }
 svg { max-width: 100%; height: auto; }
-.verdict { font-size: 1.1rem; border-left: 4px solid #4c78a8; padding-left: 1rem; }
-.scroll { overflow-x: auto; }
+nav ul { columns: 14rem; padding-left: 1.2rem; }
+dt { font-weight: bold; }
+dd { margin: 0 0 0.3rem 1rem; }
+.verdict { font-size: 1.1rem; border-left: 4px solid #4c78a8; padding-left: 1rem; list-style: none; }
+.verdict li { margin: 0.4rem 0; }
+.scroll { overflow-x: auto; overflow-wrap: normal; }
+@media print {
+  :root { color-scheme: light; }
+  body { max-width: none; margin: 0; font-size: 11px; }
+  nav { display: none; }
+  h2, h3 { break-after: avoid; }
+  svg, tr, li, dd { break-inside: avoid; }
+  .scroll { overflow: visible; }
+  th, td { padding: 0.15rem 0.35rem; white-space: normal; min-width: 0; }
+}
 """
 _HEAD = (
-    "contestant", "ms a step", "95 % interval", "samples/s", "against the fastest", "speed-up",
-    "s to half the loss", "start s", "memory", "J a step", "lines", "",
+    "contestant", "ms a step", "95 % interval", "predicted", "samples/s", "against the fastest", "speed-up",
+    "s to half the loss", "start s", "memory", "J a step", "lines", "state",
+)  # fmt: skip
+_ENDS = (
+    ("void", "Void"), ("disturbed", "Disturbed turns"), ("how", "How this was measured"),
+    ("machine", "Machine and versions"),
 )  # fmt: skip
 
 
@@ -37,14 +58,72 @@ def page(result: Result) -> str:
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8"><title>Comparison of frameworks</title>',
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head><body>',
-        "<h1>Comparison of frameworks</h1>",
+        "<main><h1>Comparison of frameworks</h1>",
         f"<p>{escape(_what(result))}</p>",
-        f'<p class="verdict">{" ".join(escape(one) for one in sentences(result))}</p>',
+        '<ul class="verdict">',
+        *(f"<li>{escape(one)}</li>" for one in sentences(result)),
+        "</ul>",
+        *_contents(result),
+        *_overall(result),
+        *_words(result),
     ]
     for network in result.networks():
         parts += _network(result, network)
-    parts += [*_void(result), *_disturbed(result), *_how(result), *_environment(result), "</body></html>"]
+    parts += [
+        *_void(result),
+        *_disturbed(result),
+        *_how(result),
+        *_environment(result),
+        "</main></body></html>",
+    ]
     return "\n".join(parts) + "\n"
+
+
+def _words(result: Result) -> list[str]:
+    """What the verdict and the tables mean with some of theirs."""
+    limit = max((row.limit_percent for row in result.rows), default=0.0)
+    words = {
+        "rank": "one of the processes that train a network together; each has cores of its own.",
+        "step, round": "a step trains one batch. In each round every contestant has a turn of some steps.",
+        "row": "one contestant with one network on one number of ranks.",
+        "measured": "a row whose figures count.",
+        "level": "not measurably slower than the fastest: with this machine's noise it may be as fast.",
+        "uncertain": f"a row whose median is known less exactly than {limit:g} % to either side.",
+        "disturbed": "a turn beside which something else used the machine, or a row of such turns.",
+        "void": "a row without figures: it is not installed, or it did other work. The reason is below.",
+    }
+    if not limit:
+        del words["uncertain"]
+    listed = (f"<dt>{name}</dt><dd>{escape(meaning)}</dd>" for name, meaning in words.items())
+    return ["<h2>Words</h2>", "<dl>", *listed, "</dl>"]
+
+
+def _contents(result: Result) -> list[str]:
+    places = [*((_anchor(name), titled(name)) for name in result.networks()), *_ENDS]
+    links = (f'<li><a href="#{place}">{escape(title)}</a></li>' for place, title in places)
+    return ['<nav aria-label="Contents"><ul>', *links, "</ul></nav>"]
+
+
+def _anchor(network: str) -> str:
+    return escape(f"network-{network}")
+
+
+def _overall(result: Result) -> list[str]:
+    """A bar for each contestant over all networks; one network has bars of its own."""
+    places, most = overall(result), max(result.ranks(), default=0)
+    if len(places) < 2 or len(result.networks()) < 2:
+        return []
+    colors = {row.title: _colors(result)[row.contestant] for row in result.rows}
+    bars = [
+        (place.title, colors[place.title], Estimate(place.behind, place.behind, place.behind, False))
+        for place in places
+    ]
+    title = f"Time of a step over all networks on {counted(most)}"
+    return [
+        f"<h2>{title}</h2>",
+        "<p>As a multiple of the fastest one's, in the geometric mean. Shorter is better.</p>",
+        drawings.bars(bars, "times", f"{title}, as a multiple of the fastest one's"),
+    ]
 
 
 def text(result: Result) -> str:
@@ -66,9 +145,14 @@ def _what(result: Result) -> str:
         result.environment.get(name, "?") for name in ("host", "processor", "cores", "threads")
     )
     return (
-        f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), {result.created}, "
-        f"data: {result.data or 'none'}, in {_precision(result)}."
+        f"Training steps on {host} ({processor}, {cores} cores, {threads} for each rank), "
+        f"{_moment(result.created)}, data: {result.data or 'none'}, in {_precision(result)}."
     )
+
+
+def _moment(created: str) -> str:
+    """When it began, for people."""
+    return created.replace("T", " ").replace("+00:00", " UTC")
 
 
 def _precision(result: Result) -> str:
@@ -86,7 +170,7 @@ def _titled(result: Result, name: str) -> str:
 
 def _network(result: Result, network: str) -> list[str]:
     colors = _colors(result)
-    parts = [f"<h2>{escape(_titled(result, network))}</h2>"]
+    parts = [f'<h2 id="{_anchor(network)}">{escape(_titled(result, network))}</h2>']
     for ranks in result.ranks():
         several = standings(result, network, ranks)
         if not several:
@@ -95,13 +179,19 @@ def _network(result: Result, network: str) -> list[str]:
         batch = several[0].row.batch
         parts += [
             f"<h3>{counted(ranks).capitalize()}, batch of {batch}</h3>",
-            drawings.bars(shown, "ms"),
+            drawings.bars(shown, "ms", f"Time of a step with {titled(network)} on {counted(ranks)}"),
             _table(_filled([_HEAD, *(_cells(one) for one in several)])),
         ]
         parts += _parts([one.row for one in several])
     lines = _lines(result, network, colors)
     if lines:
-        parts += ["<h3>Speed-up over ranks</h3>", drawings.curves(lines)]
+        parts += [
+            "<h3>Speed-up over ranks</h3>",
+            drawings.curves(
+                [*lines, *_predicted_lines(result, network, colors)],
+                f"Speed-up over ranks with {titled(network)}",
+            ),
+        ]
     return parts if len(parts) > 1 else [*parts, "<p>No contestant was measured.</p>"]
 
 
@@ -123,6 +213,21 @@ def _lines(
     return [(titles[name], colors[name], points) for name, points in found.items() if len(points) > 1]
 
 
+def _predicted_lines(
+    result: Result, network: str, colors: dict[str, str]
+) -> list[tuple[str, str, list[tuple[int, Estimate]]]]:
+    """What carme_runtime.scaling predicts from one rank, where it does."""
+    found: dict[str, list[tuple[int, Estimate]]] = {}
+    titles = {row.contestant: row.title for row in result.rows}
+    for row in result.measured:
+        if row.network == network and row.predicted:
+            speedup, middle = row.predicted["speedup"], row.predicted["ms"]
+            low, high = (speedup * middle / row.predicted[end] for end in ("high", "low"))
+            found.setdefault(row.contestant, [(1, Estimate(1, 1, 1))])
+            found[row.contestant].append((row.ranks, Estimate(speedup, low, high)))
+    return [(f"predicted: {titles[name]}", colors[name], points) for name, points in found.items()]
+
+
 def _cells(standing: Standing) -> tuple[str, ...]:
     row, behind, faster = standing.row, standing.behind, standing.speedup
     step = row.step
@@ -134,6 +239,7 @@ def _cells(standing: Standing) -> tuple[str, ...]:
         row.title,
         f"{step.median:.2f}",
         step.interval(2),
+        "{ms:.2f} ({low:.2f} to {high:.2f})".format(**row.predicted) if row.predicted else "",
         f"{row.rate.median:.0f}",
         against,
         f"{faster.median:.2f}" if faster and row.ranks > 1 else "",
@@ -182,7 +288,7 @@ def _once(rows: Sequence[Row]) -> list[Row]:
 def _void(result: Result) -> list[str]:
     rows = _once([row for row in result.rows if row.status == VOID])
     if not rows:
-        return ["<h2>Void</h2>", "<p>Nothing: all did the same work.</p>"]
+        return [_headed("void"), "<p>Nothing: all did the same work.</p>"]
     cells = [
         (
             row.title,
@@ -191,13 +297,13 @@ def _void(result: Result) -> list[str]:
         )
         for row in rows
     ]
-    return ["<h2>Void</h2>", _table([("contestant", "network", "ranks", "why"), *cells], texts=(3,))]
+    return [_headed("void"), _table([("contestant", "network", "ranks", "why"), *cells], texts=(3,))]
 
 
 def _disturbed(result: Result) -> list[str]:
     rows = [row for row in result.measured if checks.marked(row.turns)]
     if not rows:
-        return ["<h2>Disturbed turns</h2>", "<p>None.</p>"]
+        return [_headed("disturbed"), "<p>None.</p>"]
     cells = []
     for row in rows:
         first = next(turn for turn in row.turns if turn.reasons)
@@ -205,7 +311,7 @@ def _disturbed(result: Result) -> list[str]:
         count = f"{checks.marked(row.turns)} of {len(row.turns)}"
         cells.append((row.title, row.network, str(row.ranks), count, state, f"{'; '.join(first.reasons)}"))
     head = ("contestant", "network", "ranks", "turns", "they are", "the first one")
-    return ["<h2>Disturbed turns</h2>", _table([head, *cells], texts=(4, 5))]
+    return [_headed("disturbed"), _table([head, *cells], texts=(4, 5))]
 
 
 def _how(result: Result) -> list[str]:
@@ -224,8 +330,11 @@ def _how(result: Result) -> list[str]:
         "fewer than three others are left.",
         "Rows whose medians are not known well enough (option limit, in percent to either side) get further "
         "rounds, and are marked “uncertain” if that does not help.",
-        "Figures are medians of turns, intervals are those of a bootstrap (95 %). Two contestants are "
-        "compared round by round; “level” is who is not measurably slower than the fastest.",
+        "Figures are medians of turns with 95 % intervals: of the order of five turns or more, and by "
+        "Student's t of fewer. Two contestants are compared round by round. Where most rows of a network are "
+        "uncertain, the few others had luck, too: trust none of them to the limit.",
+        "Predicted is what carme_runtime.scaling expects of a step, from a probe of some seconds on one rank "
+        "and of the links between the ranks, with an interval that is to hold 8 of 10 runs.",
         "The time to half the loss is that of the steps after which the mean loss over all batches was "
         "at most half of the first loss. It is empty, or has no column, where the comparison made too few "
         "steps for that.",
@@ -234,7 +343,7 @@ def _how(result: Result) -> list[str]:
         "rank had at once. J a step is the energy that the first node's processors (RAPL) and GPUs (NVML) "
         "drew meanwhile, whoever used them; it has no column where these counters cannot be read.",
     )
-    return ["<h2>How this was measured</h2>", "<ul>", *(f"<li>{point}</li>" for point in points), "</ul>"]
+    return [_headed("how"), "<ul>", *(f"<li>{point}</li>" for point in points), "</ul>"]
 
 
 def _environment(result: Result) -> list[str]:
@@ -246,7 +355,11 @@ def _environment(result: Result) -> list[str]:
     versions = {name: version for row in result.rows for name, version in row.versions.items()}
     found |= {f"version of {name}": version for name, version in sorted(versions.items())}
     rows = [(name, str(value)) for name, value in found.items() if value != ""]
-    return ["<h2>Machine and versions</h2>", _table([("", ""), *rows], texts=(1,))]
+    return [_headed("machine"), _table([("what", "value"), *rows], texts=(1,))]
+
+
+def _headed(place: str) -> str:
+    return f'<h2 id="{place}">{dict(_ENDS)[place]}</h2>'
 
 
 def _option(value: object) -> str:
@@ -264,4 +377,8 @@ def _table(rows: Sequence[tuple[str, ...]], texts: Iterable[int] = ()) -> str:
 
     head, *body = rows
     lines = "\n".join(f"<tr>{cells(row, 'td')}</tr>" for row in body)
-    return f'<div class="scroll"><table><tr>{cells(head, "th")}</tr>\n{lines}\n</table></div>'
+    # With the keyboard one can scroll only what can be focused.
+    return (
+        f'<div class="scroll" tabindex="0" role="group" aria-label="Table: {escape(head[0])}">'
+        f"<table><thead><tr>{cells(head, 'th')}</tr></thead>\n<tbody>{lines}</tbody></table></div>"
+    )

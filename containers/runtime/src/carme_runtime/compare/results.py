@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -58,6 +59,7 @@ class Row:
     half_loss_steps: int | None = (
         None  # after which the loss was half of the first one; None: it was not reached
     )
+    predicted: dict[str, float] = field(default_factory=dict)  # see carme_runtime.compare.predictions
     limit_percent: float = 0.0  # of the median, beyond which its interval makes the row uncertain; 0: never
 
     @property
@@ -184,7 +186,7 @@ def load(file: Path) -> Result:
     try:
         rows = [_row(each) for each in found.pop("rows")]
         return Result(**{key: value for key, value in found.items() if key != "version"}, rows=rows)
-    except (TypeError, KeyError, AttributeError):
+    except (TypeError, KeyError, AttributeError, ValueError):
         raise _no_result(file) from None
 
 
@@ -197,7 +199,10 @@ def _row(found: dict[str, Any]) -> Row:
 
 def _turn(found: dict[str, Any]) -> Turn:
     when = [float(found.get(name, 0.0)) for name in ("began", "lasted_s")]
-    return Turn(found["round"], float(found["ms"]), tuple(found["reasons"]), *when)
+    ms = float(found["ms"])
+    if not 0 < ms < math.inf:
+        raise ValueError(f"a step of {ms} ms")
+    return Turn(found["round"], ms, tuple(found["reasons"]), *when)
 
 
 def _no_result(file: Path) -> CompareError:

@@ -23,6 +23,7 @@ from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import spread
 from carme_runtime.compare.hosts import threads_of
 from carme_runtime.compare.networks import NETWORKS, Network
+from carme_runtime.compare.predictions import note_predictions
 from carme_runtime.compare.results import Result, Row, Turn
 from carme_runtime.compare.work_folder import work_folder
 
@@ -276,6 +277,8 @@ class _Contest:
         self._narrow(steps, cores)
         for place in self.able:
             self._conclude(place)
+        able = [self.entries[place] for place in self.able]
+        note_predictions(able, self.plan.scaling == "weak", self.progress)
 
     def _repeat_disturbed(self, steps: dict[int, int], cores: list[int]) -> None:
         """Make turns again in rounds that have disturbed ones alone."""
@@ -350,8 +353,9 @@ class _Contest:
         row.half_loss_steps = checks.steps_to_half(self.losses[place])
         row.turns = [Turn(raw.round, raw.ms, self._reasons(raw), raw.began, raw.lasted_s) for raw in turns]
         names = dict.fromkeys(name for raw in turns for name in raw.parts)
-        row.parts_ms = {name: statistics.median(raw.parts.get(name, 0.0) for raw in turns) for name in names}
-        drew = [raw.joules for raw in turns if not self._reasons(raw)] or [raw.joules for raw in turns]
+        used = [raw for raw, turn in zip(turns, row.turns, strict=True) if turn in row.used]
+        row.parts_ms = {name: statistics.median(raw.parts.get(name, 0.0) for raw in used) for name in names}
+        drew = [raw.joules for raw in used]
         kinds = dict.fromkeys(name for joules in drew for name in joules)
         row.step_joules = {
             kind: statistics.median(joules[kind] for joules in drew if kind in joules) for kind in kinds

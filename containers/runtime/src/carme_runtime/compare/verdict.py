@@ -5,7 +5,8 @@ import statistics
 from dataclasses import dataclass
 
 from carme_runtime.compare.figures import Estimate, is_different, ratio
-from carme_runtime.compare.results import DISTURBED, UNCERTAIN, VOID, Result, Row
+from carme_runtime.compare.networks import NETWORKS
+from carme_runtime.compare.results import DISTURBED, MEASURED, UNCERTAIN, VOID, Result, Row
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,21 @@ def speedup(result: Result, row: Row) -> Estimate | None:
     return found and found.times(row.batch / alone.batch)
 
 
-def overall(result: Result) -> list[tuple[str, float]]:
-    """By how much each contestant is behind the fastest over all networks, on the most ranks.
+@dataclass(frozen=True)
+class Place:
+    """A contestant over all networks, on the most ranks.
 
-    Only who has all networks that anybody has takes part; means are geometric.
+    Args:
+        title: Its name.
+        behind: How many times as long a step takes as that of the fastest, in the geometric mean.
     """
+
+    title: str
+    behind: float
+
+
+def overall(result: Result) -> list[Place]:
+    """The fastest first; only who has all networks that anybody has takes part."""
     most = max(result.ranks(), default=0)
     networks = [network for network in result.networks() if result.of(network, most)]
     factors: dict[str, list[float]] = {}
@@ -54,13 +65,12 @@ def overall(result: Result) -> list[tuple[str, float]]:
         rows = result.of(network, most)
         for row in rows:
             titles[row.contestant] = row.title
-            factors.setdefault(row.contestant, []).append(row.step.median / rows[0].step.median)
-    means = [
-        (titles[name], math.exp(sum(map(math.log, several)) / len(several)))
-        for name, several in factors.items()
-        if len(several) == len(networks)
-    ]
-    return sorted(means, key=lambda one: one[1])
+            paired = ratio(row.rounds, rows[0].rounds)  # none: no round of both was quiet
+            quotient = paired.median if paired else row.step.median / rows[0].step.median
+            factors.setdefault(row.contestant, []).append(quotient)
+    means = {name: math.exp(statistics.fmean(map(math.log, several))) for name, several in factors.items()}
+    whole = sorted((means[name], name) for name in means if len(factors[name]) == len(networks))
+    return [Place(titles[name], mean / whole[0][0]) for mean, name in whole]
 
 
 def sentences(result: Result) -> list[str]:
@@ -72,22 +82,36 @@ def _fastest(result: Result) -> str:
     order, most = overall(result), max(result.ranks(), default=0)
     if not order:
         return "Nothing was measured for all networks, so there is no fastest."
-    where = f"on {counted(most)}"
+    first = order[0].title
     if len(order) == 1:
-        return f"{order[0][0]} alone was measured {where}, so there is nothing to compare it with."
-    level = _level(result, order[0][0])
-    others = f", level with {_listed(level)}" if level else ""
-    rest = [
-        f"{title} ({mean / order[0][1]:.2f} times as long)" for title, mean in order[1:] if title not in level
-    ]
-    ends = f"; a step takes longer with {_listed(rest)}" if rest else ""
-    return f"Over all networks {where}, {order[0][0]} is fastest{others}{ends}."
+        return f"{first} alone was measured on {counted(most)}, so there is nothing to compare it with."
+    level = _level(result, first)
+    others = f"; {_listed(level)} {'are' if len(level) > 1 else 'is'} not measurably slower" if level else ""
+    behind = [place for place in order[1:] if place.title not in level]
+    ends = ""
+    if behind:
+        last = behind[-1]
+        rest = (
+            f"the others need {behind[0].behind:.2f} to {last.behind:.2f} times its time, {last.title} most"
+        )
+        ends = f"; {rest if len(behind) > 1 else f'{last.title} needs {last.behind:.2f} times its time'}"
+    return f"{_over(result, most)} on {counted(most)}, {first} is fastest{others}{ends}."
+
+
+def _over(result: Result, ranks: int) -> str:
+    networks = [network for network in result.networks() if result.of(network, ranks)]
+    return "Over all networks" if len(networks) > 1 else f"With {titled(networks[0])}"
+
+
+def titled(network: str) -> str:
+    """A network's title; its name, where another version has it."""
+    return NETWORKS[network].title if network in NETWORKS else network
 
 
 def _level(result: Result, title: str) -> list[str]:
     """Who is not slower than this one in any network, as far as the intervals say."""
     most, found = max(result.ranks()), []
-    for other, _ in overall(result)[1:]:
+    for other in (place.title for place in overall(result)[1:]):
         ratios: list[Estimate] = []
         for network in result.networks():
             rows = {row.title: row for row in result.of(network, most)}
@@ -109,13 +133,13 @@ def _scaling(result: Result) -> str:
     if not found:
         return "How it scales was not measured: that takes one rank and several."
     (best, row), (worst, last) = max(found, key=_first), min(found, key=_first)
-    named = f"({row.title} with {row.network})"
+    where, ideal = f"On {counted(most)}", f"{most} times would be ideal"
+    top = f"{row.title} with {titled(row.network)}"
     if len(found) == 1:
-        return f"{counted(most).capitalize()} are {best:.2f} times as fast as one {named}; {most} is ideal."
-    return (
-        f"{counted(most).capitalize()} are at most {best:.2f} times as fast as one {named} and at least "
-        f"{worst:.2f} times ({last.title} with {last.network}), where {most} is ideal."
-    )
+        return f"{where}, {top} has {best:.2f} times the speed of one rank; {ideal}."
+    least = f"{last.title} with {titled(last.network)}"
+    gains = f"{top} gains most, {best:.2f} times the speed of one rank"
+    return f"{where}, {gains}, and {least} least, {worst:.2f} times; {ideal}."
 
 
 def _first(pair: tuple[float, Row]) -> float:
@@ -123,23 +147,36 @@ def _first(pair: tuple[float, Row]) -> float:
 
 
 def _trust(result: Result) -> str:
-    noise = result.noise
-    void = sum(row.status == VOID for row in result.rows)
-    disturbed = sum(row.status == DISTURBED for row in result.rows)
-    uncertain = sum(row.status == UNCERTAIN for row in result.rows)
+    states = [row.status for row in result.rows]
+    measured, *marked = (states.count(one) for one in (MEASURED, DISTURBED, UNCERTAIN, VOID))
     steps = [row.step for row in result.measured]
     widths = [step.percent for step in steps if step.percent is not None]
-    width = f", and a median is known to {statistics.median(widths):.1f} %" if widths else ""
+    width = f", and medians are known to {statistics.median(widths):.1f} % as a rule" if widths else ""
+    if needed := rounds_needed(result):
+        width += f" (about {needed} rounds would make most certain)"
     if steps and not widths:
         width = "; one round gives no spread, so no difference is certain (give more with --rounds)"
-    turns, bad = noise.get("turns", 0), noise.get("disturbed_turns", 0)
-    rough = ": the machine was not quiet, take figures as rough" if 2 * bad > turns else ""
-    probe = 100 * noise.get("probe_spread", 0)
+    turns, bad = result.noise.get("turns", 0), result.noise.get("disturbed_turns", 0)
+    noisy = 2 * bad > turns or marked[0] + marked[1] > measured
+    rough = ": the machine was not quiet, take figures as rough" if noisy else ""
+    probe = 100 * result.noise.get("probe_spread", 0)
     return (
-        f"Of {len(result.rows)} rows {void} are void, {disturbed} disturbed and {uncertain} uncertain; "
-        f"{bad:.0f} of {turns:.0f} "
-        f"turns were disturbed, a probe of known work varied by {probe:.1f} %{width}{rough}."
+        f"Of {len(states)} rows {measured} are measured, {marked[0]} disturbed, {marked[1]} uncertain and "
+        f"{marked[2]} void; {bad:.0f} of {turns:.0f} turns were disturbed, a probe of known work varied by "
+        f"{probe:.1f} %{width}{rough}."
     )
+
+
+def rounds_needed(result: Result) -> int | None:
+    """After how many rounds half of the uncertain rows would be certain; None: none is uncertain.
+
+    Intervals become narrower with the root of the rounds.
+    """
+    rows = [row for row in result.rows if row.status == UNCERTAIN]
+    if not rows:
+        return None
+    each = [len(row.used) * ((row.step.percent or 0) / row.limit_percent) ** 2 for row in rows]
+    return math.ceil(statistics.median(each))
 
 
 def counted(ranks: int) -> str:

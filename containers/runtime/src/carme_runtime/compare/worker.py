@@ -1,12 +1,13 @@
 """What each rank of a contestant runs: `python -m carme_runtime.compare.worker NAME TASK`."""
 
 import contextlib
+import dataclasses
 import importlib
 import importlib.metadata
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Line, come_in
 from carme_runtime.compare.machine import busy_seconds, companions, peak_bytes, used_seconds
 from carme_runtime.compare.programs import Step, Work
+from carme_runtime.errors import CarmeRuntimeError
 
 THREADS, SLOWER = "CARME_COMPARE_THREADS", "CARME_COMPARE_SLOWER"
 PRECISION = "CARME_COMPARE_PRECISION"
@@ -31,12 +33,14 @@ def main() -> None:
     contestant = CONTESTANTS[name]
     program = importlib.import_module(f"carme_runtime.compare.programs.{contestant.program}")
     is_bf16 = os.environ.get(PRECISION) == "bf16"
-    step = program.prepare(Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16))
+    work = Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16)
+    step = program.prepare(work)
     line = come_in(name, rank)
     line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
     slower = float(os.environ.get(SLOWER, 0))
     servers = companions() if contestant.has_servers else []
-    serve(line, Steps(step, slower, cores, servers, local_size))
+    steps = Steps(step, slower, cores, servers, local_size)
+    serve(line, steps, lambda seconds: probed(program, work, seconds, local_size))
     # Some libraries wait for the other ranks at their end, or for threads of theirs.
     sys.stdout.flush()
     os._exit(0)
@@ -123,11 +127,26 @@ class Steps:
         return time.process_time() + used_seconds(self._servers) / self._local_size
 
 
-def serve(line: Line, steps: Steps) -> None:
+def serve(line: Line, steps: Steps, probe: Callable[[float], dict[str, Any]]) -> None:
     """Answer until the comparison has had enough, or is gone. Raises Lost."""
-    while (count := line.receive().get("steps")) is not None:
-        line.send(**steps.make(int(count)))
-    line.send(peak_bytes=peak_bytes())
+    peak = None
+    while not (order := line.receive()).get("end"):
+        if "steps" in order:
+            line.send(**steps.make(int(order["steps"])))
+        else:
+            peak = peak_bytes()  # what the probe needs on top is not the contestant's
+            line.send(**probe(float(order["probe"])))
+    line.send(peak_bytes=peak_bytes() if peak is None else peak)
+
+
+def probed(program: Any, work: Work, seconds: float, ranks_per_node: int) -> dict[str, Any]:
+    """What is needed to predict steps: of one rank its profile, of several what connects them."""
+    if work.ranks > 1:
+        return {"machine": dataclasses.asdict(program.machine(ranks_per_node))}
+    try:
+        return {"profile": dataclasses.asdict(program.profile(work, seconds))}
+    except CarmeRuntimeError as error:
+        return {"why": str(error)}
 
 
 if __name__ == "__main__":

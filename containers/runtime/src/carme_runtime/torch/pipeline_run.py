@@ -18,7 +18,7 @@ from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall, Mismatch
 from carme_runtime.collectives.mailboxes import free_dropped
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.graph import Graph
+from carme_runtime.graph import Graph, Links
 from carme_runtime.graph.files import from_json, to_json
 from carme_runtime.pipeline import Plan
 from carme_runtime.pipeline.messages import links_of
@@ -55,6 +55,14 @@ class Run:
             return None
         return Group(self.context, list(ranks), self.timeout)
 
+    def links(self, device: torch.device) -> Links:
+        """What messages of these ranks cost. All call this together; rank 0 alone knows copies within a node.
+
+        Args:
+            device: On which the ranks compute.
+        """
+        return links_of(self.everyone, self.rank, partial(_copying_us, device=device))
+
     def agreed(
         self,
         traced: Traced,
@@ -66,7 +74,7 @@ class Run:
 
         Raises Mismatch where a rank has another model.
         """
-        found = links_of(self.everyone, self.rank, partial(_copying_us, device=example[0].device))
+        found = self.links(example[0].device)
         text = b""
         failure: BaseException | None = None
         if self.rank == 0:

@@ -1,6 +1,7 @@
 """A training program for each way, between `# user: begin` and `# user: end` as a user writes it.
 
 Each module has `prepare(work)`, which returns the step, and `VERSIONS`, the modules whose versions count.
+Where steps can be predicted, it also has `profile(work, seconds)` and `machine(ranks_per_node)`.
 """
 
 from collections.abc import Callable

@@ -9,7 +9,12 @@ from torch.nn import functional
 from carme_runtime.compare.programs import Mark, Step, Work
 from carme_runtime.compare.programs.torch_networks import build, precision_of, prepare_inputs, set_threads
 from carme_runtime.compare.tasks import MOMENTUM
+from carme_runtime.scaling.advice import measure
+from carme_runtime.scaling.machines import machine_of
+from carme_runtime.scaling.network import Machine
+from carme_runtime.scaling.profiles import Profile
 from carme_runtime.torch import parallelize
+from carme_runtime.torch.pipeline_run import Run
 
 VERSIONS = ("torch",)
 
@@ -40,3 +45,20 @@ def prepare(work: Work) -> Step:
 
     # user: end
     return step
+
+
+def profile(work: Work, seconds: float) -> Profile:
+    """What `carme_runtime.scaling` predicts steps from: of a copy of the network, on this rank.
+
+    Raises ScalingError where the network cannot be measured.
+    """
+    network = build(work.task)
+    inputs, targets = work.task.share(work.rank, work.ranks)
+    batch = torch.from_numpy(prepare_inputs(inputs)[0]), torch.from_numpy(targets[0])
+    optimizer = torch.optim.SGD(network.parameters(), lr=work.task.network.rate, momentum=MOMENTUM)
+    return measure(network, batch, functional.cross_entropy, optimizer=optimizer, seconds=seconds)
+
+
+def machine(ranks_per_node: int) -> Machine:
+    """Links, and what reducing takes from computing; all ranks call this together."""
+    return machine_of(Run(), ranks_per_node)
