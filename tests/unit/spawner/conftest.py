@@ -15,6 +15,7 @@ from unittest.mock import patch
 import aiohttp
 import httpx
 import pytest
+import pytest_asyncio
 from free_ports import free_port
 from jupyterhub.auth import DummyAuthenticator
 from jupyterhub.proxy import Proxy
@@ -240,9 +241,9 @@ def state_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("hub")
 
 
-@pytest.fixture
-def settings(tmp_path: Path, state_directory: Path) -> Settings:
-    secrets = tmp_path / "secrets"
+def settings_of(folder: Path, state_directory: Path) -> Settings:
+    """The settings of a site that has all but the hub's state in a folder."""
+    secrets = folder / "secrets"
     secrets.mkdir()
     for name in ("hub-cookie-secret", "hub-crypt-key"):
         (secrets / name).write_text("5a" * 32 + "\n")
@@ -252,11 +253,11 @@ def settings(tmp_path: Path, state_directory: Path) -> Settings:
     return Settings.model_validate(
         {
             "site": {"url": "https://carme.example.org"},
-            **broker_settings(tmp_path),
+            **broker_settings(folder),
             "hub": {
                 "listen": f"https://127.0.0.1:{free_port()}",
                 "state_directory": str(state_directory),
-                "database": f"sqlite:///{tmp_path}/hub.sqlite",
+                "database": f"sqlite:///{folder}/hub.sqlite",
             },
             "secrets": {"directory": str(secrets)},
         }
@@ -264,11 +265,13 @@ def settings(tmp_path: Path, state_directory: Path) -> Settings:
 
 
 @pytest.fixture
-async def site(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(FakeProxy, "routes", {})
-    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
-        monkeypatch.setenv(name, "")  # the hub sets them, and other tests shall not have them
+def settings(tmp_path: Path, state_directory: Path) -> Settings:
+    return settings_of(tmp_path, state_directory)
+
+
+@contextlib.asynccontextmanager
+async def running(settings: Settings) -> AsyncIterator[Site]:
+    """A site with its broker and its hub."""
     broker = LocalBroker(settings)
     async with contextlib.AsyncExitStack() as opened:
         opened.push_async_callback(broker.close)
@@ -279,6 +282,37 @@ async def site(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         yield site
         if site.hub:
             await site.down()
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder, an environment and routes for a hub in this process."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FakeProxy, "routes", {})
+    for name in ("SSL_CERT_FILE", "SSL_CERT_DIR"):
+        monkeypatch.setenv(name, "")  # the hub sets them, and other tests shall not have them
+
+
+@pytest.fixture
+async def site(settings: Settings, apart: None) -> AsyncIterator[Site]:
+    async with running(settings) as site:
+        yield site
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lasting_site(
+    tmp_path_factory: pytest.TempPathFactory, state_directory: Path
+) -> AsyncIterator[Site]:
+    """One site for all tests of a module that leave it as it is; they run in the module's event loop."""
+    folder = tmp_path_factory.mktemp("site")
+    async with contextlib.AsyncExitStack() as opened:
+        opened.enter_context(patch.object(FakeProxy, "routes", {}))
+        with (
+            patch.dict(os.environ),
+            contextlib.chdir(folder),
+        ):  # the first test finds what the last one leaves
+            site = await opened.enter_async_context(running(settings_of(folder, state_directory)))
+        yield site
 
 
 NO_GPU = InvalidRequest(

@@ -180,7 +180,7 @@ class LocalSlurm:
         }
         with (self.folder(job_id) / log_name(None)).open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *command, env=environment, stdout=log, stderr=asyncio.subprocess.STDOUT
+                *command, cwd=self.home, env=environment, stdout=log, stderr=asyncio.subprocess.STDOUT
             )
         self.processes[job_id] = process
         task = asyncio.create_task(self._wait(job_id, process))

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+import pytest_asyncio
 
 from .conftest import Site, eventually
 
 JOB = str(4_000_000 + os.getpid())
 FOLDER = Path(f"/tmp/carme-{JOB}/apps")
+#: The job of a session that a test ends.
+ENDING_JOB = str(6_000_000 + os.getpid())
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 #: A web app of a user, and an image's program: it answers with the path that it sees.
 APP = """
@@ -33,28 +38,37 @@ socketserver.UnixStreamServer(sys.argv[1], Answer).serve_forever()
 """
 
 
-@pytest.fixture
-async def server(site: Site, tmp_path: Path) -> AsyncIterator[Site]:
-    """A site in which ada's session s1 is ready, in an image with the apps `good` and `bad`."""
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    (programs / "good").write_text(f"#!{sys.executable}\n{APP}")
-    (programs / "bad").write_text("#!/bin/sh\necho 'the <disk> is full' >&2\nexit 3\n")
-    for program in programs.iterdir():
-        program.chmod(0o755)
+def command(programs: Path, job: str) -> list[str]:
+    """The session of a job, in an image that has these programs as its apps."""
     code = (
         "from pathlib import Path\nfrom carme_spawner import singleuser\n"
         "from carme_spawner.singleuser import programs\n"
         f"programs.PROGRAMS = Path({str(programs)!r})\nsingleuser.main()"
     )
-    site.broker.command = ["env", f"SLURM_JOB_ID={JOB}", sys.executable, "-s", "-c", code, "--allow-root"]
-    await site.start()
-    await eventually(site.is_ready, "JupyterLab is ready")
-    yield site
-    process = site.broker.processes[100]
-    if process.returncode is None:
-        process.terminate()
-        await process.wait()
+    return ["env", f"SLURM_JOB_ID={job}", sys.executable, "-s", "-c", code, "--allow-root"]
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The apps `good` and `bad`."""
+    programs = tmp_path_factory.mktemp("programs")
+    (programs / "good").write_text(f"#!{sys.executable}\n{APP}")
+    (programs / "bad").write_text("#!/bin/sh\necho 'the <disk> is full' >&2\nexit 3\n")
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    return programs
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(lasting_site: Site, programs: Path) -> AsyncIterator[Site]:
+    """A site in which ada's session s1 is ready, in an image with the apps `good` and `bad`."""
+    lasting_site.broker.command = command(programs, JOB)
+    await lasting_site.start()
+    await eventually(lasting_site.is_ready, "JupyterLab is ready")
+    yield lasting_site
+    process = lasting_site.broker.processes[100]
+    process.terminate()
+    await process.wait()
     shutil.rmtree(FOLDER.parent)
 
 
@@ -84,12 +98,20 @@ async def test_an_images_program_is_started_when_it_is_opened(server: Site) -> N
     assert await page(server, "/app/good") == (200, "app sees /")
 
 
-async def test_an_app_ends_with_the_session(server: Site) -> None:
-    await page(server, "/app/good/")
-    process = server.broker.processes[100]
+async def test_an_app_ends_with_the_session(server: Site, programs: Path) -> None:
+    folder = Path(f"/tmp/carme-{ENDING_JOB}")
+    server.broker.command = command(programs, ENDING_JOB)
+    await server.start("s2")
+    await eventually(lambda: server.is_ready("s2"), "JupyterLab is ready")
+    job_id = max(server.broker.processes)
+    status, body = await server.visit("/app/good/", server.token(job_id), "s2")
+    assert (status, body) == (200, b"app sees /")
+    assert commands_with(str(folder / "apps/good.sock"))
+    process = server.broker.processes[job_id]
     process.terminate()
     await process.wait()
-    assert commands_with(str(FOLDER / "good.sock")) == []
+    assert commands_with(str(folder / "apps/good.sock")) == []
+    shutil.rmtree(folder)
 
 
 async def test_an_app_that_fails_shows_its_last_lines(server: Site) -> None:

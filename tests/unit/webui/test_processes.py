@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -22,9 +22,8 @@ from carme_webui.notifier import notifier
 from patience import HANG
 
 from .conftest import FOLDER, Browser, needs_redis
-from .fake_broker import FakeBroker
 
-pytestmark = pytest.mark.django_db(transaction=True)
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("broker")]
 
 LONG = HANG
 
@@ -143,13 +142,21 @@ class Portal:
             self.program.wait()
 
 
-@pytest.fixture
-def portal(broker: FakeBroker, tmp_path: Path) -> Iterator[Portal]:
-    running = Portal(tmp_path)
+@contextmanager
+def serving(folder: Path, processes: int = 2) -> Iterator[Portal]:
+    """A portal that has started, and ends with this."""
+    running = Portal(folder, processes)
     try:
         yield running
     finally:
         running.end()
+
+
+@pytest.fixture(scope="module")
+def portal(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Portal]:
+    """The portal of all tests that leave it serving."""
+    with serving(tmp_path_factory.mktemp("portal")) as running:
+        yield running
 
 
 def signed_in(user: User) -> str:
@@ -211,15 +218,12 @@ def test_new_workers_take_the_place_of_the_old_ones_while_the_portal_serves(port
     until(portal.answers)
 
 
-def test_one_process_alone_is_replaced_as_well(broker: FakeBroker, tmp_path: Path) -> None:
-    portal = Portal(tmp_path, processes=1)
-    try:
+def test_one_process_alone_is_replaced_as_well(tmp_path: Path) -> None:
+    with serving(tmp_path, processes=1) as portal:
         [old] = portal.processes
         portal.program.send_signal(signal.SIGHUP)
         until(lambda: len(portal.processes) == 1 and old not in portal.processes)
         until(portal.answers)
-    finally:
-        portal.end()
 
 
 def test_open_pages_hold_no_connection_to_the_database(portal: Portal, alice: User) -> None:
@@ -239,11 +243,12 @@ def test_a_second_portal_is_refused(portal: Portal) -> None:
     assert portal.answers()
 
 
-def test_it_ends_when_it_should(portal: Portal) -> None:
-    processes = portal.processes
-    portal.program.terminate()
-    assert portal.program.wait(LONG) == 0
-    assert not any(map(lives, processes))
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", portal.port))
-    assert "Traceback" not in portal.log.read_text()
+def test_it_ends_when_it_should(tmp_path: Path) -> None:
+    with serving(tmp_path) as portal:
+        processes = portal.processes
+        portal.program.terminate()
+        assert portal.program.wait(LONG) == 0
+        assert not any(map(lives, processes))
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", portal.port))
+        assert "Traceback" not in portal.log.read_text()
