@@ -397,7 +397,7 @@ def test_the_verdict_names_all_that_it_judges(result: Result) -> None:
     page = report.page(result)
     assert "Time of a step over all networks on 2 ranks" in page
     assert all(f"{place.behind:.2f} times</text>" in page for place in places)
-    # Whoever lacks a network is not judged over all.
+    # Anyone who lacks a network is not judged over all.
     result.rows = [each for each in result.rows if (each.contestant, each.network) != ("torch-carme", "tiny")]
     assert titles[3] not in [place.title for place in verdict.overall(result)]
 
