@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from host_programs import HostPrograms
+
 from carme.jobs import Job, JobState
 from carme.validation import Visitor
 from carme_demo.podman import Podman, host_runtime
 from carme_demo.settings import DEFAULT_NAME, Places, load, passwords
-from host_commands import PROGRAMS, run_on
+from host_commands import PROGRAMS
 from patience import HANG
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +50,7 @@ class DemoSite:
         self.url = settings.url
         self.passwords = passwords(places)
         self.podman = Podman(places, host_runtime())
+        self._programs = HostPrograms(self._inside, self.podman.environment)
         self._folder = tempfile.TemporaryDirectory(prefix="carme-test-")
         self.certificate = Path(self._folder.name) / "site.pem"
         self.certificate.write_text(ssl.get_server_certificate(("localhost", settings.port)))
@@ -62,30 +65,30 @@ class DemoSite:
         timeout: float = HANG,
     ) -> subprocess.CompletedProcess[str]:
         """Run a program on one of the hosts, as root or in a login session of `user`."""
-        inside, environment = self._inside(node, command, user), self.podman.environment
-        return run_on(node, inside, environment=environment, data=data, check=check, timeout=timeout)
+        words = self._words(command, user)
+        return self._programs.run(node, words, data=data, check=check, timeout=timeout)
 
     def begin(self, node: str, *command: str, user: str | None = None) -> subprocess.Popen[str]:
         """Begin a program on one of the hosts, which talks over its standard input and output."""
         return subprocess.Popen(
-            self._inside(node, command, user),
-            env=self._environment,
+            self._inside(node, self._words(command, user)),
+            env={"PATH": PROGRAMS, **self.podman.environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             bufsize=1,
         )
 
-    def _inside(self, node: str, command: tuple[str, ...], user: str | None) -> list[str]:
-        words = list(command)
-        if user:
-            home = f"/home/{user}"
-            words = ["runuser", "-u", user, "--", "env", "-C", home, f"HOME={home}", f"USER={user}", *words]
-        return self.podman.inside(node, words, terminal=False)
+    @staticmethod
+    def _words(command: tuple[str, ...], user: str | None) -> list[str]:
+        """The command as root types it, for a login session of `user` where one is named."""
+        if not user:
+            return list(command)
+        home = f"/home/{user}"
+        return ["runuser", "-u", user, "--", "env", "-C", home, f"HOME={home}", f"USER={user}", *command]
 
-    @property
-    def _environment(self) -> dict[str, str]:
-        return {"PATH": PROGRAMS, **self.podman.environment}
+    def _inside(self, node: str, words: list[str]) -> list[str]:
+        return self.podman.inside(node, words, terminal=False)
 
     @classmethod
     def with_second_users(cls) -> DemoSite:
@@ -208,9 +211,12 @@ def wait_until(what: str, holds: Callable[[], Any], timeout: float = HANG) -> An
     """Wait until `holds()` is true and return it; fails with `what` after `timeout` seconds."""
     end = time.monotonic() + timeout
     while True:
+        begun = time.monotonic()
         result = holds()
         if result:
             return result
-        if time.monotonic() > end:
+        now = time.monotonic()
+        if now > end:
             raise AssertionError(f"After {timeout:.0f} s still not: {what}")
-        time.sleep(0.3)
+        # Where it takes long to find out, the machine has others to work for.
+        time.sleep(max(0.3, now - begun))

@@ -30,7 +30,16 @@ def run_on(
         timeout=timeout,
         check=False,
     )
-    if check and done.returncode:
+    return checked(done, host) if check else done
+
+
+def checked(done: subprocess.CompletedProcess[str], host: str) -> subprocess.CompletedProcess[str]:
+    """The program that ended on a host.
+
+    Raises:
+        AssertionError: It did not end with 0.
+    """
+    if done.returncode:
         message = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        raise AssertionError(f"{command} on {host} ended with {done.returncode}:\n{message}")
+        raise AssertionError(f"{done.args} on {host} ended with {done.returncode}:\n{message}")
     return done

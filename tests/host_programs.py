@@ -1,0 +1,161 @@
+"""Programs on the demo's hosts at the price of a fork: a `podman exec` for each host, not for each program.
+
+A `podman exec` takes a quarter of a processor's second, and tests that wait for something run many.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import select
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from host_commands import PROGRAMS, checked, run_on
+
+__all__ = ["HostPrograms"]
+
+#: What the hosts run; given as text, so that nothing of the tests lies there.
+SERVER = ("/usr/bin/python3", "-c", Path(__file__).with_name("host_server.py").read_text())
+#: Seconds that a server has to report the end of a program whose time was over.
+GRACE = 60.0
+#: What becomes of a program whose host ends; podman reports the same.
+HOST_ENDED: dict[str, Any] = {"code": 137, "output": "", "errors": ""}
+
+
+class _Gone(Exception):
+    """The server has ended, with its host or before it."""
+
+
+class _Server:
+    """`tests/host_server.py` on a host."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str], timeout: float) -> None:
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        self._read = b""
+        try:
+            self._line(timeout)
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it still waits for a program: by itself it says nothing, so only its end can be read."""
+        assert self._process.stdout
+        return self._process.poll() is None and not select.select([self._process.stdout], [], [], 0)[0]
+
+    def run(self, words: list[str], data: str, timeout: float) -> dict[str, Any]:
+        """What became of a program.
+
+        Raises:
+            subprocess.TimeoutExpired: The server does not answer.
+        """
+        assert self._process.stdin
+        request = json.dumps({"words": words, "data": data, "timeout": timeout}).encode() + b"\n"
+        try:
+            while request:
+                request = request[self._process.stdin.write(request) or 0 :]
+            return json.loads(self._line(timeout + GRACE))
+        except (_Gone, BrokenPipeError):
+            return HOST_ENDED
+
+    def _line(self, timeout: float) -> bytes:
+        assert self._process.stdout
+        source, end = self._process.stdout.fileno(), time.monotonic() + timeout
+        while b"\n" not in self._read:
+            if not select.select([source], [], [], max(0.0, end - time.monotonic()))[0]:
+                raise subprocess.TimeoutExpired(self._process.args, timeout)
+            part = os.read(source, 1 << 20)
+            if not part:
+                raise _Gone
+            self._read += part
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+    def end(self) -> None:
+        """Let it end: it does when its input ends; what starts it may hang where its host does."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class HostPrograms:
+    """Runs programs on hosts.
+
+    Args:
+        inside: The command line that brings a program to a host, by the host's name and the program's words.
+        environment: The environment of that command.
+    """
+
+    def __init__(self, inside: Callable[[str, list[str]], list[str]], environment: Mapping[str, str]) -> None:
+        self._inside = inside
+        self._environment = environment
+        self._lock = threading.Lock()
+        #: Those that wait for the next program, by host. Each thread that runs one has a server for itself.
+        self._idle: dict[str, list[_Server]] = {}
+
+    def run(
+        self, host: str, words: list[str], *, data: str | None, check: bool, timeout: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program as root.
+
+        Raises:
+            AssertionError: It did not end with 0, and `check` is set.
+            subprocess.TimeoutExpired: It did not end in time.
+        """
+        server = self._server(host, timeout)
+        if server is None:
+            # The host is down, or not up yet: podman says how.
+            command = self._inside(host, words)
+            return run_on(
+                host, command, environment=self._environment, data=data, check=check, timeout=timeout
+            )
+        try:
+            answer = server.run(words, data or "", timeout)
+        except BaseException:
+            server.end()
+            raise
+        with self._lock:
+            self._idle[host].append(server)
+        output, errors = (_text(answer[name]) for name in ("output", "errors"))
+        if answer["code"] is None:
+            raise subprocess.TimeoutExpired(words, timeout, output, errors)
+        done = subprocess.CompletedProcess(words, answer["code"], output, errors)
+        return checked(done, host) if check else done
+
+    def _server(self, host: str, timeout: float) -> _Server | None:
+        """One that waits, or a new one; None where none can be started."""
+        with self._lock:
+            idle = self._idle.setdefault(host, [])
+            while idle:
+                server = idle.pop()
+                if server.is_alive:
+                    return server
+                server.end()
+        try:
+            return _Server(self._inside(host, list(SERVER)), {"PATH": PROGRAMS, **self._environment}, timeout)
+        except _Gone:
+            return None
+
+
+def _text(printed: str) -> str:
+    """What a program printed, with the line ends that Python reads as such."""
+    return base64.b64decode(printed).decode().replace("\r\n", "\n").replace("\r", "\n")
