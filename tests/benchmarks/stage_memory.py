@@ -1,7 +1,9 @@
 """The memory of pipelines' stages: what plans predict, and what the kernel counts; and how long a plan takes.
 
 Each stage is a process of its own, with a quarter more memory than it needs. What it takes before its model
-is made is subtracted from its peak, as plans leave out Python and PyTorch.
+is made is subtracted from its peak, as plans leave out Python and PyTorch. It has trained a small model of
+the same operators then, in whose freed memory Python's objects lie again: that is not given back before.
+Messages lie in memory that several ranks have: each has its share of it, as in the kernel's count of a job.
 """
 
 import json
@@ -91,6 +93,16 @@ def _make(name: str, *, small: bool) -> tuple[Any, Any, Any]:
     return nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), words, torch.randn_like(words)
 
 
+def of_others() -> int:
+    """Bytes of shared memory that this process has, and that are other processes' in equal shares."""
+    status, rollup = (Path(f"/proc/self/{name}").read_text() for name in ("status", "smaps_rollup"))
+    sizes = [
+        next(int(line.split()[1]) for line in text.splitlines() if line.startswith(begin))
+        for text, begin in ((status, "RssShmem:"), (rollup, "Pss_Shmem:"))
+    ]
+    return (sizes[0] - sizes[1]) << 10
+
+
 def _work(name: str, folder: Path) -> None:
     """Train, and write down what this rank's stage has taken at most."""
     import torch
@@ -128,14 +140,13 @@ def _work(name: str, folder: Path) -> None:
 
     train(*_make(name, small=True)).close()  # what libraries load and compile is there from now on
     _, inputs, targets = _make(name, small=False)
-    pages.trim()
     before = pages.resident()
     ours = train(_make(name, small=False)[0], inputs, targets)
     peak = pages.peak()
     rank = dist.get_rank()
     predicted = ours.plan().stages[rank].memory_bytes
     (folder / str(rank)).write_text(
-        json.dumps({"measured": peak - before, "predicted": predicted, "of_steps": peak})
+        json.dumps({"measured": peak - before - of_others(), "predicted": predicted, "of_steps": peak})
     )
     dist.barrier()
     dist.destroy_process_group()

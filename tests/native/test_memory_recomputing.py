@@ -1,6 +1,10 @@
 """Forward passes that are computed again where that is cheaper than moving what they leave."""
 
 import copy
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +14,7 @@ import torch
 from torch import nn
 
 import carme_runtime
-from carme_runtime.out_of_core import Plan, budget
+from carme_runtime.out_of_core import Plan, budget, leave_recomputation
 from carme_runtime.out_of_core.recomputing import Recomputing
 from carme_runtime.out_of_core.trace import Operation, Trace
 from patience import HANG
@@ -41,13 +45,29 @@ class Network(nn.Module):
         return self.head(x)
 
 
+class Parts:
+    """A model whose parts the script calls itself."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: Any = model
+
+    def train(self, mode: bool) -> "Parts":
+        self._model.train(mode)
+        return self
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self._model.blocks:
+            x = x + block(x)
+        return self._model.head(x)
+
+
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = Network()
     return model, torch.optim.AdamW(model.parameters())
 
 
-def losses(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
+def losses(model: Any, optimizer: torch.optim.Optimizer) -> list[float]:
     """Of some steps, and at last of an evaluation, which the statistics of BatchNorm change."""
     generator, found = torch.Generator().manual_seed(1), list[float]()
     for step in range(STEPS + 1):
@@ -99,6 +119,94 @@ def test_with_a_fast_disk_nothing_is_computed_again(tmp_path: Path, monkeypatch:
     assert plan.recomputed.reason.startswith("moving what layers leave") and "No forward pass" in str(plan)
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["a model", "two models"])
+def test_layers_of_models_that_a_script_calls_are_computed_again_without_a_change_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    monkeypatch.setattr(budget, "_rates", lambda _: (SLOW, SLOW))
+    alone, reported = losses(*made()), list[Any]()
+    with carme_runtime.memory(limit(60), tmp_path) as limited_budget:
+        limited_budget.recompute_called(reported.append)
+        model, optimizer = made()
+        with torch.no_grad():
+            model(torch.ones(2, WIDTH))  # an evaluation is no training
+        model.load_state_dict(made()[0].state_dict())  # it has changed the statistics
+        found = losses(model if whole else Parts(model), optimizer)
+        plan = limited_budget.plan()
+    assert found == alone
+    assert reported == [plan.recomputed] and not plan.recomputed.reason
+    assert 1 <= plan.recomputed.groups < plan.recomputed.of  # not the one with BatchNorm
+    assert all(getattr(part.forward, "__self__", None) is part for part in model.modules())
+
+
+def test_stages_of_a_pipeline_choose_themselves(tmp_path: Path) -> None:
+    reported = list[Any]()
+    with carme_runtime.memory(limit(), tmp_path) as limited_budget:
+        leave_recomputation()  # nothing where nobody has asked for any
+        limited_budget.recompute_called(reported.append)
+        model = row(nn.Tanh())
+        model(torch.ones(2, 4)).sum().backward()
+        leave_recomputation()
+        leave_recomputation()
+        assert len(reported) == 1 and "changes nothing for stages of a pipeline" in reported[0]
+        assert "forward" not in model.__dict__
+
+
+SCRIPT = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+torch.set_num_threads(1)
+model = nn.Sequential(*(part for _ in range(8) for part in (nn.Linear(256, 256), nn.Tanh(), nn.Dropout(0.1))))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(4):
+    model(torch.ones(1024, 256)).square().mean().backward()
+    optimizer.step()
+    print(float(sum(each.grad.sum() for each in model.parameters())).hex())
+    optimizer.zero_grad()
+"""
+
+
+def carme_run(script: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "carme_runtime.launcher.command", *options, script]
+    return subprocess.run(
+        command,
+        env=os.environ | {"KERAS_BACKEND": "torch"},
+        capture_output=True,
+        text=True,
+        timeout=3 * HANG,
+        check=False,
+    )
+
+
+def test_carme_run_says_once_what_became_of_recomputation(tmp_path: Path) -> None:
+    (script := tmp_path / "train.py").write_text(SCRIPT)
+    expected = carme_run(script, "-n", "2")
+    assert expected.returncode == 0, expected.stderr
+    found = carme_run(script, "-n", "2", "--memory-per-rank", "2G", "--spill", tmp_path, "--recompute")
+    assert found.returncode == 0, found.stderr
+    assert sorted(found.stdout.splitlines()) == sorted(expected.stdout.splitlines())
+    reported = re.findall(r"carme-run: .*comput.*", found.stderr)
+    assert len(reported) == 1 and reported[0].startswith("carme-run: No forward pass is computed again"), (
+        found.stderr
+    )
+
+
+def test_keras_models_that_are_to_compute_again_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("keras")
+    (script := tmp_path / "train.py").write_text(
+        "import keras, numpy\n"
+        "model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(1)])\n"
+        "model.compile(optimizer='adam', loss='mse')\n"
+        "model.fit(numpy.ones((8, 4)), numpy.ones((8, 1)), verbose=0)\n"
+        "print('trained')\n"
+    )
+    done = carme_run(script, "--memory-per-rank", "3G", "--spill", tmp_path, "--recompute")
+    assert done.returncode == 1 and "trained" not in done.stdout, done.stdout
+    assert "carme-run: --recompute works with layers of PyTorch, and this script trains" in done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+
+
 def test_a_model_without_layers_in_a_row_has_nothing_to_compute_again(tmp_path: Path) -> None:
     with carme_runtime.memory(limit(), tmp_path) as limited_budget:
         model = nn.Bilinear(4, 4, 4)
@@ -140,7 +248,8 @@ class Recorded:
 
     def choose(self, model: nn.Sequential, mib_per_second: float) -> Recomputing:
         """What is chosen after two steps with so fast a disk, and room for two of the blocks."""
-        recomputing = Recomputing(model, self)  # pyright: ignore[reportArgumentType]
+        recomputing = Recomputing(self)  # pyright: ignore[reportArgumentType]
+        recomputing.add(model)
         for _ in range(2):
             self.steps.position = -1
             model(torch.ones(2, 4)).sum().backward()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carme_runtime import CarmeRuntimeError
+from carme_runtime.launcher.arguments import parse
 from carme_runtime.out_of_core import spill, start
 from carme_runtime.out_of_core.extents import Extents
 from carme_runtime.out_of_core.gpu_spares import Spares
@@ -256,6 +257,34 @@ def test_a_script_that_trains_without_pytorch_is_noted(tmp_path: Path) -> None:
     assert done.stderr.startswith("carme-run: --memory-per-rank limited nothing")
 
 
+def test_a_keras_model_that_is_to_compute_again_is_refused_before_its_first_step(tmp_path: Path) -> None:
+    write_keras(tmp_path, "torch")
+    (tmp_path / "torch.py").touch()
+    (package := tmp_path / "keras" / "src" / "optimizers").mkdir()
+    (package / "__init__.py").touch()
+    (package / "base_optimizer.py").write_text(
+        "class BaseOptimizer:\n    def apply(self, gradients):\n        print('stepped')\n"
+    )
+    step = "from keras.src.optimizers.base_optimizer import BaseOptimizer; BaseOptimizer().apply([])"
+    done = run_python(step, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "stepped\n"), done.stderr
+    refuse = "from carme_runtime.out_of_core import keras_scripts; keras_scripts.refuse_training()"
+    done = run_python(f"{refuse}; {step}", tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "carme-run: --recompute works with layers of PyTorch, and this script trains a model of Keras. "
+        "Leave --recompute out.\n"
+    )
+
+
+def test_recomputation_is_refused_where_memory_is_not_limited(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--recompute", __file__])
+    assert "Give the limit, too: --memory-per-rank 2G --spill DIR" in capsys.readouterr().err
+    options, _ = parse(["--recompute", "--memory-per-rank", "2G", "--spill", "/tmp", __file__])
+    assert options.recompute
+
+
 def test_what_a_site_runs_first_still_runs_in_ranks_with_a_limit(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins\nbuiltins.site_has_run = True\n")
     done = run_python("print(site_has_run)", tmp_path)
@@ -272,6 +301,8 @@ def test_what_a_site_runs_first_runs_also_where_our_package_cannot_be_imported(t
 def test_variables_for_ranks_are_texts_and_none_without_a_limit(tmp_path: Path) -> None:
     assert start.variables(None, None, "/own") == {}
     own = start.variables(5, tmp_path, "/own")
+    assert start.RECOMPUTE not in own
+    assert start.variables(5, tmp_path, None, recompute=True)[start.RECOMPUTE] == "1"
     assert own[start.LIMIT] == "5" and own["PYTHONPATH"].endswith(f"{os.pathsep}/own")
 
 

@@ -413,6 +413,17 @@ def test_backward_passes_and_an_optimizers_step_take_memory_too():
     assert adam.memory_bytes >= (2 * 4 + 2) * 16 * KIB
 
 
+def test_what_was_sent_and_its_gradient_stay_until_the_backward_pass_has_ended():
+    graph = network([1] * 4)
+    holding = [dataclasses.replace(one, holds=one.outputs) for one in graph.operators]
+    holding[0] = dataclasses.replace(holding[0], backward_bytes=(16 + 100) * KIB)
+    graph = dataclasses.replace(graph, operators=tuple(holding))
+    request = Request(2, 8, micro_batches=1, cut_points=("layer2",), state_factor=1.0)
+    fixed = 2 * 3 * 16 + 8  # as above
+    # At the peak layer1's backward pass is over: layer0 is held. But layer1 was sent, and its gradient came.
+    assert plan(graph, request).stages[0].memory_bytes == (fixed + 4 + 100 + 4 + 4) * KIB
+
+
 def test_masks_of_the_whole_batch_are_counted():
     graph = network([1] * 4)
     dropped = tuple(dataclasses.replace(one, kind="dropout.default") for one in graph.operators)

@@ -207,6 +207,12 @@ def _add_training_options(parser: argparse.ArgumentParser) -> None:
         "--spill", type=Path, metavar="DIR", help="with --memory-per-rank: a folder on a disk of each node"
     )
     parser.add_argument(
+        "--recompute",
+        action="store_true",
+        help="with --memory-per-rank: layers of PyTorch in a row compute their forward passes again in the "
+        "backward pass, where the disk would take longer for what they leave",
+    )
+    parser.add_argument(
         "--strategy",
         choices=strategies.STRATEGIES,
         help="how the ranks of a script that calls pipeline(), or of a Keras script, share its model "
@@ -275,6 +281,11 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if (options.memory_per_rank is None) != (options.spill is None):
         known.error(
             "--memory-per-rank and --spill belong together. Give both: --memory-per-rank 2G --spill DIR"
+        )
+    if options.recompute and options.spill is None:
+        known.error(
+            "--recompute says what to do where memory is limited. Give the limit, too: --memory-per-rank 2G "
+            "--spill DIR"
         )
     if options.backend not in (None, "torch") and options.max_restarts:
         known.error("--backend cannot be started anew with other ranks. Use --max-restarts without --backend")

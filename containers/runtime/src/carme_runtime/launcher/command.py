@@ -248,7 +248,7 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
     }
     own = dict(options.x)
     path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
-    own |= out_of_core.variables(options.memory_per_rank, options.spill, path)
+    own |= out_of_core.variables(options.memory_per_rank, options.spill, path, recompute=options.recompute)
     return own | {name: str(value) for name, value in chosen.items() if value is not None}
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from carme_runtime.out_of_core.plan import Plan
 
-__all__ = ["HostRoom", "Plan", "host_room", "limits_host"]
+__all__ = ["HostRoom", "Plan", "host_room", "leave_recomputation", "limits_host"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,12 @@ def limits_host() -> bool:
     """Whether a limit of the host's memory is in force in this process."""
     budget = sys.modules.get("carme_runtime.out_of_core.budget")
     return budget is not None and budget.limits_host()
+
+
+def leave_recomputation() -> None:
+    """Let a pipeline's stages choose what is computed again, and not `carme-run --recompute` any more."""
+    if budget := sys.modules.get("carme_runtime.out_of_core.budget"):
+        budget.leave_recomputation()
 
 
 def host_room() -> HostRoom | None:

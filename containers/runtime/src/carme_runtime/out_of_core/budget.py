@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import keras_scripts, pages, spill, watch
 from carme_runtime.out_of_core.blocks import State
+from carme_runtime.out_of_core.called_models import CalledModels
 from carme_runtime.out_of_core.during_backward import NOT_REQUESTED, ON_GPU, StepDuringBackward
 from carme_runtime.out_of_core.limits import Limit
 from carme_runtime.out_of_core.optimizers import parameter_by_parameter
@@ -35,6 +36,10 @@ Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 # How many tensors as large as a parameter an optimizer's operation takes at a time.
 _OF_SGD, _OF_OTHERS = 2, 3
 _OTHERS_STEPS = 16  # An optimizer that steps so often while the one whose steps count does not takes over.
+_OF_STAGES = (
+    "--recompute changes nothing for stages of a pipeline. Its plan says which of them compute their forward "
+    "passes again."
+)
 _active: "Budget | None" = None
 
 
@@ -55,6 +60,8 @@ class Budget:
         self._steps = Steps()
         self._early: StepDuringBackward | None = None
         self._recomputing: Recomputing | None = None
+        self._called: CalledModels | None = None
+        self._report: Callable[[Recomputed | str], None] = lambda _: None
 
     def __enter__(self) -> "Budget":
         """Begin; what this thread makes from now on can leave memory.
@@ -151,14 +158,36 @@ class Budget:
         if step_during_backward and operations.device_type == "cpu":
             self._early = StepDuringBackward(optimizer, operations)
         if recompute and operations.device_type == "cpu":
-            self._recomputing = Recomputing(model, operations)
+            self._recomputing = Recomputing(operations)
+            self._recomputing.add(model)
         return model, optimizer
+
+    def recompute_called(self, report: Callable[[Recomputed | str], None]) -> None:
+        """`adopt(..., recompute=True)` for scripts that know nothing of it.
+
+        It is for the models that are trained in the first step.
+
+        Args:
+            report: Called with what was chosen, or with a sentence that says why nothing is.
+        """
+        self._report = report
+        self._recomputing = Recomputing(self._working(), report)
+        self._called = CalledModels(self._recomputing.add)
+
+    def leave_recomputation(self) -> None:
+        """Somebody else chooses what is computed again; nothing where `recompute_called` was not called."""
+        if self._called is not None:
+            self._as_ever()
+            self._report(_OF_STAGES)
 
     def _as_ever(self) -> None:
         """Let backward and forward passes be those of the script."""
         if self._early is not None:
             self._early.close()
             self._early = None
+        if self._called is not None:
+            self._called.close()
+            self._called = None
         if self._recomputing is not None:
             self._recomputing.close()
             self._recomputing = None
@@ -263,6 +292,8 @@ class Budget:
         store = self._operations.store
         self._steps.end_step(store.read, store.written)
         store.end_step()
+        if self._called is not None:
+            self._called.close()
         if self._recomputing is not None:
             read_rate, write_rate = _rates(store)
             self._recomputing.end_step(self._steps.trace, store.capacity, write_rate, read_rate)
@@ -322,6 +353,12 @@ def limits_host() -> bool:
     """See `carme_runtime.out_of_core`."""
     operations = _active and _active._operations
     return operations is not None and operations.device_type == "cpu"
+
+
+def leave_recomputation() -> None:
+    """See `carme_runtime.out_of_core`."""
+    if _active is not None:
+        _active.leave_recomputation()
 
 
 def room_of_host() -> tuple[int, float, float]:

@@ -22,6 +22,7 @@ _OPTIMIZERS = f"{_BACKENDS}.torch.optimizers"
 _BY_PARAMETER = {"Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "Lion", "RMSprop", "SGD"}
 _TOGETHER = 4 << 20  # bytes of parameters that are taken at a time; a larger one is taken alone
 _budget: Any = None  # that holds now
+_trains = True  # whether a model of Keras may train
 
 
 def follow(budget: Any) -> None:
@@ -30,6 +31,15 @@ def follow(budget: Any) -> None:
     _budget = budget
     if budget is not None:
         _watch(refuse=False)
+
+
+def refuse_training() -> None:
+    """End this process with a sentence when a model of Keras trains: its layers cannot compute again.
+
+    What they draw for Dropout is a state that each forward pass changes.
+    """
+    global _trains
+    _trains = False
 
 
 def refuse_other_frameworks() -> None:
@@ -112,6 +122,11 @@ def _see_steps(optimizers: Any) -> None:
 
     @functools.wraps(known)
     def apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _trains:
+            sys.exit(
+                "carme-run: --recompute works with layers of PyTorch, and this script trains a model of "
+                "Keras. Leave --recompute out."
+            )
         result = known(self, *args, **kwargs)
         if _budget is not None:
             _budget.end_step(self)

@@ -104,18 +104,24 @@ class _Forward:
 
 
 class Recomputing:
-    """Chooses groups of layers of a model; a budget has one.
+    """Chooses groups of layers of models; a budget has one.
 
     Args:
-        model: Which.
         operations: Of the budget.
+        report: Called with what was chosen.
     """
 
-    def __init__(self, model: nn.Module, operations: Operations) -> None:
-        self._operations, self._steps = operations, 0
+    def __init__(self, operations: Operations, report: Callable[[Recomputed], None] = lambda _: None) -> None:
+        self._operations, self._report, self._steps = operations, report, 0
         self._changed: list[nn.Module] = []
-        self._groups = list(self._groups_of(model))
-        self.found = Recomputed(reason=_FIRST if self._groups else _NO_LAYERS)
+        self._groups: list[_Group] = []
+        self.found = Recomputed(reason=_NO_LAYERS)
+
+    def add(self, model: nn.Module) -> None:
+        """Let groups of its layers be chosen from, too."""
+        self._groups += self._groups_of(model)
+        if self._groups:
+            self.found = Recomputed(reason=_FIRST)
 
     def close(self) -> None:
         """From now on forward passes are as ever."""
@@ -133,9 +139,11 @@ class Recomputing:
             read_rate: Bytes in a second that it gives.
         """
         self._steps += 1
-        if self._steps == _STEPS and trace is not None and self._groups:
-            moving = _moving_seconds(trace, room, write_rate, read_rate)
-            self._choose(trace, moving, 1 / read_rate + 1 / write_rate, room)
+        if self._steps == _STEPS:
+            if trace is not None and self._groups:
+                moving = _moving_seconds(trace, room, write_rate, read_rate)
+                self._choose(trace, moving, 1 / read_rate + 1 / write_rate, room)
+            self._report(self.found)
         for group in self._groups:
             group.passes.clear()
 

@@ -5,23 +5,28 @@ import sys
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.out_of_core.environment import FOLDER, LIMIT
+from carme_runtime.out_of_core.environment import FOLDER, LIMIT, RECOMPUTE
+from carme_runtime.out_of_core.plan import Recomputed
 
 _FIRST = Path(__file__).parent / "at_start"  # Python runs the module in it before the script
 
 
-def variables(limit: int | None, folder: Path | None, others: str | None) -> dict[str, str]:
+def variables(
+    limit: int | None, folder: Path | None, others: str | None, *, recompute: bool = False
+) -> dict[str, str]:
     """What ranks with this limit have in their environment; nothing where there is none.
 
     Args:
         limit: Bytes.
         folder: For what does not fit.
         others: The PYTHONPATH that they would have.
+        recompute: Whether layers may compute their forward passes again.
     """
     if limit is None or folder is None:
         return {}
     path = os.pathsep.join([str(_FIRST), *([others] if others else [])])
-    return {LIMIT: str(limit), FOLDER: str(folder.absolute()), "PYTHONPATH": path}
+    own = {LIMIT: str(limit), FOLDER: str(folder.absolute()), "PYTHONPATH": path}
+    return own | {RECOMPUTE: "1"} if recompute else own
 
 
 def start() -> None:
@@ -31,11 +36,22 @@ def start() -> None:
     ends the process with a sentence.
     """
     limit, folder = os.environ.pop(LIMIT, None), os.environ.pop(FOLDER, ".")
+    again = os.environ.pop(RECOMPUTE, None)
     if limit is None:
         return
+    from carme_runtime.out_of_core import keras_scripts
     from carme_runtime.out_of_core.budget import Budget
 
     try:
-        Budget(limit, folder).__enter__()
+        budget = Budget(limit, folder).__enter__()
     except CarmeRuntimeError as error:
         sys.exit(f"carme-run: {error}")
+    if again:
+        keras_scripts.refuse_training()
+        budget.recompute_called(_report)
+
+
+def _report(found: Recomputed | str) -> None:
+    """What became of --recompute: the first rank says it, as the script has no plan to print."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"carme-run: {found}", file=sys.stderr, flush=True)

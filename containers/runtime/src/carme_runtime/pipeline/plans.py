@@ -324,9 +324,28 @@ class Plan:
             one = graph.operators[place]
             gradients = graph.parameter_bytes(one.parameters, trainable=True) if one.backward_bytes else 0
             back = share * max(one.backward_bytes - gradients, 0) + several * gradients
+            back += share * self._kept_until_the_end(piece, place)
             own = max(share * one.workspace_bytes, back)
             most = max(most, share * levels[place - span.start] + own)
         return most
+
+    def _kept_until_the_end(self, piece: int, place: int) -> float:
+        """Bytes that stay while the backward pass goes on from an operator to those before it.
+
+        The backward pass begins at what the piece sent, with the gradients that came for it. It has both
+        until its end, also when the operators behind `place` have given up what they held.
+        """
+        graph, span, total = self.graph, self.pieces.span(piece), 0.0
+        for channel in self.pieces.channels:
+            for name in self.pieces.gradients(channel) if channel[0] == piece else ():
+                if graph.maker[name] != place:  # whose own backward pass counts it
+                    total += graph.value[name].bytes
+        sent = {v for (source, _), values in self.pieces.channels.items() if source == piece for v in values}
+        for name in {graph.operators[graph.maker[each]].within or each for each in sent}:
+            holding = (at for at in span if name in graph.operators[at].holds)
+            if next(holding, place) > place:
+                total += graph.value[name].bytes
+        return total
 
     def _mask_bytes(self, own: list[int]) -> float:
         """Dropout's masks: those of all samples of all replicas are drawn together."""

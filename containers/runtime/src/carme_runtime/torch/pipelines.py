@@ -17,6 +17,7 @@ from carme_runtime.collectives import Group
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph
 from carme_runtime.logs import log
+from carme_runtime.out_of_core import leave_recomputation
 from carme_runtime.out_of_core.sizes import parse_size
 from carme_runtime.pipeline import Plan, PlanError, Request, plan
 from carme_runtime.starts import STREAMED, check_start
@@ -101,6 +102,7 @@ def pipeline(
     settle_given(model)
     settle_optimizer(optimizer)
     strategies.follow()
+    leave_recomputation()
     run, points = Run(), tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
     requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph, variable_shapes)
