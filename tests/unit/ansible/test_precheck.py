@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import json
 import os
+import pwd
 import re
 import socket
 import subprocess
@@ -62,7 +63,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
     def look(**changes: Any) -> dict[str, Any]:
         wanted: dict[str, Any] = {
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
-            "monitoring": False, "awaits_restore": False,
+            "monitoring": False, "awaits_restore": False, "installs_slurm": False, "asks_directory": False,
+            "uids": {},
             "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
             "nodes": ["gpu-01", "gpu-02"], "node": "gpu-01", "shared": [],
             "homes": [], "ports": [443, 8081], "site_ports": [443],
@@ -152,7 +154,8 @@ def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -
         "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); del sys.argv[0]; "
         "runpy.run_path(sys.argv[0], run_name='__main__')"
     )
-    wanted = {"host": "n1", "head": False, "compute": False, "own_slurm": False, "shared": [], "homes": []}
+    wanted: dict[str, Any] = {"host": "n1", "head": False, "compute": False, "own_slurm": False}
+    wanted |= {"shared": [], "homes": [], "installs_slurm": False, "asks_directory": False, "uids": {}}
     command = [
         sys.executable,
         "-c",
@@ -167,7 +170,11 @@ def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -
 
 
 @pytest.mark.parametrize(
-    "role", ["precheck/files/precheck", "removal/files/restore_files", "reverse_proxy/files/certificate"]
+    "role",
+    [
+        *("precheck/files/precheck", "removal/files/restore_files", "removal/files/find_callers"),
+        "reverse_proxy/files/certificate",
+    ],
 )
 def test_what_runs_with_the_systems_python_is_written_for_python_3_9(role: str) -> None:
     text = (ANSIBLE / f"roles/{role}.py").read_text()
@@ -295,6 +302,47 @@ def test_a_redis_of_the_site_is_not_taken_over() -> None:
     assert precheck.redis({"redis_configure": False, "site_files": ["/etc/redis/redis.conf"]})
 
 
+def test_a_slurm_and_a_directory_of_the_site_are_not_taken_over() -> None:
+    precheck = program()
+    own = ["/etc/slurm/slurm.conf", "/etc/sssd/sssd.conf"]
+    assert set(own) <= set(precheck.FOREIGN_FILES)
+    with pytest.raises(precheck.Problem) as caught:
+        precheck.own_configuration({"site_files": own})
+    assert caught.value.stops and "/etc/slurm/slurm.conf. " in caught.value.detail
+    assert "sssd" not in caught.value.detail and "slurm_controller" in caught.value.remedy
+    with pytest.raises(precheck.Problem) as caught:
+        precheck.directory({"site_files": own})
+    assert caught.value.stops and "users_source to existing" in caught.value.remedy
+    assert precheck.own_configuration({"site_files": own[1:]}) and precheck.directory({"site_files": own[:1]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({}, set()),
+        ({"installs_slurm": True}, {"slurm of the site"}),
+        ({"asks_directory": True}, {"directory"}),
+    ],
+)
+def test_a_slurm_and_a_directory_are_looked_at_where_carme_sets_them_up(
+    site: Callable[..., dict[str, Any]], changes: dict[str, Any], names: set[str]
+) -> None:
+    assert set(site(head=False, **changes)) & {"slurm of the site", "directory"} == names
+
+
+def test_no_account_of_the_host_is_given_another_number(site: Callable[..., dict[str, Any]]) -> None:
+    """The modules user and group would change the number, and files would lose their owner."""
+    users = {one.pw_name: one.pw_uid for one in pwd.getpwall()}
+    free = max(65_000, *(uid for uid in users.values() if uid < 2**31 - 10)) + 5
+    assert site(uids={"nobody-has-this": free})["local accounts"]["ok"]
+    found = site(uids={"root": free})["local accounts"]
+    assert found["stops"] and f"root has the uid 0, not {free}" in found["detail"]
+    assert f"root has the gid 0, not {free}" in found["detail"]
+    assert site(uids={"root": 0})["local accounts"]["ok"]
+    found = site(uids={"nobody-has-this": 0})["local accounts"]
+    assert found["stops"] and "root has the uid 0 of nobody-has-this" in found["detail"]
+
+
 def test_files_that_somebody_has_written_are_the_sites(tmp_path: Path) -> None:
     precheck = program()
     file = tmp_path / "apptainer.conf"
@@ -335,6 +383,52 @@ def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, A
     done = playbook("-i", hosts, play)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=0" in done.stdout and "changed=1" not in done.stdout
+
+
+def test_what_carme_sets_up_itself_is_what_the_inventory_says(
+    playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    play = tmp_path / "look.yml"
+    play.write_text(
+        "- hosts: head:compute\n  gather_facts: true\n  roles: [carme]\n  tasks:\n"
+        '    - ansible.builtin.include_vars: {file: "{{ known }}"}\n'
+        "    - ansible.builtin.copy:\n"
+        '        dest: "{{ output }}/{{ inventory_hostname }}.json"\n'
+        '        content: "{{ precheck_expected | to_json }}"\n'
+    )
+    known = json.dumps({"known": str(ANSIBLE / "roles/precheck/vars/main.yml"), "output": str(tmp_path)})
+
+    def expected(host: str, groups: dict[str, list[str]], **variables: Any) -> dict[str, Any]:
+        hosts = inventory(tmp_path, carme_site_url="https://portal", **variables)
+        described = json.loads(hosts.read_text())
+        for group, members in groups.items():
+            described[group] = {"hosts": dict.fromkeys(members)}
+        hosts.write_text(json.dumps(described))
+        done = playbook("-i", hosts, "-e", known, play)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads((tmp_path / f"{host}.json").read_text())
+
+    users = [{"name": "ada", "uid": 2001}]
+    found = expected("portal", {}, carme_users=users)
+    assert (found["uids"], found["installs_slurm"], found["asks_directory"]) == ({"ada": 2001}, False, False)
+    found = expected("portal", {}, carme_users=users, users_source="ldap")
+    assert (found["uids"], found["asks_directory"]) == ({}, True)
+    both = {"slurm_controller": ["portal"], "slurm_database": ["portal"]}
+    assert expected("portal", both)["installs_slurm"]
+    assert not expected("gpu-01.example.org", both)["installs_slurm"]
+
+
+def test_hosts_with_slurms_commands_need_a_slurm_that_carme_installs(
+    playbook: Playbook, tmp_path: Path
+) -> None:
+    play = tmp_path / "look.yml"
+    play.write_text("- hosts: head:compute\n  gather_facts: true\n  roles: [carme]\n")
+    hosts = inventory(tmp_path)
+    described = json.loads(hosts.read_text()) | {"slurm_client": {"hosts": {"portal": None}}}
+    hosts.write_text(json.dumps(described))
+    done = playbook("-i", hosts, play)
+    text = " ".join(done.stdout.split())
+    assert done.returncode != 0 and "Leave all four slurm_* groups empty" in text
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,8 @@ def test_a_munge_key_is_for_munge_alone(
 
 def test_a_check_says_what_it_found_and_what_to_do(tmp_path: Path) -> None:
     check_host = load("validation", "check_host")
-    wanted = {"head": False, "host": "n1", "units": [], "images": str(tmp_path), "default_image": "torch"}
+    wanted = {"head": False, "host": "n1", "units": [], "stopped": []}
+    wanted |= {"images": str(tmp_path), "default_image": "torch"}
     result = {check["name"]: check for check in check_host.main(wanted)}["image"]
     assert (result["ok"], result["host"]) == (False, "n1")
     assert "torch.sif is missing" in result["detail"]
@@ -164,6 +165,31 @@ def test_a_check_says_what_it_found_and_what_to_do(tmp_path: Path) -> None:
     for name in ("torch.sif", "torch.json"):
         (tmp_path / name).write_text("x")
     assert {check["name"]: check for check in check_host.main(wanted)}["image"]["ok"] is True
+    # A controller of Slurm alone has none.
+    assert not [check for check in check_host.main(wanted | {"images": ""}) if check["name"] == "image"]
+
+
+@pytest.mark.parametrize(
+    ("states", "ok", "words"),
+    [
+        ("inactive failed", True, "2 units stopped"),
+        ("inactive active", False, "On a standby run: carme-hub."),
+        ("activating inactive", False, "On a standby run: carme-broker."),
+        ("", False, "systemd does not say what"),
+    ],
+)
+def test_a_standby_runs_no_service_of_carme(
+    states: str, ok: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_host = load("validation", "check_host")
+    program = tmp_path / "systemctl"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\n' {states}\nexit 3\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    wanted = {"head": False, "host": "head-2", "units": [], "images": ""}
+    found = check_host.main(wanted | {"stopped": ["carme-broker", "carme-hub"]})
+    (result,) = (check for check in found if check["name"] == "standby")
+    assert (result["ok"], words in result["detail"]) == (ok, True)
 
 
 def test_the_check_knows_the_same_secrets_as_the_role_that_makes_them() -> None:

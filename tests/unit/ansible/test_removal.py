@@ -161,10 +161,43 @@ def test_every_package_goes_or_stays_for_a_reason(family: str) -> None:
 def test_only_a_line_that_would_fail_stops_a_removal(line: str, stops: bool, tmp_path: Path) -> None:
     (tmp_path / "prolog.sh").write_text(f"#!/bin/sh\n{line}\n")
     look = next(task for task in tasks(ROLES / "removal") if "still calls" in task["name"])
-    command = look["ansible.builtin.command"]["argv"]
-    assert command[-1] == "/etc/slurm"
-    done = subprocess.run([*command[:-1], tmp_path], capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1) and bool(done.stdout.strip()) == stops, done.stderr
+    assert look["ansible.builtin.script"]["cmd"].endswith("/files/find_callers.py /etc/slurm")
+    assert bool(callers(tmp_path, tmp_path)) == stops
+
+
+def callers(folder: Path, *looked_at: Path, config: str = "") -> list[str]:
+    """What calls Carme's prolog or epilog; `config` is what Slurm answers, nothing where it is away."""
+    answer = folder / "config.txt"
+    answer.write_text(config)
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "bin/scontrol").write_text(f"#!/bin/sh\ntest -s '{answer}' && cat '{answer}'\n")
+    (folder / "bin/scontrol").chmod(0o755)
+    command = [sys.executable, ROLES / "removal/files/find_callers.py", *looked_at]
+    environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)["callers"]
+
+
+def test_a_prolog_that_lies_elsewhere_stops_a_removal(tmp_path: Path) -> None:
+    """A node is drained by a prolog that fails, wherever it lies."""
+    for name in ("usual", "other", "site", "parts"):
+        (tmp_path / name).mkdir()
+    prolog, epilog = tmp_path / "site/prolog", tmp_path / "site/epilog"
+    prolog.write_text("#!/bin/sh\n/usr/libexec/carme/prolog || exit 1\n")
+    epilog.write_text("#!/bin/sh\n[ ! -x /usr/libexec/carme/epilog ] || /usr/libexec/carme/epilog\n")
+    (tmp_path / "parts/10-carme").symlink_to("/usr/libexec/carme/epilog")
+    (tmp_path / "other/slurm.conf").write_text(f"Prolog={prolog}\nTaskProlog=/usr/libexec/carme/prolog\n")
+    one = f"Prolog = {prolog}\nEpilog = {epilog}\nSLURM_CONF = {tmp_path}/other/slurm.conf\n"
+    several = f"Epilog[0]               = {epilog}\nEpilog[1]  = {tmp_path}/parts/*\nProlog = (null)\n"
+    found = str(tmp_path / "other/slurm.conf"), str(prolog)
+    assert callers(tmp_path, tmp_path / "usual", config=one) == [*found]
+    assert callers(tmp_path, tmp_path / "usual", config=several) == [str(tmp_path / "parts/10-carme")]
+    assert callers(tmp_path, tmp_path / "usual", config="Epilog = /usr/libexec/carme/epilog\n") == [
+        "/usr/libexec/carme/epilog"
+    ]
+    # Slurm does not answer: what lies in the usual place is known all the same.
+    assert callers(tmp_path, tmp_path / "usual") == []
+    assert callers(tmp_path, tmp_path / "parts") == [str(tmp_path / "parts/10-carme")]
 
 
 def restore(*paths: Path) -> list[str]:

@@ -5,15 +5,18 @@ these are far too small: whatever a location inherits fails at once, and "for an
 """
 
 import asyncio
+import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Iterator
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import pytest
 import real_nginx
+import yaml
 from aiohttp import web
 from free_ports import free_port
 from yarl import URL
@@ -255,3 +258,50 @@ async def test_names_are_let_in_as_jupyterhub_writes_them(door: Door, written: s
 async def test_the_portal_takes_a_part_of_a_file_and_no_more(door: Door) -> None:
     assert await door.put("/files/upload/", b"x" * (8 << 20)) == (200, 8 << 20)
     assert (await door.put("/files/upload/", b"x" * (11 << 20)))[0] == 413
+
+
+@pytest.mark.parametrize("former", ["", "# Carme's, as it was.\n"])
+def test_a_site_that_nginx_does_not_accept_is_put_back(
+    playbook: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    former: str,
+) -> None:
+    """Else nginx would not come back after its next start, with none of the sites that it serves."""
+    names = ["Read how nginx is configured for it now", "Configure nginx"]
+    names.append("Keep the site only if nginx accepts it")
+    tasks = yaml.safe_load((real_nginx.ROLE / "tasks/main.yml").read_text())
+    found = [task for task in tasks if task["name"] in names]
+    assert [task["name"] for task in found] == names
+    place, wanted = tmp_path / "carme.conf", tmp_path / "wanted"
+    if former:
+        place.write_text(former)
+    found[1]["ansible.builtin.template"] = {"src": str(wanted), "dest": str(place), "mode": "0644"}
+    del found[1]["notify"]
+    account = {"owner": os.geteuid(), "group": os.getegid()}
+    found[2]["rescue"][0]["ansible.builtin.copy"] |= account
+    play = tmp_path / "play.yml"
+    play.write_text(yaml.safe_dump([{"hosts": "portal", "gather_facts": False, "tasks": found}]))
+    text = real_nginx.MAIN.format(folder=tmp_path, master="", limits="")
+    (tmp_path / "nginx.conf").write_text(text)
+    program = tmp_path / "bin/nginx"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {real_nginx.NGINX} -p {tmp_path} -c {tmp_path}/nginx.conf "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+
+    def run() -> subprocess.CompletedProcess[str]:
+        options = ["-i", "portal,", "-c", "local", "-e", f"reverse_proxy_site_file={place}"]
+        return playbook(*options, play)
+
+    wanted.write_text(f"server {{ listen unix:{tmp_path}/door; no_such_word; }}\n")
+    done = run()
+    assert done.returncode != 0, done.stdout
+    text = " ".join(done.stdout.split())
+    assert "no_such_word" in text and "was put back as it was" in text
+    assert (place.read_text() if place.exists() else "") == former
+    wanted.write_text(f"server {{ listen unix:{tmp_path}/door; }}\n")
+    done = run()
+    # It counts as changed again, so that nginx reads it.
+    assert done.returncode == 0 and "changed=1" in done.stdout, done.stdout + done.stderr
+    assert place.read_text() == wanted.read_text()

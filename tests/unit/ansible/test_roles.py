@@ -1,6 +1,11 @@
 """Every role says what it does, what can be set, and what it expects."""
 
+import itertools
+import json
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -168,3 +173,89 @@ def test_a_run_in_check_mode_reads_what_later_steps_need(role: Path) -> None:
         if "from_json" in str(task.get("changed_when", "")):
             assert "not ansible_check_mode" in task["when"], task["name"]
         assert "async" not in task or "not ansible_check_mode" in task["when"], task["name"]
+
+
+def test_parts_that_were_installed_for_another_python_are_outdated(
+    playbook: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """An upgrade of the system leaves them where its new Python does not look."""
+    venv = tmp_path / "venv"
+    play = [
+        {
+            "hosts": "head:compute",
+            "gather_subset": ["!all", "network"],
+            "vars": {"carme_source": str(ANSIBLE.parent), "carme_archives": str(tmp_path / "archives")},
+            "roles": ["carme"],
+            "tasks": [
+                {"include_role": {"name": "base", "tasks_from": "parts"},
+                 "when": "inventory_hostname == 'n1'"},
+                {"copy": {"dest": str(tmp_path / "found"), "content": "{{ found | to_json }}"},
+                 "check_mode": False,
+                 "when": "inventory_hostname == 'n1'",
+                 "vars": {"found": {"wanted": "{{ base_wanted }}", "outdated": "{{ base_outdated }}"}}},
+            ],
+        }
+    ]  # fmt: skip
+    (tmp_path / "play.yml").write_text(yaml.safe_dump(play))
+    hosts = {"head": {"hosts": {"portal": None}}, "compute": {"hosts": {"n1": None}}}
+    (tmp_path / "hosts.json").write_text(json.dumps(hosts))
+
+    def look() -> dict[str, Any]:
+        # A part without anything to compile.
+        known = {"carme_venv": str(venv), "base_parts_by_group": {"compute": ["monitoring"]}}
+        options = ("-c", "local", "-e", json.dumps(known), "-i", tmp_path / "hosts.json")
+        done = playbook("--check", *options, tmp_path / "play.yml")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads((tmp_path / "found").read_text())
+
+    first = look()
+    assert first["outdated"] == list(first["wanted"]) == ["monitoring"]
+    venv.mkdir()
+    (venv / "parts.json").write_text(json.dumps(first["wanted"]))
+    older, current = "lib/python3.1/site-packages/pip", f"lib/python{sys.version_info.major}"
+    (venv / older).mkdir(parents=True)
+    assert look()["outdated"] == ["monitoring"]
+    (venv / f"{current}.{sys.version_info.minor}/site-packages/pip").mkdir(parents=True)
+    assert look()["outdated"] == []
+
+
+def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
+    """PostgreSQL's account and database are each made where they are missing, not one with the other."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/postgresql/tasks/main.yml").read_text())
+    environment = Environment(autoescape=False)
+    ours = ["carme-portal"]
+    made = {}
+    for task in tasks:
+        argv = task.get("ansible.builtin.command", {}).get("argv", [])
+        for program in {"createuser", "createdb"} & set(argv):
+            condition = environment.compile_expression(task["when"])
+            made[program] = [
+                bool(
+                    condition(
+                        carme_portal_account="carme-portal",
+                        postgresql_accounts={"stdout_lines": accounts},
+                        postgresql_databases={"stdout_lines": databases},
+                    )
+                )
+                for accounts, databases in (([], []), (ours, []), (ours, ours))
+            ]
+    assert made == {"createuser": [True, False, False], "createdb": [True, True, False]}
+
+
+@pytest.mark.parametrize(
+    "role", sorted({file.parents[1] for file in SERVICES if "base_revision" in file.read_text()}),
+    ids=lambda role: role.name,
+)  # fmt: skip
+def test_nothing_fails_between_a_new_unit_and_the_start_of_its_service(role: Path) -> None:
+    """A run that ended there would leave the older code at work: the next one finds no change."""
+    restarts = 0
+    for file in sorted(role.glob("tasks/*.yml")):
+        tasks = yaml.safe_load(file.read_text())
+        for before, task in itertools.pairwise(tasks):
+            state = str(task.get("ansible.builtin.systemd_service", {}).get("state"))
+            if "restarted" in state:
+                restarts += 1
+                unit = before.get("register", "")
+                assert "ansible.builtin.template" in before, (before["name"], task["name"])
+                assert unit in state or f"{unit}.results" in task["loop"], (before["name"], task["name"])
+    assert restarts

@@ -274,3 +274,32 @@ def test_only_an_answer_shows_that_no_head_was_promoted(
     stopped = next(task for task in two if task["name"].startswith("Stop services"))
     promoted = next(task for task in two if task["name"].startswith("Make the first head"))
     assert all("heads_none_active" in task["when"] for task in (stopped, promoted))
+
+
+def test_validation_expects_services_of_the_active_head_alone(playbook: Playbook, tmp_path: Path) -> None:
+    names = ["head-1.example.org", "head-2.example.org", "n1", "db"]
+    groups = {"head": names[:2], "compute": names[2:3], "slurm_controller": ["db"], "slurm_database": ["db"]}
+    inventory = {group: {"hosts": dict.fromkeys(members)} for group, members in groups.items()}
+    (tmp_path / "hosts.yml").write_text(json.dumps(inventory))
+    text = PLAY.replace("hosts: head", "hosts: all").partition("  tasks:")[0]
+    text += "  tasks:\n    - ansible.builtin.include_vars: {file: '{{ known }}'}\n"
+    text += "    - ansible.builtin.copy:\n        dest: '{{ output }}/{{ inventory_hostname }}.json'\n"
+    text += "        content: '{{ found | to_json }}'\n"
+    keys = ("units", "stopped", "images", "closed")
+    found = ", ".join(f"'{key}': validation_expected.{key}" for key in keys)
+    text += f'      vars: {{found: "{{{{ {{{found}}} }}}}"}}\n'
+    (tmp_path / "play.yml").write_text(text)
+    known = {"known": str(ANSIBLE / "roles/validation/vars/main.yml"), "output": str(tmp_path)}
+    known |= {"carme_active_head": names[1], "redis_configure": False, "validation_account": ""}
+    known |= {"validation_partition": "gpu", "carme_head_address": "10.1.0.10", "validation_found": []}
+    options = ("-e", json.dumps(TWO | known), "-i", tmp_path / "hosts.yml")
+    done = playbook(*options, tmp_path / "play.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second, node, database = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
+    services = {name.removesuffix(".service") for name in SERVICES}
+    assert set(first["stopped"]) == services and not services & set(first["units"])
+    assert {"nginx", "carme-head-pull.timer"} <= set(first["units"]) and "carme-active" not in first["units"]
+    assert second["stopped"] == [] and {*services, "carme-active"} <= set(second["units"])
+    assert node["units"] == ["carme-node-exporter"] and node["stopped"] == database["stopped"] == []
+    assert node["images"] and first["images"] and not database["images"]
+    assert first["closed"] == [8000, 8001, 8100]

@@ -7,6 +7,7 @@ cannot be installed as it is; the others are advice. Runs with Python 3.8 too, s
 one gets a message.
 """
 
+import grp
 import ipaddress
 import json
 import pwd
@@ -38,7 +39,9 @@ NGINX = "/etc/nginx/nginx.conf"
 FOREIGN_FILES = (
     *("/etc/apptainer/apptainer.conf", "/etc/redis/redis.conf"),
     *(NGINX, "/etc/nginx/sites-enabled/default", "/etc/prometheus/prometheus.yml"),
-    "/etc/prometheus/alertmanager.yml",
+    *("/etc/prometheus/alertmanager.yml", "/etc/sssd/sssd.conf"),
+    *("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"),
+    *("/etc/slurm/job_container.conf", "/etc/slurm/slurmdbd.conf"),
 )
 OURS = re.compile(r"^# Written by Ansible \(role \w+\)", re.MULTILINE)
 
@@ -226,6 +229,59 @@ def prometheus(wanted):
             "(docs/admins/monitoring.md).",
         )
     return "ours, or as it came"
+
+
+def own_configuration(wanted):
+    """A host on which the roles set up Slurm must not have a Slurm of the site's own."""
+    mine = [path for path in wanted["site_files"] if path.startswith("/etc/slurm/")]
+    if mine:
+        raise Problem(
+            "The site's own: {}. Carme would replace what it has of Slurm.".format(", ".join(mine)),
+            "Leave the inventory groups slurm_controller, slurm_database, slurm_node and slurm_client "
+            "empty: a Slurm that runs already stays as it is. If Carme is to set Slurm up anew, move "
+            "these files away first.",
+        )
+    return "ours, or none"
+
+
+def directory(wanted):
+    """An SSSD that asks a directory already must not be turned into ours."""
+    if "/etc/sssd/sssd.conf" in wanted["site_files"]:
+        raise Problem(
+            "/etc/sssd/sssd.conf is the site's own, and Carme would replace it.",
+            "Set users_source to existing: this host asks a directory already. If Carme is to "
+            "configure it, move that file away first.",
+        )
+    return "ours, or none"
+
+
+def _known(find, key, what):
+    """What the host has under a name or number; None where it has none."""
+    try:
+        return getattr(find(key), what)
+    except KeyError:
+        return None
+
+
+def local_accounts(wanted):
+    """Accounts that would be made must not be there with other numbers, nor their numbers be taken."""
+    strange = []
+    for name, uid in sorted(wanted["uids"].items()):
+        for kind, found, owner in (
+            ("uid", _known(pwd.getpwnam, name, "pw_uid"), _known(pwd.getpwuid, uid, "pw_name")),
+            ("gid", _known(grp.getgrnam, name, "gr_gid"), _known(grp.getgrgid, uid, "gr_name")),
+        ):
+            if found is not None and found != uid:
+                strange.append(f"{name} has the {kind} {found}, not {uid}")
+            elif found is None and owner is not None:
+                strange.append(f"{owner} has the {kind} {uid} of {name}")
+    if strange:
+        raise Problem(
+            "{}.".format("; ".join(strange)),
+            "Give each user of carme_users the uid that this host has for them, or another name or uid, "
+            "or set users_source to existing: Carme changes the numbers of no account.",
+        )
+    return "{} users".format(len(wanted["uids"]))
 
 
 def shared(wanted):
@@ -436,7 +492,11 @@ def belongs_to_site(path):
 
 def checks(wanted):
     """What to look at on this host."""
-    table = [("python", python), ("disk", disk)]
+    table = [("python", python), ("disk", disk), ("local accounts", local_accounts)]
+    if wanted["installs_slurm"]:
+        table.append(("slurm of the site", own_configuration))
+    if wanted["asks_directory"]:
+        table.append(("directory", directory))
     if wanted["head"] or wanted["compute"]:
         table.append(("apptainer", apptainer))
     if wanted["compute"]:

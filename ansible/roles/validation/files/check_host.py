@@ -57,6 +57,18 @@ def unit(name: str) -> str:
     return "active"
 
 
+def stopped(names: list[str]) -> str:
+    """None of these units may run: they belong to the active head."""
+    command = ["systemctl", "is-active", *names]
+    states = subprocess.run(command, capture_output=True, text=True, check=False).stdout.split()
+    running = [
+        name for name, state in zip(names, states, strict=False) if state not in ("inactive", "failed")
+    ]
+    if running or len(states) != len(names):
+        raise Wrong(f"On a standby run: {', '.join(running) or 'systemd does not say what'}.")
+    return f"{len(names)} units stopped"
+
+
 def listening(host: str, port: int, tls: bool) -> str:
     """Something must answer on a port."""
     try:
@@ -201,10 +213,13 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
         (f"unit {name}", lambda name=name: unit(name), f"systemctl status {name}; journalctl --unit {name}.")
         for name in wanted["units"]
     ]
-    directory = Path(wanted["images"])
-    table.append(
-        ("image", lambda: image(directory, wanted["default_image"]), "Run the playbook with --tags images.")
-    )
+    if wanted["stopped"]:
+        remedy = "carme-head status says which head is active; systemctl stop these units here."
+        table.append(("standby", lambda: stopped(wanted["stopped"]), remedy))
+    if wanted["images"]:
+        directory = Path(wanted["images"])
+        remedy = "Run the playbook with --tags images."
+        table.append(("image", lambda: image(directory, wanted["default_image"]), remedy))
     if Path("/etc/munge/munge.key").exists():
         key = Path("/etc/munge/munge.key")
         table.append(("munge key", lambda: munge_key(key), f"chown munge {key}; chmod 0400 {key}."))
@@ -222,7 +237,7 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
         ("port hub", lambda: listening(address, wanted["hub_port"], False), "journalctl --unit carme-hub."),
         (
             "ports closed",
-            lambda: closed(address, [8000, 8001, 8100, 6379]),
+            lambda: closed(address, wanted["closed"]),
             "Restart that service: it must listen on 127.0.0.1 only.",
         ),
         ("secrets", lambda: secrets(Path(wanted["secrets"])), "Run site.yml with --tags secrets."),

@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pwd
+import re
 import shutil
 import socket
 import stat
@@ -195,8 +196,12 @@ def require_safe(member: tarfile.TarInfo) -> None:
         raise CarmeError(f"The backup names {member.name!r}, which none of ours does.", "Use another backup.")
 
 
-def restore(backup: Path, key: Path, into: Path | None = None) -> int:
-    """Put back what is in a backup, with its owners by name; the number of files.
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def restore(backup: Path, key: Path, into: Path | None = None) -> tuple[Made, int]:
+    """Put back what is in a backup, with its owners by name; what the backup is, and the number of files.
 
     What is there and not in the backup stays. The site's services must be stopped.
 
@@ -205,9 +210,18 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> int:
             and owners stay ours.
 
     Raises:
-        CarmeError: It cannot be opened, is broken, or an owner has no account here; then nothing is written.
+        CarmeError: It cannot be opened, is broken, was made by a newer version, or an owner has no account
+            here; then nothing is written.
     """
     about, _paths, missing = check(backup, key)
+    if into is None and _numbers(about.version) > _numbers(__version__):
+        # Databases are brought forward only.
+        raise CarmeError(
+            f"The backup was made by Carme {about.version}, and this host has {__version__}. "
+            "Nothing was written.",
+            f"Install Carme {about.version} or newer on this host first, and restore then.",
+            code="version",
+        )
     if missing and into is None:
         raise CarmeError(
             f"This host lacks owners of files: {', '.join(missing)}. Nothing was written.",
@@ -234,7 +248,7 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> int:
             count += 1
         for place, member in reversed(folders):  # after what is in them was written
             set_mode(place, member, below=into)
-    return count
+    return about, count
 
 
 def place_member(

@@ -92,17 +92,24 @@ def _check(options: argparse.Namespace) -> int:
 def _restore(options: argparse.Namespace) -> int:
     if options.into is None:
         require_stopped(UNITS)
-    count = restore(options.file, options.key, options.into)
-    if options.into is None:
+    about, count = restore(options.file, options.key, options.into)
+    if options.into is not None:
+        print(f"{number(count, 'file')} written below {options.into}.")
+        return 0
+    if about.version == __version__:
         units = " ".join((*STARTED, CERTIFICATE))
         print(f"{number(count, 'file')} restored. Start the site with: systemctl start {units}")
         print(
             f"On a new head, where nothing is enabled yet: systemctl start {CERTIFICATE}, then run site.yml, "
             "without carme_awaits_restore."
         )
-        print("Sessions that were started after the backup was made end: the hub does not know them.")
     else:
-        print(f"{number(count, 'file')} written below {options.into}.")
+        print(f"{number(count, 'file')} restored. {_about(about)} This host has {__version__}.")
+        print(
+            f"Use: systemctl start {CERTIFICATE}, then run site.yml, without carme_awaits_restore. It brings "
+            "the databases up to date and starts the services; do not start them before."
+        )
+    print("Sessions that were started after the backup was made end: the hub does not know them.")
     return 0
 
 
