@@ -38,7 +38,9 @@ def _run(environment: dict[bytes, bytes], words: list[str], data: str, timeout: 
 def _code(words: list[str], data: bytes, timeout: float, **options: Any) -> int | None:
     """Run a program; its exit code, or none where it was ended as its time was over."""
     try:
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **options)
+        process = subprocess.Popen(
+            words, stdin=subprocess.PIPE, text=False, start_new_session=True, **options
+        )
     except OSError as error:
         options["stderr"].write(f"{words[0]}: {error.strerror}\n".encode())
         return 127 if isinstance(error, FileNotFoundError) else 126
