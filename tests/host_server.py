@@ -31,16 +31,30 @@ def main() -> None:
 def _run(environment: dict[bytes, bytes], words: list[str], data: str, timeout: float) -> dict[str, Any]:
     # Files, not pipes: what a program leaves running holds nobody up.
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        code = _code(words, data.encode(), timeout, env=environment, stdout=output, stderr=errors)
+        code = _code(words, environment, data.encode(), output, errors, timeout)
         return {"code": code, "output": _content(output), "errors": _content(errors)}
 
 
-def _code(words: list[str], data: bytes, timeout: float, **options: Any) -> int | None:
+def _code(
+    words: list[str],
+    environment: dict[bytes, bytes],
+    data: bytes,
+    output: IO[bytes],
+    errors: IO[bytes],
+    timeout: float,
+) -> int | None:
     """Run a program; its exit code, or none where it was ended as its time was over."""
     try:
-        process = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **options)
+        process = subprocess.Popen(
+            words,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
     except OSError as error:
-        options["stderr"].write(f"{words[0]}: {error.strerror}\n".encode())
+        errors.write(f"{words[0]}: {error.strerror}\n".encode())
         return 127 if isinstance(error, FileNotFoundError) else 126
     try:
         process.communicate(data, timeout)

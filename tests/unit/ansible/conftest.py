@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,44 +18,76 @@ ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 Playbook = Callable[..., subprocess.CompletedProcess[str]]
 
 
+class Playbooks:
+    """Runs `ansible-playbook` with the tree's own configuration, by `playbook_server.py`.
+
+    Args:
+        home: A folder for what it writes.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self._own = {
+            "HOME": str(home),
+            "ANSIBLE_HOME": str(home / "ansible"),
+            "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
+            "ANSIBLE_ROLES_PATH": str(ANSIBLE / "roles"),
+            "ANSIBLE_NOCOLOR": "1",
+            "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
+            "LC_ALL": "C.UTF-8",
+        }
+        self._output, self._errors = home / "output", home / "errors"
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run it with these arguments."""
+        for file in (self._output, self._errors):
+            file.write_bytes(b"")
+        words = [str(word) for word in arguments]
+        try:
+            code = self._code({"arguments": words, "folder": str(ANSIBLE)})
+        except BaseException:
+            self._kill()
+            raise
+        return subprocess.CompletedProcess(words, code, self._output.read_text(), self._errors.read_text())
+
+    def _code(self, request: dict[str, object]) -> int:
+        server = self._server = self._server or self._begin()
+        assert server.stdin and server.stdout
+        request |= {"environment": os.environ | self._own}
+        request |= {"output": str(self._output), "errors": str(self._errors)}
+        print(json.dumps(request), file=server.stdin, flush=True)
+        if not select.select([server.stdout], [], [], HANG)[0]:
+            raise subprocess.TimeoutExpired("ansible-playbook", HANG, self._output.read_text())
+        return int(server.stdout.readline())
+
+    def _begin(self) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("playbook_server.py")],
+            env=os.environ | self._own,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+
+    def _kill(self) -> None:
+        """End it with the run that hangs, of which nobody waits for the answer any more."""
+        if self._server:
+            os.killpg(self._server.pid, signal.SIGKILL)
+            self._server.wait()
+            self._server = None
+
+    def end(self) -> None:
+        """Let it end."""
+        if self._server:
+            assert self._server.stdin
+            self._server.stdin.close()
+            self._server.wait(HANG)
+
+
 @pytest.fixture(scope="session")
 def playbook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Playbook]:
     """Runs `ansible-playbook` with the tree's own configuration and a home of its own."""
-    home = tmp_path_factory.mktemp("home")
-    own = {
-        "HOME": str(home),
-        "ANSIBLE_HOME": str(home / "ansible"),
-        "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
-        "ANSIBLE_ROLES_PATH": str(ANSIBLE / "roles"),
-        "ANSIBLE_NOCOLOR": "1",
-        "ANSIBLE_PYTHON_INTERPRETER": sys.executable,
-        "LC_ALL": "C.UTF-8",
-    }
-    command = [sys.executable, Path(__file__).with_name("playbook_server.py")]
-    server = subprocess.Popen(
-        command, env=os.environ | own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert server.stdin and server.stdout
-    output, errors = home / "output", home / "errors"
-
-    def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        assert server.stdin and server.stdout
-        for file in (output, errors):
-            file.write_bytes(b"")
-        words = [str(word) for word in arguments]
-        request = {"arguments": words, "environment": os.environ | own, "folder": str(ANSIBLE)}
-        print(
-            json.dumps(request | {"output": str(output), "errors": str(errors)}),
-            file=server.stdin,
-            flush=True,
-        )
-        if not select.select([server.stdout], [], [], HANG)[0]:
-            raise subprocess.TimeoutExpired(words, HANG, output.read_text(), errors.read_text())
-        code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(words, code, output.read_text(), errors.read_text())
-
-    try:
-        yield run
-    finally:
-        server.stdin.close()
-        server.wait(HANG)
+    playbooks = Playbooks(tmp_path_factory.mktemp("home"))
+    yield playbooks.run
+    playbooks.end()
