@@ -324,12 +324,12 @@ class Plan:
             one = graph.operators[place]
             gradients = graph.parameter_bytes(one.parameters, trainable=True) if one.backward_bytes else 0
             back = share * max(one.backward_bytes - gradients, 0) + several * gradients
-            back += share * self._kept_until_the_end(piece, place)
+            back += share * self._bytes_until_the_end(piece, place)
             own = max(share * one.workspace_bytes, back)
             most = max(most, share * levels[place - span.start] + own)
         return most
 
-    def _kept_until_the_end(self, piece: int, place: int) -> float:
+    def _bytes_until_the_end(self, piece: int, place: int) -> float:
         """Bytes that stay while the backward pass goes on from an operator to those before it.
 
         The backward pass begins at what the piece sent, with the gradients that came for it. It has both
