@@ -42,24 +42,26 @@ def main() -> None:
     options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     options.add_argument("--models", nargs="+", choices=[*BATCH], default=[*BATCH])
     options.add_argument("--rates", nargs="+", choices=["1", "10", NODE], help="Gbit/s between two nodes")
+    options.add_argument("--rounds", type=int, help="of each model and rate: 8, or 3 with --quick")
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
+    rounds = arguments.rounds or (3 if arguments.quick else 8)
     if arguments.worker:
         file, rate = arguments.worker
-        return work(Path(file), arguments.models, 3 if arguments.quick else 8, several=rate != NODE)
+        return work(Path(file), arguments.models, rounds, several=rate != NODE)
     tidy_up_when_ended()
     rates = arguments.rates or [NODE, "10", "1"]
     if any(rate != NODE for rate in rates) and not can_be_made():
         print("Two nodes take root, ip, tc and unshare: one node alone is measured.", file=sys.stderr)
         rates = [NODE]
-    found = {rate: run(rate, arguments.models, arguments.quick) for rate in rates}
+    found = {rate: run(rate, arguments.models, rounds) for rate in rates}
     rows = table(found)
     print_table(rows)
     if arguments.json:
         write_json(arguments.json, rows, rounds=found)
 
 
-def run(rate: str, models: list[str], quick: bool) -> dict[str, list[dict[str, float]]]:
+def run(rate: str, models: list[str], rounds: int) -> dict[str, list[dict[str, float]]]:
     """The rounds of each model with one rate."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -68,7 +70,7 @@ def run(rate: str, models: list[str], quick: bool) -> dict[str, list[dict[str, f
         key.touch(0o600)
         key.write_text(os.urandom(32).hex())
         command = [sys.executable, __file__, "--worker", str(result), rate, "--models", *models]
-        command += ["--quick"] * quick
+        command += ["--rounds", str(rounds)]
         port, ranks = free_port(), []
         for rank in range(RANKS):
             own = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "MASTER_PORT": port}
