@@ -32,8 +32,9 @@ def declared(part: str) -> dict[str, list[str]]:
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
                 help = next((ast.unparse(word.value) for word in node.keywords if word.arg == "help"), "")
                 for name in node.args:
-                    if isinstance(name, ast.Constant) and str(name.value).startswith("--"):
-                        found[name.value].append(f"{file}:{node.lineno} {help}")
+                    option = str(name.value) if isinstance(name, ast.Constant) else ""
+                    if option.startswith("--"):
+                        found[option].append(f"{file}:{node.lineno} {help}")
     return found
 
 
