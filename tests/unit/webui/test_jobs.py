@@ -86,7 +86,7 @@ def test_memory_and_time_of_a_job_are_in_the_units_that_people_read(
         browser.get("/jobs/1/", headers={"accept-language": language}).content, "html.parser"
     )
     facts = [fact.get_text() for fact in page.select("dl.pairs dd")]
-    assert "64 GiB" in facts and limit in facts
+    assert "64\xa0GiB" in facts and limit in facts
     # So is the time that is left, and what can be added to it.
     shown = " ".join(found.get_text() for found in page.select("#limit-end, #extend"))
     assert ("hour" in shown, "Stunde" in shown) == (language == "en", language == "de"), shown
