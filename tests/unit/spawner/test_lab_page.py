@@ -11,16 +11,19 @@ from datetime import UTC, datetime, timedelta
 
 import aiohttp
 import pytest
+import pytest_asyncio
 from aiohttp import web
+from playwright.async_api import Browser as Chromium
 from playwright.async_api import Page, async_playwright, expect
 
+from carme.config import Settings
 from carme_spawner.names import ServerResolver
 from patience import HANG
 
-from .conftest import Site, eventually
-from .test_singleuser import server
+from .conftest import Site, eventually, running
+from .test_singleuser import a_server
 
-__all__ = ["server"]
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 BASE = "/jupyter/user/ada/s1/"
@@ -123,7 +126,21 @@ class Front:
             return here
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(settings: Settings, apart: None) -> AsyncIterator[Site]:
+    """As elsewhere, in the event loop of Chromium."""
+    async with running(settings) as site:
+        yield site
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def server(site: Site) -> AsyncIterator[Site]:
+    """A site in which ada's session s1 is ready."""
+    async with a_server(site):
+        yield site
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def front(server: Site) -> AsyncIterator[Front]:
     """The site's reverse proxy."""
     connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
@@ -141,18 +158,25 @@ async def front(server: Site) -> AsyncIterator[Front]:
         await runner.cleanup()
 
 
-@pytest.fixture
-async def page() -> AsyncIterator[Page]:
-    """A page of Chromium."""
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Chromium]:
+    """One Chromium for all tests of a module."""
     if shutil.which("chromium") is None:
         pytest.skip("Chromium is not installed.")
     expect.set_options(timeout=HANG * 1000)
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
-        page = await browser.new_page()
-        page.set_default_timeout(HANG * 1000)
-        yield page
+        yield browser
         await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(chromium: Chromium) -> AsyncIterator[Page]:
+    """A page of a Chromium that knows nothing of other tests."""
+    page = await chromium.new_page()
+    page.set_default_timeout(HANG * 1000)
+    yield page
+    await page.context.close()
 
 
 def notebook(site: Site, name: str, code: str) -> None:

@@ -10,16 +10,18 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Page, Route, expect
 
 from carme_spawner.singleuser import home, kernels
 from carme_spawner.singleuser.programs import listens
 
 from .conftest import Site, eventually
-from .test_lab_page import BASE, Front, front, page
+from .test_lab_page import BASE, Front, chromium, front, page, site
 
-__all__ = ["front", "page"]
+__all__ = ["chromium", "front", "page", "site"]
 
+in_chromium = pytest.mark.asyncio(loop_scope="module")
 JOB = str(5_000_000 + os.getpid())
 APPS = Path(f"/tmp/carme-{JOB}/apps")
 TEXT = "# First <steps>\n\nWhat this\nsession has.\n\nMore."
@@ -45,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
 async def server(site: Site, folder: Path, tmp_path: Path) -> AsyncIterator[Site]:
     """A site in which ada's session s1 is ready, with an image that has TensorBoard."""
     programs = tmp_path / "programs"
@@ -131,6 +133,7 @@ def test_a_kernel_is_named_by_its_image(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["python3"]["spec"]["display_name"] == "Mine"
 
 
+@in_chromium
 async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, server: Site) -> None:
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -191,6 +194,7 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     assert not complaints
 
 
+@in_chromium
 async def test_a_theme_that_is_lost_on_its_way_is_loaded_again(
     front: Front, page: Page, server: Site
 ) -> None:

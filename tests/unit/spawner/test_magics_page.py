@@ -3,15 +3,17 @@
 import json
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Page, expect
 
 from patience import HANG
 
 from .conftest import Site
-from .test_lab_page import BASE, Front, front, page
-from .test_singleuser import server
+from .test_lab_page import BASE, Front, chromium, front, page, server, site
 
-__all__ = ["front", "page", "server"]
+__all__ = ["chromium", "front", "page", "server", "site"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 REPORT = "application/vnd.carme.report+json"
 USE = """<section id="use" class="use" aria-labelledby="use-heading"%s>

@@ -30,14 +30,21 @@ from .conftest import NO_GPU, Site, eventually
 COMMAND = [sys.executable, "-m", "carme_spawner.singleuser", "--allow-root"]
 
 
-@pytest.fixture
-async def server(site: Site) -> AsyncIterator[Site]:
-    """A site in which ada's session s1 is ready."""
+@contextlib.asynccontextmanager
+async def a_server(site: Site) -> AsyncIterator[None]:
+    """Ada's session s1, from when it is ready."""
     site.broker.command = COMMAND
     await site.start()
     await eventually(site.is_ready, "JupyterLab is ready")
-    yield site
+    yield
     await leave(site)
+
+
+@pytest.fixture
+async def server(site: Site) -> AsyncIterator[Site]:
+    """A site in which ada's session s1 is ready."""
+    async with a_server(site):
+        yield site
 
 
 async def leave(site: Site) -> None:
