@@ -184,7 +184,7 @@ def _training(usage: Usage) -> list[Advice]:
                     "Ranks waited for each other {share:.0f} % of the time. Make each rank's batch larger, "
                     "give all ranks equal shares, or use fewer nodes; carme-run --profile shows which rank "
                     "comes last.",
-                    share=100 * seen.rank_wait,
+                    share=100 * (seen.rank_wait or 0.0),
                 ),
                 change=_("carme-run --profile FOLDER PROGRAM"),
             )
