@@ -218,5 +218,5 @@ def wait_until(what: str, holds: Callable[[], Any], timeout: float = HANG) -> An
         now = time.monotonic()
         if now > end:
             raise AssertionError(f"After {timeout:.0f} s still not: {what}")
-        # Where it takes long to find out, the machine has others to work for.
-        time.sleep(max(0.3, now - begun))
+        # Where it takes long to find out, the machine has others to work for; yet what shows briefly is seen.
+        time.sleep(min(max(0.3, now - begun), 2.0))

@@ -24,6 +24,8 @@ __all__ = ["HostPrograms"]
 SERVER = ("/usr/bin/python3", "-c", Path(__file__).with_name("host_server.py").read_text())
 #: Seconds that a server has to report the end of a program whose time was over.
 GRACE = 60.0
+#: Seconds in which a server that waits for a program answers; where it does not, its host is paused or hangs.
+ANSWER = 20.0
 #: What becomes of a program whose host ends; podman reports the same.
 HOST_ENDED: dict[str, Any] = {"code": 137, "output": "", "errors": ""}
 
@@ -51,11 +53,14 @@ class _Server:
             self.end()
             raise
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether it still waits for a program: by itself it says nothing, so only its end can be read."""
-        assert self._process.stdout
-        return self._process.poll() is None and not select.select([self._process.stdout], [], [], 0)[0]
+    def answers(self) -> bool:
+        """Whether it waits for a program: nothing has begun on a host that is down, paused or hangs."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(b"\n")
+            return self._line(ANSWER) == b""
+        except (_Gone, BrokenPipeError, subprocess.TimeoutExpired):
+            return False
 
     def run(self, words: list[str], data: str, timeout: float) -> dict[str, Any]:
         """What became of a program.
@@ -143,17 +148,20 @@ class HostPrograms:
 
     def _server(self, host: str, timeout: float) -> _Server | None:
         """One that waits, or a new one; None where none can be started."""
-        with self._lock:
-            idle = self._idle.setdefault(host, [])
-            while idle:
-                server = idle.pop()
-                if server.is_alive:
-                    return server
-                server.end()
+        while server := self._waiting(host):
+            if server.answers():
+                return server
+            server.end()
         try:
             return _Server(self._inside(host, list(SERVER)), {"PATH": PROGRAMS, **self._environment}, timeout)
         except _Gone:
             return None
+
+    def _waiting(self, host: str) -> _Server | None:
+        """One that nobody uses, which is the caller's from now on."""
+        with self._lock:
+            idle = self._idle.setdefault(host, [])
+            return idle.pop() if idle else None
 
 
 def _text(printed: str) -> str:

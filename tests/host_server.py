@@ -2,7 +2,8 @@
 
 A line of the input is a program, as JSON: its `words`, the text `data` for its standard input, and the
 seconds that it has (`timeout`). The answer is a line, too: the exit `code` as `podman exec` reports it, or
-none where the time was over, and what it printed (`output`, `errors`), in base64.
+none where the time was over, and what it printed (`output`, `errors`), in base64. An empty line is answered
+by an empty line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def main() -> None:
     environment = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
     print(flush=True)
     for line in sys.stdin:
-        print(json.dumps(_run(environment, **json.loads(line))), flush=True)
+        print(json.dumps(_run(environment, **json.loads(line))) if line.strip() else "", flush=True)
 
 
 def _run(environment: dict[bytes, bytes], words: list[str], data: str, timeout: float) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Programs on hosts; here the host is this machine."""
 
+import contextlib
 import os
+import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import host_programs
 import pytest
 from host_programs import HostPrograms
 
@@ -72,6 +75,27 @@ def test_a_host_that_goes_down_and_comes_up_again(run: Run, tmp_path: Path) -> N
     assert (done.returncode, done.stdout) == (137, "")
     assert (tmp_path / "runs").read_text() == "ran\n"
     assert run("echo", "up again").stdout == "up again\n"
+
+
+def test_a_paused_host_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of what brings programs there; what was meant for it does not run when it goes on."""
+    monkeypatch.setattr(host_programs, "ANSWER", 0.1)
+    paused = tmp_path / "paused"
+    inside = f'[ -e {paused} ] && {{ echo paused >&2; exit 125; }}; exec "$@"'
+    programs = HostPrograms(lambda _, words: ["sh", "-c", inside, "sh", *words], ENVIRONMENT)
+    server = int(programs.run("n1", ["sh", "-c", "echo $PPID"], data=None, check=False, timeout=HANG).stdout)
+    paused.touch()
+    os.kill(server, signal.SIGSTOP)
+    words = ["touch", f"{tmp_path}/ran"]
+    try:
+        done = programs.run("n1", words, data=None, check=False, timeout=HANG)
+        assert (done.returncode, done.stderr) == (125, "paused\n")
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(server, signal.SIGCONT)
+    paused.unlink()
+    assert programs.run("n1", ["true"], data=None, check=False, timeout=HANG).returncode == 0
+    assert not (tmp_path / "ran").exists()
 
 
 def test_of_a_host_that_is_down_is_said_why() -> None:
