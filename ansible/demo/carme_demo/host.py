@@ -14,16 +14,16 @@ from .podman import Runtime
 from .registries import missing_programs
 from .settings import Places, Settings
 
-FIRST_GIGABYTES = 12
-LATER_GIGABYTES = 2
+FIRST_GIB = 12
+LATER_GIB = 2
 
 
 def check_space(free: int, first: bool) -> None:
     """Args: ``free`` bytes, and whether the demo is made for the first time."""
-    needed = FIRST_GIGABYTES if first else LATER_GIGABYTES
-    if free < needed * 10**9:
+    needed = FIRST_GIB if first else LATER_GIB
+    if free < needed << 30:
         raise DemoError(
-            f"There are {free / 1e9:.1f} GB free below /var/lib, but the demo needs {needed} GB.",
+            f"There are {free / (1 << 30):.1f} GiB free below /var/lib, but the demo needs {needed} GiB.",
             "Free some space and run the same command again.",
         )
 

@@ -52,7 +52,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "Slurm ended the {what} in favour of {other}; {again} and it waits for its turn.",
     ),
     "scaling#where-you-ask-for-gpus": (
-        "The predicted efficiency is {efficiency:.0%}. Below {floor}% this site asks for a reason.",
+        "The predicted efficiency is {efficiency}. Below {floor} this site asks for a reason.",
     ),
     "scaling#what-can-go-wrong": (
         "The probe's result has no prediction for {what}.",

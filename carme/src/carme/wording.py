@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     # Not all who want a plural want to wait for it.
     from pydantic_core import ErrorDetails
 
-__all__ = ["listing", "memory", "nearest", "number", "place", "problem", "size"]
+__all__ = ["in_units", "listing", "memory", "nearest", "number", "percent", "place", "problem", "size"]
 
 
 def listing(words: Iterable[str]) -> str:
@@ -33,11 +33,24 @@ def number(count: int, singular: str, plural: str = "") -> str:
 
 def size(count: float) -> str:
     """A number of bytes for people, in units of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    value, unit = in_units(count)
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def in_units(count: float) -> tuple[float, str]:
+    """A number of bytes as a number with one decimal, below 1024 where there is such a unit, and its unit."""
+    value, unit = round(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
         count /= 1024
-    return f"{count:.1f} TiB"
+        value, unit = round(count, 1), larger
+    return value, unit
+
+
+def percent(share: float) -> str:
+    """A share in words, its number and sign kept on one line: `40 %`."""
+    return f"{share * 100:.0f}\xa0%"
 
 
 def memory(mib: int) -> str:

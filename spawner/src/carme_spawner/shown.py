@@ -5,6 +5,7 @@ from typing import Any
 from jupyterhub.spawner import SpawnException
 
 from carme.errors import BrokerUnavailable, CarmeError, Denied, InvalidRequest, NotFound
+from carme.jobs import without_log
 from carme.sessions import STATES, Session, SessionState
 from carme.translation.markup import with_message
 
@@ -39,6 +40,8 @@ def refusal(error: CarmeError) -> SpawnException:
     refused = SpawnException(
         str(error),
         reason=error.code,
+        # The end of a job's log is its owner's; the hub's journal has others as readers.
+        log_message=" ".join(without_log(error.text).split()),
         status_code=next((s for k, s in STATUS.items() if isinstance(error, k)), 502),
     )
     # Without it JupyterHub later shows the exception's own text: its status, class and reason.

@@ -141,7 +141,7 @@ def test_below_the_floor_a_reason_is_needed(curve: Curve, settings: Settings) ->
     assert prediction.efficiency < 0.9
     check_efficiency(prediction, settings)  # no floor is set
     strict = settings.model_copy(update={"scaling": ScalingSettings(efficiency_percent=90)})
-    with pytest.raises(InvalidRequest, match="Below 90% this site asks for a reason") as refusal:
+    with pytest.raises(InvalidRequest, match="Below 90\xa0% this site asks for a reason") as refusal:
         check_efficiency(prediction, strict)
     assert refusal.value.field == "reason"
     with pytest.raises(InvalidRequest):
@@ -179,8 +179,8 @@ def test_a_prediction_stays_with_its_job(curve: Curve) -> None:
     ("step_seconds", "words"),
     [
         (0.5, "500 ms for a step, as predicted, inside the 80 % interval"),
-        (0.65, "650 ms for a step, 30% more, outside the 80 % interval"),
-        (0.49, "490 ms for a step, 2% less, inside the 80 % interval"),
+        (0.65, "650 ms for a step, 30\xa0% more, outside the 80 % interval"),
+        (0.49, "490 ms for a step, 2\xa0% less, inside the 80 % interval"),
         (None, "not measured: no rank reported its steps"),
     ],
 )
@@ -192,7 +192,7 @@ def test_the_report_says_what_was_predicted_and_what_came(step_seconds: float | 
     training = TrainingUse(ranks=2, step_seconds=step_seconds)
     report = Report(job=job(prediction=prediction), usage=Usage(seconds=60, training=training))
     text, page = as_text(report), as_html(report)
-    assert "500 ms for a step (450 to 550), 1.9 times as fast as one rank, efficiency 95%" in text
+    assert "500 ms for a step (450 to 550), 1.9 times as fast as one rank, efficiency 95\xa0%" in text
     assert words in text and words in page
     assert "<it is urgent>" in text and "&lt;it is urgent&gt;" in page
     assert "Predicted" not in as_text(Report(job=job()))
@@ -221,7 +221,7 @@ async def test_submit_below_the_floor(
     arguments = ["submit", "--nodes", "2", "--scaling", str(result)]
     try:
         assert await carme(*arguments, "--", "true") == 1
-        assert "Below 100% this site asks for a reason. Choose fewer" in capsys.readouterr().err
+        assert "Below 100\xa0% this site asks for a reason. Choose fewer" in capsys.readouterr().err
         assert await carme(*arguments, "--reason", "A deadline", "--", "true") == 0
         found = (await site.client.job(100)).prediction
         assert found is not None and found.reason == "A deadline"

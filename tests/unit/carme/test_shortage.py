@@ -9,7 +9,7 @@ from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
 from carme.jobs.shortage import reserved_nodes, running_on, shortage
 from carme.jobs.times import moment_text
 from carme.translation import translated
-from carme.wording import memory
+from carme.wording import memory, size
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -112,6 +112,13 @@ def test_memory_is_in_the_unit_that_people_read() -> None:
     text = missing(waiting(gpus=0, memory_mb=8192), [node("n1", memory_mb=8192, memory_used_mb=8192)], whole)
     assert text.startswith("8 GiB of memory must become free on n1"), text
     assert memory(512) == "512 MiB" and memory(4000) == "3.9 GiB" and memory(2 << 20) == "2 TiB"
+
+
+def test_no_size_is_1024_of_a_unit_that_has_a_larger_one() -> None:
+    assert [size((1 << power) - 1) for power in (10, 20, 30, 40)] == [
+        "1023 B", "1.0 MiB", "1.0 GiB", "1.0 TiB",
+    ]  # fmt: skip
+    assert (size(0), size(1024), size(1 << 50)) == ("0 B", "1.0 KiB", "1024.0 TiB")
 
 
 def test_nodes_that_take_no_jobs() -> None:

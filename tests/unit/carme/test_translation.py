@@ -313,6 +313,10 @@ def test_the_end_of_a_log_follows_the_sentence() -> None:
             == "The job ended with exit code 3; check the log and fix the problem, then submit it again."
         )
     assert translated(without_log(sentence), "de").startswith("Der Job endete mit dem Code 3; ")
+    for row in (joined([message("Choose one of these."), sentence]), joined(["Ended.", sentence, "Bye."])):
+        assert "Killed" in row and "Killed" not in without_log(row)
+        assert "log says" not in without_log(row) and "exit code 3" in without_log(row)
+        assert "Der Job endete mit dem Code 3; " in translated(without_log(row), "de")
 
 
 def test_what_slurm_refuses() -> None:

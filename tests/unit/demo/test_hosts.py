@@ -185,9 +185,9 @@ def test_a_process_is_known_to_be_there_or_not() -> None:
 
 
 def test_too_little_space_is_reported_with_numbers() -> None:
-    with pytest.raises(DemoError, match=r"3\.0 GB free .* needs 12 GB"):
-        host.check_space(3 * 10**9, first=True)
-    host.check_space(3 * 10**9, first=False)
+    with pytest.raises(DemoError, match=r"3\.0 GiB free .* needs 12 GiB"):
+        host.check_space(3 << 30, first=True)
+    host.check_space(3 << 30, first=False)
 
 
 def test_a_taken_port_is_reported_with_the_way_out() -> None:

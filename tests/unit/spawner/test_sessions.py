@@ -97,7 +97,9 @@ async def test_options_of_the_wrong_type_are_named(site: Site) -> None:
     assert "minutes" in response.json()["message"]
 
 
-async def test_a_job_that_dies_at_its_start_says_why_and_what_it_wrote_last(site: Site) -> None:
+async def test_a_job_that_dies_at_its_start_says_why_and_what_it_wrote_last(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
     site.wait_for_outcome()
     lines = "".join(f"line {number}\n" for number in range(1000)) + "no such <i>library</i>: libfoo"
     site.broker.command = [sys.executable, "-c", f"print({lines!r}); raise SystemExit(3)"]
@@ -112,6 +114,9 @@ async def test_a_job_that_dies_at_its_start_says_why_and_what_it_wrote_last(site
     assert "<i>" not in failed["html_message"] and "white-space: pre-wrap" in failed["html_message"]
     assert message_in(failed["html_message"]) == text
     assert await site.server() is None
+    # The hub's journal has the cause; what the job wrote is its owner's.
+    assert "exit code 3" in caplog.text
+    assert "line 999" not in caplog.text and "libfoo" not in caplog.text
 
 
 async def test_a_job_that_dies_and_wrote_nothing_is_reported_at_once(site: Site) -> None:

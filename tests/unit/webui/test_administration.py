@@ -197,7 +197,7 @@ def test_the_overview_shows_use_queue_failures_and_services(
     sums = re.findall(r"<div><dt>([^<]*)</dt><dd>([^<]*)</dd></div>", page)
     assert sums == [
         ("Nodes available", "2 / 3"), ("GPUs in use", "1 / 4"), ("Processors in use", "0 / 32"),
-        ("Memory in use", "0 / 125 GiB"), ("Jobs running", "1"), ("Jobs waiting", "1"),
+        ("Memory in use", "0\xa0B / 125\xa0GiB"), ("Jobs running", "1"), ("Jobs waiting", "1"),
     ]  # fmt: skip
     row = re.search(r'<th scope="row">gpu</th>(.*?)</tr>', page)
     assert row and re.findall("<td>(.*?)</td>", row[1]) == ["1", "1", "3", "2 hours"]
@@ -214,7 +214,7 @@ def test_the_heat_map_shows_memory_or_temperature(
     broker.cluster = broker.cluster.model_copy(update={"nodes": [full, *others]})
     tile = re.compile(r'<li class="(level-\d)".*?>(n1)</a> <span>([^<]*)</span>')
     page = text(root.get("/admin/?by=memory"))
-    assert tile.findall(page) == [("level-4", "n1", "61.5 of 62.5 GiB")]
+    assert tile.findall(page) == [("level-4", "n1", "61.5\xa0GiB of 62.5\xa0GiB")]
     # Only a site that measures knows temperatures.
     assert "by=temperature" not in page
     assert "of 4 GPUs" in text(root.get("/admin/?by=temperature"))

@@ -53,7 +53,7 @@ def test_a_folder_is_shown_and_walked(browser: Browser, home: Path) -> None:
     (home / "<b>.txt").write_text("x" * 2048)
     (home / os.fsdecode(b"caf\xe9")).write_text("latin")
     page = browser.get("/files/").content.decode()
-    assert "&lt;b&gt;.txt" in page and "2.0\xa0KB" in page and "caf\N{REPLACEMENT CHARACTER}" in page
+    assert "&lt;b&gt;.txt" in page and "2\xa0KiB" in page and "caf\N{REPLACEMENT CHARACTER}" in page
     folder = re.findall(r'href="(\?path=[^"]+more)"', page)[0]
     inside = browser.get(f"/files/{folder}")
     assert "This folder is empty." in words(inside) and "data &amp; more" in inside.content.decode()

@@ -220,7 +220,7 @@ def test_a_preset_remembers_the_result(browser: Browser, home: Path) -> None:
 
 def test_below_the_floor_the_start_form_asks_for_a_reason(browser: Browser, home: Path, floor: None) -> None:
     text = estimate(browser)
-    assert "Below 99% this site asks for a reason." in text and "Cheapest" in text
+    assert "Below 99 % this site asks for a reason." in text and "Cheapest" in text
     refused = browser.send("/", "/sessions/start/", name="s0123abcd", **FORM)
     assert refused.status_code == 422 and "asks for a reason" in plain(refused)
     assert (

@@ -33,7 +33,7 @@ ADVISED = {
 }
 OLDEST_SLURM = (22, 5)
 OLDEST_PYTHON = (3, 11)
-DISK_GB = {"head": 20, "compute": 5}
+DISK_GIB = {"head": 20, "compute": 5}
 #: Files of other programs that roles would write.
 NGINX = "/etc/nginx/nginx.conf"
 FOREIGN_FILES = (
@@ -108,11 +108,11 @@ def apptainer(wanted):
 
 def disk(wanted):
     """The disk must have room for what is installed."""
-    need = DISK_GB["head" if wanted["head"] else "compute"]
-    free = shutil.disk_usage("/opt" if Path("/opt").exists() else "/").free / 1e9
+    need = DISK_GIB["head" if wanted["head"] else "compute"]
+    free = shutil.disk_usage("/opt" if Path("/opt").exists() else "/").free / (1 << 30)
     if free < need and not Path("/opt/carme/venv").exists():
-        raise Problem(f"{free:.0f} GB are free, {need} GB are needed.", "Make room below /opt.")
-    return f"{free:.0f} GB free"
+        raise Problem(f"{free:.0f} GiB are free, {need} GiB are needed.", "Make room below /opt.")
+    return f"{free:.0f} GiB free"
 
 
 def listener(port):

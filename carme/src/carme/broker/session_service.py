@@ -21,6 +21,7 @@ class SessionService:
     def __init__(self, context: Context, files: JobFiles) -> None:
         self._context = context
         self._files = files
+        self._reading: set[int] = set()  # the jobs whose logs are being read
 
     @handles(protocol.GetSessions)
     async def sessions(self, peer: Peer, request: protocol.GetSessions) -> list[Session]:
@@ -47,12 +48,18 @@ class SessionService:
             context.audit.succeeded(peer, request, request.user)
 
     async def read_log_tails(self) -> None:
-        """Read the log tails of sessions that failed by themselves."""
-        feed, book = self._context.feed, self._context.book
-        while True:
-            since = feed.change
-            await asyncio.gather(*map(self._read_log_tail, book.without_log()))
-            await feed.wait(since, protocol.MAXIMUM_WAIT, lambda: bool(book.without_log()))
+        """Read the log tails of sessions that failed by themselves; one that hangs delays no other."""
+        feed = self._context.feed
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                since = feed.change
+                for job in self._unread():
+                    self._reading.add(job.id)
+                    tasks.create_task(self._read_log_tail(job))
+                await feed.wait(since, protocol.MAXIMUM_WAIT, lambda: bool(self._unread()))
+
+    def _unread(self) -> list[Job]:
+        return [job for job in self._context.book.without_log() if job.id not in self._reading]
 
     async def _read_log_tail(self, job: Job) -> None:
         text = ""
@@ -60,6 +67,7 @@ class SessionService:
             text = await self._files.log_tail(job)
         except (CarmeError, TimeoutError) as error:
             _log.info("The log of job %s cannot be read: %s", job.id, error or "it took too long")
+        self._reading.discard(job.id)
         self._context.book.logged(job.id, text)
         await self._context.feed.notify()
         await self._context.book.save()

@@ -13,7 +13,7 @@ from carme.cli.output import plain, print_json, print_table
 from carme.errors import InvalidRequest
 from carme.scaling import Choice, Curve, Prediction, choices, marks, read_file
 from carme.translation import message as _
-from carme.wording import number
+from carme.wording import number, percent
 
 __all__ = ["NOT_POSSIBLE", "add", "choice_words", "of", "show", "size_words"]
 
@@ -95,7 +95,7 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
             [
                 size_words(one),
                 f"{row.speedup:.1f}",
-                f"{row.efficiency:.0%}",
+                percent(row.efficiency),
                 hours_words(one.hours) if one.hours is not None else f"{row.step_ms:.3g} ms a step",
                 f"{one.cost:.3g}" if one.hours is not None else f"{one.cost:.2f} times",
                 row.limit,
@@ -144,7 +144,7 @@ def choice_words(choice: Choice) -> str:
     row = choice.row
     return (
         f"{size_words(choice)}: {row.speedup:.1f} times as fast as one, {time}{cost}, "
-        f"efficiency {row.efficiency:.0%}"
+        f"efficiency {percent(row.efficiency)}"
     )
 
 

@@ -19,6 +19,7 @@ from carme.errors import CarmeError
 from carme.images.catalogue import Image, ImageCatalogue
 from carme.launch.images import COPIES, digest_of
 
+GIB = 1 << 30
 _BLOCK = 4 << 20
 
 
@@ -102,7 +103,9 @@ def main(arguments: list[str] | None = None) -> int:
         description="Bring this node's copies of the job images up to date. Run it as root.",
     )
     parser.add_argument("--copies", type=Path, default=Path(COPIES), help="default: %(default)s")
-    parser.add_argument("--limit-gb", type=float, default=0.0, help="0: up to half of what is free there")
+    parser.add_argument(
+        "--limit-gb", type=float, default=0.0, help="in GiB; 0: up to half of what is free there"
+    )
     options = parser.parse_args(arguments)
     try:
         options.copies.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -110,7 +113,7 @@ def main(arguments: list[str] | None = None) -> int:
             descriptor = os.open(options.copies, os.O_RDONLY)
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            limit = int(options.limit_gb * 1e9) or _half_of_free(options.copies)
+            limit = int(options.limit_gb * GIB) or _half_of_free(options.copies)
             for line in refresh(ImageCatalogue(load().images.directory), options.copies, limit):
                 print(line, flush=True)
     except (CarmeError, OSError) as error:

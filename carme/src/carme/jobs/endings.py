@@ -6,7 +6,7 @@ from carme.jobs.states import JobState
 from carme.jobs.times import minutes_text
 from carme.launch.exits import Exit
 from carme.sessions.states import Ending
-from carme.translation import Message, noop
+from carme.translation import Message, joined, noop, row_of
 from carme.translation import message as _
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def without_log(sentence: str) -> str:
     if isinstance(sentence, Message) and sentence.template == _WITH_LOG:
         cause = sentence.values["sentence"]
         return cause if isinstance(cause, str) else ""
+    if LOG_FOLLOWS in sentence and (row := row_of(sentence)):
+        return joined(map(without_log, row[0]), row[1])
     return sentence.partition(LOG_FOLLOWS)[0] if LOG_FOLLOWS in sentence else sentence
 
 

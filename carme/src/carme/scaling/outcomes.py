@@ -2,6 +2,7 @@
 
 from carme.scaling.predictions import Prediction
 from carme.translation import message as _
+from carme.wording import percent
 
 __all__ = ["outcome_text", "prediction_text"]
 
@@ -13,12 +14,12 @@ def prediction_text(prediction: Prediction) -> str:
     """A prediction in one line, for `translated`."""
     return _(
         "{step:.3g} ms for a step ({low:.3g} to {high:.3g}), {speedup:.1f} times as fast as one rank, "
-        "efficiency {efficiency:.0%}",
+        "efficiency {efficiency}",
         step=prediction.step_ms,
         low=prediction.low_ms,
         high=prediction.high_ms,
         speedup=prediction.speedup,
-        efficiency=prediction.efficiency,
+        efficiency=percent(prediction.efficiency),
     )
 
 
@@ -35,9 +36,9 @@ def outcome_text(prediction: Prediction, step_seconds: float | None) -> str:
     if abs(apart) < SAME:
         words = _("as predicted")
     elif apart > 0:
-        words = _("{share:.0%} more", share=apart)
+        words = _("{share} more", share=percent(apart))
     else:
-        words = _("{share:.0%} less", share=-apart)
+        words = _("{share} less", share=percent(-apart))
     if prediction.low_ms <= measured <= prediction.high_ms:
         return _("{ms:.3g} ms for a step, {words}, inside the 80 % interval", ms=measured, words=words)
     return _("{ms:.3g} ms for a step, {words}, outside the 80 % interval", ms=measured, words=words)

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from carme.config import Settings
 from carme.errors import InvalidRequest
 from carme.translation import message as _
+from carme.wording import percent
 
 __all__ = [
     "MOST_FILE",
@@ -93,9 +94,9 @@ def check_efficiency(prediction: Prediction | None, settings: Settings) -> None:
         return
     raise InvalidRequest(
         _(
-            "The predicted efficiency is {efficiency:.0%}. Below {floor}% this site asks for a reason.",
-            efficiency=prediction.efficiency,
-            floor=floor,
+            "The predicted efficiency is {efficiency}. Below {floor} this site asks for a reason.",
+            efficiency=percent(prediction.efficiency),
+            floor=percent(floor / 100),
         ),
         _("Choose fewer nodes or GPUs, or say why you need so many."),
         field="reason",

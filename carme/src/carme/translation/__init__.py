@@ -13,7 +13,17 @@ from __future__ import annotations
 
 import os
 
-from carme.translation.messages import Message, joined, message, moment, moments, noop, plural, until_of
+from carme.translation.messages import (
+    Message,
+    joined,
+    message,
+    moment,
+    moments,
+    noop,
+    plural,
+    row_of,
+    until_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +40,7 @@ __all__ = [
     "moments",
     "noop",
     "plural",
+    "row_of",
     "translated",
     "until_of",
 ]

@@ -20,6 +20,7 @@ __all__ = [
     "moments",
     "noop",
     "plural",
+    "row_of",
     "until_of",
 ]
 
@@ -183,6 +184,14 @@ def joined(parts: Iterable[str], between: str = " ") -> str:
         between: A space, or a comma and a space.
     """
     return _joined([part for part in parts if part], between)
+
+
+def row_of(text: str) -> tuple[list[str], str] | None:
+    """The two halves of what `joined` made and what stands between them; None for other texts."""
+    for between, template in _BETWEEN.items():
+        if isinstance(text, Message) and text.template == template:
+            return [_text_of(text.values.get(name)) for name in ("first", "second")], between
+    return None
 
 
 def _joined(parts: list[str], between: str) -> str:

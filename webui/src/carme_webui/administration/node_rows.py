@@ -8,7 +8,7 @@ from django.utils.translation import gettext as _
 from carme.jobs import Job, Node, Phase
 from carme.jobs.nodes import expand
 from carme_webui.administration.node_states import state_words
-from carme_webui.sizes import gib
+from carme_webui.sizes import memory_words
 
 __all__ = ["Bar", "NodeRow", "jobs_by_node"]
 
@@ -57,7 +57,7 @@ class NodeRow:
                 _("Memory"),
                 node.memory_used_mb,
                 node.memory_mb,
-                f"{gib(node.memory_used_mb)} / {gib(node.memory_mb)} GiB",
+                f"{memory_words(node.memory_used_mb)} / {memory_words(node.memory_mb)}",
             ),
         ]
         shown = [bar for bar in bars if bar.total]

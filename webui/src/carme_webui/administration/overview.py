@@ -22,7 +22,7 @@ from carme_webui.help_links import explained
 from carme_webui.jobs.models import Mirror
 from carme_webui.metrics.sparks import has_metrics
 from carme_webui.sessions.models import Session
-from carme_webui.sizes import gib
+from carme_webui.sizes import memory_words
 
 __all__ = ["MEASURES", "Overview", "Queue", "Service", "Tile", "measure_titles", "overview"]
 
@@ -147,7 +147,7 @@ def _tile(node: Node, by: str, degrees: Mapping[str, float]) -> Tile:
     use = _("%(used)d of %(total)d GPUs") % {"used": used, "total": total}
     if by == "memory":
         total, used = node.memory_mb, node.memory_used_mb
-        use = _("%(used)s of %(total)s GiB") % {"used": gib(used), "total": gib(total)}
+        use = _("%(used)s of %(most)s") % {"used": memory_words(used), "most": memory_words(total)}
     elif not total:
         total, used = node.cpus, node.cpus_used
         use = _("%(used)d of %(total)d CPUs") % {"used": used, "total": total}
@@ -167,7 +167,7 @@ def _sums(nodes: Sequence[Node], jobs: Iterable[Job]) -> list[tuple[str, str]]:
         (_("Nodes available"), f"{len(there)} / {len(nodes)}"),
         *([(_("GPUs in use"), f"{gpus_used} / {gpus}")] if gpus else []),
         (_("Processors in use"), f"{cpus_used} / {cpus}"),
-        (_("Memory in use"), f"{gib(memory_used)} / {gib(memory)} GiB"),
+        (_("Memory in use"), f"{memory_words(memory_used)} / {memory_words(memory)}"),
         (_("Jobs running"), str(phases[Phase.RUNNING])),
         (_("Jobs waiting"), str(phases[Phase.PENDING])),
     ]
