@@ -447,8 +447,8 @@ class Gpi2Context:
         """Let GPI-2 have an entry for a segment's number.
 
         Its production build looks into the entry without a check, and has none before this rank binds the
-        number or another one registers it here: the process would die. No function reports that. An entry stays
-        when the segment is deleted, and what others registered stays in it.
+        number or another one registers it here: the process would die. No function reports that. An entry
+        stays when the segment is deleted, and what others registered stays in it.
         """
         with self._segment_lock:
             if number not in self._described:
