@@ -35,7 +35,7 @@ typedef unsigned long Size;
 
 typedef struct { Number logger, sn_port, rest[40]; } Config;
 typedef struct { atomic_ulong at, size, known[(MOST_RANKS + 63) / 64]; } Segment;
-typedef struct { atomic_int pid; Segment segments[SEGMENTS]; atomic_uint notes[SEGMENTS][NOTES]; } Member;
+typedef struct { atomic_int pid, described[SEGMENTS]; Segment segments[SEGMENTS]; atomic_uint notes[SEGMENTS][NOTES]; } Member;
 typedef struct { pthread_mutex_t lock; atomic_int ready; atomic_uint come; Member members[MOST_RANKS]; } World;
 
 static Config config = {.sn_port = 10840};
@@ -186,6 +186,7 @@ int gaspi_segment_bind(Byte id, void* at, Size size, int description) {
     Segment* segment = &world->members[me].segments[id];
     if (segment->size) return BAD_SEG;
     memset(world->members[me].notes[id], 0, sizeof world->members[me].notes[id]);
+    world->members[me].described[id] = 1;
     segment->at = (Size)at;
     segment->size = size;
     segment->known[me / 64] |= 1ul << me % 64;
@@ -195,6 +196,7 @@ int gaspi_segment_register(Byte id, Rank rank, Size ms) {
     (void)ms;
     if (rank >= ranks || !world->members[me].segments[id].size) return BAD_SEG;
     if (is_dead(rank)) return FAILED;
+    world->members[rank].described[id] = 1;
     world->members[me].segments[id].known[rank / 64] |= 1ul << rank % 64;
     return SUCCESS;
 }
@@ -205,15 +207,17 @@ int gaspi_segment_delete(Byte id) {
     for (int i = 0; i < (MOST_RANKS + 63) / 64; ++i) segment->known[i] = 0;
     return SUCCESS;
 }
+/* As the production build of GPI-2, which checks nothing: it follows a null pointer where this rank never bound the number
+ * and nobody registered it here, and knows segments of 0 bytes otherwise. */
 static Segment* known(int rank, Byte id) {
     if (rank >= ranks || id >= SEGMENTS) return NULL;
+    if (!world->members[me].described[id]) abort();
     Segment* segment = &world->members[rank].segments[id];
     return segment->size && segment->known[me / 64] >> me % 64 & 1 ? segment : NULL;
 }
 int gaspi_segment_size(Byte id, Rank rank, Size* out) {
     Segment* segment = known(rank, id);
-    if (!segment) return BAD_SEG;
-    *out = segment->size;
+    *out = segment ? segment->size : 0;
     return SUCCESS;
 }
 

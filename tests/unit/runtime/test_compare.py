@@ -427,6 +427,15 @@ def test_most_rows_that_are_uncertain_make_a_rough_machine(result: Result) -> No
     assert "1 are measured, 0 disturbed, 3 uncertain" in trust and trust.endswith("take figures as rough.")
 
 
+def test_nodes_that_others_use_too_are_named(result: Result) -> None:
+    assert "others may work" not in verdict.sentences(result)[2]
+    result.environment["allocation"] = "shares its nodes: 4 of 16 cores"
+    assert verdict.sentences(result)[2].endswith("; others may work on its nodes at the same time.")
+    assert "<td class=text>shares its nodes: 4 of 16 cores</td>" in report.page(result)
+    result.environment["allocation"] = "alone on its nodes"
+    assert "others may work" not in verdict.sentences(result)[2]
+
+
 def test_uncertain_rows_say_how_many_rounds_they_need(result: Result) -> None:
     assert verdict.rounds_needed(result) is None and "rounds would" not in verdict.sentences(result)[2]
     one = result.rows[0]

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import re
 import threading
 import time
 from collections.abc import Iterable
@@ -12,9 +13,11 @@ from typing import Any
 
 #: The variable of all processes of a contestant's entry, which its ranks and its servers get.
 ENTRY = "CARME_COMPARE_ENTRY"
+ALONE, SHARED, UNKNOWN = "alone on its nodes", "shares its nodes", "not known"
 _STAT = Path("/proc/stat")
 _NODES = Path("/sys/devices/system/node")
 _SIBLINGS = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+_CORES_OF_NODES = re.compile(r"(\d+)(?:\(x\d+\))?")  # as Slurm writes them: 64(x2),32
 _PROBE = bytes(4 << 20)
 _PROBE_TIMES = 4
 _SERVERS = {b"DMLC_ROLE=server", b"DMLC_ROLE=scheduler"}  # MXNet's; the programs that start all have none
@@ -104,9 +107,28 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
         "governor": _first_line(Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")),
+        "allocation": allocation(),
         "job": os.environ.get("SLURM_JOB_ID", ""),
         "nodes": os.environ.get("SLURM_JOB_NODELIST", ""),
     }
+
+
+def allocation() -> str:
+    """Whether others may work on the nodes meanwhile, by the cores that the job has of them.
+
+    A job that has all cores is alone as long as Slurm does not oversubscribe them. Nodes other than the first
+    are taken to have as many cores as that. Where Slurm counts cores and the kernel their threads, a part of
+    the kernel's count may be all; and outside of jobs nobody gives cores away.
+    """
+    present, own = os.cpu_count() or 0, len(os.sched_getaffinity(0))
+    text = os.environ.get("SLURM_JOB_CPUS_PER_NODE", "")
+    given = [int(found) for found in _CORES_OF_NODES.findall(text)] if os.environ.get("SLURM_JOB_ID") else []
+    least = min([*given, own])
+    if given and min(given) >= present > 0:
+        return ALONE
+    if 0 < least < present and (not given or least != present // _threads_of_a_core()):
+        return f"{SHARED}: {least} of {present} cores"
+    return UNKNOWN
 
 
 def _threads_of_a_core() -> int:

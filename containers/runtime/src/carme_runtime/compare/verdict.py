@@ -5,6 +5,7 @@ import statistics
 from dataclasses import dataclass
 
 from carme_runtime.compare.figures import Estimate, is_different, ratio
+from carme_runtime.compare.machine import SHARED
 from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, MEASURED, UNCERTAIN, VOID, Result, Row
 
@@ -159,6 +160,8 @@ def _trust(result: Result) -> str:
     turns, bad = result.noise.get("turns", 0), result.noise.get("disturbed_turns", 0)
     noisy = 2 * bad > turns or marked[0] + marked[1] > measured
     rough = ": the machine was not quiet, take figures as rough" if noisy else ""
+    if result.environment.get("allocation", "").startswith(SHARED):
+        rough += "; others may work on its nodes at the same time"
     probe = 100 * result.noise.get("probe_spread", 0)
     return (
         f"Of {len(states)} rows {measured} are measured, {marked[0]} disturbed, {marked[1]} uncertain and "

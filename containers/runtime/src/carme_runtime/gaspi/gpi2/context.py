@@ -47,10 +47,12 @@ class Gpi2Context:
         self._segments = library.number("segment_max") - 1
         self._queues = library.number("queue_num") - 1
         self._memory: dict[int, mmap.mmap] = {}
+        self._described: set[int] = set()  # numbers that GPI-2 can be asked about
         self._lost = [False] * size
         self._generations: dict[tuple[int, ...], int] = {}
         self._groups: dict[int, Gpi2Group] = {}
         self._lock = threading.Lock()
+        self._segment_lock = threading.Lock()
         self._closed = False
         self.mail = Mail(self, self._segments, self._queues, timeout)
         self.mail.on_message = self._on_group_message
@@ -109,19 +111,27 @@ class Gpi2Context:
             )
         if size <= 0:
             raise InvalidCall("A segment of no bytes was asked for.", "Give a size of at least one byte.")
-        if number in self._memory:
-            raise InvalidCall(f"Segment {number} exists already.", "Delete it first, or use another number.")
-        self.make_segment(number, size)
+        with self._segment_lock:
+            if number in self._memory:
+                raise InvalidCall(
+                    f"Segment {number} exists already.", "Delete it first, or use another number."
+                )
+            self.make_segment(number, size)
 
     def make_segment(self, number: int, size: int) -> mmap.mmap:
         """Memory of this process as a segment. It outlives that, as long as somebody has it."""
+        memory = self._bind(number, size)
+        self._memory[number] = memory
+        return memory
+
+    def _bind(self, number: int, size: int) -> mmap.mmap:
         try:
             memory = mmap.mmap(-1, size)
         except (OSError, ValueError, OverflowError):
             raise InvalidCall(f"There is no memory for {size} bytes.", "Use a smaller segment.") from None
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._library.call("segment_bind", number, at, size, 0)
-        self._memory[number] = memory
+        self._described.add(number)
         return memory
 
     def segment_register(self, number: int, rank: int, timeout: int) -> None:
@@ -141,8 +151,9 @@ class Gpi2Context:
 
     def segment_delete(self, number: int) -> None:
         self._own(number, 0, 0)
-        self._library.call("segment_delete", number)
-        del self._memory[number]
+        with self._segment_lock:
+            self._library.call("segment_delete", number)
+            del self._memory[number]
 
     def segment_size(self, number: int, rank: int) -> int:
         self._check_rank(rank)
@@ -427,9 +438,23 @@ class Gpi2Context:
     def _remote_size(self, number: int, rank: int) -> int:
         if not 0 <= number < self._segments:
             return 0
+        self._describe(number)
         size = ctypes.c_ulong(0)
         code = self._library.raw("segment_size", number, rank, ctypes.byref(size))
         return size.value if code == SUCCESS else 0
+
+    def _describe(self, number: int) -> None:
+        """Let GPI-2 have an entry for a segment's number.
+
+        Its production build looks into the entry without a check, and has none before this rank binds the
+        number or another one registers it here: the process would die. No function reports that. An entry
+        stays when the segment is deleted, and what others registered stays in it.
+        """
+        with self._segment_lock:
+            if number not in self._described:
+                memory = self._bind(number, 1)
+                self._library.call("segment_delete", number)
+                memory.close()
 
 
 def start(
