@@ -98,7 +98,7 @@ def test_a_paused_host_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.M
     assert not (tmp_path / "ran").exists()
 
 
-def test_of_a_host_that_is_down_is_said_why() -> None:
+def test_podman_reports_why_a_host_is_down() -> None:
     """In the words of what brings programs there."""
     down = HostPrograms(lambda host, words: ["sh", "-c", f"echo {host} is down >&2; exit 125"], ENVIRONMENT)
     done = down.run("n1", ["true"], data=None, check=False, timeout=HANG)
