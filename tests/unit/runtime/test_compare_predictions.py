@@ -1,16 +1,20 @@
 """What is predicted of a contestant's steps stands beside what they take."""
 
 import dataclasses
+import os
 import re
+import sys
 from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carme_runtime.compare import report, results
+from carme_runtime.compare import entries, report, results
+from carme_runtime.compare.door import Door
 from carme_runtime.compare.entries import Entry
 from carme_runtime.compare.predictions import note_predictions
-from carme_runtime.compare.results import Result, Row, Turn
+from carme_runtime.compare.results import MEASURED, Result, Row, Turn
 from carme_runtime.graph import Links, Timing
 from carme_runtime.scaling import Gradient, Machine, Profile, predict
 
@@ -112,3 +116,58 @@ def test_the_report_draws_the_prediction_beside_what_came(probes: list[str], tmp
     results.save(result, tmp_path / "compare.json")
     assert results.load(tmp_path / "compare.json").rows[1].predicted == found
     assert len(probes) == 2
+
+
+#: A worker's own loop, with a program that ends in the probe as its argument says.
+PROBED = """
+import os, signal, sys
+from types import SimpleNamespace
+from carme_runtime.compare import worker
+from carme_runtime.compare.door import come_in
+ends, rank, ranks = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def end(*_):
+    if ends == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)  # as the kernel does where memory runs out
+    raise ValueError("no such link")
+program = SimpleNamespace(profile=end, machine=end)
+work = SimpleNamespace(ranks=ranks)
+steps = worker.Steps(lambda number, mark: 1.0, 0.0, set())
+line = come_in("parallelize", rank)
+line.send(ready=True, host="nowhere", cores=[], versions={})
+worker.serve(line, steps, lambda seconds: worker.probed(program, work, seconds, ranks))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ends", "why"), [("killed", "the probe did not go on: "), ("raises", "ValueError: no such link")]
+)
+def test_a_probe_that_fails_leaves_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: str, why: str, ranks: int
+) -> None:
+    workers = " & ".join(f'"$0" -c "$1" {ends} {rank} {ranks}' for rank in range(ranks))
+    line = ["sh", "-c", f"{workers} & wait", sys.executable, PROBED]
+    monkeypatch.setattr(entries, "command", lambda *_: line)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    door, tried = Door("127.0.0.1"), entry("parallelize", ranks)
+    try:
+        tried.start(door, tmp_path / "none.npz", tmp_path)
+        assert len(tried.make(2)) == ranks
+        answer = tried.probe(0.1)
+        assert answer["why"].startswith(why)
+        tried.end()
+    finally:
+        entries.stop_all([tried])
+        door.close()
+    assert (tried.row.void, tried.row.status) == ("", MEASURED)
+    assert tried.row.peak_bytes > 1 << 20
+
+
+def test_links_that_cannot_be_measured_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: Entry, _: float) -> dict[str, Any]:
+        return {"why": "ValueError: no such link"} if self.row.ranks > 1 else {"profile": as_json(PROFILE)}
+
+    monkeypatch.setattr(Entry, "probe", answer)
+    several, lines = [entry("parallelize", ranks) for ranks in (1, 2)], list[str]()
+    note_predictions(several, False, lines.append)
+    assert lines == ["parallelize on 2 ranks: its steps cannot be predicted: ValueError: no such link"]

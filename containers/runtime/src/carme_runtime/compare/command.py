@@ -21,7 +21,7 @@ from carme_runtime.options import USUAL_NETWORKS, add_compare_options
 from carme_runtime.subcommands import exit_code
 
 _QUICK = {"networks": ("tiny", "mlp"), "rounds": 5, "turn_s": 0.25, "repeats": 1}
-_MOST_RANKS, _MOST_ROUNDS = 1024, 1000
+_MOST_RANKS = 1024
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -127,7 +127,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     if options.networks:
         given = ALL_NETWORKS if options.networks == "all" else options.networks.split(",")
         chosen["networks"] = _names(given, NETWORKS, "network")
-    limits = {"rounds": _MOST_ROUNDS, "batch": 1 << 20, "threads": 4096, "size": MOST_SIDE}
+    limits = {"rounds": results.MOST_ROUNDS, "batch": 1 << 20, "threads": 4096, "size": MOST_SIDE}
     for name, most in limits.items():
         if (value := getattr(options, name)) is not None:
             if not 1 <= value <= most:

@@ -13,26 +13,34 @@ _ROW, _BAR, _GAP = 44, 380, 8
 _LINE = 20  # of a legend
 #: What a letter takes at most on average, in the widest of the usual fonts of this size.
 _LETTER = 8
+#: How far a picture reaches, in its largest median: intervals of two to four values may be much longer.
+_REACH = 1.5
 
 
 def bars(rows: Sequence[tuple[str, str, Estimate]], unit: str, label: str) -> str:
-    """A bar with its interval for each, below its title: title, color, figure. `label` says what they are."""
-    longest = max((figure.high for _, _, figure in rows), default=0) or 1
+    """A bar with its interval for each, below its title: title, color, figure. `label` says what they are.
+
+    Intervals that go on beyond the picture end with an arrow.
+    """
+    longest = _most(figure for _, _, figure in rows) or 1
     figures = [f"{figure.median:.2f} {unit}" for _, _, figure in rows]
     # Titles stand above the bars, so that the picture is not wide: telephones would make its letters small.
     width = max(_BAR + _widest(figures) + 2 * _GAP, _widest(title for title, _, _ in rows) + _GAP)
     parts = [_open(width, _ROW * len(rows), label)]
     for place, (title, color, figure) in enumerate(rows):
         y = _ROW * place + 18
-        low, end, high = (_BAR * value / longest for value in (figure.low, figure.median, figure.high))
+        low, end = (_BAR * value / longest for value in (figure.low, figure.median))
+        high = _BAR * min(figure.high / longest, 1)
         parts += [
             f'<text x="0" y="{y - 4}">{escape(title)}</text>',
             f'<rect x="0" y="{y}" width="{end:.1f}" height="18" fill="{color}"/>',
             f'<text x="{high + _GAP:.1f}" y="{y + 13}">{escape(figures[place])}</text>',
         ]
         if figure.has_interval:
+            is_open = figure.high > longest
+            tip = f"M{high - 6:.1f} {y + 4} l6 5 l-6 5" if is_open else f"M{high:.1f} {y + 4} v10"
             parts += [
-                f'<path d="M{low:.1f} {y + 9} H{high:.1f} M{low:.1f} {y + 4} v10 M{high:.1f} {y + 4} v10" '
+                f'<path d="M{low:.1f} {y + 9} H{high:.1f} M{low:.1f} {y + 4} v10 {tip}" '
                 'stroke="currentColor" fill="none"/>'
             ]
     return "\n".join([*parts, "</svg>"])
@@ -41,10 +49,10 @@ def bars(rows: Sequence[tuple[str, str, Estimate]], unit: str, label: str) -> st
 def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]], label: str) -> str:
     """Speed-up over ranks of each, with its interval, against the ideal: title, color, points.
 
-    A color that comes again is dashed.
+    A color that comes again is dashed. Intervals that go on beyond the picture end with an arrow.
     """
     most = max((ranks for _, _, points in lines for ranks, _ in points), default=1)
-    highest = max([most, *(one.high for _, _, points in lines for _, one in points)])
+    highest = max(most, _most(one for _, _, points in lines for _, one in points))
     left, top, width, height = 50, 14, 320, 240
 
     def x(ranks: float) -> float:
@@ -80,7 +88,7 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]], lab
         at = legend + _LINE * place
         parts += [
             f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"{dashed}/>',
-            *(_point(x(ranks), y(one.low), y(one.median), y(one.high), color) for ranks, one in points),
+            *(_point(x(ranks), y(one.low), y(one.median), y(one.high), top, color) for ranks, one in points),
             f'<path d="M{_GAP} {at - 4} h18" stroke="{color}" stroke-width="4"{dashed}/>'
             f'<text x="{_GAP + 26}" y="{at}">{escape(title)}</text>',
         ]
@@ -92,9 +100,18 @@ def _widest(texts: Iterable[str]) -> int:
     return _LETTER * max(map(len, texts), default=0)
 
 
-def _point(x: float, low: float, middle: float, high: float, color: str) -> str:
+def _most(figures: Iterable[Estimate]) -> float:
+    """What a picture reaches to: all intervals, if they are not too long to leave anything of the medians."""
+    several = list(figures)
+    reach = _REACH * max((one.median for one in several), default=0)
+    return min(max((one.high for one in several), default=0), reach)
+
+
+def _point(x: float, low: float, middle: float, high: float, top: float, color: str) -> str:
+    """Args: places in the picture, the interval's ends among them; `top` is the picture's edge."""
+    tip = f" M{x - 5:.1f} {top + 6} L{x:.1f} {top} L{x + 5:.1f} {top + 6}" if high < top else ""
     return (
-        f'<path d="M{x:.1f} {low:.1f} V{high:.1f}" stroke="{color}"/>'
+        f'<path d="M{x:.1f} {low:.1f} V{max(high, top):.1f}{tip}" stroke="{color}" fill="none"/>'
         f'<circle cx="{x:.1f}" cy="{middle:.1f}" r="4" fill="{color}"/>'
     )
 

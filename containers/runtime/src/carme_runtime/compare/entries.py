@@ -80,30 +80,44 @@ class Entry:
 
     def make(self, steps: int) -> list[dict[str, Any]]:
         """So many steps of all ranks, and what each says of them; none if it fails, and the row is void."""
-        return self._ask(steps=steps)
-
-    def probe(self, seconds: float) -> dict[str, Any]:
-        """What is needed to predict its steps, as rank 0 measures it; nothing if that fails."""
-        return next(iter(self._ask(probe=seconds)), {})
-
-    def _ask(self, **order: float) -> list[dict[str, Any]]:
         try:
-            for line in self._lines:
-                line.send(**order)
-            return [line.receive(TURN_SECONDS) for line in self._lines]
+            return self._ask(steps=steps)
         except Lost as error:
             self.fail(f"it did not go on: {error}")
             return []
 
+    def probe(self, seconds: float) -> dict[str, Any]:
+        """What is needed to predict its steps, as rank 0 measures it; `why` if that fails.
+
+        What was measured before stays: if ranks are lost, the entry is over, but not void.
+        """
+        try:
+            peaks = [answer["peak_bytes"] for answer in self._ask(probe=seconds)]
+            self.row.peak_bytes = max(peaks, default=0)
+            answers = [line.receive(TURN_SECONDS) for line in self._lines]
+        except Lost as error:
+            return {"why": self._give_up(f"the probe did not go on: {error}")}
+        return next((answer for answer in answers if "why" in answer), answers[0])
+
+    def _ask(self, **order: float) -> list[dict[str, Any]]:
+        """The answers of all ranks. Raises Lost."""
+        for line in self._lines:
+            line.send(**order)
+        return [line.receive(TURN_SECONDS) for line in self._lines]
+
     def fail(self, reason: str) -> None:
         """It is void, and over."""
+        self.row.void = self._give_up(reason)
+
+    def _give_up(self, reason: str) -> str:
+        """It is over; why, with its own last words."""
         self._close(0.5)
         text = self._last_words()
-        self.row.void = f"{reason}. Its last line: {text}" if text else reason
+        return f"{reason}. Its last line: {text}" if text else reason
 
     def end(self) -> None:
-        """It has done all, or is void; its ranks say how much memory they had."""
-        if not self.row.void:
+        """It has done all, or is void; its ranks say how much memory they had, if they are still there."""
+        if self._lines and not self.row.void:
             with contextlib.suppress(Lost):
                 for line in self._lines:
                     line.send(end=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 CONFIDENCE = 0.95
 _LEAST_VALUES = 5  # from which on the smallest and the largest hold the median often enough
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182}  # by the number of values, for 95 %
+#: How far a median's interval reaches, in standard deviations of normal values by the root of their number.
+_MEDIAN_REACH = 1.96 * math.sqrt(math.pi / 2)
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,24 @@ def _interval(ordered: Sequence[float]) -> tuple[float, float]:
     part = (more - CONFIDENCE) / (more - less)
     inward = (count - outer) * part / (outer + (count - 2 * outer) * part)
     return low + inward * (ordered[outer] - low), high - inward * (high - ordered[-outer - 1])
+
+
+def values_needed(count: int, percent: float, limit: float) -> int:
+    """How many values an interval within `limit` percent of the median takes as a rule.
+
+    Five and more have intervals that become narrower with the root of their number. With fewer, Student's t
+    makes them narrow faster, and they are of logarithms.
+
+    Args:
+        count: Values that there are, at least two.
+        percent: How far their interval reaches to either side.
+        limit: How far it may reach, above 0.
+    """
+    if count >= _LEAST_VALUES:
+        return math.ceil(count * (percent / limit) ** 2)
+    # In standard deviations, from normal values: this median's and the one of many.
+    spread_percent = math.asinh(percent / 100) * math.sqrt(count) / _STUDENT[count]
+    return max(_LEAST_VALUES, math.ceil((_MEDIAN_REACH * spread_percent / (limit / 100)) ** 2))
 
 
 def _confidence(count: int, place: int) -> float:

@@ -1,6 +1,7 @@
 """What `carme_runtime.scaling` predicts of a contestant's steps, to stand beside what they take."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.entries import Entry, Progress
@@ -34,12 +35,13 @@ def note_predictions(entries: Sequence[Entry], is_weak: bool, progress: Progress
         return
     answer = alone.probe(PROBE_SECONDS)
     if "profile" not in answer:
-        progress(f"{alone.name}: its steps cannot be predicted: {answer.get('why', alone.row.void)}")
+        progress(_sentence(alone, answer))
         return
     profile = typed(Profile, answer["profile"])
     for entry in several:
         found = entry.probe(PROBE_SECONDS)
         if "machine" not in found:
+            progress(_sentence(entry, found))
             continue
         ranks = entry.row.ranks
         made = predict(profile, typed(Machine, found["machine"]), ranks)
@@ -47,3 +49,7 @@ def note_predictions(entries: Sequence[Entry], is_weak: bool, progress: Progress
         if point.ranks == ranks:
             times = {"ms": point.step.ms, "low": point.low, "high": point.high}
             entry.row.predicted = times | {"speedup": point.speedup}
+
+
+def _sentence(entry: Entry, answer: dict[str, Any]) -> str:
+    return f"{entry.name}: its steps cannot be predicted: {answer.get('why', 'its ranks sent nothing')}"

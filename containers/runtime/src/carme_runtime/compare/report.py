@@ -331,7 +331,8 @@ def _how(result: Result) -> list[str]:
         "Rows whose medians are not known well enough (option limit, in percent to either side) get further "
         "rounds, and are marked “uncertain” if that does not help.",
         "Figures are medians of turns with 95 % intervals: of the order of five turns or more, and by "
-        "Student's t of fewer. Two contestants are compared round by round. Where most rows of a network are "
+        "Student's t of fewer; one that goes on beyond its picture ends with an arrow. "
+        "Two contestants are compared round by round. Where most rows of a network are "
         "uncertain, the few others had luck, too: trust none of them to the limit.",
         "Predicted is what carme_runtime.scaling expects of a step, from a probe of some seconds on one rank "
         "and of the links between the ranks, with an interval that is to hold 8 of 10 runs.",

@@ -15,6 +15,7 @@ from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import Estimate, estimate
 
 VERSION = 1
+MOST_ROUNDS = 1000  # that --rounds takes
 LEAST_TURNS = 3  # undisturbed ones that make a row
 MEASURED, DISTURBED, UNCERTAIN, VOID = "measured", "disturbed", "uncertain", "void"
 

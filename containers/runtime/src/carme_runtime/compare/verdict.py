@@ -4,10 +4,10 @@ import math
 import statistics
 from dataclasses import dataclass
 
-from carme_runtime.compare.figures import Estimate, is_different, ratio
+from carme_runtime.compare.figures import Estimate, is_different, ratio, values_needed
 from carme_runtime.compare.machine import SHARED
 from carme_runtime.compare.networks import NETWORKS
-from carme_runtime.compare.results import DISTURBED, MEASURED, UNCERTAIN, VOID, Result, Row
+from carme_runtime.compare.results import DISTURBED, MEASURED, MOST_ROUNDS, UNCERTAIN, VOID, Result, Row
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,9 @@ def _trust(result: Result) -> str:
     widths = [step.percent for step in steps if step.percent is not None]
     width = f", and medians are known to {statistics.median(widths):.1f} % as a rule" if widths else ""
     if needed := rounds_needed(result):
-        width += f" (about {needed} rounds would make most certain)"
+        helps = f"about --rounds {needed} would make most certain"
+        none = f"not even --rounds {MOST_ROUNDS} would make most certain: find a quieter machine"
+        width += f" ({helps if needed <= MOST_ROUNDS else none})"
     if steps and not widths:
         width = "; one round gives no spread, so no difference is certain (give more with --rounds)"
     turns, bad = result.noise.get("turns", 0), result.noise.get("disturbed_turns", 0)
@@ -171,15 +173,16 @@ def _trust(result: Result) -> str:
 
 
 def rounds_needed(result: Result) -> int | None:
-    """After how many rounds half of the uncertain rows would be certain; None: none is uncertain.
+    """With how many `--rounds` half of the uncertain rows would be certain; None: none is uncertain.
 
-    Intervals become narrower with the root of the rounds.
+    It may be more than `--rounds` takes. Rows that need them get further rounds, up to as many again.
     """
     rows = [row for row in result.rows if row.status == UNCERTAIN]
     if not rows:
         return None
-    each = [len(row.used) * ((row.step.percent or 0) / row.limit_percent) ** 2 for row in rows]
-    return math.ceil(statistics.median(each))
+    turns = [values_needed(len(row.used), row.step.percent or 0, row.limit_percent) for row in rows]
+    made = int(result.options.get("rounds", 0))  # with which they are uncertain
+    return max(math.ceil(statistics.median(turns) / 2), made + 1)
 
 
 def counted(ranks: int) -> str:

@@ -135,18 +135,21 @@ def serve(line: Line, steps: Steps, probe: Callable[[float], dict[str, Any]]) ->
             line.send(**steps.make(int(order["steps"])))
         else:
             peak = peak_bytes()  # what the probe needs on top is not the contestant's
+            line.send(peak_bytes=peak)  # now, as the probe may end the rank
             line.send(**probe(float(order["probe"])))
     line.send(peak_bytes=peak_bytes() if peak is None else peak)
 
 
 def probed(program: Any, work: Work, seconds: float, ranks_per_node: int) -> dict[str, Any]:
-    """What is needed to predict steps: of one rank its profile, of several what connects them."""
-    if work.ranks > 1:
-        return {"machine": dataclasses.asdict(program.machine(ranks_per_node))}
+    """What is needed to predict steps: of one rank its profile, of several what connects them; else `why`."""
     try:
+        if work.ranks > 1:
+            return {"machine": dataclasses.asdict(program.machine(ranks_per_node))}
         return {"profile": dataclasses.asdict(program.profile(work, seconds))}
     except CarmeRuntimeError as error:
         return {"why": str(error)}
+    except Exception as error:  # whatever it is: the steps are measured already, and stay so
+        return {"why": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def pipeline(
         whole_batch: Whether the example is a batch of all replicas together.
         start: `streamed`: return while rank 0's parameters travel; the first forward pass waits for each.
             Until then use them by the pipeline's calls, `state_dict` and `load_state_dict` only.
-        variable_shapes: Whether inputs may be smaller than the example where the model leaves dimensions open.
+        variable_shapes: Whether inputs may be smaller than the example where dimensions are left open.
 
     Raises:
         InvalidCall: An argument that cannot be, or a model that cannot be traced.
