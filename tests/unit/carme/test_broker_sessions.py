@@ -12,9 +12,8 @@ import pytest
 from carme.broker import watch
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest, NotFound, SlurmError
-from carme.jobs import Job, JobRequest
+from carme.jobs import JobRequest
 from carme.sessions import Ending, Mark, ServerStatus, Session, SessionNote, SessionState, Step
-from patience import HANG
 
 from .conftest import running
 from .session_records import JOB, KEY, STARTED, reaches
@@ -258,31 +257,6 @@ async def test_a_failed_session_reports_the_end_of_its_log(site: Any, order: Job
         (session,) = (await site.client.events(cursor, wait=30)).sessions or [session]
         session = await site.client.session("s1")
     assert (session.ending, session.failed) == (Ending.DIED_AT_START, True)
-
-
-async def test_a_home_that_hangs_delays_the_log_of_no_other_session(
-    site: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hanging = asyncio.Event()
-
-    async def log_tail(_files: object, job: Job) -> str:
-        if job.user == "ada":  # her home does not answer
-            hanging.set()
-            await asyncio.Event().wait()
-        return "ModuleNotFoundError: no jupyterhub\n"
-
-    monkeypatch.setattr("carme.broker.files.JobFiles.log_tail", log_tail)
-    failed = {"T": "FAILED", "exit": 1 << 8, "N": "n1", "S": STARTED}
-    site.slurm.jobs = [JOB | failed]
-    async with asyncio.timeout(HANG):
-        await hanging.wait()
-    site.slurm.jobs = [JOB | failed, JOB | failed | {"A": 8, "u": "bob", "j": "session-s2"}]
-    site.act("hub", trusted=True)
-    async with asyncio.timeout(HANG):
-        batch = await site.client.events()
-        while not any("ModuleNotFoundError" in one.sentence for one in batch.sessions):
-            batch = await site.client.events(batch.cursor, wait=30)
-    assert (await site.client.session("s1", user="ada")).log_pending
 
 
 async def test_a_cancel_that_fails_is_no_end(site: Any) -> None:

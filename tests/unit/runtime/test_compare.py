@@ -29,10 +29,8 @@ from carme_runtime.compare import (
     results,
     verdict,
 )
-from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
-from carme_runtime.compare.images import DATA
+from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.machine import busy_seconds, probe
-from carme_runtime.compare.networks import NETWORKS
 from carme_runtime.compare.results import DISTURBED, MEASURED, VOID, Result, Row, Turn
 from carme_runtime.compare.tasks import BATCHES
 from carme_runtime.errors import CarmeRuntimeError
@@ -586,18 +584,3 @@ def test_files_that_are_no_results(text: str, sentence: str, tmp_path: Path) -> 
     (tmp_path / "some.json").write_text(text)
     with pytest.raises(CarmeRuntimeError, match=sentence):
         results.load(tmp_path / "some.json")
-
-
-def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--list"]) == 0
-    text = capsys.readouterr().out
-    assert all(name in text for name in (*CONTESTANTS, *NETWORKS, *DATA))
-    assert command.main(["--list", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert [each["name"] for each in shown["contestants"]] == list(CONTESTANTS)
-
-
-def test_lines_that_a_user_writes_are_counted() -> None:
-    text = "import x\n# user: begin\nx.init()\n\n# why\nmark('forward')\nx.step()\n# user: end\nx.other()\n"
-    assert count_user_lines(text) == 2
-    assert all(5 <= each.user_lines() <= 40 for each in CONTESTANTS.values())

@@ -1,0 +1,25 @@
+"""What `carme compare` can measure, and what a user writes for each contestant."""
+
+import json
+
+import pytest
+
+from carme_runtime.compare import command
+from carme_runtime.compare.contestants import CONTESTANTS, count_user_lines
+from carme_runtime.compare.images import DATA
+from carme_runtime.compare.networks import NETWORKS
+
+
+def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in (*CONTESTANTS, *NETWORKS, *DATA))
+    assert command.main(["--list", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in shown["contestants"]] == list(CONTESTANTS)
+
+
+def test_lines_that_a_user_writes_are_counted() -> None:
+    text = "import x\n# user: begin\nx.init()\n\n# why\nmark('forward')\nx.step()\n# user: end\nx.other()\n"
+    assert count_user_lines(text) == 2
+    assert all(5 <= each.user_lines() <= 40 for each in CONTESTANTS.values())
