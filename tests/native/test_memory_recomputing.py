@@ -15,7 +15,8 @@ from torch import nn
 
 import carme_runtime
 from carme_runtime.out_of_core import Plan, budget, leave_recomputation
-from carme_runtime.out_of_core.recomputing import Recomputing
+from carme_runtime.out_of_core.called_models import CalledModels
+from carme_runtime.out_of_core.recomputing import Recomputing, _Group
 from carme_runtime.out_of_core.trace import Operation, Trace
 from patience import HANG
 
@@ -272,6 +273,72 @@ def test_what_is_computed_again_depends_on_the_disk(rate: float, groups: int) ->
         if groups
         else "moving what layers leave for the backward pass takes no longer than computing it again"
     )
+
+
+def wide() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+
+class Encoder(nn.Module):
+    """An encoder in rows, and a head in one."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.head = encoder, nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))
+
+
+class Blocks(nn.Module):
+    """A list of blocks, each a group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(wide() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(wide(), nn.Tanh()),
+        lambda: Encoder(wide()),
+        lambda: Encoder(nn.Sequential(wide(), wide())),
+        lambda: Encoder(Blocks()),
+        lambda: nn.Sequential(Blocks(), nn.Tanh(), wide()),
+    ],
+    ids=["row in a row", "row", "rows in a row", "list", "list in a row"],
+)
+def test_a_part_that_is_called_before_its_model_is_in_no_group_twice(make: Any) -> None:
+    torch.manual_seed(0)
+    x, model = torch.ones(2, 4), make()
+    expected = model(x)
+    part = next(model.children())
+    recomputing = Recomputing(Recorded(nn.Sequential()))  # pyright: ignore[reportArgumentType]
+    called, plain, running, most = CalledModels(recomputing.add), _Group.__call__, 0, 0
+
+    def counted(group: _Group, *args: Any, **kwargs: Any) -> Any:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        try:
+            return plain(group, *args, **kwargs)
+        finally:
+            running -= 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Group, "__call__", counted)
+        part(x)
+        for _ in range(2):  # what is noticed runs in groups from its next call on
+            assert torch.equal(model(x), expected)
+    called.close()
+    assert most == 1
+    recomputing.close()
+    assert all("forward" not in each.__dict__ for each in model.modules())
 
 
 def test_layers_that_change_their_statistics_later_on_do_it_once() -> None:

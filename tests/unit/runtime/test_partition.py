@@ -424,6 +424,27 @@ def test_what_was_sent_and_its_gradient_stay_until_the_backward_pass_has_ended()
     assert plan(graph, request).stages[0].memory_bytes == (fixed + 4 + 100 + 4 + 4) * KIB
 
 
+def test_a_stages_memory_is_found_in_a_time_that_grows_as_the_model_does():
+    class Operators(tuple):
+        reads = 0
+
+        def __getitem__(self, place):
+            Operators.reads += 1
+            return super().__getitem__(place)
+
+    def reads(layers: int) -> int:
+        graph = network([1] * layers)
+        holding = tuple(dataclasses.replace(one, holds=one.outputs) for one in graph.operators)
+        cut = (f"layer{layers // 2}",)
+        found = plan(dataclasses.replace(graph, operators=holding), Request(2, 8, cut_points=cut))
+        counting = dataclasses.replace(found, graph=dataclasses.replace(graph, operators=Operators(holding)))
+        Operators.reads = 0
+        assert counting.stages[0].memory_bytes == found.stages[0].memory_bytes
+        return Operators.reads
+
+    assert 0 < reads(160) < 2.5 * reads(80)
+
+
 def test_masks_of_the_whole_batch_are_counted():
     graph = network([1] * 4)
     dropped = tuple(dataclasses.replace(one, kind="dropout.default") for one in graph.operators)

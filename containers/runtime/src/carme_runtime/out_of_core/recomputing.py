@@ -179,17 +179,22 @@ class Recomputing:
         )
 
     def _groups_of(self, module: nn.Module) -> Iterator[_Group]:
-        """The groups of a module, which from now on run as such."""
+        """The groups of a module, which from now on run as such.
+
+        Parts of it that have groups already, as the program called them by themselves, keep those.
+        """
+        if _runs_groups(module):
+            return
         if isinstance(module, nn.ModuleList):
             for layer in module:
-                if _is_plain(layer) and any(layer.children()) and not _has_rows(layer):
+                if _is_plain(layer) and any(layer.children()) and not _is_divided(layer):
                     yield self._whole(layer)
                 else:
                     yield from self._groups_of(layer)
         elif type(module) is nn.Sequential and _is_plain(module) and len(module) > 1:
             calls: list[Callable[..., Any]] = []
             for part in _parts(list(module)):
-                if _has_rows(part[0]):
+                if _is_divided(part[0]):
                     calls += part
                     yield from self._groups_of(part[0])
                 else:
@@ -222,6 +227,15 @@ def _moving_seconds(trace: Trace, room: int, write_rate: float, read_rate: float
 def _is_plain(module: nn.Module) -> bool:
     """Whether nobody else has put something in the place of its forward pass."""
     return "forward" not in module.__dict__
+
+
+def _runs_groups(module: nn.Module) -> bool:
+    return isinstance(module.__dict__.get("forward"), _Forward)
+
+
+def _is_divided(module: nn.Module) -> bool:
+    """Whether it is made of groups, and is none itself."""
+    return _has_rows(module) or any(map(_runs_groups, module.modules()))
 
 
 def _has_rows(module: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """Plans of pipelines: where a graph is cut, and what that is expected to take."""
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -320,32 +321,40 @@ class Plan:
         graph, span = self.graph, self.pieces.span(piece)
         several = self.schedule.micro_batches > 1
         most = 0.0
-        for place in span:
+        for place, level, stay in zip(span, levels, self._bytes_until_the_end(piece), strict=True):
             one = graph.operators[place]
             gradients = graph.parameter_bytes(one.parameters, trainable=True) if one.backward_bytes else 0
             back = share * max(one.backward_bytes - gradients, 0) + several * gradients
-            back += share * self._bytes_until_the_end(piece, place)
+            back += share * stay
             own = max(share * one.workspace_bytes, back)
-            most = max(most, share * levels[place - span.start] + own)
+            most = max(most, share * level + own)
         return most
 
-    def _bytes_until_the_end(self, piece: int, place: int) -> float:
-        """Bytes that stay while the backward pass goes on from an operator to those before it.
+    def _bytes_until_the_end(self, piece: int) -> list[float]:
+        """Bytes that stay while the backward pass goes on from each operator of a piece to those before it.
 
         The backward pass begins at what the piece sent, with the gradients that came for it. It has both
-        until its end, also when the operators behind `place` have given up what they held.
+        until its end, also when the operators behind the one in question have given up what they held.
         """
-        graph, span, total = self.graph, self.pieces.span(piece), 0.0
-        for channel in self.pieces.channels:
-            for name in self.pieces.gradients(channel) if channel[0] == piece else ():
-                if graph.maker[name] != place:  # whose own backward pass counts it
-                    total += graph.value[name].bytes
-        sent = {v for (source, _), values in self.pieces.channels.items() if source == piece for v in values}
-        for name in {graph.operators[graph.maker[each]].within or each for each in sent}:
-            holding = (at for at in span if name in graph.operators[at].holds)
-            if next(holding, place) > place:
-                total += graph.value[name].bytes
-        return total
+        graph, span = self.graph, self.pieces.span(piece)
+        channels = [channel for channel in self.pieces.channels if channel[0] == piece]
+        sent = {value for channel in channels for value in self.pieces.channels[channel]}
+        awaited = {graph.operators[graph.maker[each]].within or each for each in sent}
+        came = defaultdict[int, float](
+            float
+        )  # by operator: gradients of what it made, which its own backward pass counts
+        for channel in channels:
+            for name in self.pieces.gradients(channel):
+                came[graph.maker[name]] += graph.value[name].bytes
+        first = {name: at for at in reversed(span) for name in graph.operators[at].holds if name in awaited}
+        begun = defaultdict[int, float](float)  # by operator: what is sent and held from there on
+        for name, at in first.items():
+            begun[at] += graph.value[name].bytes
+        gradients, held_behind, stay = sum(came.values()), 0.0, list[float]()
+        for place in reversed(span):
+            stay.append(gradients - came[place] + held_behind)
+            held_behind += begun[place]
+        return stay[::-1]
 
     def _mask_bytes(self, own: list[int]) -> float:
         """Dropout's masks: those of all samples of all replicas are drawn together."""
