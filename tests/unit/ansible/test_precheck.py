@@ -286,6 +286,14 @@ def test_a_number_of_our_role_does_not_make_a_file_the_sites(tmp_path: Path) -> 
     assert precheck.belongs_to_site(file), "the site has changed more of it"
 
 
+def test_a_file_that_the_site_has_put_back_from_its_backup_is_the_sites(tmp_path: Path) -> None:
+    precheck = program()
+    file, backup = tmp_path / "redis.conf", tmp_path / "redis.conf.99.2026-11-01@10:00:00~"
+    for path in (file, backup):
+        path.write_text("port 6379\n")
+    assert precheck.belongs_to_site(file)
+
+
 def test_nginx_of_the_site_is_not_changed() -> None:
     """The role's own condition, with what the look has found."""
     tasks = yaml.safe_load((ANSIBLE / "roles/reverse_proxy/tasks/main.yml").read_text())
@@ -338,7 +346,9 @@ def test_no_account_of_the_host_is_given_another_number(site: Callable[..., dict
     found = site(uids={"root": free})["local accounts"]
     assert found["stops"] and f"root has the uid 0, not {free}" in found["detail"]
     assert f"root has the gid 0, not {free}" in found["detail"]
-    assert site(uids={"root": 0})["local accounts"]["ok"]
+    assert site(uids={"root": 0})["local accounts"]["ok"] and site(uids={"root": "0"})["local accounts"]["ok"]
+    found = site(uids={"root": str(free)})["local accounts"]
+    assert found["stops"] and f"root has the uid 0, not {free}" in found["detail"], "a quoted number"
     found = site(uids={"nobody-has-this": 0})["local accounts"]
     assert found["stops"] and "root has the uid 0 of nobody-has-this" in found["detail"]
 

@@ -266,7 +266,8 @@ def _known(find, key, what):
 def local_accounts(wanted):
     """Accounts that would be made must not be there with other numbers, nor their numbers be taken."""
     strange = []
-    for name, uid in sorted(wanted["uids"].items()):
+    for name, written in sorted(wanted["uids"].items()):
+        uid = int(written)  # an inventory may quote it, or compute it with a template
         for kind, found, owner in (
             ("uid", _known(pwd.getpwnam, name, "pw_uid"), _known(pwd.getpwuid, uid, "pw_name")),
             ("gid", _known(grp.getgrnam, name, "gr_gid"), _known(grp.getgrgid, uid, "gr_name")),
@@ -480,7 +481,9 @@ def belongs_to_site(path):
         return False
     if OURS.search(path.read_text(errors="replace")):
         return False
-    if any(_counted(one) == _counted(path) for one in path.parent.glob(f"{path.name}.*~")):
+    if path.name == Path(NGINX).name and any(
+        _counted(one) == _counted(path) for one in path.parent.glob(f"{path.name}.*~")
+    ):
         return False  # since its backup only our role's number has changed, which bears no mark
     real = path.resolve()
     if shutil.which("dpkg"):
