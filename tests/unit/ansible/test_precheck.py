@@ -1,6 +1,7 @@
 """What stands in the way of an installation is found first, and nothing is changed by looking."""
 
 import ast
+import base64
 import importlib.util
 import json
 import os
@@ -322,6 +323,46 @@ def test_a_slurm_and_a_directory_of_the_site_are_not_taken_over() -> None:
         precheck.directory({"site_files": own})
     assert caught.value.stops and "users_source to existing" in caught.value.remedy
     assert precheck.own_configuration({"site_files": own[1:]}) and precheck.directory({"site_files": own[:1]})
+
+
+@pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd", "slurmd", "sackd"])
+def test_a_slurm_that_runs_with_a_configuration_elsewhere_is_the_sites(
+    site: Callable[..., dict[str, Any]], tmp_path: Path, daemon: str
+) -> None:
+    """A node without slurm.conf ("configless"), or one whose Slurm lies in /opt."""
+    script = 'shift; for unit; do test "$unit" = {} && echo active || echo inactive; done; exit 3'
+    site.answer("systemctl", script.format(daemon))  # type: ignore[attr-defined]
+    precheck, configuration = program(), tmp_path / "slurm.conf"
+    with pytest.raises(precheck.Problem) as caught:
+        precheck.own_configuration({"site_files": []}, configuration)
+    assert caught.value.stops and f"runs here ({daemon})" in caught.value.detail
+    assert "slurm_controller" in caught.value.remedy
+    configuration.write_text("# Written by Ansible (role slurm_common): change the inventory instead.\n")
+    assert precheck.own_configuration({"site_files": []}, configuration), "Carme's own"
+    configuration.unlink()
+    site.answer("systemctl", script.format("munge"))  # type: ignore[attr-defined]
+    assert precheck.own_configuration({"site_files": []}, configuration), "a new host with munge"
+
+
+@pytest.mark.parametrize("former", [b"of the site's own\x00", b""])
+def test_a_key_of_munge_that_is_replaced_has_a_backup(tmp_path: Path, former: bytes) -> None:
+    """Other hosts may have the site's key; a package makes one as well, so that it need not be the site's."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/munge/tasks/main.yml").read_text())
+    (task,) = (one["ansible.builtin.shell"] for one in tasks if "ansible.builtin.shell" in one)
+    key = tmp_path / "munge.key"
+    if former:
+        key.write_bytes(former)
+        key.chmod(0o400)
+    command = ["sh", "-c", task["cmd"].replace("/etc/munge", str(tmp_path))]
+    subprocess.run(command, input=base64.b64encode(b"ours\xff"), check=True, capture_output=True)
+    assert key.read_bytes() == b"ours\xff"
+    backups = [path for path in tmp_path.iterdir() if path != key]
+    assert [path.read_bytes() for path in backups] == [former] * bool(former)
+    for path in backups:
+        assert path.stat().st_mode & 0o777 == 0o400
+        assert re.fullmatch(r"munge\.key\.\d+\.\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d~", path.name), (
+            "as Ansible names them"
+        )
 
 
 @pytest.mark.parametrize(

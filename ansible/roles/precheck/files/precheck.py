@@ -43,6 +43,7 @@ FOREIGN_FILES = (
     *("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"),
     *("/etc/slurm/job_container.conf", "/etc/slurm/slurmdbd.conf"),
 )
+SLURMS_DAEMONS = ("slurmctld", "slurmdbd", "slurmd", "sackd")
 OURS = re.compile(r"^# Written by Ansible \(role \w+\)", re.MULTILINE)
 
 
@@ -231,9 +232,31 @@ def prometheus(wanted):
     return "ours, or as it came"
 
 
-def own_configuration(wanted):
-    """A host on which the roles set up Slurm must not have a Slurm of the site's own."""
+def running(units):
+    """Those of the units that systemd runs."""
+    states = {unit: (output("systemctl", "is-active", unit, always=True) or "").strip() for unit in units}
+    return [unit for unit, state in states.items() if state in ("active", "activating", "reloading")]
+
+
+def own_configuration(wanted, configuration=Path("/etc/slurm/slurm.conf")):
+    """A host on which the roles set up Slurm must not have a Slurm of the site's own.
+
+    Its configuration may lie elsewhere (`/opt/slurm/etc`) or come from the controller ("configless"), so
+    daemons that run without ours are a sign of it, too.
+    """
     mine = [path for path in wanted["site_files"] if path.startswith("/etc/slurm/")]
+    ours = configuration.exists() and OURS.search(configuration.read_text(errors="replace"))
+    daemons = [] if mine or ours else running(SLURMS_DAEMONS)
+    if daemons:
+        raise Problem(
+            "The site's own Slurm runs here ({}), with a configuration outside of {}. Carme would set up "
+            "another Slurm over it, with another key of munge.".format(
+                ", ".join(daemons), configuration.parent
+            ),
+            "Leave the inventory groups slurm_controller, slurm_database, slurm_node and slurm_client "
+            "empty: a Slurm that runs already stays as it is. If Carme is to set Slurm up anew, stop and "
+            "remove that one first.",
+        )
     if mine:
         raise Problem(
             "The site's own: {}. Carme would replace what it has of Slurm.".format(", ".join(mine)),
