@@ -335,7 +335,7 @@ def test_a_slurm_that_runs_with_a_configuration_elsewhere_is_the_sites(
     precheck, configuration = program(), tmp_path / "slurm.conf"
     with pytest.raises(precheck.Problem) as caught:
         precheck.own_configuration({"site_files": []}, configuration)
-    assert caught.value.stops and f"runs here ({daemon})" in caught.value.detail
+    assert caught.value.stops and f"own: {daemon}, which runs here." in caught.value.detail
     assert "slurm_controller" in caught.value.remedy
     configuration.write_text("# Written by Ansible (role slurm_common): change the inventory instead.\n")
     assert precheck.own_configuration({"site_files": []}, configuration), "Carme's own"

@@ -232,37 +232,18 @@ def prometheus(wanted):
     return "ours, or as it came"
 
 
-def running(units):
-    """Those of the units that systemd runs."""
-    states = {unit: (output("systemctl", "is-active", unit, always=True) or "").strip() for unit in units}
-    return [unit for unit, state in states.items() if state in ("active", "activating", "reloading")]
-
-
 def own_configuration(wanted, configuration=Path("/etc/slurm/slurm.conf")):
-    """A host on which the roles set up Slurm must not have a Slurm of the site's own.
-
-    Its configuration may lie elsewhere (`/opt/slurm/etc`) or come from the controller ("configless"), so
-    daemons that run without ours are a sign of it, too.
-    """
-    mine = [path for path in wanted["site_files"] if path.startswith("/etc/slurm/")]
-    ours = configuration.exists() and OURS.search(configuration.read_text(errors="replace"))
-    daemons = [] if mine or ours else running(SLURMS_DAEMONS)
-    if daemons:
+    """A host on which the roles set up Slurm must not have a Slurm of the site's own, wherever that lies."""
+    found = [path for path in wanted["site_files"] if path.startswith("/etc/slurm/")]
+    if not (configuration.exists() and OURS.search(configuration.read_text(errors="replace"))):
+        states = {unit: output("systemctl", "is-active", unit, always=True) or "" for unit in SLURMS_DAEMONS}
+        found += [f"{unit}, which runs here" for unit, state in states.items() if state.strip() == "active"]
+    if found:
         raise Problem(
-            "The site's own Slurm runs here ({}), with a configuration outside of {}. Carme would set up "
-            "another Slurm over it, with another key of munge.".format(
-                ", ".join(daemons), configuration.parent
-            ),
+            "The site's own: {}. Carme would replace what it has of Slurm.".format(", ".join(found)),
             "Leave the inventory groups slurm_controller, slurm_database, slurm_node and slurm_client "
-            "empty: a Slurm that runs already stays as it is. If Carme is to set Slurm up anew, stop and "
-            "remove that one first.",
-        )
-    if mine:
-        raise Problem(
-            "The site's own: {}. Carme would replace what it has of Slurm.".format(", ".join(mine)),
-            "Leave the inventory groups slurm_controller, slurm_database, slurm_node and slurm_client "
-            "empty: a Slurm that runs already stays as it is. If Carme is to set Slurm up anew, move "
-            "these files away first.",
+            "empty: a Slurm that runs already stays as it is. If Carme is to set Slurm up anew, stop it and "
+            "move these files away first.",
         )
     return "ours, or none"
 
