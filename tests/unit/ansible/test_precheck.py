@@ -1,6 +1,7 @@
 """What stands in the way of an installation is found first, and nothing is changed by looking."""
 
 import ast
+import base64
 import importlib.util
 import json
 import os
@@ -286,6 +287,14 @@ def test_a_number_of_our_role_does_not_make_a_file_the_sites(tmp_path: Path) -> 
     assert precheck.belongs_to_site(file), "the site has changed more of it"
 
 
+def test_a_file_that_the_site_has_put_back_from_its_backup_is_the_sites(tmp_path: Path) -> None:
+    precheck = program()
+    file, backup = tmp_path / "redis.conf", tmp_path / "redis.conf.99.2026-11-01@10:00:00~"
+    for path in (file, backup):
+        path.write_text("port 6379\n")
+    assert precheck.belongs_to_site(file)
+
+
 def test_nginx_of_the_site_is_not_changed() -> None:
     """The role's own condition, with what the look has found."""
     tasks = yaml.safe_load((ANSIBLE / "roles/reverse_proxy/tasks/main.yml").read_text())
@@ -316,6 +325,46 @@ def test_a_slurm_and_a_directory_of_the_site_are_not_taken_over() -> None:
     assert precheck.own_configuration({"site_files": own[1:]}) and precheck.directory({"site_files": own[:1]})
 
 
+@pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd", "slurmd", "sackd"])
+def test_a_slurm_that_runs_with_a_configuration_elsewhere_is_the_sites(
+    site: Callable[..., dict[str, Any]], tmp_path: Path, daemon: str
+) -> None:
+    """A node without slurm.conf ("configless"), or one whose Slurm lies in /opt."""
+    script = 'shift; for unit; do test "$unit" = {} && echo active || echo inactive; done; exit 3'
+    site.answer("systemctl", script.format(daemon))  # type: ignore[attr-defined]
+    precheck, configuration = program(), tmp_path / "slurm.conf"
+    with pytest.raises(precheck.Problem) as caught:
+        precheck.own_configuration({"site_files": []}, configuration)
+    assert caught.value.stops and f"own: {daemon}, which runs here." in caught.value.detail
+    assert "slurm_controller" in caught.value.remedy
+    configuration.write_text("# Written by Ansible (role slurm_common): change the inventory instead.\n")
+    assert precheck.own_configuration({"site_files": []}, configuration), "Carme's own"
+    configuration.unlink()
+    site.answer("systemctl", script.format("munge"))  # type: ignore[attr-defined]
+    assert precheck.own_configuration({"site_files": []}, configuration), "a new host with munge"
+
+
+@pytest.mark.parametrize("former", [b"of the site's own\x00", b""])
+def test_a_key_of_munge_that_is_replaced_has_a_backup(tmp_path: Path, former: bytes) -> None:
+    """Other hosts may have the site's key; a package makes one as well, so that it need not be the site's."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/munge/tasks/main.yml").read_text())
+    (task,) = (one["ansible.builtin.shell"] for one in tasks if "ansible.builtin.shell" in one)
+    key = tmp_path / "munge.key"
+    if former:
+        key.write_bytes(former)
+        key.chmod(0o400)
+    command = ["sh", "-c", task["cmd"].replace("/etc/munge", str(tmp_path))]
+    subprocess.run(command, input=base64.b64encode(b"ours\xff"), check=True, capture_output=True)
+    assert key.read_bytes() == b"ours\xff"
+    backups = [path for path in tmp_path.iterdir() if path != key]
+    assert [path.read_bytes() for path in backups] == [former] * bool(former)
+    for path in backups:
+        assert path.stat().st_mode & 0o777 == 0o400
+        assert re.fullmatch(r"munge\.key\.\d+\.\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d~", path.name), (
+            "as Ansible names them"
+        )
+
+
 @pytest.mark.parametrize(
     ("changes", "names"),
     [
@@ -338,7 +387,9 @@ def test_no_account_of_the_host_is_given_another_number(site: Callable[..., dict
     found = site(uids={"root": free})["local accounts"]
     assert found["stops"] and f"root has the uid 0, not {free}" in found["detail"]
     assert f"root has the gid 0, not {free}" in found["detail"]
-    assert site(uids={"root": 0})["local accounts"]["ok"]
+    assert site(uids={"root": 0})["local accounts"]["ok"] and site(uids={"root": "0"})["local accounts"]["ok"]
+    found = site(uids={"root": str(free)})["local accounts"]
+    assert found["stops"] and f"root has the uid 0, not {free}" in found["detail"], "a quoted number"
     found = site(uids={"nobody-has-this": 0})["local accounts"]
     assert found["stops"] and "root has the uid 0 of nobody-has-this" in found["detail"]
 

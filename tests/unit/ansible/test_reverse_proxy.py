@@ -270,18 +270,30 @@ def test_a_site_that_nginx_does_not_accept_is_put_back(
     """Else nginx would not come back after its next start, with none of the sites that it serves."""
     names = ["Read how nginx is configured for it now", "Configure nginx"]
     names.append("Keep the site only if nginx accepts it")
-    tasks = yaml.safe_load((real_nginx.ROLE / "tasks/main.yml").read_text())
+    text = (real_nginx.ROLE / "tasks/main.yml").read_text()
+    tasks = yaml.safe_load(text.replace("/etc/nginx/", f"{tmp_path}/"))
+    welcome = [task for task in tasks if "welcome page" in task["name"]]
     found = [task for task in tasks if task["name"] in names]
-    assert [task["name"] for task in found] == names
+    assert [task["name"] for task in found] == names and len(welcome) == 2
+    # nginx.conf and the unit are changed afterwards: no handler is lost when the run ends here.
+    later = tasks[tasks.index(found[2]) + 1 :]
+    assert {"ansible.builtin.replace", "notify"} <= {word for task in later for word in task}
+    assert [
+        task["notify"] for task in tasks if task.get("notify") == "Restart nginx" and task not in later
+    ] == []
+    (tmp_path / "sites-enabled").mkdir()
+    page = tmp_path / "sites-enabled/default"
+    page.symlink_to("../sites-available/default")
     place, wanted = tmp_path / "carme.conf", tmp_path / "wanted"
     if former:
         place.write_text(former)
     found[1]["ansible.builtin.template"] = {"src": str(wanted), "dest": str(place), "mode": "0644"}
-    del found[1]["notify"]
+    for task in (found[1], welcome[1]):
+        del task["notify"]
     account = {"owner": os.geteuid(), "group": os.getegid()}
     found[2]["rescue"][0]["ansible.builtin.copy"] |= account
     play = tmp_path / "play.yml"
-    play.write_text(yaml.safe_dump([{"hosts": "portal", "gather_facts": False, "tasks": found}]))
+    play.write_text(yaml.safe_dump([{"hosts": "portal", "gather_facts": False, "tasks": welcome + found}]))
     text = real_nginx.MAIN.format(folder=tmp_path, master="", limits="")
     (tmp_path / "nginx.conf").write_text(text)
     program = tmp_path / "bin/nginx"
@@ -300,8 +312,10 @@ def test_a_site_that_nginx_does_not_accept_is_put_back(
     text = " ".join(done.stdout.split())
     assert "no_such_word" in text and "was put back as it was" in text
     assert (place.read_text() if place.exists() else "") == former
+    assert page.readlink() == Path("../sites-available/default")
     wanted.write_text(f"server {{ listen unix:{tmp_path}/door; }}\n")
     done = run()
     # It counts as changed again, so that nginx reads it.
-    assert done.returncode == 0 and "changed=1" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "changed=2" in done.stdout, done.stdout + done.stderr
+    assert not page.is_symlink()
     assert place.read_text() == wanted.read_text()

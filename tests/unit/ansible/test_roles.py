@@ -219,6 +219,16 @@ def test_parts_that_were_installed_for_another_python_are_outdated(
     assert look()["outdated"] == []
 
 
+@pytest.mark.parametrize("installs", [True, False])
+def test_the_group_of_slurm_clients_is_named_only_where_it_may_have_hosts(installs: bool) -> None:
+    """The role carme refuses hosts in it where the site runs its own Slurm."""
+    tasks = yaml.safe_load((ANSIBLE / "roles/broker/tasks/main.yml").read_text())
+    (task,) = (one for one in tasks if "broker_slurm.rc == 0" in str(one.get("ansible.builtin.assert")))
+    assert "{{ broker_remedy }}" in task["ansible.builtin.assert"]["fail_msg"]
+    remedy = Environment(autoescape=False).from_string(task["vars"]["broker_remedy"])
+    assert ("slurm_client" in remedy.render(carme_installs_slurm=installs)) == installs
+
+
 def test_a_run_that_made_postgresqls_account_alone_is_gone_on_with() -> None:
     """PostgreSQL's account and database are each made where they are missing, not one with the other."""
     tasks = yaml.safe_load((ANSIBLE / "roles/postgresql/tasks/main.yml").read_text())

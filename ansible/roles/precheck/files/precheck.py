@@ -43,6 +43,7 @@ FOREIGN_FILES = (
     *("/etc/slurm/slurm.conf", "/etc/slurm/gres.conf", "/etc/slurm/cgroup.conf"),
     *("/etc/slurm/job_container.conf", "/etc/slurm/slurmdbd.conf"),
 )
+SLURMS_DAEMONS = ("slurmctld", "slurmdbd", "slurmd", "sackd")
 OURS = re.compile(r"^# Written by Ansible \(role \w+\)", re.MULTILINE)
 
 
@@ -231,15 +232,18 @@ def prometheus(wanted):
     return "ours, or as it came"
 
 
-def own_configuration(wanted):
-    """A host on which the roles set up Slurm must not have a Slurm of the site's own."""
-    mine = [path for path in wanted["site_files"] if path.startswith("/etc/slurm/")]
-    if mine:
+def own_configuration(wanted, configuration=Path("/etc/slurm/slurm.conf")):
+    """A host on which the roles set up Slurm must not have a Slurm of the site's own, wherever that lies."""
+    found = [path for path in wanted["site_files"] if path.startswith("/etc/slurm/")]
+    if not (configuration.exists() and OURS.search(configuration.read_text(errors="replace"))):
+        states = {unit: output("systemctl", "is-active", unit, always=True) or "" for unit in SLURMS_DAEMONS}
+        found += [f"{unit}, which runs here" for unit, state in states.items() if state.strip() == "active"]
+    if found:
         raise Problem(
-            "The site's own: {}. Carme would replace what it has of Slurm.".format(", ".join(mine)),
+            "The site's own: {}. Carme would replace what it has of Slurm.".format(", ".join(found)),
             "Leave the inventory groups slurm_controller, slurm_database, slurm_node and slurm_client "
-            "empty: a Slurm that runs already stays as it is. If Carme is to set Slurm up anew, move "
-            "these files away first.",
+            "empty: a Slurm that runs already stays as it is. If Carme is to set Slurm up anew, stop it and "
+            "move these files away first.",
         )
     return "ours, or none"
 
@@ -266,7 +270,8 @@ def _known(find, key, what):
 def local_accounts(wanted):
     """Accounts that would be made must not be there with other numbers, nor their numbers be taken."""
     strange = []
-    for name, uid in sorted(wanted["uids"].items()):
+    for name, written in sorted(wanted["uids"].items()):
+        uid = int(written)  # an inventory may quote it, or compute it with a template
         for kind, found, owner in (
             ("uid", _known(pwd.getpwnam, name, "pw_uid"), _known(pwd.getpwuid, uid, "pw_name")),
             ("gid", _known(grp.getgrnam, name, "gr_gid"), _known(grp.getgrgid, uid, "gr_name")),
@@ -480,7 +485,9 @@ def belongs_to_site(path):
         return False
     if OURS.search(path.read_text(errors="replace")):
         return False
-    if any(_counted(one) == _counted(path) for one in path.parent.glob(f"{path.name}.*~")):
+    if path.name == Path(NGINX).name and any(
+        _counted(one) == _counted(path) for one in path.parent.glob(f"{path.name}.*~")
+    ):
         return False  # since its backup only our role's number has changed, which bears no mark
     real = path.resolve()
     if shutil.which("dpkg"):
