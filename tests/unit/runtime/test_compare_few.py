@@ -44,8 +44,8 @@ def test_intervals_that_are_not_long_are_drawn_whole() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 10])
-def test_as_many_values_as_are_said_to_be_needed_are(count: int) -> None:
-    """However few they are counted from: turns that differ by 5 % take about 17 for 3 %."""
+def test_the_values_that_are_needed_are_counted_from_few_as_from_many(count: int) -> None:
+    """Turns that differ by 5 % take about 17 for 3 %."""
     generator = random.Random(7)
     needed = []
     for _ in range(600):
