@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 REPORT = "application/vnd.carme.report+json"
 USE = """<section id="use" class="use" aria-labelledby="use-heading"%s>
-<h2 id="use-heading">Resource usage</h2><p>GPUs %s%% used</p><h3>Advice</h3>
+<h2 id="use-heading">Resource usage</h2><p>GPUs %s %% used</p><h3>Advice</h3>
 <ul><li>Ask for fewer GPUs.</li></ul></section>"""
 RUNTIME = Path(__file__).resolve().parents[3] / "containers/runtime/src"
 
