@@ -247,7 +247,9 @@ def ended(site: SiteHosts, job: str) -> str:
 
     def line() -> str:
         shown = site.run("ctl", *query).stdout.strip()
-        return "" if shown.split("|")[0] in ("", "PENDING", "RUNNING") else shown
+        state, *rest = shown.split("|")
+        # The accounting may learn of the end before it has all of the beginning.
+        return shown if state not in ("PENDING", "RUNNING") and all(rest) and state else ""
 
     return wait_until(f"job {job} has ended", line, HANG)
 
