@@ -245,7 +245,7 @@ def test_what_a_job_used_is_shown_as_bars_in_the_readers_language(
     }
     shown = {title: " ".join(cell.get_text().split()) for title, cell in rows.items()}
     assert shown["Angefordert"].startswith("1 Knoten, 1 GPU (a100), 4 Prozessoren, 8 GiB, ")
-    assert (shown["Gewartet"], shown["Prozessoren"]) == ("2 Stunden", "25% genutzt")
+    assert (shown["Gewartet"], shown["Prozessoren"]) == ("2 Stunden", "25 % genutzt")
     meters = {title: cell.meter["value"] for title, cell in rows.items() if cell.meter}
     assert meters == {"GPUs": "0.500", "Prozessoren": "0.250", "n1 GPU 0": "0.500"}
     assert "[##" not in part.get_text() and "Keine. Das sieht gut aus." in part.get_text()

@@ -63,7 +63,7 @@ def test_datasets_of_the_site(browser: Browser, broker: FakeBroker, tmp_path: Pa
     html = browser.get("/datasets/").content.decode()
     assert (
         site.get("mnist").version().short in html
-        and "5 B" in html
+        and "5\N{NO-BREAK SPACE}B" in html
         and "CC0" in html
         and "&lt;i&gt;Digits" in html
     )
