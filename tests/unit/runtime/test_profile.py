@@ -15,7 +15,7 @@ def test_the_table_sums_up_what_each_rank_wrote(tmp_path: Path) -> None:
     recorder = profile.Recorder(tmp_path, 0)
     began = recorder._begin
     recorder.add(profile.WAITING, "allreduce", began)
-    recorder.add(profile.COLLECTIVE, "allreduce", began, 3_000_000)
+    recorder.add(profile.COLLECTIVE, "allreduce", began, 3 << 20)
     recorder.write()
     message = profile.table(tmp_path, 2).splitlines()
     assert message[2].split()[0] == "0" and message[2].split()[-2:] == ["1", "3.0"]
