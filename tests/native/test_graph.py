@@ -89,6 +89,12 @@ def test_what_two_operators_hold_is_counted_once():
     assert relu.holds == other.holds == (relu.name,)
 
 
+def test_only_dropout_that_drops_something_draws_a_mask():
+    layers = nn.Dropout(0.5), nn.Dropout(0.0), nn.Dropout(0.5).eval(), nn.Linear(64, 64)
+    graph = trace(nn.Sequential(*layers), torch.randn(8, 64), seconds=0.2)
+    assert [one.module for one in graph.operators if one.draws_mask] == ["0"]
+
+
 def test_weights_that_are_not_trained_are_not_held():
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64).requires_grad_(False), nn.Linear(64, 64))
     _, frozen, _ = trace(model, torch.randn(8, 64), seconds=0.2).operators

@@ -447,7 +447,7 @@ def test_a_stages_memory_is_found_in_a_time_that_grows_as_the_model_does():
 
 def test_masks_of_the_whole_batch_are_counted():
     graph = network([1] * 4)
-    dropped = tuple(dataclasses.replace(one, kind="dropout.default") for one in graph.operators)
+    dropped = tuple(dataclasses.replace(one, draws_mask=True) for one in graph.operators)
     request = Request(4, 8, stages=2, micro_batches=4, cut_points=("layer2",), state_factor=1.0)
     both = [plan(each, request).stages[0] for each in (graph, dataclasses.replace(graph, operators=dropped))]
     assert both[1].memory_bytes - both[0].memory_bytes == 2 * 2 * 4 * KIB  # two layers, two replicas

@@ -76,6 +76,7 @@ class Operator:
         within: The value in whose memory its output lies; empty: it has its own.
         beside: An earlier operator on whose device it must run, as it changes or takes apart what that one
             makes; or empty.
+        draws_mask: Whether it is a Dropout layer that drops something. Its mask is drawn for a whole batch.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Operator:
     backward_bytes: int = 0
     holds: tuple[str, ...] = ()
     within: str = ""
+    draws_mask: bool = False
 
     def forward_ms(self, samples: int) -> float:
         """Its forward pass, between measured numbers of samples on a straight line."""

@@ -143,6 +143,7 @@ class Calls:
                 inputs=tuple(dict.fromkeys(call.given.values())),
                 outputs=tuple(call.outputs),
                 parameters=tuple(call.variables),
+                draws_mask=call.is_dropout,
             )
 
     def _run(self, model: Any, inputs: list[str]) -> list[str]:

@@ -360,7 +360,7 @@ class Plan:
         """Dropout's masks: those of all samples of all replicas are drawn together."""
         graph, samples = self.graph, self.samples * self.replicas
         operators = [graph.operators[place] for piece in own for place in self.pieces.span(piece)]
-        dropped = [one.outputs[0] for one in operators if one.kind.startswith("dropout.")]
+        dropped = [one.outputs[0] for one in operators if one.draws_mask]
         return sum(graph.value_bytes(name, samples) for name in dropped)
 
     def _step_bytes(self, names: Iterable[str]) -> int:

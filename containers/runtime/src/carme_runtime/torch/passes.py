@@ -31,14 +31,13 @@ from carme_runtime.torch.pieces import (
     Later,
     Piece,
     Statistics,
-    is_dropout,
     other_random,
     piece_of,
     update_running_statistics,
 )
 from carme_runtime.torch.recomputing import Before, changed_tensors, first_time
 from carme_runtime.torch.shapes import InputShapes
-from carme_runtime.torch.traced import Traced
+from carme_runtime.torch.traced import Traced, is_dropout
 
 Loss = Callable[[Any, Any], torch.Tensor]
 Shapes = Mapping[str, tuple[torch.Size, torch.dtype]]

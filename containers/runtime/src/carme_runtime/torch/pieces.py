@@ -18,9 +18,8 @@ from torch import fx, nn
 
 from carme_runtime.pipeline import Pieces
 from carme_runtime.pipeline.pieces import plain
-from carme_runtime.torch.traced import Traced
+from carme_runtime.torch.traced import Traced, is_dropout
 
-_DROPOUT = torch.ops.aten.dropout.default
 _BATCH_NORM = torch.ops.aten.batch_norm.default
 _LINEAR = torch.ops.aten.linear.default
 _CONV = torch.ops.aten.conv2d.default
@@ -193,11 +192,6 @@ class _Maker:
         name = self._traced.tensors.get(getattr(argument, "name", ""), "")
         known = self._traced.graph.parameter.get(name)
         return known is not None and known.trainable
-
-
-def is_dropout(node: fx.Node) -> bool:
-    """Whether it draws a mask."""
-    return node.target is _DROPOUT and bool(node.args[2]) and float(node.args[1]) > 0  # pyright: ignore
 
 
 def counts_batches(traced: Traced, node: fx.Node) -> bool:

@@ -13,6 +13,8 @@ from torch import fx, nn
 
 from carme_runtime.graph import Graph, Value
 
+_DROPOUT = torch.ops.aten.dropout.default
+
 
 @dataclass
 class Traced:
@@ -59,3 +61,8 @@ def resized(tensors: Sequence[torch.Tensor], samples: int) -> tuple[torch.Tensor
 def with_values(graph: Graph, values: dict[str, Value], **changes: Any) -> Graph:
     """The graph with its values described."""
     return dataclasses.replace(graph, values=tuple(values[v.name] for v in graph.values), **changes)
+
+
+def is_dropout(node: fx.Node) -> bool:
+    """Whether it is a Dropout layer that drops something, and so draws a mask."""
+    return node.target is _DROPOUT and bool(node.args[2]) and float(node.args[1]) > 0  # pyright: ignore

@@ -16,7 +16,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Operator, Parameter, Value
 from carme_runtime.logs import log
 from carme_runtime.torch.measuring import measured
-from carme_runtime.torch.traced import SelfTraced, Traced, resized
+from carme_runtime.torch.traced import SelfTraced, Traced, is_dropout, resized
 
 COMPUTED = ("call_function", "call_method", "call_module")
 
@@ -256,6 +256,7 @@ def _operator(traced: Traced, node: fx.Node) -> Operator:
         outputs=(node.name,),
         parameters=tuple(dict.fromkeys(parameters)),
         beside=_beside(node, tensors),
+        draws_mask=is_dropout(node),
     )
 
 
