@@ -42,8 +42,7 @@ def seen(demo: DemoSite, number: int, *, running: bool) -> Job:
     """A job that Slurm was given by others, once the broker has seen it run, or wait."""
 
     def job() -> Job | None:
-        # Jobs, and what they have, are listed side by side: of one from in between it is known a poll later.
-        found = [job for job in map(Job.model_validate, demo.carme_json("jobs")) if job.memory_mb]
+        found = map(Job.model_validate, demo.carme_json("jobs"))
         return next((job for job in found if (job.id, job.is_running) == (number, running)), None)
 
     return wait_until(f"job {number} is seen", job)

@@ -81,6 +81,15 @@ class FakeSlurm:
         with self._locked():
             (self.state / "accounting.json").write_text(json.dumps(records))
 
+    def late(self, jobs: dict[int, str]) -> None:
+        """Let squeue's long form lack jobs, as if they had been submitted after it was read.
+
+        Args:
+            jobs: By number, `submitted`, or `ended` if squeue does not know them by their numbers either.
+        """
+        with self._locked():
+            (self.state / "late.json").write_text(json.dumps(jobs))
+
     def calls(self, program: str) -> list[dict[str, Any]]:
         # A program that is just writing its line holds the lock.
         with self._locked():

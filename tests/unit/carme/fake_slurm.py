@@ -4,8 +4,9 @@ seven names.
 The folder beside it, `state`, holds what it knows: `jobs.json` (records by field), `accounting.json`,
 `accounts.json` (who may use which account, and its limits), `nodes`, `partitions`, `reservations`,
 `licenses`, `associations` (of users), `config` and `limits` if there are any, `private` if users may see no
-job but their own, with the partitions that are hidden, and, to make a program fail, `fail-NAME` with what it
-writes to standard error.
+job but their own, with the partitions that are hidden, `late.json` if there are jobs that squeue's long form
+lacks (by id: `submitted`, or `ended` if it does not know them by their ids either), and, to make a program
+fail, `fail-NAME` with what it writes to standard error.
 Every call is written to `calls`, as a literal of Python.
 
 A broker asks it some ten times a second, and most of its time would be that of imports: what is asked often
@@ -95,8 +96,8 @@ def allotted(job: dict) -> dict:
     return long | {"tres-alloc": tres, "tres-per-node": job.get("b", "N/A")} | job
 
 
-def records(file: str, fields: list[str], separator: str, whole: Callable[[dict], dict] = dict) -> str:
-    lines = [whole(line) for line in values_of(file)]
+def records(rows: list[dict], fields: list[str], separator: str, whole: Callable[[dict], dict] = dict) -> str:
+    lines = [whole(row) for row in rows]
     return "".join("".join(str(line.get(f, "")) + separator for f in fields) + "\n" for line in lines)
 
 
@@ -110,20 +111,30 @@ if name == "squeue" and "format" in options:
     first, second = options["format"].split("%")[1:3]
     separator = first[1:]
     fields = [part[0] for part in options["format"].split("%")[1:]]
-    sys.stdout.write(records("jobs.json", fields, separator))
+    sys.stdout.write(records(jobs, fields, separator))
 elif name == "squeue" and "helpFormat" in options:
     print("JobID  OverSubscribe  tres-alloc")
 elif name == "squeue" and "tres-alloc" in options["Format"]:
     # As 24.11 answers, with the total and each type of GPUs that the accounting counts.
     first, *_ = fields = [part.partition(":") for part in options["Format"].split(",")]
-    sys.stdout.write(records("jobs.json", [field for field, _, _ in fields], first[2], allotted))
+    late = values_of("late.json")
+    if "jobs" in options:
+        named = options["jobs"].split(",")
+        listed = [job for job in jobs if str(job["A"]) in named and late.get(str(job["A"])) != "ended"]
+        if not listed:
+            sys.exit("slurm_load_jobs error: Invalid job id specified")
+    else:
+        listed = [job for job in jobs if str(job["A"]) not in late]
+    sys.stdout.write(records(listed, [field for field, _, _ in fields], first[2], allotted))
 elif name == "squeue":
     private = "exit_code" not in options["Format"] and exists("private")
     for job in jobs:
         if str(job["A"]) in options["jobs"].split(",") and (not private or job["u"] == os.environ["USER"]):
             print(f"{job['A']:<20}{job.get('exit', 0):<20}")
 elif name == "sacct":
-    sys.stdout.write(records("accounting.json", options["format"].split(","), options["delimiter"]))
+    sys.stdout.write(
+        records(values_of("accounting.json"), options["format"].split(","), options["delimiter"])
+    )
 elif name == "sacctmgr" and "runawayjobs" in sys.argv:
     known = {str(job["A"]) for job in jobs}
     accounts = values_of("accounting.json")

@@ -9,7 +9,7 @@ import figures
 from carme.command_line import run_command
 from carme.errors import CarmeError
 
-PARTS = ("carme/src", "containers/runtime/src", "monitoring/src", "spawner/src")
+PARTS = ("carme/src", "containers/runtime/src", "monitoring/src", "spawner/src", "webui/src")
 #: Options whose meaning is another one with another command: where each is declared.
 OF_ONE_COMMAND = {
     "carme/src": {

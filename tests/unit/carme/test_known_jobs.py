@@ -81,6 +81,48 @@ def test_of_a_suspended_job_the_time_that_is_left_counts() -> None:
     assert jobs[0].state is JobState.SUSPENDED
 
 
+#: As squeue prints a job of `sbatch --gpus=2`: in the short form there are no GPUs of it.
+GPUS = {"b": "N/A", "tres-per-job": "gres/gpu:2", "tres-alloc": "cpu=1,mem=1M,node=1,gres/gpu=2"}
+
+
+def named(slurm: FakeSlurm) -> list[list[str]]:
+    """For which jobs squeue's long form was queried, call by call; none are all."""
+    calls = [call["arguments"] for call in slurm.calls("squeue")]
+    long_forms = [words for words in calls if any("tres-alloc" in word for word in words)]
+    return [[word for word in words if word.startswith("--jobs=")] for words in long_forms]
+
+
+async def test_a_job_submitted_between_the_two_forms_has_its_gpus_at_once(slurm: FakeSlurm) -> None:
+    adapter = SlurmCommands(cluster="test")
+    slurm.jobs = [RUNNING, *(RUNNING | GPUS | {"A": number} for number in (8, 9, 10))]
+    slurm.late({8: "submitted", 9: "ended", 10: "submitted"})
+    jobs = await adapter.queue()
+    assert [(job.id, job.gpus) for job in jobs] == [(7, 0), (8, 2), (9, 0), (10, 2)]
+    assert named(slurm) == [[], ["--jobs=8,9,10"]]
+    # It is known then: once the long form has it, the same record makes no new job.
+    slurm.late({})
+    again = await adapter.queue()
+    assert again[1] is jobs[1] and again[2].gpus == 2
+    assert named(slurm) == [[], ["--jobs=8,9,10"], []]  # nothing is missing
+
+
+async def test_of_a_job_that_slurm_has_forgotten_meanwhile_the_short_form_counts(slurm: FakeSlurm) -> None:
+    slurm.jobs = [RUNNING, RUNNING | {"A": 8, "b": "gres:gpu:a100:2", "T": "CANCELLED"}]
+    slurm.late({8: "ended"})
+    jobs = await SlurmCommands(cluster="test").queue()
+    assert [(job.id, job.gpus) for job in jobs] == [(7, 0), (8, 2)]
+
+
+async def test_where_very_many_jobs_are_submitted_at_once_the_whole_long_form_is_read_again(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands_module, "_MOST_NAMED", 1)
+    slurm.jobs = [RUNNING | {"A": number} for number in (7, 8)]
+    slurm.late({7: "submitted", 8: "submitted"})
+    assert [job.id for job in await SlurmCommands(cluster="test").queue()] == [7, 8]
+    assert named(slurm) == [[], []]
+
+
 async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,11 @@ class DerivedValues:
     """What is worked out of objects that nobody changes, such as a snapshot of the cluster.
 
     It is made once for each object and key, and forgotten with the object: no value may refer to that.
+
+    Large sites need it: with 5,000 nodes (`./test bench scale`), where the slowest pages miss the aim of
+    150 ms, a calendar's part (supplies, kinds of nodes, their names) takes 7 ms of a processor for each
+    answer, and the API's look at the cluster 6 ms, as much as all else of it. With the 250 nodes of
+    `./test bench portal` both are 0.3 ms (28 November 2026, AMD EPYC, medians of 15).
     """
 
     def __init__(self) -> None:

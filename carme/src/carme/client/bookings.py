@@ -17,12 +17,13 @@ __all__ = ["Booking", "Bookings"]
 class Booking(Known[api.BookingOut]):
     """A booking that I may use."""
 
-    def __init__(self, connection: Connection, known: api.BookingOut) -> None:
-        super().__init__(connection, known)
-        self.name = known.name
-
     def __repr__(self) -> str:
         return f"<Booking {self.name} {self._known.state}>"
+
+    @property
+    def name(self) -> str:
+        """What sessions and jobs name as `reservation`."""
+        return self._known.name
 
     @property
     def known(self) -> api.BookingOut:

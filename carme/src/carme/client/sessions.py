@@ -21,12 +21,13 @@ PAUSES = 0.5, 5.0  # seconds between two requests about a session: the first one
 class Session(Known[api.SessionOut]):
     """A session of mine."""
 
-    def __init__(self, connection: Connection, known: api.SessionOut) -> None:
-        super().__init__(connection, known)
-        self.name = known.name
-
     def __repr__(self) -> str:
         return f"<Session {self.name} {self._known.state}>"
+
+    @property
+    def name(self) -> str:
+        """What the portal knows it by."""
+        return self._known.name
 
     def info(self) -> api.SessionOut:
         """How it stands now."""

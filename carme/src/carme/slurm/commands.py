@@ -49,6 +49,7 @@ _WHOLE = {"SLURM_BITSTR_LEN": "0"}
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
 _ALPHABET = string.ascii_letters + string.digits
 _MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
+_MOST_NAMED = 1000  # jobs in an argument
 _ESTIMATE = re.compile(r"to start at (?P<start>\S+)(?: using .*? on nodes (?P<nodes>\S+))?")
 
 
@@ -100,8 +101,16 @@ class SlurmCommands:
             has, short = [await _read(*question) for question in questions]
         records = short, has, separator.encode(), exclusive
         if max(self._known.count, short.count(b"\n")) > MANY_JOBS:
-            return await asyncio.to_thread(self._known.queue, *records)  # others are answered meanwhile
-        return self._known.queue(*records)
+            jobs = await asyncio.to_thread(self._known.queue, *records)  # others are answered meanwhile
+        else:
+            jobs = self._known.queue(*records)
+        # Jobs that were submitted between the two. The long form comes first all the same: else a job that
+        # begins again would have its new number of restarts beside its old state.
+        if missing := self._known.unallotted:
+            done = await run(*questions[0], *_only(missing), environment=_TIMES | _WHOLE)
+            if done.code == 0:  # squeue fails where Slurm has forgotten the only job of the question
+                jobs = self._known.allot(done.output, *records[2:])
+        return jobs
 
     async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))
@@ -469,6 +478,11 @@ def job_script(submission: int = 1) -> str:
 def _moment(moment: datetime) -> str:
     """As scontrol reads it in the zone that `_TIMES` sets."""
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _only(jobs: list[int]) -> list[str]:
+    """squeue's option for these jobs alone; so many that its length could be refused are not worth it."""
+    return [f"--jobs={','.join(map(str, jobs))}"] if len(jobs) <= _MOST_NAMED else []
 
 
 def _in(partition: str) -> list[str]:

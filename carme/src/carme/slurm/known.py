@@ -22,11 +22,17 @@ class KnownJobs:
     def __init__(self) -> None:
         self._jobs: dict[bytes, tuple[int, Job]] = {}  # by number, with the hash of what it was read of
         self._texts: dict[str, str] = {}
+        self._unallotted: dict[bytes, bytes] = {}  # by number, the records of jobs that the long form lacked
 
     @property
     def count(self) -> int:
         """How many there were."""
         return len(self._jobs)
+
+    @property
+    def unallotted(self) -> list[int]:
+        """The jobs of which the long form had no record."""
+        return list(map(int, self._unallotted))
 
     def queue(self, short: bytes, long: bytes, separator: bytes, exclusive: str) -> list[Job]:
         """The jobs, in squeue's order.
@@ -37,21 +43,41 @@ class KnownJobs:
             separator: What follows each field.
             exclusive: The field that says whether a job has whole nodes.
         """
-        names = (*ALLOTTED_FIELDS, exclusive)
-        allotments = {record.partition(b"\0")[0]: record for record in _records(long, separator, len(names))}
+        allotments = _allotments(long, separator, exclusive)
         found: dict[bytes, tuple[int, Job]] = {}
+        self._unallotted = {}
         for record in _records(short, separator, len(parsing.QUEUE_FIELDS)):
             number = record.partition(b"\0")[0]
             has = allotments.get(number)
-            digest = hash((_lasting(record), has))
-            known = self._jobs.get(number)
-            if known is None or known[0] != digest:
-                known = digest, self._read(record, names, has)
-            found[number] = known
+            if has is None:
+                self._unallotted[number] = record
+            found[number] = self._current(number, record, exclusive, has)
         self._jobs = found
         if len(self._texts) > _MOST_TEXTS:
             self._texts.clear()
-        return [job for _, job in found.values()]
+        return self._listed()
+
+    def allot(self, long: bytes, separator: bytes, exclusive: str) -> list[Job]:
+        """The jobs of the last poll, with what those have that `unallotted` named.
+
+        Args:
+            long, separator, exclusive: As for `queue`, of these jobs; a job may be missing here, too.
+        """
+        allotments = _allotments(long, separator, exclusive)
+        for number, record in self._unallotted.items():
+            self._jobs[number] = self._current(number, record, exclusive, allotments.get(number))
+        return self._listed()
+
+    def _listed(self) -> list[Job]:
+        return [job for _, job in self._jobs.values()]
+
+    def _current(self, number: bytes, record: bytes, exclusive: str, has: bytes | None) -> tuple[int, Job]:
+        """The job of a record, as it was unless that has changed, with the hash of the record."""
+        digest = hash((_lasting(record), has))
+        known = self._jobs.get(number)
+        if known is None or known[0] != digest:
+            known = digest, self._read(record, (*ALLOTTED_FIELDS, exclusive), has)
+        return known
 
     def _read(self, record: bytes, names: tuple[str, ...], has: bytes | None) -> Job:
         values = record.decode(errors="replace").split("\0")
@@ -63,6 +89,12 @@ class KnownJobs:
         long: Mapping[str, str] = dict(zip(names, has.decode(errors="replace").split("\0"), strict=True))
         # The field that says whether it has whole nodes comes last, under its name in that release.
         return parsing.queued(field, allotted_of(long, long[names[-1]] == EXCLUSIVE[names[-1]]))
+
+
+def _allotments(long: bytes, separator: bytes, exclusive: str) -> dict[bytes, bytes]:
+    """The long form's records by the jobs' numbers."""
+    records = _records(long, separator, len((*ALLOTTED_FIELDS, exclusive)))
+    return {record.partition(b"\0")[0]: record for record in records}
 
 
 def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:

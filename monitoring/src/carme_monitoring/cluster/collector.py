@@ -17,16 +17,29 @@ from prometheus_client.registry import Collector
 
 from carme.broker.overview import JobFigures, Overview
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Node, Phase
+from carme.jobs import Cluster, Licence, Node, Phase, Reservation
 from carme_monitoring.cluster.bounds import MOST, largest
 from carme_monitoring.cluster.events import Events
 from carme_monitoring.cluster.health import Answer
+from carme_monitoring.families import Families, Table, Value, single
 
 __all__ = ["ClusterCollector"]
 
 _log = logging.getLogger("carme.monitoring")
 
 MEBI = 1 << 20
+
+_RESERVATION: Table[Reservation] = (
+    Value("start_timestamp_seconds", "When the reservation begins.", lambda one: one.start.timestamp()),
+    Value("end_timestamp_seconds", "When it ends.", lambda one: one.end.timestamp()),
+    Value("nodes", "Nodes that it keeps.", lambda one: len(one.node_names)),
+    Value("gpus", "GPUs that it keeps.", lambda one: one.gpus),
+)
+_LICENCE: Table[Licence] = (
+    Value("total", "Places of the licence.", lambda one: one.total),
+    Value("used", "Places that jobs hold.", lambda one: one.used),
+    Value("reserved", "Places that are reserved.", lambda one: one.reserved),
+)
 
 
 class ClusterCollector(Collector):
@@ -72,12 +85,12 @@ class ClusterCollector(Collector):
             self._events.take(overview)
             yield from self._site(overview)
         yield from self._events.collect()
-        yield _one("carme_cluster_pass_seconds", "Time of this pass.", time.monotonic() - begun)
+        yield single("carme_cluster_pass_seconds", "Time of this pass.", time.monotonic() - begun)
 
     def _site(self, overview: Overview) -> Iterator[Metric]:
-        yield _one("carme_slurm_up", "1 while Slurm answers the broker.", float(not overview.failure))
+        yield single("carme_slurm_up", "1 while Slurm answers the broker.", float(not overview.failure))
         if overview.answered:
-            yield _one(
+            yield single(
                 "carme_slurm_answered_timestamp_seconds",
                 "When Slurm answered the broker last.",
                 overview.answered.timestamp(),
@@ -188,7 +201,7 @@ class ClusterCollector(Collector):
         )
 
     def _cluster(self, cluster: Cluster) -> Iterator[Metric]:
-        yield _one(
+        yield single(
             "carme_cluster_seen_timestamp_seconds",
             "When Slurm last reported nodes.",
             cluster.taken.timestamp(),
@@ -209,7 +222,7 @@ class ClusterCollector(Collector):
                 sum(node.memory_used_mb for node in nodes) * MEBI,
             ),
         ):
-            yield _one(f"carme_cluster_{name}", text, float(value))
+            yield single(f"carme_cluster_{name}", text, float(value))
 
     def _gpus(self, nodes: list[Node]) -> Iterator[Metric]:
         for name, text, attribute in (
@@ -268,35 +281,17 @@ class ClusterCollector(Collector):
         yield from (up, members)
 
     def _reservations(self, overview: Overview) -> Iterator[Metric]:
-        families = {
-            name: GaugeMetricFamily(f"carme_reservation_{name}", text, labels=("reservation",))
-            for name, text in {
-                "start_timestamp_seconds": "When the reservation begins.",
-                "end_timestamp_seconds": "When it ends.",
-                "nodes": "Nodes that it keeps.",
-                "gpus": "GPUs that it keeps.",
-            }.items()
-        }
+        families = Families("carme_reservation_", ("reservation",), _RESERVATION)
         soonest = sorted(overview.reservations or (), key=lambda one: one.start)
-        for one in soonest[: self._most]:
-            for family, value in zip(
-                families.values(),
-                (one.start.timestamp(), one.end.timestamp(), len(one.node_names), one.gpus),
-                strict=True,
-            ):
-                family.add_metric((one.name,), value)
-        yield from families.values()
+        for reservation in soonest[: self._most]:
+            families.add((reservation.name,), reservation)
+        yield from families.all()
 
     def _licences(self, overview: Overview) -> Iterator[Metric]:
-        for name, text in (
-            ("total", "Places of the licence."),
-            ("used", "Places that jobs hold."),
-            ("reserved", "Places that are reserved."),
-        ):
-            family = GaugeMetricFamily(f"carme_licence_{name}", text, labels=("licence",))
-            for licence in (overview.licences or [])[: self._most]:
-                family.add_metric((licence.name,), getattr(licence, name))
-            yield family
+        families = Families("carme_licence_", ("licence",), _LICENCE)
+        for licence in (overview.licences or [])[: self._most]:
+            families.add((licence.name,), licence)
+        yield from families.all()
 
     def _largest(self, counts: Counter[str]) -> dict[str, str]:
         return largest({name: (float(count),) for name, count in counts.items()}, self._most)
@@ -328,12 +323,6 @@ def _services(answers: dict[str, Answer]) -> Iterator[Metric]:
         if answer.up:
             seconds.add_metric((name,), answer.seconds)
     yield from (up, seconds)
-
-
-def _one(name: str, text: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, text)
-    family.add_metric((), value)
-    return family
 
 
 def _counted(name: str, text: str, labels: tuple[str, ...], counts: "Counter[tuple[str, str]]") -> Metric:

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 
+from carme_monitoring.families import Families, single
 from carme_monitoring.gpus import GpuProcess, GpuReading, GpuWatch, LibraryState
 from carme_monitoring.jobs import (
     Allocation,
@@ -27,6 +27,7 @@ from carme_monitoring.jobs import (
     Training,
     Usage,
 )
+from carme_monitoring.node import tables
 
 __all__ = ["NodeCollector"]
 
@@ -93,7 +94,7 @@ class NodeCollector(Collector):
         yield from _network_metrics(traffic, allocations, users)
         if self._training:
             yield from _training_metrics(self._training.jobs(), allocations, users)
-        yield _gauge(
+        yield single(
             "carme_exporter_pass_seconds", "Time of the pass over this node.", time.monotonic() - begun
         )
 
@@ -156,25 +157,7 @@ class _JobGpuFamilies:
 
     def __init__(self) -> None:
         labels = (*_JOB, *_GPU)
-        self.busy = GaugeMetricFamily(
-            "carme_job_gpu_utilization_ratio",
-            "Share of time in which the job's GPU ran a kernel.",
-            labels=labels,
-        )
-        self.activity = GaugeMetricFamily(
-            "carme_job_gpu_activity_ratio",
-            "Share of the job's GPU in use, by unit, where the GPU measures itself.",
-            labels=(*labels, "unit"),
-        )
-        self.memory = GaugeMetricFamily(
-            "carme_job_gpu_memory_used_bytes", "Memory in use on the job's GPU.", labels=labels
-        )
-        self.size = GaugeMetricFamily(
-            "carme_job_gpu_memory_total_bytes", "Memory of the job's GPU.", labels=labels
-        )
-        self.power = GaugeMetricFamily(
-            "carme_job_gpu_power_watts", "Power that the job's GPU draws.", labels=labels
-        )
+        self._values = Families("carme_job_gpu_", labels, tables.JOB_GPU)
         self.each = GaugeMetricFamily(
             "carme_job_gpu_process_memory_used_bytes",
             "Memory that one of the job's processes holds on a GPU: the largest few of each.",
@@ -188,20 +171,11 @@ class _JobGpuFamilies:
 
     def add(self, whose: tuple[str, ...], reading: GpuReading) -> None:
         """What the GPU of a job does, as far as its library reports."""
-        for family, value in (
-            (self.busy, reading.utilization),
-            (self.memory, reading.memory_used_bytes),
-            (self.size, reading.memory_total_bytes),
-            (self.power, reading.power_watts),
-        ):
-            if value is not None:
-                family.add_metric(whose, value)
-        for unit, value in reading.activity.items():
-            self.activity.add_metric((*whose, unit), value)
+        self._values.add(whose, reading)
 
     def all(self) -> tuple[Metric, ...]:
         """All of them, in the order of the page."""
-        return (self.busy, self.activity, self.memory, self.size, self.power, self.each, self.foreign)
+        return (*self._values.all(), self.each, self.foreign)
 
 
 def _largest(processes: tuple[GpuProcess, ...]) -> list[GpuProcess]:
@@ -219,19 +193,14 @@ def _name(reading: GpuReading) -> str:
     return f"{reading.gpu.index}:{reading.gpu.mig}" if reading.gpu.mig else reading.gpu.index
 
 
-def _gauge(name: str, text: str, value: float) -> Metric:
-    family = GaugeMetricFamily(name, text)
-    family.add_metric((), value)
-    return family
-
-
 def _gpu_metrics(readings: list[GpuReading]) -> Iterator[Metric]:
     """What each GPU does, no matter who uses it."""
     yield from _gpu_states(readings)
-    yield from _gpu_values(readings)
+    families = Families("carme_gpu_", _GPU, tables.GPU)
+    for reading in readings:
+        families.add((_name(reading), reading.gpu.uuid), reading)
+    yield from families.all()
     yield from _gpu_links(readings)
-    yield from _gpu_values_by_label(readings)
-    yield from _gpu_counters(readings)
 
 
 def _gpu_states(readings: list[GpuReading]) -> Iterator[Metric]:
@@ -245,39 +214,6 @@ def _gpu_states(readings: list[GpuReading]) -> Iterator[Metric]:
         up.add_metric(place, float(not reading.lost))
         info.add_metric((*place, gpu.model, "" if gpu.minor is None else str(gpu.minor)), 1)
     yield from (up, info)
-
-
-def _gpu_values(readings: list[GpuReading]) -> Iterator[Metric]:
-    """One value of each GPU."""
-    plain = {
-        name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=_GPU)
-        for name, text in {
-            "utilization_ratio": "Share of time in which a kernel ran.",
-            "memory_activity_ratio": "Share of time in which its memory was read or written.",
-            "memory_used_bytes": "Memory in use.",
-            "memory_total_bytes": "Memory that it has.",
-            "power_watts": "Power that it draws.",
-            "power_limit_watts": "Power that it may draw.",
-        }.items()
-    }
-    energy = CounterMetricFamily(
-        "carme_gpu_energy_joules", "Energy since the driver was loaded.", labels=_GPU
-    )
-    for reading in readings:
-        place = (_name(reading), reading.gpu.uuid)
-        for name, value in (
-            ("utilization_ratio", reading.utilization),
-            ("memory_activity_ratio", reading.memory_activity),
-            ("memory_used_bytes", reading.memory_used_bytes),
-            ("memory_total_bytes", reading.memory_total_bytes),
-            ("power_watts", reading.power_watts),
-            ("power_limit_watts", reading.power_limit_watts),
-        ):
-            if value is not None:
-                plain[name].add_metric(place, value)
-        if reading.energy_joules is not None:
-            energy.add_metric(place, reading.energy_joules)
-    yield from (*plain.values(), energy)
 
 
 def _gpu_links(readings: list[GpuReading]) -> Iterator[Metric]:
@@ -300,78 +236,14 @@ def _gpu_links(readings: list[GpuReading]) -> Iterator[Metric]:
     yield from (rates, errors)
 
 
-def _gpu_values_by_label(readings: list[GpuReading]) -> Iterator[Metric]:
-    """Several values of each GPU, distinguished by a label."""
-    by = {
-        name: GaugeMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
-        for name, (text, label) in {
-            "temperature_celsius": ("Temperature.", "sensor"),
-            "clock_hertz": ("Clock.", "clock"),
-            "activity_ratio": ("Share of the GPU in use, by unit, where it measures itself.", "unit"),
-            "throttled": ("1 while this reason slows the clocks down.", "reason"),
-            "remapped_rows": ("Rows of memory that were replaced, or wait for it.", "kind"),
-        }.items()
-    }
-    for reading in readings:
-        place = (_name(reading), reading.gpu.uuid)
-        for name, values in (
-            ("temperature_celsius", reading.temperatures),
-            ("clock_hertz", reading.clocks_hertz),
-            ("activity_ratio", reading.activity),
-            ("throttled", reading.throttled),
-            ("remapped_rows", reading.remapped_rows),
-        ):
-            for label, value in values.items():
-                by[name].add_metric((*place, label), value)
-    yield from by.values()
-
-
-def _gpu_counters(readings: list[GpuReading]) -> Iterator[Metric]:
-    """What is counted of each GPU, distinguished by a label."""
-    counted = {
-        name: CounterMetricFamily(f"carme_gpu_{name}", text, labels=(*_GPU, label))
-        for name, (text, label) in {
-            "ecc_errors": ("Memory errors since the driver was loaded.", "kind"),
-            "xid_errors": ("Errors that the driver reported since the exporter began.", "xid"),
-            "nvlink_bytes": ("Data over all NVLinks.", "direction"),
-        }.items()
-    }
-    for reading in readings:
-        place = (_name(reading), reading.gpu.uuid)
-        for name, values in (
-            ("ecc_errors", reading.ecc_errors),
-            ("xid_errors", reading.xids),
-            ("nvlink_bytes", reading.nvlink_bytes),
-        ):
-            for label, value in values.items():
-                counted[name].add_metric((*place, str(label)), value)
-    yield from counted.values()
-
-
 def _job_metrics(
     usages: list[Usage], allocations: dict[int, Allocation], users: dict[int, str]
 ) -> Iterator[Metric]:
     """What each job uses."""
     info = GaugeMetricFamily("carme_job_info", "1, with the partition.", labels=(*_JOB, "partition"))
     cpu = CounterMetricFamily("carme_job_cpu_seconds", "Processor time.", labels=(*_JOB, "mode"))
-    gauges = {
-        name: GaugeMetricFamily(f"carme_job_{name}", text, labels=_JOB)
-        for name, text in {
-            "memory_used_bytes": "Memory in use, without page cache that can be given back.",
-            "memory_peak_bytes": "Highest use of memory, with page cache.",
-            "memory_limit_bytes": "Memory that it may use.",
-            "threads": "Threads at this moment.",
-            "cpus": "Processors of this node that it was given.",
-        }.items()
-    }
-    counters = {
-        name: CounterMetricFamily(f"carme_job_{name}", text, labels=_JOB)
-        for name, text in {
-            "oom_kills": "Processes that the kernel ended for want of memory.",
-            "io_read_bytes": "Bytes read from disks.",
-            "io_written_bytes": "Bytes written to disks.",
-        }.items()
-    }
+    cpus = GaugeMetricFamily("carme_job_cpus", "Processors of this node that it was given.", labels=_JOB)
+    families = Families("carme_job_", _JOB, tables.JOB)
     for usage in usages:
         whose = _whose(usage.job_id, users, allocations)
         known = allocations.get(usage.job_id)
@@ -379,60 +251,22 @@ def _job_metrics(
         for mode, seconds in (("user", usage.cpu_user_seconds), ("system", usage.cpu_system_seconds)):
             if seconds is not None:
                 cpu.add_metric((*whose, mode), seconds)
-        labels: dict[str, str] = dict(zip(_JOB, whose, strict=True))
-        _add(gauges["memory_used_bytes"], labels, usage.memory_bytes)
-        _add(gauges["memory_peak_bytes"], labels, usage.memory_peak_bytes)
-        _add(gauges["memory_limit_bytes"], labels, usage.memory_limit_bytes)
-        _add(gauges["threads"], labels, usage.threads)
-        _add(gauges["cpus"], labels, known.cpus if known else None)
-        _add(counters["oom_kills"], labels, usage.oom_kills)
-        _add(counters["io_read_bytes"], labels, usage.read_bytes)
-        _add(counters["io_written_bytes"], labels, usage.written_bytes)
-    yield from (info, cpu, *gauges.values(), *counters.values())
+        if known and known.cpus is not None:
+            cpus.add_metric(whose, known.cpus)
+        families.add(whose, usage)
+    yield from (info, cpu, cpus, *families.all())
 
 
 def _step_metrics(
     usages: list[Usage], allocations: dict[int, Allocation], users: dict[int, str]
 ) -> Iterator[Metric]:
     """What each step of a job uses."""
-    step_cpu = CounterMetricFamily(
-        "carme_step_cpu_seconds", "Processor time of a step.", labels=(*_JOB, "step")
-    )
-    step_counters = {
-        name: CounterMetricFamily(f"carme_step_{name}", text, labels=(*_JOB, "step"))
-        for name, text in {
-            "oom_kills": "Processes of a step that the kernel ended for want of memory.",
-            "io_read_bytes": "Bytes that a step read from disks.",
-            "io_written_bytes": "Bytes that a step wrote to disks.",
-        }.items()
-    }
-    step_gauges = {
-        name: GaugeMetricFamily(f"carme_step_{name}", text, labels=(*_JOB, "step"))
-        for name, text in {
-            "memory_used_bytes": "Memory in use by a step.",
-            "memory_peak_bytes": "Highest use of memory by a step, with page cache.",
-            "threads": "Threads of a step at this moment.",
-        }.items()
-    }
+    families = Families("carme_step_", (*_JOB, "step"), tables.STEP)
     for usage in usages:
-        labels: dict[str, str] = dict(zip(_JOB, _whose(usage.job_id, users, allocations), strict=True))
+        whose = _whose(usage.job_id, users, allocations)
         for step, used in usage.steps.items():
-            of_step = {**labels, "step": step}
-            _add(step_cpu, of_step, used.cpu_seconds)
-            _add(step_gauges["memory_used_bytes"], of_step, used.memory_bytes)
-            _add(step_gauges["memory_peak_bytes"], of_step, used.memory_peak_bytes)
-            _add(step_gauges["threads"], of_step, used.threads)
-            _add(step_counters["oom_kills"], of_step, used.oom_kills)
-            _add(step_counters["io_read_bytes"], of_step, used.read_bytes)
-            _add(step_counters["io_written_bytes"], of_step, used.written_bytes)
-    yield from (step_cpu, *step_gauges.values(), *step_counters.values())
-
-
-def _add(family: Metric, labels: dict[str, str], value: float | None) -> None:
-    """A sample with labels that others have as well: they are made, and written, once for all of them."""
-    if value is not None:
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        family.samples.append(Sample(name, labels, value))
+            families.add((*whose, step), used)
+    yield from families.all()
 
 
 def _network_metrics(
@@ -459,38 +293,11 @@ def _training_metrics(
     jobs: dict[int, list[RankProgress]], allocations: dict[int, Allocation], users: dict[int, str]
 ) -> Iterator[Metric]:
     """What ranks say of their training, for jobs that are here."""
-    labels = (*_JOB, "rank")
-    counters = {
-        name: CounterMetricFamily(f"carme_training_{name}", text, labels=labels)
-        for name, text in {
-            "seconds": "Time since the rank's first step.",
-            "steps": "Steps of the optimizer.",
-            "samples": "Samples that the rank has used.",
-        }.items()
-    }
-    waits = CounterMetricFamily(
-        "carme_training_wait_seconds",
-        "Time for which the rank waited: for data (its loader), or for other ranks.",
-        labels=(*labels, "cause"),
-    )
-    loss = GaugeMetricFamily("carme_training_loss", "The rank's last loss.", labels=labels)
-    size = GaugeMetricFamily("carme_training_ranks", "Ranks of the whole run.", labels=labels)
+    families = Families("carme_training_", (*_JOB, "rank"), tables.TRAINING)
     for job_id, ranks in jobs.items():
         if job_id not in users:
             continue
         whose = _whose(job_id, users, allocations)
         for known in ranks:
-            here = (*whose, str(known.rank))
-            for name, value in (
-                ("seconds", known.seconds),
-                ("steps", known.steps),
-                ("samples", known.samples),
-            ):
-                if value is not None:
-                    counters[name].add_metric(here, value)
-            for cause, seconds in known.wait.items():
-                waits.add_metric((*here, cause), seconds)
-            if known.loss is not None:
-                loss.add_metric(here, known.loss)
-            size.add_metric(here, known.size)
-    yield from (*counters.values(), waits, loss, size)
+            families.add((*whose, str(known.rank)), known)
+    yield from families.all()

@@ -7,6 +7,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from carme.command_line import add_json
+from carme_webui.accounts.management.options import add_account
 from carme_webui.accounts.models import User
 
 
@@ -14,10 +16,9 @@ class Command(BaseCommand):
     help = "Create or update an account. The password is read from standard input, never from an argument."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", help="the Unix account's name")
-        parser.add_argument("--email", help="e-mail address")
+        add_account(parser)
         parser.add_argument("--admin", action="store_true", help="make the account an administrator")
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+        add_json(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         password = sys.stdin.readline().rstrip("\r\n")

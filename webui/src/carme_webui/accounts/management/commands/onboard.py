@@ -5,7 +5,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from carme.command_line import add_json
 from carme.errors import CarmeError
+from carme_webui.accounts.management.options import add_account
 from carme_webui.administration.people import onboard
 from carme_webui.cluster import broker
 from carme_webui.projects.models import Project
@@ -15,10 +17,9 @@ class Command(BaseCommand):
     help = "Make a user's portal account, association, home, quotas and membership; what is there stays."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("name", help="the Unix account's name")
-        parser.add_argument("--email", default="", help="e-mail address")
+        add_account(parser)
         parser.add_argument("--project", help="project to join")
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+        add_json(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         name: str = options["name"]
@@ -30,7 +31,7 @@ class Command(BaseCommand):
                     f"There is no open project {options['project']!r}. See 'Projects' in the portal."
                 )
         try:
-            user, password, done = onboard("root", name, options["email"], project, broker())
+            user, password, done = onboard("root", name, options["email"] or "", project, broker())
         except CarmeError as error:
             raise CommandError(str(error)) from None
         if options["json"]:

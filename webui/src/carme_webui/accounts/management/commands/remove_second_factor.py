@@ -5,6 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from carme.command_line import add_json
 from carme_webui.accounts.models import User
 from carme_webui.accounts.second_factor import remove_second_factor
 
@@ -14,7 +15,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("name", help="the account's name")
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+        add_json(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         name: str = options["name"]

@@ -5,6 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
+from carme.command_line import add_json
 from carme_webui.accounts.identity import HUB_CLIENT, register_hub
 
 
@@ -12,7 +13,7 @@ class Command(BaseCommand):
     help = "Register JupyterHub as a client of the portal's identity provider, as carme.toml says."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--json", action="store_true", help="print the result as JSON")
+        add_json(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         changed = register_hub()
