@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     # Not all who want a plural want to wait for it.
     from pydantic_core import ErrorDetails
 
-__all__ = ["in_units", "listing", "memory", "nearest", "number", "percent", "place", "problem", "size"]
+__all__ = [
+    "decimal",
+    "in_units",
+    "listing",
+    "memory",
+    "nearest",
+    "number",
+    "percent",
+    "place",
+    "problem",
+    "size",
+]
 
 
 def listing(words: Iterable[str]) -> str:
@@ -31,10 +42,15 @@ def number(count: int, singular: str, plural: str = "") -> str:
     return by_count(f"{{count}} {singular}", f"{{count}} {plural or singular + 's'}", count)
 
 
+def decimal(value: float) -> str:
+    """A number with at most one decimal, in the reader's language: `12`, `0.5`."""
+    return _("{value:.15g}", value=round(value, 1))
+
+
 def size(count: float) -> str:
     """A number of bytes for people, in units of 1024."""
     value, unit = in_units(count)
-    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+    return f"{value:.0f} {unit}" if unit == "B" else _("{value:.1f} {unit}", value=value, unit=unit)
 
 
 def in_units(count: float) -> tuple[float, str]:
@@ -55,7 +71,8 @@ def percent(share: float) -> str:
 
 def memory(mib: int) -> str:
     """What a job has or asks for, given in MiB as Slurm does: `512 MiB`, `64 GiB`, `3.9 GiB`."""
-    return size(mib << 20).replace(".0 ", " ")
+    value, unit = in_units(mib << 20)
+    return _("{value} {unit}", value=decimal(value), unit=unit)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -27,7 +27,7 @@ from carme.slurm import refusals
 from carme.slurm.refusals import refusal
 from carme.translation import Message, follow, joined, message, plural, translated
 from carme.translation.markup import message_in, with_message
-from carme.wording import listing, number
+from carme.wording import decimal, listing, memory, number, size
 
 ROOT = Path(__file__).parents[3]
 #: Programs of administrators, job logs and the sandbox speak English alone.
@@ -377,3 +377,17 @@ def test_requests_are_refused_in_german_too() -> None:
         with pytest.raises(InvalidRequest) as caught:
             JobRequest.read(values)
         assert translated(caught.value.message, "de").startswith(german)
+
+
+def test_numbers_have_the_decimal_mark_of_the_language() -> None:
+    shown = {
+        message("{used:.1f} of {most:.1f} GiB", used=20.0, most=31.5): "20,0 von 31,5 GiB",
+        message("{gpus} ({kind})", gpus=number(2, "GPU"), kind="a.100"): "2 GPUs (a.100)",
+        memory(4000): "3,9 GiB",
+        memory(1 << 20): "1 TiB",
+        size(1.25 * 2**20): "1,2 MiB",
+        decimal(0.52): "0,5",
+        decimal(1e7): "10000000",
+    }
+    assert {text: translated(text, "de") for text in shown} == shown
+    assert [str(text) for text in shown][2:] == ["3.9 GiB", "1 TiB", "1.2 MiB", "0.5", "10000000"]

@@ -4,8 +4,10 @@ import json
 from typing import Any
 
 from bs4 import BeautifulSoup
+from django.utils import translation
 
 from carme.reports import Advice, Curve, GpuUse, Report, TrainingUse, Usage
+from carme_webui.metrics.charts import Chart, Line, Part, Stack
 
 from .conftest import Browser, text
 from .fake_broker import FakeBroker, make_job
@@ -104,8 +106,8 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
     rows = [[cell.get_text() for cell in row(["th", "td"])] for row in part(class_="means")[0]("tr")]
     assert rows == [
         ["On average", "for data", "for other ranks"],
-        ["n1 rank 0", "20 %", "50 %"],
-        ["n2 rank 1", "40 %", "-"],
+        ["n1 rank 0", "20\xa0%", "50\xa0%"],
+        ["n2 rank 1", "40\xa0%", "-"],
     ]
     # Why a large run has none.
     hint = "Ranks have charts of their own in runs with up to 64 ranks."
@@ -134,6 +136,22 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     (chart,) = charts_in(part)
     assert chart["series"] == [{"name": "n1 <GPU> 0", "values": [0.0, 50.0, 100.0]}]
     assert (chart["title"], chart["unit"], chart["most"], chart["step"]) == ("GPU utilization", "%", 100, 15)
-    assert chart["summary"] == "n1 <GPU> 0 50 % on average, at most 100 %"
+    assert chart["summary"] == "n1 <GPU> 0 50\xa0% on average, at most 100\xa0%"
     assert "every 30s" in part
     assert {request.user for request in broker.requests_of("report")} == {"alice"}
+
+
+def test_amounts_beside_charts_are_written_in_the_readers_language() -> None:
+    for language, amounts in (
+        ("en", ["37.5\xa0%", "0.00123", "1,235\xa0GiB", "1,000"]),
+        ("de", ["37,5\xa0%", "0,00123", "1.235\xa0GiB", "1.000"]),
+    ):
+        with translation.override(language):
+            shown = [
+                Chart("", unit, 0, 30, [Line("", [value, None])]).now
+                for value, unit in ((37.52, "%"), (0.0012344, ""), (1234.6, "GiB"), (999.9, ""))
+            ]
+            assert shown == amounts
+            (mark,) = {amounts[0][2]}
+            assert f"37{mark}5\xa0%" in Chart("", "%", 0, 30, [Line("", [37.5])]).summary
+            assert Stack("", "h", "", ["May"], [Part("a", [0.5])]).summary == f"May: a 0{mark}5\xa0h"

@@ -13,7 +13,7 @@ from carme.errors import InvalidRequest
 from carme.jobs import Cluster, minutes_text
 from carme.translation import message as _
 from carme.translation import plural
-from carme.wording import listing, number
+from carme.wording import decimal, listing, number
 
 __all__ = [
     "STEP",
@@ -135,7 +135,7 @@ def _check_budget(proposed: BookingRequest, policy: BookingSettings, standing: S
     if not policy.gpu_hours or standing.gpu_hours + proposed.gpu_hours <= policy.gpu_hours:
         return
     left = max(0.0, policy.gpu_hours - standing.gpu_hours)
-    costs = {"cost": _hours(proposed.gpu_hours), "most": policy.gpu_hours, "left": _hours(left)}
+    costs = {"cost": decimal(proposed.gpu_hours), "most": policy.gpu_hours, "left": decimal(left)}
     days = number(policy.budget_days, "day")
     if proposed.project:
         message = _(
@@ -424,7 +424,3 @@ def _check_limit(proposed: BookingRequest, limit: int, message: str) -> None:
         else _("Start a session without a booking, or ask an administrator.")
     )
     raise InvalidRequest(message, remedy, field="nodes")
-
-
-def _hours(hours: float) -> str:
-    return f"{hours:.1f}".removesuffix(".0")

@@ -76,7 +76,7 @@ def facts(report: Report) -> list[Fact]:
     if usage.nodes_left_out:
         found.append(Fact("", _("and {nodes}", nodes=number(usage.nodes_left_out, "more node"))))
     if report.energy_joules is not None:
-        found.append(Fact(_("Energy of GPUs"), f"{report.energy_joules / 3.6e6:.3f} kWh"))
+        found.append(Fact(_("Energy of GPUs"), _("{energy:.3f} kWh", energy=report.energy_joules / 3.6e6)))
     return found
 
 
@@ -224,7 +224,7 @@ def _parts(training: TrainingUse | RankUse) -> str:
 def _named(curve: Curve) -> str:
     if curve.top is None:
         return curve.name
-    most = f"{size(curve.top)}/s" if curve.what in _FLOWS else f"{curve.top:.4g}"
+    most = _rate(curve.top) if curve.what in _FLOWS else _("{value:.4g}", value=curve.top)
     return translated(_("{name}, at most {most}", name=curve.name, most=most))
 
 
@@ -384,11 +384,15 @@ def _window(curves: list[Curve]) -> tuple[float, float]:
 
 
 def _height(share: float, top: float | None) -> str:
-    return f"{share * 100:.0f} %" if top is None else f"{share * top:.3g}"
+    return f"{share * 100:.0f} %" if top is None else translated(_("{value:.3g}", value=share * top))
 
 
 def _speed(share: float, top: float | None) -> str:
-    return f"{size(share * (top or 0.0))}/s"
+    return translated(_rate(share * (top or 0.0)))
+
+
+def _rate(count: float) -> str:
+    return _("{size}/s", size=size(count))
 
 
 def _clock(moment: float, whole: float) -> str:

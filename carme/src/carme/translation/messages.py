@@ -173,6 +173,8 @@ def noop(template: str) -> str:
     return template
 
 
+#: A half, by which a catalogue shows its language's decimal mark between the digits.
+_HALF = noop("0.5")
 _BETWEEN = {" ": noop("{first} {second}"), ", ": noop("{first}, {second}")}
 
 
@@ -211,12 +213,31 @@ def _plain(value: object) -> Value:
     return int(value) if isinstance(value, int) else str(value)
 
 
+class _Decimal(float):
+    """A number that templates write with a language's decimal mark."""
+
+    __slots__ = ("mark",)
+    mark: str
+
+    def __new__(cls, value: float, mark: str) -> _Decimal:
+        made = super().__new__(cls, value)
+        made.mark = mark
+        return made
+
+    def __format__(self, spec: str) -> str:
+        return super().__format__(spec).replace(".", self.mark)
+
+
+def _in_language(value: Value, catalogue: GNUTranslations, code: str) -> Value:
+    """What fills a place, as a language writes it."""
+    if isinstance(value, Message):
+        return value.in_language(code)
+    return _Decimal(value, catalogue.gettext(_HALF)[1:-1]) if isinstance(value, float) else value
+
+
 def _rendered(found: Message, catalogue: GNUTranslations, code: str) -> str:
-    values = {
-        name: value.in_language(code) if isinstance(value, Message) else value
-        for name, value in found.values.items()
-    }
     try:
+        values = {name: _in_language(value, catalogue, code) for name, value in found.values.items()}
         if found.plural is None:
             template = catalogue.gettext(found.template)
         else:

@@ -1,8 +1,14 @@
 """Where things stand on a page, as a reader sees it."""
 
+import re
+from datetime import datetime, time, timedelta
+
 import pytest
 from playwright.sync_api import Page, expect
 
+from carme_webui.accounts.models import User
+from carme_webui.bookings.models import Booking
+from carme_webui.clocks import site_zone
 from carme_webui.projects.models import Project
 
 from .conftest import log_in
@@ -113,3 +119,53 @@ def test_an_administrators_fields_have_the_corners_of_all_others(page: Page) -> 
     )
     assert len(corners) == 5
     assert len(set(corners)) == 1, corners
+
+
+def test_buttons_of_a_form_stand_in_one_row_in_each_language(page: Page, alice: User) -> None:
+    log_in(page)
+    forms = {"/": ".start-buttons button", "/jobs/submit/": ".submit-form > .actions button"}
+    for language in ("en", "de"):
+        User.objects.filter(pk=alice.pk).update(language=language)
+        for address, buttons in forms.items():
+            page.goto(address)
+            assert page.locator("html").get_attribute("lang") == language
+            tops = page.locator(buttons).evaluate_all(
+                "(buttons) => buttons.map((button) => button.getBoundingClientRect().top)"
+            )
+            assert len(tops) > 1 and len(set(tops)) == 1, (language, address, tops)
+
+
+def test_an_entry_of_the_calendar_is_read_or_a_dot(page: Page, alice: User) -> None:
+    day = datetime.combine(datetime.now(site_zone()).date() + timedelta(days=2), time(), site_zone())
+    for name, start, hours in (("Exam", 10, 1), ("Thesis", 12, 9)):
+        Booking.objects.create(
+            name=f"carme-{start:012x}", owner=alice, title=name, partition="gpu", gpu_type="a100",
+            gpus_per_node=4, node_names=["n2"], start=day + timedelta(hours=start),
+            end=day + timedelta(hours=start + hours), state="approved",
+        )  # fmt: skip
+    log_in(page)
+    page.goto("/bookings/")
+    short, long = (page.locator(".calendar .item").filter(has_text=name) for name in ("Exam", "Thesis"))
+    mark = "(item) => getComputedStyle(item, '::before').content"
+    width = "(item) => item.querySelector('.label').getBoundingClientRect().width"
+    assert short.evaluate(width) <= 1 and "\u2022" in short.evaluate(mark)
+    assert long.evaluate(width) > 30 and long.evaluate(mark) == "none"
+    # Its words are there for all the same.
+    expect(page.get_by_role("link", name=re.compile("Exam ?,"))).to_have_count(1)
+    short.hover()
+    expect(page.locator(".tip")).to_contain_text("Exam, ")
+
+
+def test_the_button_that_chooses_files_is_not_cut(page: Page) -> None:
+    log_in(page)
+    page.goto("/files/")
+    needed, there = page.locator("#upload-files").evaluate(
+        """(input) => {
+            const button = getComputedStyle(input, "::file-selector-button"), own = getComputedStyle(input);
+            const sum = (style, names) => names.reduce((total, name) => total + parseFloat(style[name]), 0);
+            const sides = ["paddingTop", "paddingBottom", "borderTopWidth", "borderBottomWidth"];
+            const room = input.clientHeight - sum(own, ["paddingTop", "paddingBottom"]);
+            return [sum(button, [...sides, "lineHeight"]), room];
+        }"""
+    )
+    assert needed <= there

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from carme.bookings import (
@@ -507,13 +508,22 @@ def check_budget(project: Project | None, proposed: BookingRequest, changed: Boo
     if proposed.gpu_hours > left:
         raise InvalidRequest(
             _(
-                "The booking costs %(cost).1f GPU-hours; of the %(all)d of the project %(project)s, "
-                "%(left).1f are neither used nor booked."
+                "The booking costs %(cost)s GPU-hours; of the %(all)d of the project %(project)s, "
+                "%(left)s are neither used nor booked."
             )
-            % {"cost": proposed.gpu_hours, "all": project.gpu_hours, "project": project.name, "left": left},
+            % {
+                "cost": _hours(proposed.gpu_hours),
+                "all": project.gpu_hours,
+                "project": project.name,
+                "left": _hours(left),
+            },
             _("Book fewer GPUs or less time."),
             field="minutes",
         )
+
+
+def _hours(hours: float) -> str:
+    return number_format(round(hours, 1), 1)
 
 
 def _first_state(proposed: BookingRequest, owner: User, policy: BookingSettings) -> BookingState:

@@ -251,7 +251,9 @@ def _taken_cell(cell: Cell) -> str:
 
 
 def _entry(item: Item) -> str:
-    words = format_html('{}<span class="unseen">, {}</span>', item.label, item.words)
+    words = format_html(
+        '<span class="label">{}</span><span class="unseen">, {}</span>', item.label, item.words
+    )
     if item.url:
         return format_html('<a class="item" href="{}">{}</a>', item.url, words)
     return format_html('<span class="item">{}</span>', words)

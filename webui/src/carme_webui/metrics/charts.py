@@ -3,9 +3,11 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from statistics import fmean
 from typing import Any
 
+from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from carme.reports import Advice, Curve, Report
@@ -13,6 +15,7 @@ from carme.reports import Advice, Curve, Report
 __all__ = ["Chart", "Line", "Multiples", "Part", "Placed", "Stack", "multiples_of", "of_report"]
 
 PERCENT = 100
+MOST_ROUNDED = 1000  # below, amounts have three digits that count; from there on, all before the decimal mark
 #: Pixels of a chart among many, and how many GPUs one chart shows so that their lines can be distinguished.
 SMALL_HEIGHT = 72
 MOST_LINES = 4
@@ -103,7 +106,9 @@ class Chart:
 
 
 def _amount(value: float, unit: str) -> str:
-    return f"{value:.3g} {unit}".strip() if abs(value) < 1000 else f"{value:.0f} {unit}".strip()
+    """A value as the reader's language writes it, on one line with its unit; charts.js does the same."""
+    digits = Decimal(f"{value:.3g}" if abs(value) < MOST_ROUNDED else f"{value:.0f}")
+    return f"{number_format(digits, force_grouping=True)}\xa0{unit}".strip()
 
 
 def _mean(values: Sequence[float | None], unit: str) -> str:

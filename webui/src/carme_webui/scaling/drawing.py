@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+from django.utils.formats import number_format
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
@@ -58,7 +59,7 @@ def drawing(choices: Sequence[Choice], chosen: tuple[int, int]) -> SafeString:
                 (
                     "point chosen" if is_chosen else "point",
                     *(f"{at[0]:.1f}", f"{at[1]:.1f}", 6 if is_chosen else 3.5),
-                    f"{one.row.ranks}: {one.row.speedup:.1f}",
+                    f"{one.row.ranks}: {number_format(round(one.row.speedup, 1), 1)}",
                 )
                 for one, at in zip(choices, points, strict=True)
                 for is_chosen in [(one.nodes, one.gpus_per_node) == chosen]

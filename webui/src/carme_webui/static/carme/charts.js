@@ -17,8 +17,10 @@
   const LABEL_WIDTH = 58; // of a stack, in pixels; narrower ones are named in part
   const DAY = 86400;
   const POLL_MS = 15000;
-  // English as the portal writes it: the day before the month, the hours from 0 to 23.
-  const language = document.documentElement.lang.replace(/^en$/, "en-GB") || undefined;
+  const MOST_ROUNDED = 1000; // as in metrics/charts.py
+  // The portal's language, which in JupyterLab the script's element has. English as the portal writes it: the day
+  // before the month, the hours from 0 to 23.
+  const language = (document.currentScript.lang || document.documentElement.lang).replace(/^en$/, "en-GB") || undefined;
   // English months have three letters, as on the server, where British English has "Sept".
   const written = (parts) =>
     parts.map(({ type, value }) => (type === "month" && language === "en-GB" ? value.slice(0, 3) : value)).join("");
@@ -67,8 +69,9 @@
 
   const amount = (value, unit) => {
     if (value === null || value === undefined) return "–";
-    const digits = new Intl.NumberFormat(language, { maximumSignificantDigits: 3 }).format(value);
-    return unit ? `${digits}\u00a0${unit}` : digits;
+    const digits = Math.abs(value) < MOST_ROUNDED ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 0 };
+    const text = new Intl.NumberFormat(language, digits).format(value);
+    return unit ? `${text}\u00a0${unit}` : text;
   };
 
   class Chart extends HTMLElement {

@@ -2,6 +2,7 @@
 "use strict";
 
 const form = document.getElementById("upload");
+const rates = new Intl.NumberFormat(document.documentElement.lang, { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const TRIES = 8; // of one part, with longer and longer pauses
 
 function bytesAsPath(name) {
@@ -83,7 +84,7 @@ async function send(file, shown) {
       }
     }));
     const rate = (offset - from) / (performance.now() - began) * (1000 / 2 ** 20);
-    shown.words.textContent = `${Math.round((100 * offset) / (file.size || 1))} %, ${rate.toFixed(1)} MiB/s`;
+    shown.words.textContent = `${Math.round((100 * offset) / (file.size || 1))}\u00a0%, ${rates.format(rate)}\u00a0MiB/s`;
   }
   shown.bar.value = shown.bar.max;
   shown.words.textContent = form.dataset.done;

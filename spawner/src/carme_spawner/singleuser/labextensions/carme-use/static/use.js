@@ -55,10 +55,10 @@
     return page.querySelector('#use') || SIGNED_OUT;
   }
 
-  /** A script of the portal, once it has run. */
-  function script(address, style) {
-    const node = Object.assign(document.createElement('script'), { src: address, async: false });
-    node.dataset.style = style;
+  /** A script of the portal, once it has run; it writes numbers and times in the language of the portal's part. */
+  function script(address, { dataset, lang }) {
+    const node = Object.assign(document.createElement('script'), { src: address, lang, async: false });
+    node.dataset.style = dataset.style;
     document.head.append(node);
     return new Promise((resolve, reject) => {
       node.addEventListener('load', resolve);
@@ -69,8 +69,8 @@
   let charts = null;
 
   /** What draws the portal's charts, loaded once; without it the numbers and the advice are there. */
-  function loadCharts({ dataset }) {
-    charts = charts || script(dataset.plots, dataset.style).then(() => script(dataset.charts, dataset.style));
+  function loadCharts(part) {
+    charts = charts || script(part.dataset.plots, part).then(() => script(part.dataset.charts, part));
     return charts.catch(() => (charts = null));
   }
 
