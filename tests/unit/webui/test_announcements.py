@@ -130,11 +130,11 @@ def test_bookings_in_its_time_move_or_are_reported_and_later_ones_are_refused(
     second.refresh_from_db()
     assert "is to be maintained then" in second.problem
     for _round in range(3):
-        services.agree(site_broker())
+        services.reconcile(site_broker())
         reconcile(site_broker())
     mine = list(Notice.objects.filter(user=bob).values_list("kind", flat=True))
     assert sorted(mine) == [Kind.BOOKING_PROBLEM, Kind.MAINTENANCE], "each once"
-    services.call_off(row, admin, site_broker())
+    services.cancel(row, admin, site_broker())
     reconcile(site_broker())
     second.refresh_from_db()
     assert not second.problem
@@ -154,9 +154,9 @@ def test_nobody_books_over_a_maintenance_that_slurm_does_not_know_yet(
 
 def test_two_maintenances_of_the_same_nodes_and_time(admin: User, broker: FakeBroker) -> None:
     rows = [planned(60, 180), planned(120, 240)]
-    assert services.agree(site_broker())
+    assert services.reconcile(site_broker())
     assert set(broker.reservations) == {row.name for row in rows}
-    services.call_off(rows[0], admin, site_broker())
+    services.cancel(rows[0], admin, site_broker())
     assert set(broker.reservations) == {rows[1].name}
 
 
@@ -167,7 +167,7 @@ def test_owners_of_jobs_within_it_are_notified_once(alice: User, bob: User, brok
     broker.put(make_job(9, user="bob", state="PENDING"))
     planned(60, 180)
     for _round in range(2):
-        services.agree(site_broker())
+        services.reconcile(site_broker())
     [notice] = Notice.objects.all()
     assert notice.user == alice and "a job of yours may still run then" in notice.text
 
@@ -178,20 +178,20 @@ def test_rows_and_reservations_agree_after_any_outage(admin: User, broker: FakeB
     services.plan(row, admin, ["n1"], site_broker())
     assert row.reserved is None and row.problem == "Slurm is away."
     broker.refusal = None
-    services.agree(site_broker())
+    services.reconcile(site_broker())
     row.refresh_from_db()
     assert row.reserved and not row.problem
     # Somebody deleted it in Slurm, and somebody else changed it there.
     broker.reservations.clear()
-    services.agree(site_broker())
+    services.reconcile(site_broker())
     broker.reservations[row.name] = broker.reservations[row.name].model_copy(
         update={"end": row.end + timedelta(hours=9)}
     )
-    services.agree(site_broker())
+    services.reconcile(site_broker())
     assert broker.reservations[row.name].end == row.end
     # It is over, or was called off while the broker was away.
     Maintenance.objects.update(called_off=timezone.now())
-    services.agree(site_broker())
+    services.reconcile(site_broker())
     assert not broker.reservations
 
 
@@ -201,13 +201,13 @@ def test_a_portal_that_never_had_maintenance_leaves_that_of_another_database(
     row = planned()
     services.plan(row, admin, ["n1"], site_broker())
     Maintenance.objects.all().delete()
-    services.agree(site_broker())
+    services.reconcile(site_broker())
     assert set(broker.reservations) == {row.name}
 
 
 def test_without_a_broker_nothing_is_done(db: None) -> None:
     planned()
-    assert not services.agree(site_broker())
+    assert not services.reconcile(site_broker())
     with pytest.raises(BrokerUnavailable):
         site_broker().reservations()
 

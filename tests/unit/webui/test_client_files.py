@@ -145,13 +145,13 @@ def test_projects_and_administration(client: carme.Client, live_server: Any) -> 
         assert boss.admin.policies() and boss.admin.approvals() == [] and boss.admin.jobs() == []
         number = boss.admin.publish("Hello").number
         assert [one.title for one in boss.admin.news()] == ["Hello"]
-        boss.admin.take_away(number)
+        boss.admin.delete_news(number)
         start = datetime.now(UTC) + timedelta(days=1)
         plan = boss.admin.plan_maintenance(
             "Cooling", start=start, end=start + timedelta(hours=1), nodes=["n1"]
         )
         assert boss.admin.change_maintenance(plan.name, nodes=["n2"]).node_names == ["n2"]
-        boss.admin.call_off(plan.name)
+        boss.admin.cancel_maintenance(plan.name)
         assert boss.admin.maintenance() == []
     assert client.projects.invite("vision", "bob").invited == ["bob"]
     assert client.projects.withdraw("vision", "bob").invited == []

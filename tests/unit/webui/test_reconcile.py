@@ -420,16 +420,16 @@ def test_a_change_between_reading_and_acting_wins(
 
     def slow(found: Booking, broker: Any) -> None:
         Booking.objects.filter(pk=second.pk).update(state=BookingState.ENDED, cause=Cause.CANCELLED)
-        services.keep(found, broker)
+        services.reserve(found, broker)
 
-    monkeypatch.setattr(reconcile_module, "keep", slow)
+    monkeypatch.setattr(reconcile_module, "reserve", slow)
     reconcile(site_broker())
     assert set(broker.reservations) == {row.name}
 
 
 def test_the_task_does_a_round(alice: User, broker: FakeBroker, rules) -> None:
     row = make(alice)
-    tasks.agree()
+    tasks.reconcile_bookings()
     assert row.name in broker.reservations
 
 

@@ -269,11 +269,11 @@ CELERY_BEAT_SCHEDULE = {
     name: {"task": task, "schedule": seconds, "options": {"expires": seconds}}
     for name, task, seconds in [
         ("clear expired logins", "carme_webui.accounts.tasks.clear_expired", 3600.0),
-        ("agree on bookings", "carme_webui.bookings.tasks.agree", 20.0),
+        ("reconcile bookings", "carme_webui.bookings.tasks.reconcile_bookings", 20.0),
         ("read the accounting", "carme_webui.jobs.tasks.mirror_past", 60.0),
         ("settle builds of images", "carme_webui.images.tasks.settle_builds", 20.0),
-        ("agree on projects", "carme_webui.projects.tasks.agree", 30.0),
-        ("agree on maintenance", "carme_webui.announcements.tasks.agree", 30.0),
+        ("reconcile projects", "carme_webui.projects.tasks.reconcile_projects", 30.0),
+        ("reconcile maintenance", "carme_webui.announcements.tasks.reconcile_maintenance", 30.0),
         ("send mails", "carme_webui.profile.tasks.send_mails", 15.0),
         ("warn of ends", "carme_webui.sessions.tasks.warn", 30.0),
         ("warn of waste", "carme_webui.jobs.tasks.warn", 30.0),

@@ -152,7 +152,7 @@ def _enable(options: argparse.Namespace) -> int:
 
 def _factor(options: argparse.Namespace) -> int:
     with client() as portal:
-        portal.admin.take_second_factor(options.user)
+        portal.admin.remove_second_factor(options.user)
     return printed(options, {"user": options.user}, f"{options.user} has no second factor now.")
 
 
@@ -281,7 +281,7 @@ def _plan(options: argparse.Namespace) -> int:
 
 def _call_off(options: argparse.Namespace) -> int:
     with client() as portal:
-        portal.admin.call_off(options.name)
+        portal.admin.cancel_maintenance(options.name)
     return printed(options, {"called_off": options.name}, "Its nodes take jobs again.")
 
 
@@ -306,5 +306,5 @@ def _publish(options: argparse.Namespace) -> int:
 
 def _unpublish(options: argparse.Namespace) -> int:
     with client() as portal:
-        portal.admin.take_away(options.number)
+        portal.admin.delete_news(options.number)
     return printed(options, {"deleted": options.number}, "It is withdrawn.")

@@ -54,7 +54,7 @@ class Admin:
         found = self._connection.ask("PATCH", f"admin/users/{name}", {"active": active})
         return api.UserOut.model_validate(found)
 
-    def take_second_factor(self, name: str) -> None:
+    def remove_second_factor(self, name: str) -> None:
         """Take the second factor off the account of a user who has lost it."""
         self._connection.ask("DELETE", f"admin/users/{name}/second-factor")
 
@@ -144,7 +144,7 @@ class Admin:
         where = ("POST", "news") if number is None else ("PUT", f"news/{number}")
         return api.NewsOut.model_validate(self._connection.ask(*where, requested))
 
-    def take_away(self, number: int) -> None:
+    def delete_news(self, number: int) -> None:
         """Withdraw an announcement, by its number."""
         self._connection.ask("DELETE", f"news/{number}")
 
@@ -171,7 +171,7 @@ class Admin:
         sent = {key: one.isoformat() if isinstance(one, datetime) else one for key, one in values.items()}
         return api.MaintenanceOut.model_validate(self._connection.ask("PATCH", f"maintenance/{name}", sent))
 
-    def call_off(self, name: str) -> None:
+    def cancel_maintenance(self, name: str) -> None:
         """Do not do it, or end it now."""
         self._connection.ask("DELETE", f"maintenance/{name}")
 

@@ -19,8 +19,8 @@ from carme.jobs import Job
 from carme.jobs.nodes import expand
 from carme.translation import message
 from carme.wording import listing
+from carme_webui.accounts import second_factor
 from carme_webui.accounts.models import User
-from carme_webui.accounts.second_factor import remove_second_factor
 from carme_webui.administration.models import AuditEntry
 from carme_webui.profile.notices import notify
 
@@ -39,7 +39,7 @@ __all__ = [
         "set_node",
         "stop_job",
     ),
-    "take_second_factor",
+    "remove_second_factor",
 ]
 
 
@@ -226,9 +226,9 @@ def set_active(by: User, user: User, active: bool) -> None:
     user.save()
 
 
-def take_second_factor(user: User) -> None:
+def remove_second_factor(user: User) -> None:
     """Take the second factor off an account whose owner has lost it; the owner is notified."""
-    remove_second_factor(user)
+    second_factor.remove_second_factor(user)
     notify(user, lambda: _("An administrator reset the second factor of your account."))
 
 

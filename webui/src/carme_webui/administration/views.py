@@ -327,7 +327,7 @@ def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
             services.set_active(by, found, True)
             messages.success(request, _("%s can sign in again.") % found.username)
         case "second-factor":
-            services.take_second_factor(found)
+            services.remove_second_factor(found)
             messages.success(request, _("The second factor of %s is reset.") % found.username)
         case "message" if words := request.POST.get("message", "").strip():
             services.send_message(by, found, words)

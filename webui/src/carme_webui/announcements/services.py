@@ -21,7 +21,16 @@ from carme_webui.notifier import notifier
 from carme_webui.profile.kinds import Kind
 from carme_webui.profile.notices import notify
 
-__all__ = ["agree", "bookings_within", "call_off", "jobs_into", "keep", "plan", "publish", "take_away"]
+__all__ = [
+    "bookings_within",
+    "cancel",
+    "delete",
+    "overlapping_jobs",
+    "plan",
+    "publish",
+    "reconcile",
+    "reserve",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +41,7 @@ def publish(row: News) -> None:
     notifier.notify_all()
 
 
-def take_away(row: News) -> None:
+def delete(row: News) -> None:
     """Withdraw it."""
     row.delete()
     notifier.notify_all()
@@ -68,7 +77,7 @@ def plan(
     row.reserved, row.problem = None, ""
     row.save()
     try:
-        keep(row, broker, by.username)
+        reserve(row, broker, by.username)
     except CarmeError:
         if before is None:
             row.delete()
@@ -79,8 +88,8 @@ def plan(
     notifier.notify_all()
 
 
-def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
-    """Have Slurm keep the nodes. When nobody answers, the reconciler does it later.
+def reserve(row: Maintenance, broker: BrokerClient, by: str) -> None:
+    """Reserve the nodes in Slurm. When nobody answers, the reconciler does it later.
 
     Raises:
         CarmeError: Slurm or the broker refuses.
@@ -92,13 +101,13 @@ def keep(row: Maintenance, broker: BrokerClient, by: str) -> None:
         away = isinstance(error, SlurmError) and error.code == "slurm-away"
         if not (away or isinstance(error, BrokerUnavailable)):
             raise
-        logger.warning("The maintenance %s is kept later: %s", row.name, error)
+        logger.warning("The nodes of the maintenance %s are reserved later: %s", row.name, error)
     else:
         Maintenance.objects.filter(pk=row.pk).update(reserved=row.reserved or timezone.now(), problem="")
     row.refresh_from_db()
 
 
-def call_off(row: Maintenance, by: User, broker: BrokerClient) -> None:
+def cancel(row: Maintenance, by: User, broker: BrokerClient) -> None:
     """Do not do it, or end it now. When Slurm cannot be queried, the reconciler does it later."""
     row.called_off = timezone.now()
     row.reserved, row.problem = None, ""
@@ -106,7 +115,7 @@ def call_off(row: Maintenance, by: User, broker: BrokerClient) -> None:
     try:
         broker.release(row.name, user=by.username)
     except CarmeError as error:
-        logger.warning("The maintenance %s is given back later: %s", row.name, error)
+        logger.warning("The reservation of the maintenance %s is deleted later: %s", row.name, error)
     notifier.notify_all()
 
 
@@ -116,7 +125,7 @@ def bookings_within(row: Maintenance) -> list[Booking]:
     return [one for one in rows if set(one.node_names) & set(row.node_names)]
 
 
-def jobs_into(row: Maintenance, jobs: Iterable[Job]) -> list[Job]:
+def overlapping_jobs(row: Maintenance, jobs: Iterable[Job]) -> list[Job]:
     """Jobs that run on its nodes and may still do so when it begins."""
     nodes = set(row.node_names)
     return [
@@ -141,7 +150,7 @@ def warn(row: Maintenance, broker: BrokerClient) -> None:
             link=one.get_absolute_url(),
         )
     try:
-        running = jobs_into(row, broker.jobs())
+        running = overlapping_jobs(row, broker.jobs())
     except CarmeError as error:
         logger.warning("Whose jobs run into the maintenance %s is not known: %s", row.name, error)
         return
@@ -174,7 +183,7 @@ def _concerns(booking: Booking) -> str:
     )
 
 
-def agree(broker: BrokerClient, now: datetime | None = None) -> bool:
+def reconcile(broker: BrokerClient, now: datetime | None = None) -> bool:
     """Make rows and Slurm's reservations agree, whatever was away in between; two rounds at once do no harm.
 
     Returns:
@@ -191,9 +200,9 @@ def agree(broker: BrokerClient, now: datetime | None = None) -> bool:
     for row in planned.values():
         if row.name not in there or shifted(row.window, there[row.name], now):
             try:
-                keep(row, broker, row.by.username if row.by else "root")
+                reserve(row, broker, row.by.username if row.by else "root")
             except CarmeError as error:
-                logger.warning("Slurm does not keep the maintenance %s: %s", row.name, error)
+                logger.warning("Slurm does not reserve the nodes of the maintenance %s: %s", row.name, error)
         elif row.reserved is None or row.problem:
             Maintenance.objects.filter(pk=row.pk).update(reserved=now, problem="")
         warn(row, broker)
@@ -205,5 +214,5 @@ def agree(broker: BrokerClient, now: datetime | None = None) -> bool:
         try:
             broker.release(name, user="root")
         except CarmeError as error:
-            logger.warning("The reservation %s is given back later: %s", name, error)
+            logger.warning("The reservation %s is deleted later: %s", name, error)
     return True

@@ -4,10 +4,10 @@ from carme_webui.announcements import services
 from carme_webui.celery import app
 from carme_webui.cluster import broker
 
-__all__ = ["agree"]
+__all__ = ["reconcile_maintenance"]
 
 
 @app.task
-def agree() -> None:
+def reconcile_maintenance() -> None:
     """Make maintenance and Slurm's reservations agree, and notify whom it concerns."""
-    services.agree(broker())
+    services.reconcile(broker())

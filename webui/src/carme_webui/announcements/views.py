@@ -18,7 +18,7 @@ from carme_webui.clocks import site_zone
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 
-__all__ = ["call_off", "delete_news", "edit_maintenance", "edit_news", "maintenance", "news"]
+__all__ = ["cancel", "delete_news", "edit_maintenance", "edit_news", "maintenance", "news"]
 
 PER_PAGE = 20
 
@@ -47,7 +47,7 @@ def edit_news(request: HttpRequest, number: int | None = None) -> HttpResponse:
 @for_admins
 def delete_news(request: HttpRequest, number: int) -> HttpResponse:
     """Take news away."""
-    services.take_away(get_object_or_404(News, pk=number))
+    services.delete(get_object_or_404(News, pk=number))
     return redirect("announcements")
 
 
@@ -83,9 +83,9 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
 
 @require_POST
 @for_admins
-def call_off(request: HttpRequest, number: int) -> HttpResponse:
+def cancel(request: HttpRequest, number: int) -> HttpResponse:
     """Call a maintenance off, or end it now."""
     row = get_object_or_404(Maintenance.planned(timezone.now()), pk=number)
-    services.call_off(row, signed_in(request), broker())
+    services.cancel(row, signed_in(request), broker())
     messages.success(request, _("Its nodes take jobs again."))
     return redirect("maintenance")

@@ -138,10 +138,10 @@ def write_to_user(request: HttpRequest, requested: Message, name: str = UserName
 
 
 @router.delete("/users/{name}/second-factor", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
-def take_second_factor(request: HttpRequest, name: str = UserName) -> Any:
+def remove_second_factor(request: HttpRequest, name: str = UserName) -> Any:
     """Take the second factor off the account of a user who has lost it; the user is notified."""
     require_admin(request)
-    services.take_second_factor(get_object_or_404(User, username=name))
+    services.remove_second_factor(get_object_or_404(User, username=name))
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -336,7 +336,7 @@ def _write(row: News, requested: NewsIn) -> wire.NewsOut:
 def delete_news(request: HttpRequest, number: int = Number) -> Any:
     """Take news away; for administrators."""
     require_admin(request)
-    announcements.take_away(get_object_or_404(News, pk=number))
+    announcements.delete(get_object_or_404(News, pk=number))
     return Status(HTTPStatus.NO_CONTENT, None)
 
 
@@ -388,7 +388,7 @@ def change_maintenance(
 def call_off_maintenance(request: HttpRequest, name: str = MaintenanceName) -> Any:
     """Call maintenance off, or end it now; its nodes take jobs again. For administrators."""
     by = require_admin(request)
-    announcements.call_off(_planned(name), by, broker())
+    announcements.cancel(_planned(name), by, broker())
     return Status(HTTPStatus.NO_CONTENT, None)
 
 

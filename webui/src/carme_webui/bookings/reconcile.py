@@ -22,7 +22,7 @@ from carme.jobs import Cluster, Job, Reservation, SessionOptions
 from carme.translation import message
 from carme_webui.bookings import data, notes
 from carme_webui.bookings.models import Booking, Calendar
-from carme_webui.bookings.services import claims, keep, let_go
+from carme_webui.bookings.services import claims, release, reserve
 from carme_webui.sessions.models import Session, new_name
 
 __all__ = ["reconcile"]
@@ -116,7 +116,7 @@ def _give_back_unused(broker: BrokerClient, now: datetime) -> None:
         # While Slurm did not keep it, nobody could have used it.
         if grace and now >= max(row.start, row.reserved or now) + grace and row.move(Cause.UNUSED, ended=now):
             logger.info("Booking %s is given back: nothing ran in it.", row.name)
-            let_go(row, broker)
+            release(row, broker)
             notes.ended(row)
 
 
@@ -210,7 +210,7 @@ def _agree(broker: BrokerClient, reservations: list[Reservation], now: datetime)
         try:
             broker.release(name, user=row.owner.username if row else "root")
         except CarmeError as error:
-            logger.warning("The reservation %s is given back later: %s", name, error)
+            logger.warning("The reservation %s is deleted later: %s", name, error)
     for hold in todo.keep:
         row = rows[hold.name]
         row.refresh_from_db()  # its owner may have changed or deleted it by now
@@ -222,6 +222,6 @@ def _try(row: Booking, broker: BrokerClient) -> None:
     if row.state not in (BookingState.APPROVED, BookingState.ACTIVE) or row.end <= timezone.now():
         return
     try:
-        keep(row, broker)
+        reserve(row, broker)
     except CarmeError as error:
         logger.warning("Slurm does not keep booking %s: %s", row.name, error)

@@ -46,8 +46,19 @@ from carme_webui.clocks import reader_zone, site_zone
 from carme_webui.projects.models import Project, access_for, projects_of, usable_by
 
 __all__ = [
-    "accept", "approve", "book", "change", "claims", "decline", "delete", "deny", "free_starts", "keep",
-    "let_go", "offer", "plan_session",
+    "accept",
+    "approve",
+    "book",
+    "change",
+    "claims",
+    "decline",
+    "delete",
+    "deny",
+    "free_starts",
+    "offer",
+    "plan_session",
+    "release",
+    "reserve",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -125,7 +136,7 @@ def book(owner: User, proposed: BookingRequest, site: Settings, broker: BrokerCl
         booking.save()
     if booking.state == BookingState.APPROVED:
         try:
-            keep(booking, broker)
+            reserve(booking, broker)
         except CarmeError:
             booking.delete()
             raise
@@ -185,10 +196,10 @@ def change(booking: Booking, proposed: BookingRequest, site: Settings, broker: B
         booking.save()
     try:
         if booking.state == BookingState.REQUESTED:
-            let_go(booking, broker)
+            release(booking, broker)
             notes.requested(booking)
         else:
-            keep(booking, broker)
+            reserve(booking, broker)
     except CarmeError:
         before.save()
         raise
@@ -198,7 +209,7 @@ def delete(booking: Booking, broker: BrokerClient) -> None:
     """End a booking now. Raises InvalidRequest when it is over already."""
     if not booking.move(Cause.CANCELLED):
         _require_open(booking)
-    let_go(booking, broker)
+    release(booking, broker)
 
 
 def plan_session(
@@ -290,7 +301,7 @@ def accept(booking: Booking, user: User, site: Settings, broker: BrokerClient) -
     if booking.state == BookingState.REQUESTED:
         return
     try:
-        keep(booking, broker)
+        reserve(booking, broker)
     except CarmeError:
         before.save()
         booking.refresh_from_db()
@@ -317,7 +328,7 @@ def approve(booking: Booking, broker: BrokerClient, words: str = "") -> None:
             _("This booking does not wait for approval (any more)."), _("Load the calendar again.")
         )
     try:
-        keep(booking, broker)
+        reserve(booking, broker)
     except CarmeError:
         booking.move(BookingState.REQUESTED)
         raise
@@ -333,8 +344,8 @@ def deny(booking: Booking, words: str = "") -> None:
     notes.decided(booking, words)
 
 
-def keep(booking: Booking, broker: BrokerClient) -> None:
-    """Have Slurm keep the nodes. When nobody answers, the reconciler does it later.
+def reserve(booking: Booking, broker: BrokerClient) -> None:
+    """Reserve the nodes in Slurm. When nobody answers, the reconciler does it later.
 
     Raises:
         CarmeError: Slurm or the broker refuses.
@@ -345,21 +356,21 @@ def keep(booking: Booking, broker: BrokerClient) -> None:
         Booking.objects.filter(pk=booking.pk).update(reserved=None, problem=error.text)
         if not _away(error):
             raise
-        logger.warning("Booking %s is kept later: %s", booking.name, error)
+        logger.warning("The nodes of booking %s are reserved later: %s", booking.name, error)
     else:
         saved = booking.reserved or timezone.now()
         Booking.objects.filter(pk=booking.pk).update(reserved=saved, problem="")
     booking.refresh_from_db()
 
 
-def let_go(booking: Booking, broker: BrokerClient) -> None:
-    """Have Slurm keep the nodes no longer. When that fails, the reconciler does it later."""
+def release(booking: Booking, broker: BrokerClient) -> None:
+    """Delete the reservation in Slurm. When that fails, the reconciler does it later."""
     Booking.objects.filter(pk=booking.pk).update(reserved=None)
     booking.refresh_from_db()
     try:
         broker.release(booking.name, user=booking.owner.username)
     except CarmeError as error:
-        logger.warning("Booking %s is given back later: %s", booking.name, error)
+        logger.warning("The reservation of booking %s is deleted later: %s", booking.name, error)
 
 
 def free_starts(

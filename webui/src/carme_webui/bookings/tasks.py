@@ -4,10 +4,10 @@ from carme_webui.bookings.reconcile import reconcile
 from carme_webui.celery import app
 from carme_webui.cluster import broker
 
-__all__ = ["agree"]
+__all__ = ["reconcile_bookings"]
 
 
 @app.task
-def agree() -> None:
+def reconcile_bookings() -> None:
     """Make bookings and Slurm's reservations agree, and give back what nobody uses."""
     reconcile(broker())
