@@ -189,6 +189,29 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     )
 
 
+def test_charts_are_in_the_language_of_the_portal(page: Page, charts: Locator, alice: User) -> None:
+    """Its pages say which that is; in JupyterLab, whose page is English, the element of the script does."""
+
+    def in_english(route: Route) -> None:
+        text = route.fetch().text()
+        route.fulfill(
+            body=text.replace('<html lang="de"', '<html lang="en"').replace("<script ", '<script lang="de" ')
+        )
+
+    User.objects.filter(pk=alice.pk).update(language="de")
+    for answer in (lambda route: route.continue_(), in_english):
+        page.route("**/jobs/7/", answer)
+        page.goto("/jobs/7/")
+        plot = charts.nth(2).get_by_role("img")
+        plot.focus()
+        page.keyboard.press("Home")
+        expect(charts.nth(2).locator(".legend")).to_contain_text("n1: 4,8")
+        assert page.locator("#use").get_attribute("lang") == "de"
+        page.unroute("**/jobs/7/")
+    bounds = charts.nth(2).evaluate("chart => [[0, 0], [-2, -1], [0, 100]].map((of) => chart.bounds(...of))")
+    assert bounds == [[0, 1], [-2, 0], [0, 105]]
+
+
 def test_ranks_have_small_charts_of_one_scale(
     page: Page, charts: Locator, broker: FakeBroker, complaints: list[str]
 ) -> None:

@@ -213,7 +213,7 @@
         padding: spec.spark ? [3, 1, 3, 1] : [10, 20, 0, 0],
         legend: { show: false },
         cursor: { show: !spec.spark, y: false, drag: { x: false, y: false }, points: { size: 7 } },
-        scales: { x: spec.labels ? { time: false, range: () => [-0.5, this.times.length - 0.5] } : {}, y: { range: (_plot, low, high) => [Math.min(0, low ?? 0), this.spec.most ?? Math.max(high, 1e-9) * 1.05] } },
+        scales: { x: spec.labels ? { time: false, range: () => [-0.5, this.times.length - 0.5] } : {}, y: { range: (_plot, low, high) => this.bounds(low ?? 0, high ?? 0) } },
         axes: spec.spark
           ? [{ show: false }, { show: false }]
           : [
@@ -226,6 +226,12 @@
         ],
         hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
       };
+    }
+
+    // Of the vertical axis: 0 is on it, and of nothing but zeros it shows 0 to 1.
+    bounds(low, high) {
+      const most = high > 0 ? high * 1.05 : low < 0 ? 0 : 1;
+      return [Math.min(0, low), this.spec.most ?? most];
     }
 
     tick(at, step) {
