@@ -2,7 +2,7 @@
 
 import ast
 import base64
-import importlib.util
+import importlib
 import json
 import os
 import pwd
@@ -110,7 +110,7 @@ def test_the_exporters_address_is_slurms_where_that_is_the_hosts(
 
 
 def test_the_exporters_address_may_be_a_name_in_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
-    precheck, own = program(), own_address()
+    precheck, own = module("precheck_slurm"), own_address()
     names = {"gpu-01": ["127.0.1.1", own], "gpu-02": ["127.0.1.1"]}
 
     def resolve(name: str, *_words: object) -> list[tuple[object, ...]]:
@@ -152,8 +152,8 @@ def test_what_stands_in_the_way_is_named(
 def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -> None:
     """Ansible's modules run with Python 3.9, as Red Hat 9 has it, and so does this look."""
     code = (
-        "import runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); del sys.argv[0]; "
-        "runpy.run_path(sys.argv[0], run_name='__main__')"
+        "import os, runpy, sys; sys.version_info = (3, 9, 2, 'final', 0); del sys.argv[0]; "
+        "sys.path[0] = os.path.dirname(sys.argv[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     wanted: dict[str, Any] = {"host": "n1", "head": False, "compute": False, "own_slurm": False}
     wanted |= {"shared": [], "homes": [], "installs_slurm": False, "asks_directory": False, "uids": {}}
@@ -173,7 +173,8 @@ def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -
 @pytest.mark.parametrize(
     "role",
     [
-        *("precheck/files/precheck", "removal/files/restore_files", "removal/files/find_callers"),
+        *(f"precheck/files/{file.stem}" for file in sorted(PROGRAM.parent.glob("*.py"))),
+        *("removal/files/restore_files", "removal/files/find_callers"),
         "reverse_proxy/files/certificate",
     ],
 )
@@ -230,16 +231,48 @@ def test_the_prolog_of_the_site_should_call_ours(site: Callable[..., dict[str, A
     assert found["detail"] == "Epilog does not call /usr/libexec/carme/epilog."
 
 
-def program() -> Any:
-    spec = importlib.util.spec_from_file_location("precheck", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize(
+    ("lines", "hidden"),
+    [
+        ("proc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n", False),
+        ("proc /proc proc rw,relatime,hidepid=off 0 0\n", False),
+        ("proc /proc proc rw,relatime,gid=990,hidepid=invisible 0 0\n", True),
+        ("proc /proc proc rw,relatime,gid=990,hidepid=2 0 0\n", True),
+        ("proc /proc proc rw,hidepid=2 0 0\nproc /proc proc rw 0 0\n", False),
+        ("proc /proc proc rw 0 0\nproc /srv/root/proc proc rw,hidepid=2 0 0\n", False),
+    ],
+)
+def test_a_node_that_shows_the_processes_of_others_is_reported(
+    tmp_path: Path, lines: str, hidden: bool
+) -> None:
+    precheck = module("precheck")
+    (tmp_path / "mounts").write_text("/dev/vda / ext4 rw 0 0\n" + lines)
+    found = precheck.look(
+        "proc", lambda wanted: precheck.processes(wanted, tmp_path / "mounts"), {"host": "n"}
+    )
+    assert (found["ok"], found["stops"]) == (hidden, False)
+    if not hidden:
+        assert "read the command lines of the others" in found["detail"]
+        page = (ANSIBLE.parent / "docs/admins/security.md").read_text()
+        (line,) = re.findall(r"'(proc .*)'", found["remedy"])
+        assert f"\n{line}\n" in page, "the page has the same line"
+
+
+def test_proc_is_looked_at_on_nodes_of_a_slurm_of_the_sites_own(site: Callable[..., dict[str, Any]]) -> None:
+    assert "processes of others" in site(head=False, compute=True)
+    assert "processes of others" not in site(head=False, compute=True, own_slurm=False)
+    assert "processes of others" not in site()
+
+
+def module(name: str) -> Any:
+    """One of the precheck's modules, which lie where a host finds them beside the program."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PROGRAM.parent)
+        return importlib.import_module(name)
 
 
 def test_another_default_server_of_nginx_is_found(tmp_path: Path) -> None:
-    precheck = program()
+    precheck = module("precheck_services")
     (tmp_path / "sites-enabled").mkdir()
     (tmp_path / "sites-enabled/wiki").write_text("server {\n    listen [::]:443 ssl default_server;\n}\n")
     wanted = {"site_files": [], "site_ports": [443], "default_server": True}
@@ -254,7 +287,7 @@ def test_another_default_server_of_nginx_is_found(tmp_path: Path) -> None:
 
 
 def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> None:
-    precheck = program()
+    precheck = module("precheck_services")
     (tmp_path / "sites-enabled").mkdir()
     (tmp_path / "nginx.conf").write_text("events {\n    worker_connections 768;\n}\n")
     (tmp_path / "sites-enabled/default").write_text("server { listen 80 default_server; }\n")
@@ -278,7 +311,7 @@ def test_an_nginx_with_other_sites_keeps_its_configuration(tmp_path: Path) -> No
 
 def test_a_number_of_our_role_does_not_make_a_file_the_sites(tmp_path: Path) -> None:
     """Else a second run would not set another number."""
-    precheck = program()
+    precheck = module("precheck_services")
     file, backup = tmp_path / "nginx.conf", tmp_path / "nginx.conf.99.2026-11-01@10:00:00~"
     backup.write_text("events { worker_connections 768; }\n")
     file.write_text("events { worker_connections 16384; }\n")
@@ -288,7 +321,7 @@ def test_a_number_of_our_role_does_not_make_a_file_the_sites(tmp_path: Path) -> 
 
 
 def test_a_file_that_the_site_has_put_back_from_its_backup_is_the_sites(tmp_path: Path) -> None:
-    precheck = program()
+    precheck = module("precheck_services")
     file, backup = tmp_path / "redis.conf", tmp_path / "redis.conf.99.2026-11-01@10:00:00~"
     for path in (file, backup):
         path.write_text("port 6379\n")
@@ -304,7 +337,7 @@ def test_nginx_of_the_site_is_not_changed() -> None:
 
 
 def test_a_redis_of_the_site_is_not_taken_over() -> None:
-    precheck = program()
+    precheck = module("precheck_services")
     with pytest.raises(precheck.Problem) as caught:
         precheck.redis({"redis_configure": True, "site_files": ["/etc/redis/redis.conf"]})
     assert "redis_configure to false" in caught.value.remedy
@@ -312,17 +345,17 @@ def test_a_redis_of_the_site_is_not_taken_over() -> None:
 
 
 def test_a_slurm_and_a_directory_of_the_site_are_not_taken_over() -> None:
-    precheck = program()
+    services, slurm = module("precheck_services"), module("precheck_slurm")
     own = ["/etc/slurm/slurm.conf", "/etc/sssd/sssd.conf"]
-    assert set(own) <= set(precheck.FOREIGN_FILES)
-    with pytest.raises(precheck.Problem) as caught:
-        precheck.own_configuration({"site_files": own})
+    assert set(own) <= set(services.FOREIGN_FILES)
+    with pytest.raises(services.Problem) as caught:
+        slurm.own_configuration({"site_files": own})
     assert caught.value.stops and "/etc/slurm/slurm.conf. " in caught.value.detail
     assert "sssd" not in caught.value.detail and "slurm_controller" in caught.value.remedy
-    with pytest.raises(precheck.Problem) as caught:
-        precheck.directory({"site_files": own})
+    with pytest.raises(services.Problem) as caught:
+        services.directory({"site_files": own})
     assert caught.value.stops and "users_source to existing" in caught.value.remedy
-    assert precheck.own_configuration({"site_files": own[1:]}) and precheck.directory({"site_files": own[:1]})
+    assert slurm.own_configuration({"site_files": own[1:]}) and services.directory({"site_files": own[:1]})
 
 
 @pytest.mark.parametrize("daemon", ["slurmctld", "slurmdbd", "slurmd", "sackd"])
@@ -332,7 +365,7 @@ def test_a_slurm_that_runs_with_a_configuration_elsewhere_is_the_sites(
     """A node without slurm.conf ("configless"), or one whose Slurm lies in /opt."""
     script = 'shift; for unit; do test "$unit" = {} && echo active || echo inactive; done; exit 3'
     site.answer("systemctl", script.format(daemon))  # type: ignore[attr-defined]
-    precheck, configuration = program(), tmp_path / "slurm.conf"
+    precheck, configuration = module("precheck_slurm"), tmp_path / "slurm.conf"
     with pytest.raises(precheck.Problem) as caught:
         precheck.own_configuration({"site_files": []}, configuration)
     assert caught.value.stops and f"own: {daemon}, which runs here." in caught.value.detail
@@ -395,7 +428,7 @@ def test_no_account_of_the_host_is_given_another_number(site: Callable[..., dict
 
 
 def test_files_that_somebody_has_written_are_the_sites(tmp_path: Path) -> None:
-    precheck = program()
+    precheck = module("precheck_services")
     file = tmp_path / "apptainer.conf"
     assert not precheck.belongs_to_site(file)
     file.write_text("allow setuid = no\n")

@@ -3,6 +3,8 @@
 import base64
 import hashlib
 import json
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -44,9 +46,7 @@ def run(playbook: Playbook, tmp_path: Path) -> Callable[..., tuple[bool, str]]:
     parts.mkdir()
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     text = TASKS.read_text().replace("/opt/carme/parts", str(parts))
-    (tmp_path / "tasks.yml").write_text(
-        text.replace("    owner: root\n", "").replace("    group: root\n", "")
-    )
+    (tmp_path / "tasks.yml").write_text(re.sub(r"^ +(owner|group): root\n", "", text, flags=re.MULTILINE))
     play: list[dict[str, Any]] = [
         {
             "hosts": "portal",
@@ -92,3 +92,15 @@ def test_a_wheel_is_installed_once_and_another_build_of_it_again(
     assert run("pyslurm==24.11.*") == (False, "# other build")
     assert run("") == (True, "")
     assert run("") == (False, "")
+
+
+def test_a_build_that_was_copied_but_not_installed_is_installed_by_the_next_run(
+    run: Callable[..., tuple[bool, str]], tmp_path: Path
+) -> None:
+    file = wheel(tmp_path / "wheels", "# first build")
+    run(file)
+    wheel(tmp_path / "wheels", "# other build")
+    # What a run leaves that ends after the copy.
+    shutil.copy(file, tmp_path / "parts" / NAME)
+    assert run(file) == (True, "# other build")
+    assert run(file) == (False, "# other build")

@@ -1,6 +1,7 @@
 """Backup and restore of a site in a temporary folder: databases in use, owners by name, and a sealed file."""
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -8,13 +9,14 @@ import sqlite3
 import stat
 import subprocess
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from carme.backup import archive, check, create, databases, make_key, restore
+from carme.backup import append_only, archive, check, create, databases, make_key, restore
 from carme.backup.main import CERTIFICATE, STARTED, main
 from carme.backup.sealing import PIECE, Opened, Sealed
 from carme.errors import CarmeError
@@ -337,3 +339,64 @@ def test_after_a_restore_all_of_a_head_is_started() -> None:
     assert (
         f"systemctl start {' '.join(STARTED)} {CERTIFICATE}\n" in (root / "docs/admins/backup.md").read_text()
     )
+
+
+def mark(file: Path, how: str) -> bool:
+    """Mark a file by `chattr`, or lift that; whether root may, and the file system knows it."""
+    return subprocess.run(["chattr", how, file], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def log(site: Path) -> Iterator[Path]:
+    """The audit log, which may be added to only."""
+    file = site / "log/audit.jsonl"
+    if not mark(file, "+a"):
+        pytest.skip("only root may mark files, on file systems that know marks")
+    yield file
+    mark(file, "-a")
+
+
+@pytest.mark.parametrize(
+    ("there", "after"),
+    [
+        ("", "{}\n"),
+        ("another log\n", "{}\n"),
+        ("{}\nsince then\n", "{}\nsince then\n"),
+        ("{}\n", "{}\n"),
+    ],
+    ids=["new head", "other log", "added to since", "the same"],
+)
+def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
+    site: Path, key: Path, log: Path, there: str, after: str
+) -> None:
+    backup = made(site, key)
+    assert mark(log, "-a")
+    log.write_text(there)
+    assert mark(log, "+a")
+    (site / "portal/calendar.key").unlink()
+    restore(backup, key)
+    assert log.read_text() == after
+    assert (site / "portal/calendar.key").read_text() == "feed"
+    assert not list(log.parent.glob(".carme*"))
+    with pytest.raises(PermissionError):
+        log.write_text("")
+
+
+def test_a_mark_that_cannot_be_lifted_is_explained(
+    site: Path, key: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backup = made(site, key)
+    assert mark(log, "-a")
+    log.write_text("")
+    assert mark(log, "+a")
+
+    def refuse(_descriptor: int, number: int, argument: bytes) -> bytes:
+        if number == append_only._SET_FLAGS:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return ioctl(_descriptor, number, argument)
+
+    ioctl = append_only.fcntl.ioctl
+    monkeypatch.setattr(append_only.fcntl, "ioctl", refuse)
+    with pytest.raises(CarmeError) as caught:
+        restore(backup, key)
+    assert "audit.jsonl may be added to only" in str(caught.value) and "chattr -a" in str(caught.value)

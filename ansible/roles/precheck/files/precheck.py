@@ -10,7 +10,6 @@ one gets a message. What is looked at lies in the modules beside it: services of
 import grp
 import json
 import pwd
-import re
 import shutil
 import sys
 from pathlib import Path

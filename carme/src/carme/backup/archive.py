@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from carme import __version__
+from carme.backup.append_only import is_append_only, replaceable
 from carme.backup.contents import BESIDE_DATABASE, contents
 from carme.backup.databases import copy_sqlite, dump_postgresql, load_postgresql, sound
 from carme.backup.sealing import Opened, Sealed, read_key
@@ -261,6 +262,8 @@ def place_member(
 ) -> None:
     """Put a member of an archive in its place, and follow no link on the way that another account made.
 
+    Of a file that may be added to only (the audit log), what was added since the archive was made stays.
+
     Root does this in folders of other accounts, which may have made a folder a link since the archive was
     made. A folder's mode is set by `set_mode`, after what is in it.
 
@@ -288,7 +291,13 @@ def place_member(
         else:
             _write_with_mode(archive, member, owned, folder)
         _make_way(place.name, folder, False, False, clear)
-        os.rename(_DRAFT, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+        if not is_append_only(place.name, folder):
+            os.rename(_DRAFT, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+        elif member.isfile() and _begins_with(place.name, _DRAFT, folder):
+            os.unlink(_DRAFT, dir_fd=folder)  # what was added since would be lost
+        else:
+            with replaceable(place.name, folder):
+                os.rename(_DRAFT, place.name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def set_mode(place: Path, member: tarfile.TarInfo, below: Path | None = None) -> None:
@@ -372,6 +381,19 @@ def _remove(name: str, folder: int) -> None:
         shutil.rmtree(name, dir_fd=folder)
     else:
         os.unlink(name, dir_fd=folder)
+
+
+def _begins_with(name: str, beginning: str, folder: int) -> bool:
+    """Whether a file holds what another one does, and perhaps more after that."""
+
+    def opened(path: str) -> BinaryIO:
+        return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb")
+
+    with opened(name) as longer, opened(beginning) as shorter:
+        while part := shorter.read(1 << 20):
+            if longer.read(len(part)) != part:
+                return False
+    return True
 
 
 def _write_with_mode(archive: tarfile.TarFile, member: tarfile.TarInfo, owned: bool, folder: int) -> None:
