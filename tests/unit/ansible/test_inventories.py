@@ -52,7 +52,7 @@ RENDER = {
     ],
 }
 ACME = "https://acme.example.org/directory"
-NO_NAME = {
+NO_NAME: dict[str, object] = {
     "reverse_proxy_acme_directory": ACME,
     "reverse_proxy_certificate": "",
     "carme_site_url": "https://10.1.0.10",
