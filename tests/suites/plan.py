@@ -304,11 +304,16 @@ def forget_temporary() -> None:
 
 
 def use(python: Path) -> None:
-    """Find the programs of the tests' environment first, from now on, and let Python leave no compiled files.
+    """Find the programs of the tests' environment first, from now on, and compute once what many need.
+
+    Python leaves compiled files, whatever the caller's environment says: tests start thousands of its
+    programs, and each of them would compile all that it imports. The tables of characters that Hypothesis
+    makes lie in the cache, or each clean checkout would need seconds for its own.
 
     Args:
         python: Its interpreter.
     """
     os.environ["PATH"] = f"{python.parent}:{os.environ['PATH']}"
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(debian.CACHE / "hypothesis"))
     sys.stdout.flush()

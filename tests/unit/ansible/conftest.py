@@ -1,13 +1,16 @@
 """Ansible as the tests need it: no host is reached, nothing outside a temporary folder is written."""
 
+import base64
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +19,30 @@ from patience import HANG
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 
 Playbook = Callable[..., subprocess.CompletedProcess[str]]
+
+#: What a check of the role carme has refused, where a rescue comes after it.
+REFUSALS = "ansible_failed_result.results | map(attribute='msg', default='') | select | list"
+
+
+def show(values: str) -> dict[str, Any]:
+    """A task that shows values to the test.
+
+    No module runs for it, as one would to write them to a file: that takes two programs of Python.
+
+    Args:
+        values: An expression of Jinja.
+    """
+    shown = f"shown:{{{{ inventory_hostname }}}}:{{{{ {values} | to_json | b64encode }}}}"
+    return {"ansible.builtin.debug": {"msg": shown}}
+
+
+def shown(done: subprocess.CompletedProcess[str]) -> dict[str, list[Any]]:
+    """What the tasks of a run have shown, by host and in their order; the run must have succeeded."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, list[Any]] = {}
+    for host, text in re.findall(r"shown:([^:\s]+):([A-Za-z0-9+/=]+)", done.stdout):
+        found.setdefault(host, []).append(json.loads(base64.b64decode(text)))
+    return found
 
 
 class Playbooks:

@@ -19,9 +19,9 @@ import yaml
 
 from carme.accounts import is_account_name
 
-ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
+from .conftest import ANSIBLE, Playbook, show, shown
+
 PROGRAM = ANSIBLE / "roles/precheck/files/precheck.py"
-Playbook = Callable[..., subprocess.CompletedProcess[str]]
 
 SETTINGS = """Configuration data as of 2026-11-25T10:00:00
 AccountingStorageTRES   = cpu,mem,energy,node,billing,fs/disk,vmem,pages,gres/gpu
@@ -473,14 +473,15 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     play = tmp_path / "look.yml"
-    play.write_text(
-        "- hosts: head:compute\n  gather_facts: true\n  roles: [carme]\n  tasks:\n"
-        '    - ansible.builtin.include_vars: {file: "{{ known }}"}\n'
-        "    - ansible.builtin.copy:\n"
-        '        dest: "{{ output }}/{{ inventory_hostname }}.json"\n'
-        '        content: "{{ precheck_expected | to_json }}"\n'
-    )
-    known = json.dumps({"known": str(ANSIBLE / "roles/precheck/vars/main.yml"), "output": str(tmp_path)})
+    tasks = [{"ansible.builtin.include_vars": {"file": "{{ known }}"}}, show("precheck_expected")]
+    looks = {
+        "hosts": "head:compute",
+        "gather_subset": ["!all", "network"],
+        "roles": ["carme"],
+        "tasks": tasks,
+    }
+    play.write_text(json.dumps([looks]))
+    known = json.dumps({"known": str(ANSIBLE / "roles/precheck/vars/main.yml")})
 
     def expected(host: str, groups: dict[str, list[str]], **variables: Any) -> dict[str, Any]:
         hosts = inventory(tmp_path, carme_site_url="https://portal", **variables)
@@ -488,9 +489,7 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
         for group, members in groups.items():
             described[group] = {"hosts": dict.fromkeys(members)}
         hosts.write_text(json.dumps(described))
-        done = playbook("-i", hosts, "-e", known, play)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return json.loads((tmp_path / f"{host}.json").read_text())
+        return shown(playbook("-i", hosts, "-e", known, play))[host][0]
 
     users = [{"name": "ada", "uid": 2001}]
     found = expected("portal", {}, carme_users=users)
@@ -506,7 +505,8 @@ def test_hosts_with_slurms_commands_need_a_slurm_that_carme_installs(
     playbook: Playbook, tmp_path: Path
 ) -> None:
     play = tmp_path / "look.yml"
-    play.write_text("- hosts: head:compute\n  gather_facts: true\n  roles: [carme]\n")
+    looks = {"hosts": "head:compute", "gather_subset": ["!all", "network"], "roles": ["carme"]}
+    play.write_text(json.dumps([looks]))
     hosts = inventory(tmp_path)
     described = json.loads(hosts.read_text()) | {"slurm_client": {"hosts": {"portal": None}}}
     hosts.write_text(json.dumps(described))

@@ -15,24 +15,15 @@ import yaml
 import carme.config
 from carme.heads.promotion import SERVICES
 
-ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
-Playbook = Callable[..., subprocess.CompletedProcess[str]]
-# The checks of the role carme, and what is written from its variables, to a folder here.
-PLAY = """
-- hosts: head
-  connection: local
-  gather_facts: true
-  gather_subset: ["!all", network]
-  vars:
-    ansible_become: false
-  roles: [carme]
-  tasks:
-    - ansible.builtin.copy:
-        dest: "{{ output }}/{{ inventory_hostname }}.json"
-        content: "{{ {'toml': lookup('template', template), 'passwords': carme_database_passwords,
-          'starts': carme_starts_services, 'enables': carme_enables_services, 'head': carme_head,
-          'readers': readers} | to_json }}"
-"""
+from .conftest import ANSIBLE, REFUSALS, Playbook, show, shown
+
+# What is read of the role's variables.
+VALUES = (
+    "{'toml': lookup('template', template), 'passwords': carme_database_passwords, 'readers': readers, "
+    "'starts': carme_starts_services, 'enables': carme_enables_services, 'head': carme_head}"
+)
+#: What setup would find of a head; it takes longer than the role's own tasks.
+FACTS = {"default_ipv4": {"address": "10.1.0.5"}, "all_ipv4_addresses": ["10.1.0.5"]}
 TWO: dict[str, Any] = {
     "carme_hub_database": "postgresql://carme-hub@db.example.org/hub",
     "carme_hub_database_password": "of the hub",
@@ -44,18 +35,33 @@ TWO: dict[str, Any] = {
 }
 
 
+def names_of(heads: int) -> list[str]:
+    return [f"head-{number}.example.org" for number in range(1, heads + 1)]
+
+
+def play_of(**more: Any) -> dict[str, Any]:
+    """The checks of the role carme, on the heads."""
+    local = {"hosts": "head", "connection": "local", "gather_facts": False, "roles": ["carme"]}
+    return local | more
+
+
 @pytest.fixture
 def play(playbook: Playbook, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    def run(heads: int, *options: str, **settings: Any) -> subprocess.CompletedProcess[str]:
-        names = [f"head-{number}.example.org" for number in range(1, heads + 1)]
-        groups = {"head": {"hosts": dict.fromkeys(names)}, "compute": {"hosts": {"n1": None}}}
+    """Runs the checks of the role carme for so many heads, and shows VALUES."""
+
+    def run(
+        heads: int, *options: str, gathers: bool = False, plays: list[Any] | None = None, **settings: Any
+    ) -> subprocess.CompletedProcess[str]:
+        groups = {"head": {"hosts": dict.fromkeys(names_of(heads))}, "compute": {"hosts": {"n1": None}}}
         (tmp_path / "hosts.yml").write_text(json.dumps(groups))
-        (tmp_path / "settings.json").write_text(json.dumps(settings))
-        (tmp_path / "play.yml").write_text(PLAY)
+        facts = {} if gathers else {"ansible_facts": FACTS}
+        whole = {"ansible_become": False, **facts, **settings}
+        (tmp_path / "settings.json").write_text(json.dumps(whole))
+        alone = play_of(gather_facts=gathers, gather_subset=["!all", "network"], tasks=[show(VALUES)])
+        (tmp_path / "play.yml").write_text(json.dumps(plays or [alone]))
         template = ANSIBLE / "roles/base/templates/carme.toml.j2"
         exporter = yaml.safe_load((ANSIBLE / "roles/node_exporter/defaults/main.yml").read_text())
-        readers = exporter["node_exporter_readers"]
-        places = json.dumps({"output": str(tmp_path), "template": str(template), "readers": readers})
+        places = json.dumps({"template": str(template), "readers": exporter["node_exporter_readers"]})
         more = ("-e", f"@{tmp_path / 'settings.json'}", "-e", places)
         return playbook("-i", tmp_path / "hosts.yml", *more, *options, tmp_path / "play.yml")
 
@@ -65,11 +71,8 @@ def play(playbook: Playbook, tmp_path: Path) -> Callable[..., subprocess.Complet
 def test_both_heads_get_one_configuration_without_passwords(
     play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    done = play(2, **TWO)
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second = (
-        json.loads((tmp_path / f"head-{number}.example.org.json").read_text()) for number in (1, 2)
-    )
+    found = shown(play(2, gathers=True, **TWO))
+    (first,), (second,) = (found[name] for name in names_of(2))
     assert first == second
     # Nobody was promoted: carme-head starts the services, once all of it is there.
     assert not first["starts"]
@@ -83,40 +86,52 @@ def test_both_heads_get_one_configuration_without_passwords(
     assert settings.portal.database == "postgresql://carme-portal@db.example.org/portal?sslmode=require"
 
 
+REFUSED = [
+    ({"carme_hub_database": "sqlite:////var/lib/carme/hub/hub.sqlite"}, "are not both on"),
+    ({"carme_portal_database": "postgresql:///carme-portal"}, "are not both on"),
+    ({"carme_heads_address": ""}, "no address leads to the active one"),
+    ({"carme_heads_address": "10.1.0.10"}, "with the length of its prefix"),
+    ({"carme_hub_database": "postgresql://hub:a@b@db/hub"}, "write @ in a password as %40"),
+    ({"carme_hub_database": "postgresql://hub@db/hub?password=secret"}, "holds a password in a form"),
+]
+
+
+def test_what_two_heads_lack_is_reported(play: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    """All in one run, in which each refusal is caught."""
+    checks = [{"ansible.builtin.import_role": {"name": "carme"}}]
+    cases = [
+        {"vars": {**TWO, **changes}, "block": checks, "rescue": [show(REFUSALS)]} for changes, _ in REFUSED
+    ]
+    plays = [play_of(hosts="head[0]", roles=[], tasks=cases)]
+    found = shown(play(2, plays=plays, carme_site_url=TWO["carme_site_url"]))["head-1.example.org"]
+    for (message,), (changes, sentence) in zip(found, REFUSED, strict=True):
+        assert sentence in message, changes
+
+
 @pytest.mark.parametrize(
-    ("heads", "changes", "sentence"),
+    ("heads", "left_out", "sentence"),
     [
-        (3, {}, "The inventory group 'head' has 3 hosts"),
-        (2, {"carme_hub_database": "sqlite:////var/lib/carme/hub/hub.sqlite"}, "are not both on"),
-        (2, {"carme_portal_database": "postgresql:///carme-portal"}, "are not both on"),
-        (2, {"carme_heads_address": ""}, "no address leads to the active one"),
-        (2, {"carme_heads_address": "10.1.0.10"}, "with the length of its prefix"),
-        (1, {"carme_hub_database": "postgresql://hub:a@b@db/hub"}, "write @ in a password as %40"),
-        (1, {"carme_hub_database": "postgresql://hub@db/hub?password=secret"}, "holds a password in a form"),
+        (3, "", "The inventory group 'head' has 3 hosts"),
+        (2, "carme_site_url", "carme_site_url is not set"),
     ],
 )
-def test_what_two_heads_lack_is_reported_before_anything_is_changed(
-    play: Callable[..., subprocess.CompletedProcess[str]], heads: int, changes: dict[str, str], sentence: str
+def test_a_refusal_ends_the_run(
+    play: Callable[..., subprocess.CompletedProcess[str]], heads: int, left_out: str, sentence: str
 ) -> None:
-    done = play(heads, **{**TWO, **changes})
+    done = play(heads, **{name: value for name, value in TWO.items() if name != left_out})
     assert done.returncode != 0 and sentence in " ".join(done.stdout.split()), done.stdout
 
 
-def test_one_head_starts_its_services_itself(
-    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
-    done = play(1, carme_head_address="10.1.0.2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    only = json.loads((tmp_path / "head-1.example.org.json").read_text())
+def test_one_head_starts_its_services_itself(play: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    ((only,),) = shown(play(1, carme_head_address="10.1.0.2")).values()
     assert only["starts"] and only["enables"] and "[heads]" not in only["toml"]
 
 
 def test_a_head_that_awaits_a_backup_starts_nothing_on_an_empty_database(
-    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    play: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
     done = play(1, "-e", "carme_awaits_restore=true", carme_head_address="10.1.0.2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    only = json.loads((tmp_path / "head-1.example.org.json").read_text())
+    ((only,),) = shown(done).values()
     assert (only["starts"], only["enables"]) == (False, False)
 
 
@@ -125,27 +140,23 @@ def test_the_role_binds_what_carme_head_starts() -> None:
     assert [f"{name}.service" for name in values["heads_services"]] == list(SERVICES)
 
 
-def test_a_site_address_is_required_of_two_heads(
+PASSWORDS = {"p%40ss": "p@ss", "a+b": "a+b", "a/b": "a/b", "a#b": "a#b", "a?b:c": "a?b:c"}
+
+
+def test_passwords_leave_addresses_as_sqlalchemy_reads_them(
     play: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    done = play(2, **{name: value for name, value in TWO.items() if name != "carme_site_url"})
-    assert done.returncode != 0 and "carme_site_url is not set" in " ".join(done.stdout.split()), done.stdout
-
-
-@pytest.mark.parametrize(
-    ("written", "password"),
-    [("p%40ss", "p@ss"), ("a+b", "a+b"), ("a/b", "a/b"), ("a#b", "a#b"), ("a?b:c", "a?b:c")],
-)
-def test_passwords_leave_addresses_as_sqlalchemy_reads_them(
-    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, written: str, password: str
-) -> None:
-    done = play(
-        1, carme_head_address="10.1.0.2", carme_hub_database=f"postgresql://hub:{written}@db:5432/hub"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    only = json.loads((tmp_path / "head-1.example.org.json").read_text())
-    assert only["passwords"] == {"hub": password, "portal": ""}
-    assert 'database = "postgresql://hub@db:5432/hub"' in only["toml"]
+    checked = [{"ansible.builtin.import_role": {"name": "carme"}}, show(VALUES)]
+    cases = [
+        {"vars": {"carme_hub_database": f"postgresql://hub:{written}@db:5432/hub"}, "block": checked}
+        for written in PASSWORDS
+    ]
+    done = play(1, plays=[play_of(roles=[], tasks=cases)], carme_head_address="10.1.0.2")
+    (found,) = shown(done).values()
+    assert [one["passwords"] for one in found] == [
+        {"hub": password, "portal": ""} for password in PASSWORDS.values()
+    ]
+    assert all('database = "postgresql://hub@db:5432/hub"' in one["toml"] for one in found)
 
 
 def test_the_second_head_is_requested_where_the_first_does_not_answer(
@@ -159,11 +170,9 @@ def test_the_second_head_is_requested_where_the_first_does_not_answer(
         """echo '{"active": "head-2.example.org"}'\n"""
     )
     program.chmod(0o755)
-    done = play(2, **TWO, carme_venv=str(tmp_path / "venv"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name, starts in {"head-1": False, "head-2": True}.items():
-        seen = json.loads((tmp_path / f"{name}.example.org.json").read_text())
-        assert (seen["head"], seen["starts"]) == ("head-2.example.org", starts)
+    found = shown(play(2, **TWO, carme_venv=str(tmp_path / "venv")))
+    for name, starts in zip(names_of(2), (False, True), strict=True):
+        assert [(seen["head"], seen["starts"]) for seen in found[name]] == [("head-2.example.org", starts)]
 
 
 def test_heads_that_cannot_be_reached_stop_the_run(playbook: Playbook, tmp_path: Path) -> None:
@@ -174,7 +183,7 @@ def test_heads_that_cannot_be_reached_stop_the_run(playbook: Playbook, tmp_path:
     }
     (tmp_path / "hosts.yml").write_text(json.dumps(groups))
     (tmp_path / "settings.json").write_text(json.dumps({**TWO, "ansible_become": False}))
-    (tmp_path / "play.yml").write_text("- hosts: n1\n  gather_facts: true\n  roles: [carme]\n")
+    (tmp_path / "play.yml").write_text("- hosts: n1\n  gather_facts: false\n  roles: [carme]\n")
     settings = ("-e", f"@{tmp_path / 'settings.json'}")
     done = playbook("-i", tmp_path / "hosts.yml", *settings, tmp_path / "play.yml")
     assert done.returncode != 0 and "No head answers" in " ".join(done.stdout.split()), done.stdout
@@ -185,24 +194,22 @@ def test_heads_that_cannot_be_reached_stop_the_run(playbook: Playbook, tmp_path:
 
 
 def test_an_exporter_knows_the_readers_of_a_head_that_is_left_out(
-    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    play: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    done = play(2, "--limit", "!head-1.example.org", **TWO, ansible_host="10.1.0.7")
-    assert done.returncode == 0, done.stdout + done.stderr
-    readers = json.loads((tmp_path / "head-2.example.org.json").read_text())["readers"]
+    # Facts that are given would be those of the other one, too.
+    done = play(2, "--limit", "!head-1.example.org", gathers=True, **TWO, ansible_host="10.1.0.7")
+    readers = shown(done)["head-2.example.org"][0]["readers"]
     assert readers[0] == "10.1.0.10" and "10.1.0.7" in readers
 
 
 @pytest.mark.parametrize("heads", [1, 2])
 def test_a_head_may_read_from_each_of_its_addresses(
-    play: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, heads: int
+    play: Callable[..., subprocess.CompletedProcess[str]], heads: int
 ) -> None:
     """To nodes in another network it comes from its address there."""
     facts = {"default_ipv4": {"address": "10.1.0.5"}, "all_ipv4_addresses": ["10.9.0.5", "10.1.0.5"]}
     extra = TWO if heads == 2 else {"carme_head_address": "10.1.0.5"}
-    done = play(heads, **extra, ansible_facts=facts)
-    assert done.returncode == 0, done.stdout + done.stderr
-    readers = json.loads((tmp_path / "head-1.example.org.json").read_text())["readers"]
+    readers = shown(play(heads, **extra, ansible_facts=facts))["head-1.example.org"][0]["readers"]
     assert readers == [*(["10.1.0.10"] if heads == 2 else []), "10.1.0.5", "10.9.0.5"]
 
 
@@ -281,21 +288,17 @@ def test_validation_expects_services_of_the_active_head_alone(playbook: Playbook
     groups = {"head": names[:2], "compute": names[2:3], "slurm_controller": ["db"], "slurm_database": ["db"]}
     inventory = {group: {"hosts": dict.fromkeys(members)} for group, members in groups.items()}
     (tmp_path / "hosts.yml").write_text(json.dumps(inventory))
-    text = PLAY.replace("hosts: head", "hosts: all").partition("  tasks:")[0]
-    text += "  tasks:\n    - ansible.builtin.include_vars: {file: '{{ known }}'}\n"
-    text += "    - ansible.builtin.copy:\n        dest: '{{ output }}/{{ inventory_hostname }}.json'\n"
-    text += "        content: '{{ found | to_json }}'\n"
     keys = ("units", "stopped", "images", "closed")
-    found = ", ".join(f"'{key}': validation_expected.{key}" for key in keys)
-    text += f'      vars: {{found: "{{{{ {{{found}}} }}}}"}}\n'
-    (tmp_path / "play.yml").write_text(text)
-    known = {"known": str(ANSIBLE / "roles/validation/vars/main.yml"), "output": str(tmp_path)}
+    found = show("{" + ", ".join(f"'{key}': validation_expected.{key}" for key in keys) + "}")
+    tasks = [{"ansible.builtin.include_vars": {"file": "{{ known }}"}}, found]
+    (tmp_path / "play.yml").write_text(json.dumps([play_of(hosts="all", tasks=tasks)]))
+    known = {"known": str(ANSIBLE / "roles/validation/vars/main.yml"), "ansible_become": False}
+    known |= {"ansible_facts": FACTS | {"os_family": "Debian"}}
     known |= {"carme_active_head": names[1], "redis_configure": False, "validation_account": ""}
     known |= {"validation_partition": "gpu", "carme_head_address": "10.1.0.10", "validation_found": []}
     options = ("-e", json.dumps(TWO | known), "-i", tmp_path / "hosts.yml")
-    done = playbook(*options, tmp_path / "play.yml")
-    assert done.returncode == 0, done.stdout + done.stderr
-    first, second, node, database = (json.loads((tmp_path / f"{name}.json").read_text()) for name in names)
+    seen = shown(playbook(*options, tmp_path / "play.yml"))
+    first, second, node, database = (seen[name][0] for name in names)
     services = {name.removesuffix(".service") for name in SERVICES}
     assert set(first["stopped"]) == services and not services & set(first["units"])
     assert {"nginx", "carme-head-pull.timer"} <= set(first["units"]) and "carme-active" not in first["units"]

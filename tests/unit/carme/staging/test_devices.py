@@ -87,8 +87,8 @@ def test_a_failing_device(
 ) -> None:
     source, target = from_and_to(tmp_path)
     source.mkdir()
-    for name in ("bad", "good"):
-        (source / name).write_bytes(os.urandom(SIZES[size]))
+    (source / "bad").write_bytes(os.urandom(SIZES[size]))
+    (source / "good").write_bytes(os.urandom(min(SIZES[size], SIZES["middling"])))
     end = "/source/bad" if fault == "read" else f"/target/{partial_name('bad')}"
     faulty = {**os.environ, "LD_PRELOAD": str(device), "FAULT": fault, "FAULT_FILE": end}
     arguments = ["copy", "--json", "--engine", engine, "--workers", "2", str(source), str(target)]

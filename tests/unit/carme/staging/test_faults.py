@@ -167,8 +167,8 @@ def test_leftovers_in_a_folder_of_many_files(memory: Path) -> None:
 def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
     source, target = from_and_to(memory)
     source.mkdir()
-    (source / "large").write_bytes(os.urandom(1 << 20) * 640)
-    # Ten parts; a limit makes it last ten seconds, and four of them are enough here.
+    (source / "large").write_bytes(os.urandom(1 << 20) * 384)
+    # Six parts; a limit makes it last six seconds, and three or four of them are enough here.
     slow = subprocess.Popen(
         command("copy", str(source), str(target), "--bandwidth", "64M", "--workers", "1"),
         stdout=subprocess.DEVNULL,
@@ -189,7 +189,7 @@ def test_what_is_verified_is_not_copied_again(memory: Path) -> None:
     slow.kill()
     assert slow.wait() == -signal.SIGKILL and known >= 3
     result = copy(str(source), str(target))
-    assert result.resumed and result.counts.bytes_copied <= (640 << 20) - known * (64 << 20)
+    assert result.resumed and result.counts.bytes_copied <= (384 << 20) - known * (64 << 20)
     assert walk(target) == walk(source)
 
 
