@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -16,12 +17,11 @@ from aiohttp import web
 from playwright.async_api import Browser as Chromium
 from playwright.async_api import Page, async_playwright, expect
 
-from carme.config import Settings
 from carme_spawner.names import ServerResolver
 from patience import HANG
 
-from .conftest import Site, eventually, running
-from .test_singleuser import a_server
+from .conftest import Site, eventually
+from .test_singleuser import COMMAND, leave
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -44,11 +44,13 @@ class Front:
         missing: Paths of which the portal knows nothing.
         signed_out: Whether the portal leads to its login instead of stopping the session.
         full: Whether the disk is full: no document can be saved.
+        is_gone: Whether the session's server is gone, as the hub's proxy says of it.
     """
 
     site: Site
     token: str
     client: aiohttp.ClientSession
+    process: asyncio.subprocess.Process
     portal_reply: dict[str, object] | None = None
     status: dict[str, object] | None = None
     questions: Counter[str] = field(default_factory=Counter)
@@ -59,7 +61,19 @@ class Front:
     missing: set[str] = field(default_factory=set)
     signed_out: bool = False
     full: bool = False
+    is_gone: bool = False
     url: str = ""
+    sockets: set[web.WebSocketResponse] = field(default_factory=set)
+
+    @property
+    def home(self) -> Path:
+        """The home of ada."""
+        return self.site.broker.socket.parent
+
+    async def lose_server(self) -> None:
+        """From now on there is no server, as after a crash; the real one goes on for other tests."""
+        self.is_gone = True
+        await asyncio.gather(*(socket.close() for socket in [*self.sockets]))
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.questions[request.path] += 1
@@ -81,11 +95,11 @@ class Front:
         if (request.method, request.path) == ("POST", "/sessions/s1/stop/") and self.portal_reply:
             self.sent = dict(await request.post())
             self.portal_reply |= {"over": True, "state": "ended", "sentence": "You stopped this session."}
-            self.site.broker.processes[100].terminate()
+            self.process.terminate()
             raise web.HTTPSeeOther("/sessions/s1/")
         if request.path.startswith("/sessions/s1/"):
             return web.json_response(self.portal_reply) if self.portal_reply else web.Response(status=502)
-        if not request.path.startswith(BASE) or BASE not in self.site.routes:
+        if self.is_gone or not request.path.startswith(BASE) or BASE not in self.site.routes:
             return web.json_response({"message": "No server"}, status=424)
         target = self.site.routes[BASE]["target"]
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP}
@@ -111,6 +125,7 @@ class Front:
         async with self.client.ws_connect(url, headers=headers, protocols=offered, max_msg_size=0) as there:
             here = web.WebSocketResponse(protocols=[there.protocol] if there.protocol else (), max_msg_size=0)
             await here.prepare(request)
+            self.sockets.add(here)
 
             async def pass_on(source: AsyncIterator[aiohttp.WSMessage], sink: object) -> None:
                 async for message in source:
@@ -122,22 +137,33 @@ class Front:
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
+            self.sockets.discard(here)
             await here.close()
             return here
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def site(settings: Settings, apart: None) -> AsyncIterator[Site]:
-    """As elsewhere, in the event loop of Chromium."""
-    async with running(settings) as site:
-        yield site
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def lab_site(lasting_site: Site) -> AsyncIterator[Site]:
+    """The site of all tests of a module, which leaves nothing of its last server."""
+    yield lasting_site
+    await leave(lasting_site)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def server(site: Site) -> AsyncIterator[Site]:
-    """A site in which ada's session s1 is ready."""
-    async with a_server(site):
-        yield site
+async def server(lab_site: Site) -> AsyncIterator[Site]:
+    """A site in which ada's session s1 is ready, with nothing of an earlier test in the home.
+
+    A start takes seconds: unless a test has ended it, the session is that of the earlier one.
+    """
+    if not (lab_site.broker.processes and await lab_site.server()):
+        lab_site.broker.command = COMMAND
+        await lab_site.start()
+        await eventually(lab_site.is_ready, "JupyterLab is ready")
+    yield lab_site
+    home = lab_site.broker.socket.parent
+    for file in (*home.glob("*.txt"), *home.glob("*.ipynb")):
+        file.unlink()
+    shutil.rmtree(home / ".jupyter/lab", ignore_errors=True)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -145,7 +171,8 @@ async def front(server: Site) -> AsyncIterator[Front]:
     """The site's reverse proxy."""
     connector = aiohttp.TCPConnector(resolver=ServerResolver(), ssl=server.proxys_certificate())
     async with aiohttp.ClientSession(connector=connector, auto_decompress=True) as client:
-        front = Front(server, server.token(100), client)
+        job_id = max(server.broker.processes)
+        front = Front(server, server.token(job_id), client, server.broker.processes[job_id])
         app = web.Application(client_max_size=1 << 30)
         app.router.add_route("*", "/{path:.*}", front.answer)
         runner = web.AppRunner(app, shutdown_timeout=1)
@@ -156,6 +183,18 @@ async def front(server: Site) -> AsyncIterator[Front]:
         yield front
         front.go_on.set()
         await runner.cleanup()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def ending(front: Front) -> AsyncIterator[Front]:
+    """The same for a test that ends the session's server itself."""
+    yield front
+    await leave(front.site)
+
+    async def is_known() -> bool:
+        return not await front.site.server()
+
+    await eventually(is_known, "the hub knows that the session has ended")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -179,13 +218,13 @@ async def page(chromium: Chromium) -> AsyncIterator[Page]:
     await page.context.close()
 
 
-def notebook(site: Site, name: str, code: str) -> None:
+def notebook(home: Path, name: str, code: str) -> None:
     """Write a notebook of one cell into the home."""
     cell = {"cell_type": "code", "id": "a", "metadata": {}, "source": code, "outputs": []}
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     whole = {"cells": [{**cell, "execution_count": None}], "metadata": {"kernelspec": kernel}}
     text = json.dumps({**whole, "nbformat": 4, "nbformat_minor": 5})
-    (site.broker.socket.parent / name).write_text(text)
+    (home / name).write_text(text)
 
 
 async def has_loaded(page: Page) -> None:
@@ -195,12 +234,10 @@ async def has_loaded(page: Page) -> None:
     await expect(page.locator("#jupyterlab-splash")).to_have_count(0)
 
 
-async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(
-    front: Front, page: Page, server: Site
-) -> None:
+async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(front: Front, page: Page) -> None:
     # Before the kernel is requested, while it starts, and while the way to it is opened.
     for number, held in enumerate(("/checkpoints", "POST /jupyter/user/ada/s1/api/sessions", "/channels")):
-        notebook(server, f"{number}.ipynb", f"print('first', {number} + 10)")
+        notebook(front.home, f"{number}.ipynb", f"print('first', {number} + 10)")
         front.held, front.go_on = held, asyncio.Event()
         await page.goto(f"{front.url}{BASE}lab/tree/{number}.ipynb?reset")
         cell = page.locator(".jp-Notebook .jp-CodeCell").first
@@ -216,148 +253,21 @@ async def test_what_is_typed_while_kernel_or_terminal_connect_is_not_lost(
     await page.keyboard.type("touch typed-at-once")
     await page.keyboard.press("Enter")
     front.go_on.set()
-    await eventually((server.broker.socket.parent / "typed-at-once").exists, "the command has run")
+    await eventually((front.home / "typed-at-once").exists, "the command has run")
 
 
-#: Asks the session as JupyterLab's parts do; whether it was let through.
-ASK = """path => Promise.race([
-    fetch(`${path}api/contents`).then(() => true),
-    new Promise(done => setTimeout(done, 1000, false)),
-])"""
-#: The state of a new WebSocket to the session.
-CONNECT = (
-    "path => new WebSocket(`${location.origin.replace('http', 'ws')}${path}api/events/subscribe`).readyState"
-)
-
-
-async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_queried_any_more(
-    front: Front, page: Page, server: Site
-) -> None:
-    await page.goto(f"{front.url}{BASE}lab")
+async def test_starting_again_without_the_portals_answer_leads_to_its_page(front: Front, page: Page) -> None:
+    await page.goto(f"{front.url}{BASE}lab?reset")
     await has_loaded(page)
-    # The node does not answer: that is no end yet.
-    front.portal_reply = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
-    server.broker.processes[100].kill()
-    await expect(page.locator("#carme-session-time")).to_have_text("No answer from this session")
-    assert await page.get_by_text("Server unavailable").count() == 0, "JupyterHub's own dialog"
-    front.portal_reply = {"over": True, "state": "ended", "sentence": "The session ran out of memory."}
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    await expect(dialog).to_contain_text("The session ran out of memory.")
-    await expect(page.locator("#carme-session-time")).to_have_text("This session has ended")
-    assert await page.evaluate(ASK, BASE) is False
-    assert await page.evaluate(CONNECT, BASE) == 0
-    before = front.questions.copy()
-    await page.evaluate(ASK, BASE)
-    assert front.questions == before, "nothing reaches the site"
-    await dialog.get_by_role("button", name="Go to the Portal").click()
-    await page.wait_for_url("**/sessions/s1/")
-
-
-async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(
-    front: Front, page: Page, server: Site
-) -> None:
-    file = server.broker.socket.parent / "unsaved.txt"
-    file.write_text("first line\n")
-    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt")
-    await has_loaded(page)
-    await page.locator(".jp-FileEditor .cm-content").click()
-    await page.keyboard.press("Control+End")
-    await page.keyboard.type("never saved by hand")
-    front.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
-    server.broker.processes[100].terminate()
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    await expect(dialog).to_contain_text("You stopped this session.")
-    await expect(dialog).to_contain_text("All documents are saved.")
-    assert file.read_text() == "first line\nnever saved by hand"
-
-
-async def test_a_session_that_has_ended_starts_again_from_its_dialog(
-    front: Front, page: Page, server: Site
-) -> None:
-    await page.clock.install()
-    await page.goto(f"{front.url}{BASE}lab")
-    await has_loaded(page)
-    # It is being stopped; its server is gone before the portal knows, and nothing of it is needed.
-    front.portal_reply = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
-    server.broker.processes[100].terminate()
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
-    # It opens by itself: a key that was meant for a document starts nothing, and the way back is there.
-    await expect(dialog.get_by_role("button", name="Stay Here")).to_be_focused()
-    await page.keyboard.press("Enter")
-    await expect(dialog).to_have_count(0)
-    await page.locator("#carme-session-time button").click()
-    again = dialog.get_by_role("button", name="Start Again")
-    await again.click()
-    await expect(page.locator("#carme-session-time")).to_have_text("Starting again")
-    assert front.sent is None, "what it holds may be needed"
-    # Nobody waits for ever without a word.
-    await page.clock.fast_forward("01:10")
-    await expect(dialog).to_contain_text("Try again in a minute.")
-    await again.click()
-    front.portal_reply |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
-    await page.wait_for_url("**/sessions/s22222222/")
-    assert front.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222", "then": "open"}
-
-
-async def test_starting_again_without_the_portals_answer_leads_to_its_page(
-    front: Front, page: Page, server: Site
-) -> None:
-    await page.goto(f"{front.url}{BASE}lab")
-    await has_loaded(page)
-    server.broker.processes[100].terminate()
+    await front.lose_server()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await dialog.get_by_role("button", name="Start Again").click()
     await eventually(lambda: front.questions["/sessions/s1/"], "the portal's page of the session is opened")
     assert front.sent is None
 
 
-#: The pixels between each row of a dialog's buttons and the next one.
-ROW_GAPS = """dialog => {
-  const buttons = [...dialog.querySelectorAll(".jp-Dialog-footer button")];
-  const boxes = buttons.map(one => one.getBoundingClientRect());
-  const tops = [...new Set(boxes.map(box => box.top))].sort((one, other) => one - other);
-  const bottom = top => Math.max(...boxes.filter(box => box.top === top).map(box => box.bottom));
-  return tops.slice(1).map((top, place) => top - bottom(tops[place]));
-}"""
-
-
-async def test_time_more_of_it_and_the_end_are_in_one_place(front: Front, page: Page, server: Site) -> None:
-    ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
-    front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
-    await page.goto(f"{front.url}{BASE}lab")
-    await page.locator("#carme-session-time button").click()
-    dialog = page.get_by_role("dialog").filter(has_text="More time for this session")
-    await expect(dialog).to_contain_text(re.compile(r"It ends at .* in 1 h \d+ min"))
-    await expect(dialog.get_by_label("More time for this session, in minutes")).to_be_focused()
-    await page.set_viewport_size({"width": 320, "height": 700})
-    gaps = await dialog.evaluate(ROW_GAPS)
-    assert gaps and min(gaps) >= 6, "on a small phone the buttons take several rows, which do not touch"
-    await page.set_viewport_size({"width": 390, "height": 844})
-    await page.set_viewport_size({"width": 1280, "height": 860})
-    await page.keyboard.press("Escape")
-    await expect(dialog).to_have_count(0)
-
-    # The portal cannot be reached, or wants the password: a message says so, and nothing ends.
-    stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
-    ready = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
-    for answer, signed_out in ((None, False), (ready, True), (ready, False)):
-        front.portal_reply, front.signed_out = answer, signed_out
-        await page.locator("#carme-session-time button").click()
-        await dialog.get_by_role("button", name="Stop This Session").click()
-        await stop.get_by_role("button", name="Stop", exact=True).click()
-        if answer is None:
-            await expect(page.get_by_text("The portal does not answer").first).to_be_visible()
-        elif signed_out:
-            await expect(page.get_by_text("The portal could not stop").first).to_be_visible()
-    ended = page.get_by_role("dialog").filter(has_text="This session has ended")
-    await expect(ended).to_contain_text("You stopped this session.")
-    assert front.sent == {"csrfmiddlewaretoken": "a token"}
-
-
-async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(
-    front: Front, page: Page, server: Site
-) -> None:
-    (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
+async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(front: Front, page: Page) -> None:
+    (front.home / "unsaved.txt").write_text("first line\n")
     ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
     front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
     front.portal_reply = {
@@ -379,10 +289,8 @@ async def test_a_session_with_documents_that_cannot_be_saved_is_not_stopped(
     assert front.sent is None
 
 
-async def test_staying_for_unsaved_documents_is_confirmed_again(
-    front: Front, page: Page, server: Site
-) -> None:
-    (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
+async def test_staying_for_unsaved_documents_is_confirmed_again(front: Front, page: Page) -> None:
+    (front.home / "unsaved.txt").write_text("first line\n")
     await page.clock.install()
     await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
     await has_loaded(page)
@@ -396,7 +304,7 @@ async def test_staying_for_unsaved_documents_is_confirmed_again(
         "fresh": "s2",
     }
     front.full = True
-    server.broker.processes[100].kill()
+    await front.lose_server()
     await page.clock.fast_forward("00:40")
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     async with page.expect_event("dialog") as leaving:
@@ -418,7 +326,7 @@ async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, pag
     time: dict[str, object] = {"ends": moment(4), "stops_idle": None, "extend": True, "warned_idle": []}
     front.status = time | {"warned": [moment(3), moment(3.6)]}
     left, toast = page.locator("#carme-session-time button"), page.get_by_text("This session ends in")
-    await page.goto(f"{front.url}{BASE}lab")
+    await page.goto(f"{front.url}{BASE}lab?reset")
     await expect(left).to_have_text(re.compile(r"^[34] min left$"))
     assert await toast.count() == 0, "four minutes of four are no end"
     front.status = time | {"warned": [moment(-0.1), moment(3.6)]}
@@ -451,9 +359,9 @@ async def heard(page: Page, words: str) -> None:
 
 
 async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_by_their_names(
-    front: Front, page: Page, server: Site
+    front: Front, page: Page
 ) -> None:
-    file = server.broker.socket.parent / "unsaved.txt"
+    file = front.home / "unsaved.txt"
     file.write_text("first line\n")
     now = datetime.now(UTC)
     passed = [(now + timedelta(minutes=minutes)).isoformat() for minutes in (-0.2, -0.1)]
@@ -489,16 +397,135 @@ async def test_documents_are_called_saved_when_they_are_and_those_that_are_not_b
     assert file.read_text() == "first line\ntyped in time"
 
 
-async def test_a_session_that_is_stopped_names_what_could_not_be_saved(
-    front: Front, page: Page, server: Site
+# The last ones end their session, and the next one has to wait for another.
+
+#: Asks the session as JupyterLab's parts do; whether it was let through.
+ASK = """path => Promise.race([
+    fetch(`${path}api/contents`).then(() => true),
+    new Promise(done => setTimeout(done, 1000, false)),
+])"""
+#: The state of a new WebSocket to the session.
+CONNECT = (
+    "path => new WebSocket(`${location.origin.replace('http', 'ws')}${path}api/events/subscribe`).readyState"
+)
+
+
+async def test_the_end_of_the_session_is_reported_with_its_cause_and_nothing_is_queried_any_more(
+    ending: Front, page: Page
 ) -> None:
-    (server.broker.socket.parent / "unsaved.txt").write_text("first line\n")
-    await page.goto(f"{front.url}{BASE}lab/tree/unsaved.txt?reset")
+    await page.goto(f"{ending.url}{BASE}lab")
     await has_loaded(page)
-    front.full = True
+    # The node does not answer: that is no end yet.
+    ending.portal_reply = {"over": False, "state": "lost", "sentence": "The node is out of reach."}
+    ending.process.kill()
+    await expect(page.locator("#carme-session-time")).to_have_text("No answer from this session")
+    assert await page.get_by_text("Server unavailable").count() == 0, "JupyterHub's own dialog"
+    ending.portal_reply = {"over": True, "state": "ended", "sentence": "The session ran out of memory."}
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await expect(dialog).to_contain_text("The session ran out of memory.")
+    await expect(page.locator("#carme-session-time")).to_have_text("This session has ended")
+    assert await page.evaluate(ASK, BASE) is False
+    assert await page.evaluate(CONNECT, BASE) == 0
+    before = ending.questions.copy()
+    await page.evaluate(ASK, BASE)
+    assert ending.questions == before, "nothing reaches the site"
+    await dialog.get_by_role("button", name="Go to the Portal").click()
+    await page.wait_for_url("**/sessions/s1/")
+
+
+async def test_a_session_that_is_stopped_says_so_when_documents_are_saved(ending: Front, page: Page) -> None:
+    file = ending.home / "unsaved.txt"
+    file.write_text("first line\n")
+    await page.goto(f"{ending.url}{BASE}lab/tree/unsaved.txt")
+    await has_loaded(page)
+    await page.locator(".jp-FileEditor .cm-content").click()
+    await page.keyboard.press("Control+End")
+    await page.keyboard.type("never saved by hand")
+    ending.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
+    ending.process.terminate()
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await expect(dialog).to_contain_text("You stopped this session.")
+    await expect(dialog).to_contain_text("All documents are saved.")
+    assert file.read_text() == "first line\nnever saved by hand"
+
+
+async def test_a_session_that_is_stopped_names_what_could_not_be_saved(ending: Front, page: Page) -> None:
+    (ending.home / "unsaved.txt").write_text("first line\n")
+    await page.goto(f"{ending.url}{BASE}lab/tree/unsaved.txt?reset")
+    await has_loaded(page)
+    ending.full = True
     await page.locator(".jp-FileEditor .cm-content").click()
     await page.keyboard.type("more than the disk holds")
-    front.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
-    server.broker.processes[100].terminate()
+    ending.portal_reply = {"over": True, "state": "ended", "sentence": "You stopped this session."}
+    ending.process.terminate()
     dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
     await expect(dialog).to_contain_text("Not saved: unsaved.txt. Copy what you need")
+
+
+async def test_a_session_that_has_ended_starts_again_from_its_dialog(ending: Front, page: Page) -> None:
+    await page.clock.install()
+    await page.goto(f"{ending.url}{BASE}lab?reset")
+    await has_loaded(page)
+    # It is being stopped; its server is gone before the portal knows, and nothing of it is needed.
+    ending.portal_reply = {"over": False, "state": "stopping", "sentence": "The session is being stopped."}
+    ending.process.terminate()
+    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    # It opens by itself: a key that was meant for a document starts nothing, and the way back is there.
+    await expect(dialog.get_by_role("button", name="Stay Here")).to_be_focused()
+    await page.keyboard.press("Enter")
+    await expect(dialog).to_have_count(0)
+    await page.locator("#carme-session-time button").click()
+    again = dialog.get_by_role("button", name="Start Again")
+    await again.click()
+    await expect(page.locator("#carme-session-time")).to_have_text("Starting again")
+    assert ending.sent is None, "what it holds may be needed"
+    # Nobody waits for ever without a word.
+    await page.clock.fast_forward("01:10")
+    await expect(dialog).to_contain_text("Try again in a minute.")
+    await again.click()
+    ending.portal_reply |= {"over": True, "state": "ended", "token": "a token", "fresh": "s22222222"}
+    await page.wait_for_url("**/sessions/s22222222/")
+    assert ending.sent == {"csrfmiddlewaretoken": "a token", "name": "s22222222", "then": "open"}
+
+
+#: The pixels between each row of a dialog's buttons and the next one.
+ROW_GAPS = """dialog => {
+  const buttons = [...dialog.querySelectorAll(".jp-Dialog-footer button")];
+  const boxes = buttons.map(one => one.getBoundingClientRect());
+  const tops = [...new Set(boxes.map(box => box.top))].sort((one, other) => one - other);
+  const bottom = top => Math.max(...boxes.filter(box => box.top === top).map(box => box.bottom));
+  return tops.slice(1).map((top, place) => top - bottom(tops[place]));
+}"""
+
+
+async def test_time_more_of_it_and_the_end_are_in_one_place(ending: Front, page: Page) -> None:
+    ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
+    ending.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
+    await page.goto(f"{ending.url}{BASE}lab?reset")
+    await page.locator("#carme-session-time button").click()
+    dialog = page.get_by_role("dialog").filter(has_text="More time for this session")
+    await expect(dialog).to_contain_text(re.compile(r"It ends at .* in 1 h \d+ min"))
+    await expect(dialog.get_by_label("More time for this session, in minutes")).to_be_focused()
+    await page.set_viewport_size({"width": 320, "height": 700})
+    gaps = await dialog.evaluate(ROW_GAPS)
+    assert gaps and min(gaps) >= 6, "on a small phone the buttons take several rows, which do not touch"
+    await page.set_viewport_size({"width": 390, "height": 844})
+    await page.set_viewport_size({"width": 1280, "height": 860})
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+
+    # The portal cannot be reached, or wants the password: a message says so, and nothing ends.
+    stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
+    ready = {"over": False, "state": "ready", "sentence": "Ready.", "token": "a token", "fresh": "s2"}
+    for answer, signed_out in ((None, False), (ready, True), (ready, False)):
+        ending.portal_reply, ending.signed_out = answer, signed_out
+        await page.locator("#carme-session-time button").click()
+        await dialog.get_by_role("button", name="Stop This Session").click()
+        await stop.get_by_role("button", name="Stop", exact=True).click()
+        if answer is None:
+            await expect(page.get_by_text("The portal does not answer").first).to_be_visible()
+        elif signed_out:
+            await expect(page.get_by_text("The portal could not stop").first).to_be_visible()
+    ended = page.get_by_role("dialog").filter(has_text="This session has ended")
+    await expect(ended).to_contain_text("You stopped this session.")
+    assert ending.sent == {"csrfmiddlewaretoken": "a token"}

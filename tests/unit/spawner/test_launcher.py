@@ -17,9 +17,9 @@ from carme_spawner.singleuser import home, kernels
 from carme_spawner.singleuser.programs import listens
 
 from .conftest import Site, eventually
-from .test_lab_page import BASE, Front, chromium, front, page, site
+from .test_lab_page import BASE, Front, chromium, front, page
 
-__all__ = ["chromium", "front", "page", "site"]
+__all__ = ["chromium", "front", "page"]
 
 in_chromium = pytest.mark.asyncio(loop_scope="module")
 JOB = str(5_000_000 + os.getpid())
@@ -36,10 +36,8 @@ def notebook(path: Path, source: list[str] | str = TEXT) -> None:
     path.write_text(json.dumps(whole))
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def examples(folder: Path) -> Path:
     """The image's examples: one notebook, and what is none."""
-    folder = tmp_path / "image-examples"
     folder.mkdir()
     notebook(folder / "1-first.ipynb")
     (folder / "2-broken.ipynb").write_text("{")
@@ -47,15 +45,22 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def server(site: Site, folder: Path, tmp_path: Path) -> AsyncIterator[Site]:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of an image's examples."""
+    return examples(tmp_path / "image-examples")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(lasting_site: Site, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """A site in which ada's session s1 is ready, with an image that has TensorBoard."""
-    programs = tmp_path / "programs"
+    image = tmp_path_factory.mktemp("image")
+    programs = image / "programs"
     programs.mkdir()
     for name in ("tensorboard", "no-program"):
         (programs / name).write_text("#!/bin/sh\n")
     (programs / "tensorboard").chmod(0o755)
-    labels = tmp_path / "labels.json"
+    labels = image / "labels.json"
     labels.write_text(json.dumps({"carme.title": "Deep <Learning>"}))
     code = (
         "from pathlib import Path\nfrom carme_spawner import singleuser\n"
@@ -63,12 +68,12 @@ async def server(site: Site, folder: Path, tmp_path: Path) -> AsyncIterator[Site
         f"home.PROGRAMS = Path({str(programs)!r})\n"
         f"kernels.image_name.__wrapped__.__defaults__ = (Path({str(labels)!r}),)\nsingleuser.main()"
     )
-    names = [f"SLURM_JOB_ID={JOB}", f"CARME_EXAMPLES={folder}"]
-    site.broker.command = ["env", *names, sys.executable, "-s", "-c", code, "--allow-root"]
-    await site.start()
-    await eventually(site.is_ready, "JupyterLab is ready")
-    yield site
-    await site.broker.end_all()
+    names = [f"SLURM_JOB_ID={JOB}", f"CARME_EXAMPLES={examples(image / 'examples')}"]
+    lasting_site.broker.command = ["env", *names, sys.executable, "-s", "-c", code, "--allow-root"]
+    await lasting_site.start()
+    await eventually(lasting_site.is_ready, "JupyterLab is ready")
+    yield lasting_site
+    await lasting_site.broker.end_all()
     shutil.rmtree(APPS.parent, ignore_errors=True)
 
 
@@ -134,7 +139,7 @@ def test_a_kernel_is_named_by_its_image(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @in_chromium
-async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, server: Site) -> None:
+async def test_the_launcher_is_the_sessions_home(front: Front, page: Page) -> None:
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     await page.goto(f"{front.url}{BASE}lab?reset")
@@ -147,7 +152,7 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     # The kernel is called as the image, and the home has no kernel of it.
     kernel = page.locator('.jp-LauncherCard[data-category="Notebook"]')
     await expect(kernel.first).to_contain_text("Python 3 · Deep <Learning> image")
-    assert not list(server.broker.socket.parent.rglob("kernel.json"))
+    assert not list(front.home.rglob("kernel.json"))
 
     # The page of this session, and the guides, in tabs of their own.
     app = ("TensorBoard", f"{BASE}tensorboard/")
@@ -180,7 +185,7 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
     await expect(tab.locator(".lm-TabBar-tabIcon svg")).to_be_visible()
     await page.get_by_role("button", name="First <steps> What this session has.").click()
     await expect(page.locator(".jp-Notebook .jp-RenderedMarkdown h1").first).to_contain_text("First")
-    assert (server.broker.socket.parent / "examples/1-first.ipynb").is_file()
+    assert (front.home / "examples/1-first.ipynb").is_file()
 
     # The way out is the portal's, and the hub's page is the portal.
     await page.get_by_role("menuitem", name="File", exact=True).click()
@@ -195,9 +200,7 @@ async def test_the_launcher_is_the_sessions_home(front: Front, page: Page, serve
 
 
 @in_chromium
-async def test_a_theme_that_is_lost_on_its_way_is_loaded_again(
-    front: Front, page: Page, server: Site
-) -> None:
+async def test_a_theme_that_is_lost_on_its_way_is_loaded_again(front: Front, page: Page) -> None:
     lost: list[str] = []
 
     async def lose_two(route: Route) -> None:

@@ -8,10 +8,9 @@ from playwright.async_api import Page, expect
 
 from patience import HANG
 
-from .conftest import Site
-from .test_lab_page import BASE, Front, chromium, front, page, server, site
+from .test_lab_page import BASE, Front, chromium, front, lab_site, page, server
 
-__all__ = ["chromium", "front", "page", "server", "site"]
+__all__ = ["chromium", "front", "lab_site", "page", "server"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -22,11 +21,11 @@ USE = """<section id="use" class="use" aria-labelledby="use-heading"%s>
 RUNTIME = Path(__file__).resolve().parents[3] / "containers/runtime/src"
 
 
-def notebook(site: Site, *cells: dict[str, object]) -> None:
+def notebook(home: Path, *cells: dict[str, object]) -> None:
     """Write notebook `a.ipynb` into the home."""
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     whole = {"cells": list(cells), "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-    (site.broker.socket.parent / "a.ipynb").write_text(json.dumps(whole))
+    (home / "a.ipynb").write_text(json.dumps(whole))
 
 
 def code(name: str, source: str, *outputs: dict[str, object]) -> dict[str, object]:
@@ -39,7 +38,7 @@ def report(job: object) -> dict[str, object]:
     return {"output_type": "display_data", "metadata": {}, "data": data}
 
 
-async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, server: Site) -> None:
+async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page) -> None:
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     front.pages["/jobs/123/use/"] = USE % (' hx-get="/jobs/123/use/"', 12)
@@ -47,10 +46,10 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     wrong = [report("../../logout"), report(-1), report(None)]
     front.missing = {"/jobs/9/use/"}
     cells = [code("a", "", report(123)), code("b", "", report(7)), code("c", "", *wrong)]
-    notebook(server, *cells, code("d", "", report(8)), code("e", "", report(9)))
+    notebook(front.home, *cells, code("d", "", report(8)), code("e", "", report(9)))
     await page.clock.install()
     # JupyterLab draws only cells that are in view, and outputs that come first move the others out of it.
-    settings = server.broker.socket.parent / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
+    settings = front.home / ".jupyter/lab/user-settings/@jupyterlab/notebook-extension"
     settings.mkdir(parents=True)
     (settings / "tracker.jupyterlab-settings").write_text(json.dumps({"windowingMode": "none"}))
     await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
@@ -79,14 +78,14 @@ async def test_a_report_is_drawn_as_on_the_portal(front: Front, page: Page, serv
     assert not complaints
 
 
-async def test_options_of_the_magics_are_completed(front: Front, page: Page, server: Site) -> None:
+async def test_options_of_the_magics_are_completed(front: Front, page: Page) -> None:
     # JupyterLab drops answers that take longer than this, by default a second: the machine may be busy.
-    settings = server.broker.socket.parent / ".jupyter/lab/user-settings/@jupyterlab/completer-extension"
+    settings = front.home / ".jupyter/lab/user-settings/@jupyterlab/completer-extension"
     settings.mkdir(parents=True)
     (settings / "manager.jupyterlab-settings").write_text(json.dumps({"providerTimeout": HANG * 1000}))
     load = f"import sys\nsys.path.insert(0, {str(RUNTIME)!r})\n"
     load += "%load_ext carme_runtime.notebook\nprint('ready')"
-    notebook(server, code("a", load), code("b", ""))
+    notebook(front.home, code("a", load), code("b", ""))
     await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
     cells = page.locator(".jp-Notebook .jp-CodeCell")
     await cells.first.locator(".cm-content").click()

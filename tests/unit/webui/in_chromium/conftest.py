@@ -37,7 +37,6 @@ OPTIONS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgro
 OPTIONS += ["--disable-component-update", "--disable-sync"]
 DESKTOP: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 375, "height": 740}
-SCREENSHOTS = Path(__file__).resolve().parents[4] / "artifacts/screenshots"
 
 
 @pytest.fixture(scope="package")
@@ -165,13 +164,11 @@ def fits(page: Page) -> bool:
     return width <= PHONE["width"]
 
 
-def folder_of_screenshots() -> Path:
-    """`artifacts/screenshots`, or the folder that CARME_SCREENSHOTS names."""
-    folder = Path(os.environ.get("CARME_SCREENSHOTS", SCREENSHOTS))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def keep(page: Page, name: str, *, whole: bool = True) -> None:
+    """Take a picture of a page, or of its part in view, where CARME_SCREENSHOTS names a folder.
 
-
-def keep(page: Page, name: str) -> None:
-    """A screenshot of the whole page."""
-    page.screenshot(path=folder_of_screenshots() / f"portal-{name}.png", full_page=True)
+    Drawing and packing one takes about half a second of a processor.
+    """
+    if folder := os.environ.get("CARME_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=Path(folder) / f"portal-{name}.png", full_page=whole)

@@ -16,7 +16,7 @@ from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
 from axe_playwright_python.sync_playwright import Axe
 from django.urls import URLResolver, get_resolver
-from playwright.sync_api import BrowserContext, Page, Response, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 from carme_webui.accounts.models import User
 from patience import HANG
@@ -35,8 +35,47 @@ EVERY: dict[str, object] = {
 #: Parts of a page that it loads at once, as long as they are not there.
 LOADING = 'main [hx-trigger="load"]'
 COLOURS = EVERY | {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
+#: What the size of the window decides, where it shows the same elements.
+SIZES = EVERY | {
+    "runOnly": {"type": "rule", "values": ["color-contrast", "target-size", "scrollable-region-focusable"]}
+}
+#: What another language can change: no colour.
+WORDS = EVERY | {"rules": {"color-contrast": {"enabled": False}}}
 
 AXE = Axe().axe_script
+#: Two pages with the same outline are the same for axe: it has elements, and attributes with what they do,
+#: but of texts, names and addresses only whether they are there, and of equal rows one.
+OUTLINE = """
+const NAMED = /^(href|src|action|value|title|alt|placeholder|datetime|aria-label|name|hx-.*|data-.*)$/;
+window.outline = (element, left_out = "") => {
+  const attributes = [...element.attributes].filter(({ name }) => name !== left_out);
+  let text = `<${element.localName}`;
+  for (const { name, value } of attributes)
+    text += ` ${name}=${NAMED.test(name) ? Boolean(value.trim()) : value}`;
+  let last = "";
+  for (const node of element.childNodes) {
+    let part = "";
+    if (node.nodeType === Node.ELEMENT_NODE) part = outline(node, left_out);
+    else if (node.nodeType === Node.TEXT_NODE && node.data.trim()) part = "text";
+    if (part && part !== last) text += `>${part}`;
+    last = part || last;
+  }
+  return `${text}/>`;
+};
+outline(document.querySelector("main"))
+"""
+#: Notes which elements a wide screen shows.
+NOTE_SHOWN = """
+window.isShown = element => element.checkVisibility({ visibilityProperty: true });
+window.shownBefore = new Map([...document.body.querySelectorAll("*")].map(one => [one, isShown(one)]));
+"""
+#: The outlines of the elements that only one of both screens shows, without what is within them.
+ONLY_ON_ONE = """() => {
+  const differs = one => shownBefore.get(one) !== isShown(one);
+  const found = new Set([...document.body.querySelectorAll("*")].filter(differs));
+  const outermost = [...found].filter(one => !found.has(one.parentElement));
+  return outermost.map(one => outline(one, "aria-current") + isShown(one));
+}"""
 
 #: What is for programs.
 PROGRAMS = ("api/", "metrics/", ".well-known/", "identity/o/api/")
@@ -88,10 +127,6 @@ EMPTY = ["jobs/submit/", "images/build/", "bookings/new/", "projects/new/", "adm
 EMPTY += ["announcements/new/", "maintenance/new/", "tokens/"]
 
 
-def _is_of_a_form(answer: Response) -> bool:
-    return answer.request.method == "POST" and answer.request.is_navigation_request()
-
-
 def routes(patterns: Any = None, before: str = "") -> Iterator[str]:
     """All routes of the portal but those for programs."""
     for one in get_resolver("carme_webui.urls").url_patterns if patterns is None else patterns:
@@ -121,7 +156,7 @@ class Eyes:
     """Look at pages, at what is the same only once; `found`: what was wrong, by whom and where.
 
     Args:
-        phone_alone: Judge them as a phone shows them, and not on a wide screen as well.
+        phone_alone: Judge them as a phone shows them, by what words decide, and not on a wide screen as well.
     """
 
     def __init__(self, page: Page, *, phone_alone: bool = False) -> None:
@@ -129,24 +164,42 @@ class Eyes:
         self.phone_alone = phone_alone
         self.found: dict[str, list[str]] = {}
         self.seen: set[str] = set()
+        self._known: set[str] = set()
+        self._outlines: set[str] = set()
+        self._only_on_one: set[str] = set()
 
-    def look(self, who: str, path: str) -> None:
-        """Load a page and judge it, with the parts that it loads itself."""
+    def look(self, who: str, path: str, html: str = "") -> None:
+        """Load a page and judge it, with the parts that it loads itself.
+
+        Args:
+            who: Who is signed in.
+            path: The address.
+            html: What is there, where that is known.
+        """
+        main = re.sub(r'(name="csrfmiddlewaretoken" value|data-version)="[^"]*"', "", main_of(html))
+        if main in self._known and not self._is_first(who):
+            self.seen.add(f"{who} {path}")
+            return
+        if main and 'hx-trigger="load' not in main:
+            self._known.add(main)
         self.page.goto(f"/{path}", wait_until="domcontentloaded")
         expect(self.page.locator(LOADING)).to_have_count(0)
         self.judge(who, path)
 
     def judge(self, who: str, path: str) -> None:
         """Judge the page that is there."""
-        main = self.page.locator("main").first.inner_html()
-        main = re.sub(r'(name="csrfmiddlewaretoken" value|data-version)="[^"]*"', "", main)
-        first = not any(name.startswith(f"{who} ") for name in self.seen)
-        if main in self.seen and not first:  # the bar at the top is each role's own
-            return
-        self.seen |= {main, f"{who} {path}"}
-        wrong = [] if self.phone_alone else self._on_a_wide_screen()
-        self.page.set_viewport_size(PHONE)
-        wrong += [f"on a phone: {one}" for one in violations(self.page, EVERY)]
+        outline = self.page.evaluate(OUTLINE)
+        known = outline in self._outlines and not self._is_first(who)  # the bar at the top is each role's own
+        self._outlines.add(outline)
+        self.seen.add(f"{who} {path}")
+        if known:
+            self.page.set_viewport_size(PHONE)
+            wrong = []
+        elif self.phone_alone:
+            self.page.set_viewport_size(PHONE)
+            wrong = violations(self.page, WORDS)
+        else:
+            wrong = self._on_both_screens()
         if self.page.evaluate("document.documentElement.scrollWidth") > PHONE["width"]:
             wrong.append("something sticks out on a phone")
         if wrong:
@@ -162,24 +215,49 @@ class Eyes:
         """What was wrong, a line each."""
         return "\n".join(f"{where}: {one}" for where, wrong in self.found.items() for one in wrong)
 
-    def _on_a_wide_screen(self) -> list[str]:
-        wrong = violations(self.page, EVERY)
-        self.page.emulate_media(color_scheme="dark")
-        wrong += [f"in the dark: {one}" for one in violations(self.page, COLOURS)]
-        self.page.emulate_media(color_scheme="light")
+    def _is_first(self, who: str) -> bool:
+        return not any(name.startswith(f"{who} ") for name in self.seen)
+
+    def _on_both_screens(self) -> list[str]:
+        """All rules on a wide, light screen, and on a dark phone those that size and colours decide.
+
+        What only one of the two shows is judged in the other colours as well, where it is new. It leaves the
+        page on a phone.
+        """
+        page = self.page
+        wrong = violations(page, EVERY)
+        page.evaluate(NOTE_SHOWN)
+        page.set_viewport_size(PHONE)
+        new = set(page.evaluate(ONLY_ON_ONE)) - self._only_on_one
+        self._only_on_one |= new
+        if new:
+            wrong += [f"on a phone: {one}" for one in violations(page, EVERY)]
+        page.emulate_media(color_scheme="dark")
+        wrong += [f"on a phone in the dark: {one}" for one in violations(page, SIZES)]
+        if new:
+            page.set_viewport_size(DESKTOP)
+            wrong += [f"in the dark: {one}" for one in violations(page, COLOURS)]
+            page.set_viewport_size(PHONE)
+        page.emulate_media(color_scheme="light")
         return wrong
 
 
-def is_page(http: httpx.Client, context: BrowserContext, path: str) -> bool | None:
-    """Whether a whole page is at an address; None when nothing is there for who is signed in."""
+def main_of(html: str) -> str:
+    """The part of a page that is its own; empty where there is none."""
+    return html.partition("<main")[2].rpartition("</main>")[0]
+
+
+def page_at(http: httpx.Client, context: BrowserContext, path: str) -> str | None:
+    """The whole page at an address, empty if something else is there; None: nothing for who is signed in."""
     cookies = "; ".join(f"{one.get('name')}={one.get('value')}" for one in context.cookies())
     with http.stream("GET", f"/{path}", headers={"Cookie": cookies}) as answer:
         assert answer.status_code < 500, path
         if answer.status_code in (302, 403, 404):
             return None
         if answer.status_code != 200 or not answer.headers["content-type"].startswith("text/html"):
-            return False  # it takes forms alone, or is a stream, or a file
-        return b"<html" in answer.read()
+            return ""  # it takes forms alone, or is a stream, or a file
+        answer.read()
+        return answer.text if "<html" in answer.text else ""
 
 
 def second_factors(user: User) -> None:
@@ -195,8 +273,8 @@ def judge_refused_forms(eyes: "Eyes", who: str) -> None:
     page = eyes.page
     for path in EMPTY:
         page.goto(f"/{path}", wait_until="domcontentloaded")
-        # The form itself, not what the page asks for meanwhile, such as a prediction.
-        with page.expect_response(_is_of_a_form) as sent:
+        # The page that answers, not what this one asks for meanwhile, such as a prediction.
+        with page.expect_navigation(wait_until="domcontentloaded") as sent:
             page.evaluate(
                 """() => {
                   const form = document.querySelector("main form[method=post]:not([action*=look])");
@@ -207,7 +285,6 @@ def judge_refused_forms(eyes: "Eyes", who: str) -> None:
                 }"""
             )
         assert sent.value.status == 422, path
-        page.wait_for_load_state("domcontentloaded")
         eyes.judge(who, f"{path} refused")
 
 
@@ -235,16 +312,16 @@ def test_no_page_keeps_anybody_out(
 
     def walk(who: str, below: str = "") -> None:
         for route in [one for one in todo if one.startswith(below)]:
-            there = is_page(http, context, path := concrete(route))
+            there = page_at(http, context, path := concrete(route))
             if there is not None:
                 missing.discard(route)
-            if there is False:
+            if there == "":
                 todo.remove(route)
             if there:
-                eyes.look(who, path)
+                eyes.look(who, path, there)
         for path in [] if below else FURTHER:
-            if is_page(http, context, path := path.format(home=broker.home)):
-                eyes.look(who, path)
+            if there := page_at(http, context, path := path.format(home=broker.home)):
+                eyes.look(who, path, there)
 
     eyes.look("anonymous", "accounts/login/")
     eyes.look("anonymous", "accounts/inactive/")
@@ -288,9 +365,9 @@ def test_no_page_keeps_anybody_out_in_german(
         User.objects.filter(username=name).update(language="de")
         paths = [concrete(route) for route in routes() if route not in NOT_SEEN]
         for path in [*paths, *(path.format(home=broker.home) for path in FURTHER)]:
-            if is_page(http, context, path):
-                eyes.look(f"German {who}", path)
-                assert page.locator("html").get_attribute("lang") == "de", path
+            if there := page_at(http, context, path):
+                assert '<html lang="de"' in there, path
+                eyes.look(f"German {who}", path, there)
         page.context.clear_cookies()
     assert not eyes.found, eyes.report()
     assert len(eyes.seen) > len(paths) / 2, "most pages were seen"

@@ -21,7 +21,7 @@ from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 
 from ..fake_broker import FakeBroker, make_job, make_session
-from .conftest import DESKTOP, fits, folder_of_screenshots, log_in
+from .conftest import DESKTOP, fits, keep, log_in
 from .test_accessibility import COLOURS, EVERY, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -64,9 +64,7 @@ def looks(page: Page, name: str, complaints: list[str]) -> None:
         page.set_viewport_size(viewport)
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
-            page.screenshot(
-                path=folder_of_screenshots() / f"portal-{name}-{size}-{scheme}.png", full_page=True
-            )
+            keep(page, f"{name}-{size}-{scheme}")
             wrong += [f"{scheme}: {one}" for one in violations(page, COLOURS)]
     page.emulate_media(color_scheme="light")
     page.set_viewport_size(DESKTOP)

@@ -21,7 +21,7 @@ from carme_webui.sessions.models import Session
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
-from .conftest import PHONE, fits, folder_of_screenshots, keep, log_in, log_out
+from .conftest import PHONE, fits, keep, log_in, log_out
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -261,7 +261,7 @@ def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_l
     page.get_by_role("button", name="Menu").focus()
     page.keyboard.press("Enter")
     expect(jobs).to_be_visible()
-    page.screenshot(path=folder_of_screenshots() / "portal-phone-menu.png")
+    keep(page, "phone-menu", whole=False)
     page.keyboard.press("Escape")
     expect(jobs).to_be_hidden()
     page.keyboard.press("Enter")
