@@ -163,6 +163,29 @@ def test_a_contestant_with_other_weights_is_void_and_says_so(
     assert all(not one.turns and one.status == "void" for one in rows if one.contestant == "keras-torch")
 
 
+def test_a_contestant_whose_gradients_are_too_long_is_void_and_says_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a hundredth: its losses do not show that."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('CARME_COMPARE_ENTRY', '').startswith('horovod-face'):\n"
+        "    from torch.nn import functional\n"
+        "    right = functional.cross_entropy\n"
+        "    def longer(*arguments):\n"
+        "        loss = right(*arguments)\n"
+        "        return loss.detach() + 1.01 * (loss - loss.detach())\n"
+        "    functional.cross_entropy = longer\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    names = ("torch-gloo", "horovod-face")
+    compare(tmp_path / "out", *names, "--networks", "tiny", "--ranks", "1", "--rounds", "1")
+    rows = {one.contestant: one for one in load(tmp_path / "out/compare.json").rows}
+    void = rows["horovod-face"].void
+    assert void.startswith("unequal work: the gradient of ") and " is 1 % from the one" in void
+    assert not rows["torch-gloo"].void and rows["torch-gloo"].gradients
+
+
 def test_a_comparison_in_which_all_are_void_fails_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

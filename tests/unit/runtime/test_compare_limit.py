@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from carme_runtime.compare import command, entries, machine, report, rounds, tasks, verdict
@@ -21,7 +22,10 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resul
     """Compares contestants; of each a function has the milliseconds of a step in each of its turns."""
 
     def hold(
-        contestants: dict[str, Times], progress: Callable[[str], None] = lambda _: None, **plan: Any
+        contestants: dict[str, Times],
+        progress: Callable[[str], None] = lambda _: None,
+        compare_gradients: Callable[[entries.Entry, Path], None] = lambda *_: None,
+        **plan: Any,
     ) -> Result:
         turns = {name: itertools.count() for name in contestants}
         losses: dict[str, float] = {}
@@ -38,6 +42,7 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Resul
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
         monkeypatch.setattr(entries.Entry, "start", start)
         monkeypatch.setattr(entries.Entry, "make", make)
+        monkeypatch.setattr(entries.Entry, "compare_gradients", compare_gradients)
         monkeypatch.setattr(entries.Entry, "end", lambda _: None)
         monkeypatch.setattr(machine, "probe", lambda _: 10.0)
         options: dict[str, Any] = {"rounds": ROUNDS} | plan
@@ -64,6 +69,25 @@ def settling(number: int) -> float:
 def test_a_row_that_is_known_well_gets_no_further_rounds(held: Callable[..., Result]) -> None:
     (row,) = held({"parallelize": steady}).rows
     assert (row.status, len(row.turns)) == (MEASURED, ROUNDS)
+
+
+def test_a_row_with_wrong_gradients_has_no_turns(held: Callable[..., Result]) -> None:
+    """The comparison asks for them after the first step, and gives the file of those that they must be."""
+
+    def compare_gradients(entry: entries.Entry, reference: Path) -> None:
+        with np.load(reference) as expected:
+            norms = {name: float(np.linalg.norm(expected[name])) for name in expected.files if "." in name}
+        part = 0.01 if entry.row.contestant == "torch-gloo" else 0.0
+        entry.row.gradients = {
+            name: {"norm": norm, "expected": norm, "distance": part * norm, "rounding": 0.0}
+            for name, norm in norms.items()
+        }
+
+    result = held({"parallelize": steady, "torch-gloo": steady}, compare_gradients=compare_gradients)
+    right, wrong = result.rows
+    assert (right.status, right.void, len(right.turns)) == (MEASURED, "", ROUNDS)
+    assert wrong.void.startswith("unequal work: the gradient of ") and not wrong.turns
+    assert wrong.void in report.page(result)
 
 
 def test_a_row_that_stays_uncertain_is_repeated_and_then_marked(held: Callable[..., Result]) -> None:

@@ -134,7 +134,8 @@ work = SimpleNamespace(ranks=ranks)
 steps = worker.Steps(lambda number, mark: 1.0, 0.0, set())
 line = come_in("parallelize", rank)
 line.send(ready=True, host="nowhere", cores=[], versions={})
-worker.serve(line, steps, lambda seconds: worker.probed(program, work, seconds, ranks))
+probe = lambda seconds: worker.probed(program, work, seconds, ranks)
+worker.serve(line, steps, probe, lambda reference: {})
 """
 
 

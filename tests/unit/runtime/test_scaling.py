@@ -186,6 +186,13 @@ def test_the_interval_holds_the_prediction_and_grows_with_what_is_unknown() -> N
     assert predict(small(), Machine(measured), upto=8) == predict(small(), Machine(measured), upto=8)
 
 
+def test_the_simulation_itself_is_unsure_as_soon_as_ranks_communicate() -> None:
+    """By more than steps on one rank differ, however well the links are known."""
+    one, two = predict(small(), Machine(parse_network("100 Gbit/s, 1 us")), upto=2).strong
+    assert (one.high - one.low) / one.step.ms < 0.12
+    assert (two.high - two.low) / two.step.ms > 0.15
+
+
 def test_what_would_move_the_limit() -> None:
     prediction = predict(small(), Machine(parse_network("1 Gbit/s, 20 us")), upto=16)
     what = [remedy.what for remedy in prediction.remedies]

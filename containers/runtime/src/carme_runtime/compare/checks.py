@@ -1,13 +1,17 @@
 """Which rows are void because they do other work, and which turns were disturbed."""
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from carme_runtime.compare.results import Row, Turn
+from carme_runtime.compare.results import Distance, Row, Turn
 from carme_runtime.compare.tasks import BATCHES
 
 #: By which losses may differ; numbers of bf16 have 8 bits, so that rounding alone makes 0.4 %.
 TOLERANCES = {"float32": 1e-4, "bf16": 2e-2}
+#: By which the gradients of the first step may differ from the right ones, as a part of these.
+GRADIENT_TOLERANCES = {"float32": 1e-4, "bf16": 0.8}
+_SMALL = 0.01  # of all gradients
 FOREIGN_LIMIT = 0.1  # of the time of a contestant's cores that others have
 PROBE_LIMIT = 0.1  # that a probe may take longer than the usual one
 
@@ -34,6 +38,33 @@ def void_unequal(rows: Sequence[Row], first_loss: float, tolerance: float = TOLE
                 f"unequal work: the loss of its step {number + 1} is {row.losses[number]:.6f}, and that of "
                 f"most is {usual:.6f}"
             )
+
+
+def void_wrong_gradients(rows: Sequence[Row], tolerance: float = GRADIENT_TOLERANCES["float32"]) -> None:
+    """Mark the rows whose gradients of the first step are not those of the weights."""
+    for row in rows:
+        if row.void or not row.gradients:
+            continue
+        name, error = worst_gradient(row.gradients)
+        if not error <= tolerance:  # which is also so where it is not a number
+            row.void = (
+                f"unequal work: the gradient of {name} in its first step is {100 * error:.3g} % from the one "
+                "that these weights have"
+            )
+
+
+def worst_gradient(found: Mapping[str, Distance]) -> tuple[str, float]:
+    """The weight whose gradient is the farthest from the right one, and how far: 0.01 for a hundredth of it.
+
+    Small gradients count as a hundredth of all together: rounding alone changes those that are 0, as those of
+    biases before a normalization, by as much as they are.
+    """
+    whole = math.hypot(*(one["expected"] for one in found.values()))
+    errors = {
+        name: max(one["distance"] - one["rounding"], 0.0) / max(one["expected"], _SMALL * whole, 1e-30)
+        for name, one in found.items()
+    }
+    return max(errors.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
 
 
 def _of_most(values: list[float], tolerance: float) -> float:

@@ -86,6 +86,22 @@ class Entry:
             self.fail(f"it did not go on: {error}")
             return []
 
+    def compare_gradients(self, reference: Path) -> None:
+        """Note how far those of its first step are from what they must be, which a file has.
+
+        Of each weight the rank with the largest distance counts: ranks that do not reduce gradients have
+        different ones.
+        """
+        try:
+            answers = [answer["gradients"] for answer in self._ask(gradients=str(reference))]
+        except Lost as error:
+            self.fail(f"its gradients could not be compared: {error}")
+            return
+        self.row.gradients = {
+            name: max((each[name] for each in answers), key=lambda one: one["distance"])
+            for name in answers[0]
+        }
+
     def probe(self, seconds: float) -> dict[str, Any]:
         """What is needed to predict its steps, as rank 0 measures it; `why` if that fails.
 
@@ -99,7 +115,7 @@ class Entry:
             return {"why": self._give_up(f"the probe did not go on: {error}")}
         return next((answer for answer in answers if "why" in answer), answers[0])
 
-    def _ask(self, **order: float) -> list[dict[str, Any]]:
+    def _ask(self, **order: float | str) -> list[dict[str, Any]]:
         """The answers of all ranks. Raises Lost."""
         for line in self._lines:
             line.send(**order)

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
 
 EPSILON = 1e-5  # of all normalizations
 
@@ -70,3 +74,18 @@ class Layer:
         if self.kind == "attention":
             inside = [Layer("dense", f"{name}.{part}", channels, channels) for part in "qkvo"]
         return {key: shape for each in inside for key, shape in each.shapes().items()}
+
+
+def channels_first(layer: Layer, kernel: np.ndarray) -> np.ndarray:
+    """A dense layer's kernel for samples that were flattened with their channels first."""
+    if not layer.image:
+        return kernel
+    return kernel.reshape(*layer.image, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)
+
+
+def channels_last(layer: Layer, kernel: np.ndarray) -> np.ndarray:
+    """What `channels_first` got."""
+    if not layer.image:
+        return kernel
+    height, width, channels = layer.image
+    return kernel.reshape(channels, height, width, -1).transpose(1, 2, 0, 3).reshape(kernel.shape)

@@ -316,11 +316,18 @@ def _disturbed(result: Result) -> list[str]:
 
 def _how(result: Result) -> list[str]:
     tolerance = f"{checks.TOLERANCES[_precision(result)]:g}"
+    gradients = ""  # results of earlier versions have none
+    if any(row.gradients for row in result.rows):
+        gradients = (
+            ", as do the gradients of the first step over all ranks, weight by weight: to "
+            f"{checks.GRADIENT_TOLERANCES[_precision(result)]:g} of each, beyond what rounding decides"
+        )
     foreign, slow = f"{100 * checks.FOREIGN_LIMIT:.0f} %", f"{100 * checks.PROBE_LIMIT:.0f} %"
     points = (
         "All contestants train the same network from the same weights with the same batches by SGD with "
         f"momentum. Their first losses agree to {tolerance}, and the very first one with what is computed "
-        "without any framework; otherwise a row is void.",
+        f"without any framework{gradients}; otherwise a row is void.",
+        "Batches are in memory before the first turn, so no turn reads files, and none waits for a disk.",
         "All are started before the first turn and take turns in rounds, in an order that is drawn anew "
         "for each round. Each rank has cores of its own. The first step of a turn is not timed.",
         "Between all turns a probe of known work runs on all cores. A turn is disturbed if other processes "

@@ -39,6 +39,12 @@ class Turn:
     lasted_s: float = 0.0
 
 
+#: Of a weight's gradient in the first step: its `norm`, the `expected` one, the `distance` between both, and
+#: how much of that may come from `rounding`: where it decides on which side of a kink a value is, and where
+#: the gradient is computed from the weights. All are Euclidean norms.
+Distance = dict[str, float]
+
+
 @dataclass
 class Row:
     """A contestant with a network on some ranks."""
@@ -50,6 +56,7 @@ class Row:
     batch: int = 0
     void: str = ""  # why there are no figures
     losses: list[float] = field(default_factory=list)
+    gradients: dict[str, Distance] = field(default_factory=dict)  # of the first step, by weight
     turns: list[Turn] = field(default_factory=list)
     parts_ms: dict[str, float] = field(default_factory=dict)
     start_s: float = 0.0

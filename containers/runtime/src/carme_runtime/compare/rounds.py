@@ -186,6 +186,8 @@ class _Contest:
         self.random = random.Random(f"{plan.seed} {network}")
         self.entries: list[Entry] = []
         self.files: dict[int, Path] = {}  # of tasks, by batch
+        self.first_loss: dict[int, float] = {}  # by ranks, as it must be
+        self.first_gradients: dict[int, Path] = {}  # by ranks, as they must be
         self.turns: dict[int, list[_Raw]] = {}  # by the entry's place
         self.losses: dict[int, list[float]] = {}  # by the entry's place, of all its steps
         self.probes: list[float] = []
@@ -214,7 +216,6 @@ class _Contest:
         """Start all, one after the other, in a drawn order."""
         made: dict[int, tasks.Task] = {}
         network, data, seed = self.plan.network(self.network), self.plan.data, self.plan.seed
-        self.first_loss: dict[int, float] = {}
         for ranks in self.plan.ranks:
             batch = self.plan.batch_of(self.network, ranks)
             if batch not in made:
@@ -222,6 +223,8 @@ class _Contest:
                 self.files[batch] = self.folder / f"{self.network}-{batch}.npz"
                 tasks.write(made[batch], self.files[batch])
             self.first_loss[ranks] = made[batch].first_loss(ranks)
+            self.first_gradients[ranks] = self.folder / f"{self.network}-{batch}-{ranks}-gradients.npz"
+            tasks.write_gradients(*made[batch].first_gradients(ranks), self.first_gradients[ranks])
             self.result.data = made[batch].data
         for name in self.plan.contestants:
             self.entries += [self._entry(name, ranks) for ranks in self.plan.ranks]
@@ -246,13 +249,18 @@ class _Contest:
         return Entry(row, self.plan.threads or 1, slower, self.plan.precision, python)
 
     def _check_work(self) -> None:
-        """The first steps, whose losses must be equal; they are not timed."""
+        """The first steps, whose gradients and losses must be equal; they are not timed."""
         for place in self.able:
-            self._make(place, CHECKED_STEPS)
-            self.entries[place].row.losses = list(self.losses[place])
+            entry = self.entries[place]
+            if self._make(place, 1):
+                entry.compare_gradients(self.first_gradients[entry.row.ranks])
+            if not entry.row.void:
+                self._make(place, CHECKED_STEPS - 1)
+            entry.row.losses = list(self.losses[place])
         for ranks in self.plan.ranks:
             rows = [entry.row for entry in self.entries if entry.row.ranks == ranks]
             checks.void_unequal(rows, self.first_loss[ranks], checks.TOLERANCES[self.plan.precision])
+            checks.void_wrong_gradients(rows, checks.GRADIENT_TOLERANCES[self.plan.precision])
         for entry in self.entries:
             if entry.row.losses and entry.row.void:
                 entry.end()

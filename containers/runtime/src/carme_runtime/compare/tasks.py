@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 from carme_runtime.compare import designs
 from carme_runtime.compare.images import DATA
 from carme_runtime.compare.networks import NETWORKS, Network, draw
-from carme_runtime.compare.reference import loss
+from carme_runtime.compare.reference import gradients, loss
 
 if TYPE_CHECKING:
     import numpy as np
 
 BATCHES = 8  # of which steps take one after the other
 MOMENTUM = 0.9  # of SGD
+#: Noise of all pixels, whose values are from 0 to 1. Equal pixels make equal values, at which a maximum or a
+#: ReLU has no gradient: it would depend on how a framework rounds.
+_DITHER = 0.01
 _BRIGHT = 0.5  # from which on a pixel is of an object
 
 
@@ -52,6 +55,27 @@ class Task:
         """What the first step's loss must be: the mean of the ranks' losses."""
         shares = [self.share(rank, ranks) for rank in range(ranks)]
         return sum(loss(self.network, self.weights, x[0], y[0]) for x, y in shares) / ranks
+
+    def first_gradients(self, ranks: int) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """What the first step's gradients must be: the means of the ranks'.
+
+        Returns:
+            The gradients by the weights' names, and how far from them (Euclidean norm) others may be because
+            rounding decides on which side of a ReLU's or a maximum's kink a value is.
+        """
+        import numpy as np
+
+        total = {name: np.zeros(value.shape) for name, value in self.weights.items()}
+        apart = {name: np.zeros(value.shape) for name, value in self.weights.items()}
+        for rank in range(ranks):
+            x, y = self.share(rank, ranks)
+            one, other = gradients(self.network, self.weights, x[0], y[0])
+            for name, value in one.items():
+                total[name] += value / ranks
+                apart[name] += (value - other[name]) / ranks
+        # Some of the values on kinks are on one side and some on the other. What these change may be more
+        # than what all change together.
+        return total, {name: 2 * float(np.linalg.norm(value)) for name, value in apart.items()}
 
 
 def network_for(
@@ -90,7 +114,9 @@ def make(network: Network, batch: int, seed: int, data: str = "digits") -> Task:
     weights = draw(network, random)
     images = DATA[data].draw(random, network.side)
     chosen = random.integers(len(images.values), size=(BATCHES, batch))
-    batches = images.values.astype(np.float32)[chosen]
+    batches = images.values[chosen]
+    batches += _DITHER * random.standard_normal(batches.shape)
+    batches = batches.astype(np.float32)
     targets = batches.mean(axis=-1) > _BRIGHT if network.judges_pixels else images.classes[chosen]
     return Task(network, weights, _shaped(batches, network), targets.astype(np.int64), images.title)
 
@@ -135,3 +161,11 @@ def read(file: Path) -> Task:
         name, data = about.pop("name"), about.pop("data")
         weights = {key[7:]: found[key] for key in found.files if key.startswith("weight ")}
         return Task(NETWORKS[name].sized(**about), weights, found["inputs"], found["targets"], data)
+
+
+def write_gradients(gradients: dict[str, np.ndarray], kinks: dict[str, float], file: Path) -> None:
+    """For the ranks, which compare theirs: what `first_gradients` returned, in the precision of theirs."""
+    import numpy as np
+
+    named: dict[str, Any] = {name: value.astype(np.float32) for name, value in gradients.items()}
+    np.savez(file, kinks=np.array(json.dumps(kinks)), **named)

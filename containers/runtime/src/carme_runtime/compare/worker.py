@@ -1,15 +1,18 @@
 """What each rank of a contestant runs: `python -m carme_runtime.compare.worker NAME TASK`."""
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from carme_runtime.compare import tasks
 from carme_runtime.compare.contestants import CONTESTANTS
@@ -18,8 +21,14 @@ from carme_runtime.compare.machine import busy_seconds, companions, peak_bytes, 
 from carme_runtime.compare.programs import Step, Work
 from carme_runtime.errors import CarmeRuntimeError
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from carme_runtime.compare.results import Distance
+
 THREADS, SLOWER = "CARME_COMPARE_THREADS", "CARME_COMPARE_SLOWER"
 PRECISION = "CARME_COMPARE_PRECISION"
+_HALF_BIT = 2.0**-24  # of a number in float32, by which rounding changes it at most
 _PLACE = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1), ("NODE_RANK", 0))
 
 
@@ -34,13 +43,17 @@ def main() -> None:
     program = importlib.import_module(f"carme_runtime.compare.programs.{contestant.program}")
     is_bf16 = os.environ.get(PRECISION) == "bf16"
     work = Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16)
-    step = program.prepare(work)
+    step, gradients = program.prepare(work)
     line = come_in(name, rank)
     line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
     slower = float(os.environ.get(SLOWER, 0))
     servers = companions() if contestant.has_servers else []
     steps = Steps(step, slower, cores, servers, local_size)
-    serve(line, steps, lambda seconds: probed(program, work, seconds, local_size))
+
+    def compared(reference: Path) -> dict[str, Any]:
+        return compare_gradients(gradients(), reference, getattr(program, "FROM_WEIGHTS", False), work)
+
+    serve(line, steps, lambda seconds: probed(program, work, seconds, local_size), compared)
     # Some libraries wait for the other ranks at their end, or for threads of theirs.
     sys.stdout.flush()
     os._exit(0)
@@ -127,17 +140,53 @@ class Steps:
         return time.process_time() + used_seconds(self._servers) / self._local_size
 
 
-def serve(line: Line, steps: Steps, probe: Callable[[float], dict[str, Any]]) -> None:
+def serve(
+    line: Line,
+    steps: Steps,
+    probe: Callable[[float], dict[str, Any]],
+    compared: Callable[[Path], dict[str, Any]],
+) -> None:
     """Answer until the comparison has had enough, or is gone. Raises Lost."""
     peak = None
     while not (order := line.receive()).get("end"):
         if "steps" in order:
             line.send(**steps.make(int(order["steps"])))
+        elif "gradients" in order:
+            line.send(gradients=compared(Path(order["gradients"])))
         else:
             peak = peak_bytes()  # what the probe needs on top is not the contestant's
             line.send(peak_bytes=peak)  # now, as the probe may end the rank
             line.send(**probe(float(order["probe"])))
     line.send(peak_bytes=peak_bytes() if peak is None else peak)
+
+
+def compare_gradients(
+    found: Iterable[tuple[str, np.ndarray]], reference: Path, from_weights: bool, work: Work
+) -> dict[str, Distance]:
+    """How far the first step's gradients are from those that they must be, by the weights' names.
+
+    Args:
+        found: The contestant's.
+        reference: File of those that they must be.
+        from_weights: Whether they were computed from what the step has made of the weights.
+        work: Of this rank.
+    """
+    import numpy as np
+
+    distances: dict[str, Distance] = {}
+    with np.load(reference) as expected:
+        kinks: dict[str, float] = json.loads(str(expected["kinks"]))
+        for name, value in found:
+            right, weights = expected[name], work.task.weights[name]
+            # The error of rounding each of the new weights, as a gradient.
+            rounding = _HALF_BIT * float(np.linalg.norm(weights)) / work.task.network.rate
+            distances[name] = {
+                "norm": float(np.linalg.norm(value)),
+                "expected": float(np.linalg.norm(right)),
+                "distance": float(np.linalg.norm(value - right)),
+                "rounding": kinks[name] + (rounding if from_weights else 0.0),
+            }
+    return distances
 
 
 def probed(program: Any, work: Work, seconds: float, ranks_per_node: int) -> dict[str, Any]:

@@ -1,16 +1,27 @@
 """A training program for each way, between `# user: begin` and `# user: end` as a user writes it.
 
-Each module has `prepare(work)`, which returns the step, and `VERSIONS`, the modules whose versions count.
+Each module has `prepare(work)`, which returns the step and what returns the first one's gradients, and
+`VERSIONS`, the modules whose versions count. Where gradients are known from the weights alone, it has
+`FROM_WEIGHTS`.
 Where steps can be predicted, it also has `profile(work, seconds)` and `machine(ranks_per_node)`.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from carme_runtime.compare.tasks import Task
 
+if TYPE_CHECKING:
+    import numpy as np
+
 Mark = Callable[[str], None]  # says that the named part of the step has ended
 Step = Callable[[int, Mark], float]  # makes the step of this number, returns its loss
+# After the first step alone: its gradients over all ranks, by the names and in the shapes of the task's
+# weights. One after the other, so that they need little memory on top.
+Gradients = Callable[[], "Iterable[tuple[str, np.ndarray]]"]
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.sharding import NamedSharding, PartitionSpec
 
 from carme_runtime.compare.layers import EPSILON, Layer
-from carme_runtime.compare.programs import Mark, Step, Work
+from carme_runtime.compare.programs import Gradients, Mark, Step, Work
 from carme_runtime.compare.tasks import MOMENTUM
 
 VERSIONS = ("jax", "jaxlib")
 
 
-def prepare(work: Work) -> Step:
-    """The step of one rank."""
+def prepare(work: Work) -> tuple[Step, Gradients]:
+    """The step of one rank, and the first one's gradients."""
     inputs, targets = work.task.share(work.rank, work.ranks)
     layers, initial = work.task.network.layers, work.task.weights
     if os.environ.get("JAX_PLATFORMS") == "cpu":
@@ -66,7 +67,7 @@ def prepare(work: Work) -> Step:
         return float(loss)
 
     # user: end
-    return step
+    return step, lambda: ((name, np.asarray(value)) for name, value in velocities.items())
 
 
 def forward(layers: tuple[Layer, ...], weights: Any, values: Any) -> Any:

@@ -8,16 +8,16 @@ import importlib
 import keras
 
 import carme_runtime.keras as ck
-from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.keras_networks import build
+from carme_runtime.compare.programs import Gradients, Mark, Step, Work
+from carme_runtime.compare.programs.keras_networks import build, first_gradients
 from carme_runtime.compare.tasks import MOMENTUM
 
 _ON_TORCH = keras.backend.backend() == "torch"
 VERSIONS = ("keras", "torch" if _ON_TORCH else "tensorflow")
 
 
-def prepare(work: Work) -> Step:
-    """The step of one rank, which takes its own share of the batch."""
+def prepare(work: Work) -> tuple[Step, Gradients]:
+    """The step of one rank, which takes its own share of the batch, and the first one's gradients."""
     library = "torch_networks" if _ON_TORCH else "tensorflow_mirrored"
     importlib.import_module(f"carme_runtime.compare.programs.{library}").set_threads(work.threads)
     inputs, targets = work.task.inputs, work.task.targets
@@ -40,4 +40,4 @@ def prepare(work: Work) -> Step:
         return float(model.train_on_batch(inputs[number], targets[number]))
 
     # user: end
-    return step
+    return step, lambda: first_gradients(work.task, network, model.optimizer, channels_first=_ON_TORCH)

@@ -1,10 +1,12 @@
 """The networks as models of Keras 3, or of tf_keras."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from carme_runtime.compare.layers import EPSILON, Layer
+from carme_runtime.compare.layers import EPSILON, Layer, channels_last
+from carme_runtime.compare.layers import channels_first as to_channels_first
 from carme_runtime.compare.tasks import Task
 
 
@@ -22,9 +24,41 @@ def build(task: Task, keras: Any, channels_first: bool = False) -> Any:
     builder = _Builder(keras, channels_first)
     source = keras.Input(shape)
     model = keras.Model(source, builder.apply(task.network.layers, source))
-    for layer, made in builder.weighted:
-        made.set_weights(_converted(layer, task.weights, channels_first))
+    for layer in _weighted(task):
+        model.get_layer(layer.name).set_weights(_converted(layer, task.weights, channels_first))
     return model
+
+
+def first_gradients(
+    task: Task, model: Any, optimizer: Any, channels_first: bool = False
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Of the velocities that SGD with momentum has after its first step: the gradients, times minus its rate.
+
+    Args:
+        task: Its network.
+        model: As `build` made it.
+        optimizer: Which made the step.
+        channels_first: As it was built.
+
+    Yields:
+        By the names and in the shapes of the task's weights.
+    """
+    rate = task.network.rate
+    trained = zip(model.trainable_variables, optimizer.momentums, strict=True)
+    velocities = {id(variable): velocity for variable, velocity in trained}
+    for layer in _weighted(task):
+        variables = model.get_layer(layer.name).trainable_variables
+        shapes = layer.shapes()  # in the order of Keras, too
+        for (name, shape), variable in zip(shapes.items(), variables, strict=True):
+            value = velocities[id(variable)].numpy().reshape(shape) / -rate
+            is_turned = channels_first and len(shape) > 1
+            yield name, channels_last(layer, value) if is_turned else value
+
+
+def _weighted(task: Task) -> list[Layer]:
+    """The layers that have weights; the model's have the same names."""
+    leaves = (leaf for layer in task.network.layers for leaf in layer.leaves())
+    return [leaf for leaf in leaves if leaf.shapes()]
 
 
 class _Builder:
@@ -33,7 +67,6 @@ class _Builder:
         self.axis = 1 if channels_first else -1
         self.channels_first = channels_first
         self.format = {"data_format": "channels_first" if channels_first else "channels_last"}
-        self.weighted: list[tuple[Layer, Any]] = []
 
     def apply(self, layers: tuple[Layer, ...], values: Any) -> Any:
         for layer in layers:
@@ -54,22 +87,20 @@ class _Builder:
 
     def _make(self, layer: Layer) -> Any:
         kinds = self.layers
+        name = {"name": layer.name} if layer.shapes() else {}
         made: dict[str, Any] = {
-            "dense": lambda: kinds.Dense(layer.outputs),
-            "conv": lambda: kinds.Conv2D(layer.outputs, layer.size, layer.stride, **self.format),
+            "dense": lambda: kinds.Dense(layer.outputs, **name),
+            "conv": lambda: kinds.Conv2D(layer.outputs, layer.size, layer.stride, **self.format, **name),
             "relu": kinds.ReLU,
             "pool": lambda: kinds.MaxPooling2D(layer.size, layer.stride, **self.format),
             "up": lambda: kinds.UpSampling2D(2, **self.format),
             "flatten": lambda: kinds.Flatten(data_format="channels_last"),
             "mean": kinds.GlobalAveragePooling1D,
-            "batch_norm": lambda: kinds.BatchNormalization(self.axis, momentum=0.9, epsilon=EPSILON),
-            "layer_norm": lambda: kinds.LayerNormalization(epsilon=EPSILON),
-            "attention": lambda: kinds.MultiHeadAttention(layer.heads, layer.outputs // layer.heads),
+            "batch_norm": lambda: kinds.BatchNormalization(self.axis, momentum=0.9, epsilon=EPSILON, **name),
+            "layer_norm": lambda: kinds.LayerNormalization(epsilon=EPSILON, **name),
+            "attention": lambda: kinds.MultiHeadAttention(layer.heads, layer.outputs // layer.heads, **name),
         }
-        result = made[layer.kind]()
-        if layer.shapes():
-            self.weighted.append((layer, result))
-        return result
+        return made[layer.kind]()
 
 
 def _converted(layer: Layer, weights: dict[str, np.ndarray], channels_first: bool) -> list[np.ndarray]:
@@ -87,6 +118,4 @@ def _converted(layer: Layer, weights: dict[str, np.ndarray], channels_first: boo
         zeros = np.zeros_like(found[0])
         return [*found, zeros, zeros + 1] if layer.kind == "batch_norm" else found
     kernel = weights[f"{name}.kernel"]
-    if layer.image and channels_first:
-        kernel = kernel.reshape(*layer.image, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)
-    return [kernel, weights[f"{name}.bias"]]
+    return [to_channels_first(layer, kernel) if channels_first else kernel, weights[f"{name}.bias"]]

@@ -7,15 +7,16 @@ import mxnet as mx
 from mxnet import autograd, gluon
 from mxnet.contrib import amp
 
-from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.mxnet_networks import build, prepare_inputs
+from carme_runtime.compare.programs import Gradients, Mark, Step, Work
+from carme_runtime.compare.programs.mxnet_networks import build, first_gradients, prepare_inputs
 from carme_runtime.compare.tasks import MOMENTUM
 
 VERSIONS = ("mxnet", "numpy")
+FROM_WEIGHTS = True  # servers step the optimizer, so ranks never see the gradients over all of them
 
 
-def prepare(work: Work) -> Step:
-    """The step of one rank."""
+def prepare(work: Work) -> tuple[Step, Gradients]:
+    """The step of one rank, and the first one's gradients."""
     if work.is_bf16:
         amp.init("bfloat16")
     inputs, targets = work.task.share(work.rank, work.ranks)
@@ -38,4 +39,4 @@ def prepare(work: Work) -> Step:
         return float(losses.mean().asscalar())
 
     # user: end
-    return step
+    return step, lambda: first_gradients(work.task, model)

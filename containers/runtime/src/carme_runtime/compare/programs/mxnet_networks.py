@@ -4,13 +4,14 @@
 # pyright: reportMissingImports=false
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 from mxnet.gluon import nn
 
-from carme_runtime.compare.layers import EPSILON, Layer
+from carme_runtime.compare.layers import EPSILON, Layer, channels_first, channels_last
 from carme_runtime.compare.tasks import Task
 
 
@@ -21,8 +22,25 @@ def build(task: Task) -> Any:
     model.initialize()
     # Shapes of weights are known after the first samples.
     model(mx.nd.array(prepare_inputs(task.inputs[:1, :1])[0]))
-    _load(task.network.layers, model, task.weights)
+    for layer, block in _weighted(task.network.layers, model):
+        _load(layer, block, task.weights)
     return model
+
+
+def first_gradients(task: Task, model: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """By what the first step has made of the task's weights, so they are as exact as these are rounded."""
+    for layer, block in _weighted(task.network.layers, model):
+        if layer.kind.endswith("_norm"):
+            names, parameters = ("scale", "bias"), (block.gamma, block.beta)
+        else:
+            names, parameters = ("kernel", "bias"), (block.weight, block.bias)
+        for name, parameter in zip(names, parameters, strict=True):
+            value = parameter.data().asnumpy()
+            if name == "kernel":
+                dense = layer.kind == "dense"
+                value = channels_last(layer, value.T) if dense else value.transpose(2, 3, 1, 0)
+            before = task.weights[f"{layer.name}.{name}"]
+            yield f"{layer.name}.{name}", (before - value) / task.network.rate
 
 
 def prepare_inputs(inputs: np.ndarray) -> np.ndarray:
@@ -115,22 +133,26 @@ def _block(layer: Layer, is_image: bool) -> Any:
     return made[layer.kind]()
 
 
-def _load(layers: tuple[Layer, ...], blocks: Any, weights: dict[str, np.ndarray]) -> None:
+def _weighted(layers: tuple[Layer, ...], blocks: Any) -> Iterator[tuple[Layer, Any]]:
+    """The layers that have weights of their own, each with its block."""
     for number, layer in enumerate(layers):
-        name, block = layer.name, blocks[number]
+        block = blocks[number]
         if layer.branches:
             for branch, blocks_of_branch in zip(layer.branches, block.branches, strict=True):
-                _load(branch, blocks_of_branch, weights)
+                yield from _weighted(branch, blocks_of_branch)
         elif layer.kind == "attention":
             for part in "qkvo":
-                _load((Layer("dense", f"{name}.{part}"),), [getattr(block, part)], weights)
-        elif layer.kind in ("dense", "conv"):
-            kernel = weights[f"{name}.kernel"]
-            if layer.image:  # flattened with the channels first here
-                kernel = kernel.reshape(*layer.image, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)
-            turned = kernel.T if layer.kind == "dense" else kernel.transpose(3, 2, 0, 1)
-            block.weight.set_data(mx.nd.array(turned))
-            block.bias.set_data(mx.nd.array(weights[f"{name}.bias"]))
-        elif layer.kind.endswith("_norm"):
-            block.gamma.set_data(mx.nd.array(weights[f"{name}.scale"]))
-            block.beta.set_data(mx.nd.array(weights[f"{name}.bias"]))
+                yield Layer("dense", f"{layer.name}.{part}"), getattr(block, part)
+        elif layer.shapes():
+            yield layer, block
+
+
+def _load(layer: Layer, block: Any, weights: dict[str, np.ndarray]) -> None:
+    if layer.kind.endswith("_norm"):
+        block.gamma.set_data(mx.nd.array(weights[f"{layer.name}.scale"]))
+        block.beta.set_data(mx.nd.array(weights[f"{layer.name}.bias"]))
+        return
+    kernel = channels_first(layer, weights[f"{layer.name}.kernel"])
+    turned = kernel.T if layer.kind == "dense" else kernel.transpose(3, 2, 0, 1)
+    block.weight.set_data(mx.nd.array(turned))
+    block.bias.set_data(mx.nd.array(weights[f"{layer.name}.bias"]))

@@ -5,8 +5,8 @@
 
 import tensorflow as tf
 
-from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.keras_networks import build
+from carme_runtime.compare.programs import Gradients, Mark, Step, Work
+from carme_runtime.compare.programs.keras_networks import build, first_gradients
 from carme_runtime.compare.tasks import MOMENTUM
 
 VERSIONS = ("tensorflow", "tf_keras")
@@ -18,8 +18,8 @@ def set_threads(threads: int) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(2)
 
 
-def prepare(work: Work) -> Step:
-    """The step of one rank."""
+def prepare(work: Work) -> tuple[Step, Gradients]:
+    """The step of one rank, and the first one's gradients."""
     set_threads(work.threads)
     inputs, targets = work.task.share(work.rank, work.ranks)
     count = work.task.targets[0].size  # over all ranks; of pixels where each has one
@@ -51,4 +51,4 @@ def prepare(work: Work) -> Step:
         return float(train_everywhere(x, y))
 
     # user: end
-    return step
+    return step, lambda: first_gradients(work.task, model, optimizer)

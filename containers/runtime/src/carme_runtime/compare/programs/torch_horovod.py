@@ -8,15 +8,21 @@ import importlib
 import torch
 from torch.nn import functional
 
-from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.torch_networks import build, precision_of, prepare_inputs, set_threads
+from carme_runtime.compare.programs import Gradients, Mark, Step, Work
+from carme_runtime.compare.programs.torch_networks import (
+    build,
+    first_gradients,
+    precision_of,
+    prepare_inputs,
+    set_threads,
+)
 from carme_runtime.compare.tasks import MOMENTUM
 
 VERSIONS = ("torch", "horovod")
 
 
-def prepare(work: Work) -> Step:
-    """The step of one rank."""
+def prepare(work: Work) -> tuple[Step, Gradients]:
+    """The step of one rank, and the first one's gradients."""
     set_threads(work.threads)
     inputs, targets = work.task.share(work.rank, work.ranks)
     inputs = prepare_inputs(inputs)
@@ -43,4 +49,4 @@ def prepare(work: Work) -> Step:
         return loss.item()
 
     # user: end
-    return step
+    return step, lambda: first_gradients(work.task, model)

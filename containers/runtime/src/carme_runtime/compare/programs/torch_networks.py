@@ -4,6 +4,7 @@
 # pyright: reportMissingImports=false
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from carme_runtime.compare.layers import EPSILON, Layer
+from carme_runtime.compare.layers import EPSILON, Layer, channels_first, channels_last
 from carme_runtime.compare.programs import Work
 from carme_runtime.compare.tasks import Task
 
@@ -20,8 +21,21 @@ def build(task: Task) -> nn.Module:
     """The network with the task's weights."""
     model = _sequence(task.network.layers)
     with torch.no_grad():
-        _load(task.network.layers, model, task.weights)
+        for layer, module in _weighted(task.network.layers, model):
+            _load(layer, module, task.weights)
     return model
+
+
+def first_gradients(task: Task, model: nn.Module) -> Iterator[tuple[str, np.ndarray]]:
+    """Those that the parameters have, by the names and in the shapes of the task's weights."""
+    for layer, module in _weighted(task.network.layers, model):
+        weight, bias = (parameter.grad.float().numpy() for parameter in (module.weight, module.bias))
+        if layer.kind == "conv":
+            weight = weight.transpose(2, 3, 1, 0)
+        elif layer.kind == "dense":
+            weight = channels_last(layer, weight.T)
+        yield f"{layer.name}.{'scale' if layer.kind.endswith('_norm') else 'kernel'}", weight
+        yield f"{layer.name}.bias", bias
 
 
 def prepare_inputs(inputs: np.ndarray) -> np.ndarray:
@@ -93,22 +107,24 @@ def _module(layer: Layer) -> nn.Module:
     return made[layer.kind]()
 
 
-def _load(layers: tuple[Layer, ...], modules: Any, weights: dict[str, np.ndarray]) -> None:
+def _weighted(layers: tuple[Layer, ...], modules: Any) -> Iterator[tuple[Layer, Any]]:
+    """The layers that have weights of their own, each with its module."""
     for layer, module in zip(layers, modules, strict=True):
-        name = layer.name
         if layer.branches:
             for branch, modules_of_branch in zip(layer.branches, module.branches, strict=True):
-                _load(branch, modules_of_branch, weights)
+                yield from _weighted(branch, modules_of_branch)
         elif layer.kind == "attention":
             for part in "qkvo":
-                _load((Layer("dense", f"{name}.{part}"),), [getattr(module, part)], weights)
-        elif layer.kind in ("dense", "conv"):
-            kernel = weights[f"{name}.kernel"]
-            if layer.image:  # flattened with the channels first here
-                kernel = kernel.reshape(*layer.image, -1).transpose(2, 0, 1, 3).reshape(kernel.shape)
-            turned = kernel.T if layer.kind == "dense" else kernel.transpose(3, 2, 0, 1)
-            module.weight.copy_(torch.from_numpy(np.ascontiguousarray(turned)))
-            module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))
-        elif layer.kind.endswith("_norm"):
-            module.weight.copy_(torch.from_numpy(weights[f"{name}.scale"]))
-            module.bias.copy_(torch.from_numpy(weights[f"{name}.bias"]))
+                yield Layer("dense", f"{layer.name}.{part}"), getattr(module, part)
+        elif layer.shapes():
+            yield layer, module
+
+
+def _load(layer: Layer, module: Any, weights: dict[str, np.ndarray]) -> None:
+    if layer.kind.endswith("_norm"):
+        weight = weights[f"{layer.name}.scale"]
+    else:
+        kernel = channels_first(layer, weights[f"{layer.name}.kernel"])
+        weight = kernel.T if layer.kind == "dense" else kernel.transpose(3, 2, 0, 1)
+    module.weight.copy_(torch.from_numpy(np.ascontiguousarray(weight)))
+    module.bias.copy_(torch.from_numpy(weights[f"{layer.name}.bias"]))

@@ -6,8 +6,14 @@
 import torch
 from torch.nn import functional
 
-from carme_runtime.compare.programs import Mark, Step, Work
-from carme_runtime.compare.programs.torch_networks import build, precision_of, prepare_inputs, set_threads
+from carme_runtime.compare.programs import Gradients, Mark, Step, Work
+from carme_runtime.compare.programs.torch_networks import (
+    build,
+    first_gradients,
+    precision_of,
+    prepare_inputs,
+    set_threads,
+)
 from carme_runtime.compare.tasks import MOMENTUM
 from carme_runtime.scaling.advice import measure
 from carme_runtime.scaling.machines import machine_of
@@ -19,8 +25,8 @@ from carme_runtime.torch.pipeline_run import Run
 VERSIONS = ("torch",)
 
 
-def prepare(work: Work) -> Step:
-    """The step of one rank."""
+def prepare(work: Work) -> tuple[Step, Gradients]:
+    """The step of one rank, and the first one's gradients."""
     set_threads(work.threads)
     inputs, targets = work.task.share(work.rank, work.ranks)
     inputs = prepare_inputs(inputs)
@@ -44,7 +50,7 @@ def prepare(work: Work) -> Step:
         return loss.item()
 
     # user: end
-    return step
+    return step, lambda: first_gradients(work.task, network)
 
 
 def profile(work: Work, seconds: float) -> Profile:
