@@ -367,9 +367,7 @@ def plot(curves: list[Curve]) -> str:
             f'fill="currentColor">{moment}</text>'
         )
     tall = above + high + 34 + 18 * -(-len(shown) // columns)
-    label = translated(
-        _("From 0 to {top}: {names}", top=heights[0], names=", ".join(map(_named, shown)))
-    )
+    label = translated(_("From 0 to {top}: {names}", top=heights[0], names=", ".join(map(_named, shown))))
     label = escape(label, quote=True)
     return (
         f'<svg viewBox="0 0 {left + wide + 10} {tall + 8}" role="img" aria-label="{label}" font-size="12">'
