@@ -434,6 +434,19 @@ def test_a_report_is_in_one_language_and_a_page_names_what_is_not() -> None:
     assert "Empfehlungen\n- 1 der 2 GPUs" in text and "GPU: Anteil der Zeit, in der sie arbeitete" in text
 
 
+def test_a_plot_has_room_for_its_numbers_in_each_language() -> None:
+    curve = Curve(what="loss", name="mean of the ranks", start=0, step=60, values=[1.0, 0.5], top=2.238e-07)
+    for language, most in (("en", "2.24e-07"), ("de", "2,24e-07")):
+        follow(lambda language=language: language)
+        try:
+            shown = as_html(Report(job=job(), curves=[curve]))
+        finally:
+            follow(lambda: None)
+        labels = re.findall(r'<text x="(\d+)" y="\d+" text-anchor="end"[^>]*>([^<]+)</text>', shown)
+        assert most in {words for _x, words in labels}
+        assert all(int(x) >= 7 * len(words) for x, words in labels), labels
+
+
 def test_a_plot_says_which_times_and_heights_it_shows() -> None:
     curves = [
         Curve(

@@ -333,7 +333,10 @@ def plot(curves: list[Curve]) -> str:
     """Curves over time as SVG, with the times in UTC below and what the height means on the left."""
     shown = curves[: len(_COLOURS)]
     bytes_moved = bool(shown) and shown[0].what in _FLOWS
-    wide, high, left, above = 480, 120, 80 if bytes_moved else 48, 10
+    top = shown[0].top if shown else None
+    height = _speed if bytes_moved else _height
+    heights = [height(share, top) for share in (1.0, 0.5, 0.0)]
+    wide, high, left, above = 480, 120, max(48, 14 + 7 * max(map(len, heights))), 10
     start, end = _window(shown)
     lines, names = [], []
     widest = 20 + 7 * max((len(_named(curve)) for curve in shown), default=0)
@@ -352,12 +355,10 @@ def plot(curves: list[Curve]) -> str:
                 part = []
         x, y = left + widest * (place % columns), above + high + 40 + 18 * (place // columns)
         names.append(f'<text x="{x:.0f}" y="{y}" fill="{colour}">{escape(_named(curve))}</text>')
-    top = shown[0].top if shown else None
-    height = _speed if bytes_moved else _height
     grid = [
         f'<line x1="{left}" x2="{left + wide}" y1="{y}" y2="{y}" stroke="currentColor" opacity=".2"/>'
-        f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="currentColor">{height(share, top)}</text>'
-        for share, y in ((1.0, above), (0.5, above + high // 2), (0.0, above + high))
+        f'<text x="{left - 6}" y="{y + 4}" text-anchor="end" fill="currentColor">{words}</text>'
+        for words, y in zip(heights, (above, above + high // 2, above + high), strict=True)
     ]
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
         moment = _clock(start + (end - start) * share, end - start) + (" UTC" if share == 1 else "")
@@ -366,9 +367,7 @@ def plot(curves: list[Curve]) -> str:
             f'fill="currentColor">{moment}</text>'
         )
     tall = above + high + 34 + 18 * -(-len(shown) // columns)
-    label = translated(
-        _("From 0 to {top}: {names}", top=height(1.0, top), names=", ".join(map(_named, shown)))
-    )
+    label = translated(_("From 0 to {top}: {names}", top=heights[0], names=", ".join(map(_named, shown))))
     label = escape(label, quote=True)
     return (
         f'<svg viewBox="0 0 {left + wide + 10} {tall + 8}" role="img" aria-label="{label}" font-size="12">'
