@@ -1,11 +1,14 @@
 """Models of PyTorch as graphs with measured costs."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
 from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import load, save
+from carme_runtime.pipeline import Request, plan
 from carme_runtime.torch import trace
 
 
@@ -87,6 +90,18 @@ def test_what_two_operators_hold_is_counted_once():
     size = 8 * 64 * 4
     assert (linear.held_bytes, relu.held_bytes, other.held_bytes) == (size, size, 0)
     assert relu.holds == other.holds == (relu.name,)
+
+
+def test_dropout_that_drops_nothing_has_no_masks():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.Linear(8, 8), nn.Dropout(0.5))
+    costs = trace(model, torch.randn(64, 8))
+    kinds = [one.kind for one in costs.operators]
+    assert kinds == ["linear.default", "identity", "linear.default", "dropout.default"]
+    request = Request(1, 64, micro_batches=1)
+    masks = plan(costs, request).stages[0].memory_bytes
+    identity = dataclasses.replace(costs.operators[-1], kind="identity")
+    without = dataclasses.replace(costs, operators=(*costs.operators[:-1], identity))
+    assert masks - plan(without, request).stages[0].memory_bytes == 64 * 8 * 4
 
 
 def test_weights_that_are_not_trained_are_not_held():

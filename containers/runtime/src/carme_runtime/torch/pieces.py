@@ -20,7 +20,7 @@ from carme_runtime.pipeline import Pieces
 from carme_runtime.pipeline.pieces import plain
 from carme_runtime.torch.traced import Traced
 
-_DROPOUT = torch.ops.aten.dropout.default
+DROPOUT = torch.ops.aten.dropout.default
 _BATCH_NORM = torch.ops.aten.batch_norm.default
 _LINEAR = torch.ops.aten.linear.default
 _CONV = torch.ops.aten.conv2d.default
@@ -197,7 +197,7 @@ class _Maker:
 
 def is_dropout(node: fx.Node) -> bool:
     """Whether it draws a mask."""
-    return node.target is _DROPOUT and bool(node.args[2]) and float(node.args[1]) > 0  # pyright: ignore
+    return node.target is DROPOUT and bool(node.args[2]) and float(node.args[1]) > 0  # pyright: ignore
 
 
 def counts_batches(traced: Traced, node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from carme_runtime.collectives.errors import InvalidCall
 from carme_runtime.graph import Graph, Operator, Parameter, Value
 from carme_runtime.logs import log
 from carme_runtime.torch.measuring import measured
+from carme_runtime.torch.pieces import DROPOUT, is_dropout
 from carme_runtime.torch.traced import SelfTraced, Traced, resized
 
 COMPUTED = ("call_function", "call_method", "call_module")
@@ -248,6 +249,8 @@ def _operator(traced: Traced, node: fx.Node) -> Operator:
     kind = str(node.target) if node.op != "call_module" else type(traced.root.get_submodule(module)).__name__
     if node.target is operator.getitem:
         kind = "getitem"
+    if node.target is DROPOUT and not is_dropout(node):
+        kind = "identity"  # it draws no mask, so none takes memory
     return Operator(
         name=node.name,
         kind=kind.removeprefix("aten."),
