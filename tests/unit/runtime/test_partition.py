@@ -331,6 +331,50 @@ def test_a_stage_takes_the_cheaper_one_of_recomputation_and_the_disk(rate: float
     assert only.stages[0].spilled_bytes == 1 and only.stages[1].spilled_bytes == 0
 
 
+def uneven(seed: int) -> Graph:
+    """Layers that differ in time and in what they hold, with skips and a slow link."""
+    choice = random.Random(seed)
+    times = [choice.choice([0.1, 1.0, 3.0]) * choice.random() for _ in range(10)]
+    skips = {tuple(sorted(choice.sample(range(10), 2))) for _ in range(3)}
+    graph = network(times, skips, links=Links(((0, 5.0), (1 << 20, 9000.0)), "slow"))
+    held = (dataclasses.replace(one, held_bytes=choice.choice([1, 8, 64]) * KIB) for one in graph.operators)
+    return dataclasses.replace(graph, operators=tuple(held))
+
+
+def shortest_that_fits(draft: Plan) -> float | None:
+    """The shortest step of all cuts and all that stages can do to fit; None where nothing fits."""
+    steps = []
+    for cuts in itertools.combinations(cut_places(draft.graph), len(draft.cuts)):
+        cut = dataclasses.replace(draft, cuts=cuts)
+        ways = itertools.product(*(cut.ways_of(rank) for rank in range(draft.schedule.ranks)))
+        steps += [dataclasses.replace(cut, ways=each).step_ms for each in ways]
+    return min(steps, default=None)
+
+
+@pytest.mark.parametrize("few", [0, 150], ids=["step by step", "all cuts"])
+@pytest.mark.parametrize("disk", [None, Disk(2e6, 2e6)], ids=["no disk", "disk"])
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 2), ("1f1b", 3), ("gpipe", 3), ("interleaved", 2)])
+def test_cuts_and_recomputation_are_chosen_together(
+    monkeypatch: pytest.MonkeyPatch, schedule: str, stages: int, disk: Disk | None, few: int
+):
+    monkeypatch.setattr(partition, "_FEW", few)
+    for seed, part in itertools.product((1, 4), (0.65, 0.5)):
+        graph = uneven(seed)
+        options: dict[str, Any] = {"stages": stages, "micro_batches": 2 * stages, "schedule": schedule}
+        free = plan(graph, Request(stages, 24, **options))
+        memory = int(part * max(stage.memory_bytes for stage in free.stages))
+        options |= {"memory": memory, "may_recompute": True, "disk": disk}
+        best = shortest_that_fits(dataclasses.replace(free, memory=memory, may_recompute=True, disk=disk))
+        if best is None:
+            with pytest.raises(PlanError, match="A stage needs"):
+                plan(graph, Request(stages, 24, **options))
+            continue
+        found = plan(graph, Request(stages, 24, **options))
+        # Step by step comes only near the best where pieces share a rank's memory, or the disk helps.
+        near = 1.01 if few or (disk is None and schedule != "interleaved") else 1.25
+        assert found.step_ms <= near * best and not found.over, (seed, part, found.cuts)
+
+
 def test_a_disk_does_not_help_an_operator_that_needs_more_memory_than_there_is():
     request = Request(2, 8, memory=10 * KIB, disk=Disk(1e9, 1e9), **CUT)
     with pytest.raises(PlanError, match="A stage needs"):

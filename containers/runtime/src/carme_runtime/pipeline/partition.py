@@ -6,7 +6,7 @@ the step on paper becomes shorter.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 
@@ -348,17 +348,26 @@ def _crossing(graph: Graph, samples: int) -> list[float]:
 
 
 def _cut(draft: Plan, places: list[int]) -> Plan:
+    """The best of what is found from several beginnings, or what comes nearest to the limit of memory."""
+    if not draft.memory:
+        return _moved(replace(draft, cuts=_best_cuts(draft, places) or ()).fitted(), places)
+    found: list[Plan] = []
     part = 1.0
     for _ in range(12):
         cuts = _best_cuts(draft, places, part)
         if cuts is None:
             break
-        found = _moved(replace(draft, cuts=cuts).fitted(), places)
-        if not found.over:
-            return found
+        found.append(_moved(replace(draft, cuts=cuts).fitted(), places))
+        if not found[-1].over:
+            break
         part *= _TIGHTER
-    # Nothing fits: what comes nearest.
-    return replace(draft, cuts=_best_cuts(draft, places, by_memory=True) or ()).fitted()
+    if not (found and found[-1].fits_by_itself):
+        # Cuts that need little memory, whatever they take; and, if any fit, those that are fast otherwise.
+        for options in ({"by_memory": True}, {"part": _ENDLESS}):
+            cuts = _best_cuts(draft, places, **options)
+            if cuts is not None and ("by_memory" in options or not all(each.over for each in found)):
+                found.append(_moved(replace(draft, cuts=cuts).fitted(), places))
+    return min(found, key=_badness)
 
 
 def _least_memory(draft: Plan, places: list[int]) -> int:
@@ -481,27 +490,50 @@ def _sums(values: Iterable[float], ends: list[int]) -> list[float]:
 def _moved(found: Plan, places: list[int]) -> Plan:
     """Move one cut after the other to a neighbouring place, as long as that makes the step shorter.
 
-    Where there are few ways to cut, look at all of them.
+    Where stages exceed their memory, first as long as they exceed it by less. Where there are few ways to
+    cut, look at all of them.
     """
     if math.comb(len(places), len(found.cuts)) <= _FEW:
         cuts = itertools.combinations(places, len(found.cuts))
-        others = (replace(found, cuts=each).fitted() for each in cuts)
-        return min((o for o in others if not o.over), key=lambda o: o.step_ms, default=found)
+        return min((replace(found, cuts=each).fitted() for each in cuts), key=_badness, default=found)
     better = True
     while better:
         better = False
-        for which in range(len(found.cuts)):
-            for other in _neighbours(found.cuts, which, places):
-                moved = replace(found, cuts=(*found.cuts[:which], other, *found.cuts[which + 1 :])).fitted()
-                if moved.step_ms < 0.999 * found.step_ms and not moved.over:
-                    found, better = moved, True
-                    break
+        for cuts in _neighbours(found, places):
+            moved = replace(found, cuts=cuts).fitted()
+            if _is_better(moved, found):
+                found, better = moved, True
+                break
     return found
 
 
-def _neighbours(cuts: tuple[int, ...], which: int, places: list[int]) -> list[int]:
-    at = places.index(cuts[which])
-    low = cuts[which - 1] if which else 0
-    high = cuts[which + 1] if which + 1 < len(cuts) else places[-1] + 1
-    near = (at + sign * distance for distance in (1, 2, 3, 5, 8) for sign in (-1, 1))
-    return [places[i] for i in near if 0 <= i < len(places) and low < places[i] < high]
+def _is_better(moved: Plan, found: Plan) -> bool:
+    if found.over:
+        return _badness(moved) < _badness(found)
+    return moved.step_ms < 0.999 * found.step_ms and not moved.over
+
+
+def _badness(found: Plan) -> tuple[float, float, float]:
+    """By what the stages exceed their memory: the worst one, and all; then how long the step takes."""
+    limits = [(found.memory_of(stage.rank), stage.present_bytes) for stage in found.stages]
+    excess = [present - memory for memory, present in limits if 0 < memory < present]
+    return max(excess, default=0), sum(excess), 0.0 if excess else found.step_ms
+
+
+def _neighbours(found: Plan, places: list[int]) -> Iterator[tuple[int, ...]]:
+    """Cuts of which one is elsewhere; with a limit of memory, then those of which two in a row are."""
+    at = [places.index(cut) for cut in found.cuts]
+    for which in range(len(at)):
+        for distance in (1, 2, 3, 5, 8):
+            yield from _shifted(places, at, {which: -distance})
+            yield from _shifted(places, at, {which: distance})
+    for which in range(len(at) - 1) if found.memory else ():
+        for first, second in itertools.product((-2, -1, 1, 2), repeat=2):
+            yield from _shifted(places, at, {which: first, which + 1: second})
+
+
+def _shifted(places: list[int], at: list[int], distances: Mapping[int, int]) -> Iterator[tuple[int, ...]]:
+    """The cuts at these indices of places, with some moved by some places; nothing where that cannot be."""
+    moved = [index + distances.get(which, 0) for which, index in enumerate(at)]
+    if moved[0] >= 0 and moved[-1] < len(places) and all(a < b for a, b in itertools.pairwise(moved)):
+        yield tuple(places[index] for index in moved)

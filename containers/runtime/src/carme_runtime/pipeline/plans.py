@@ -143,16 +143,37 @@ class Plan:
         """What that stage needs, in bytes; 0 where none exceeds its memory."""
         return self.exceeding.present_bytes if self.exceeding else 0
 
+    @property
+    def fits_by_itself(self) -> bool:
+        """Whether no stage does anything to fit into memory."""
+        return not self.over and not any(way.recomputes or way.spilled_bytes for way in self.ways)
+
     def fitted(self) -> "Plan":
-        """The same plan with what its stages do to fit into memory: the cheapest that each one can."""
+        """The same plan with what its stages do to fit into memory, so that the step is shortest.
+
+        What costs a rank least may cost the others more: they wait for it at other times.
+        """
         if not self.memory:
             return self
-        found: list[Way] = []
-        for rank in range(self.schedule.ranks):
-            least = min(self._all_ways(rank), key=lambda way: way.needed_bytes)
-            nearest = Way(least.recomputes, least.needed_bytes, least.recomputed_ms)
-            found.append(next(iter(self.ways_of(rank)), nearest))
-        return replace(self, ways=tuple(found))
+        choices = [self._choices(rank) for rank in range(self.schedule.ranks)]
+        found = replace(self, ways=tuple(ways[0] for ways in choices))
+        for rank, ways in enumerate(choices):
+            for way in ways[1:]:
+                other = replace(found, ways=(*found.ways[:rank], way, *found.ways[rank + 1 :]))
+                found = other if other.step_ms < found.step_ms else found
+        return found
+
+    def _choices(self, rank: int) -> list[Way]:
+        """What a stage may do, the cheapest first: nothing if it fits, what comes nearest if nothing does."""
+        plain = Way(False, self._needed(rank, False))
+        if not 0 < self.memory_of(rank) < plain.needed_bytes:
+            return [plain]
+        return self.ways_of(rank) or [self._nearest_way(rank)]
+
+    def _nearest_way(self, rank: int) -> Way:
+        """Where nothing fits: what needs least memory."""
+        least = min(self._all_ways(rank), key=lambda way: way.needed_bytes)
+        return Way(least.recomputes, least.needed_bytes, least.recomputed_ms)
 
     def recomputes(self, rank: int) -> bool:
         """Whether the stage of a rank computes its forward passes again, instead of holding activations."""
