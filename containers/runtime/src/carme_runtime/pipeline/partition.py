@@ -363,9 +363,9 @@ def _cut(draft: Plan, places: list[int]) -> Plan:
         part *= _TIGHTER
     if not (found and found[-1].fits_by_itself):
         # Cuts that need little memory, whatever they take; and, if any fit, those that are fast otherwise.
-        for options in ({"by_memory": True}, {"part": _ENDLESS}):
-            cuts = _best_cuts(draft, places, **options)
-            if cuts is not None and ("by_memory" in options or not all(each.over for each in found)):
+        for part, by_memory in ((1.0, True), (_ENDLESS, False)):
+            cuts = _best_cuts(draft, places, part, by_memory)
+            if cuts is not None and (by_memory or not all(each.over for each in found)):
                 found.append(_moved(replace(draft, cuts=cuts).fitted(), places))
     return min(found, key=_badness)
 
