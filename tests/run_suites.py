@@ -17,7 +17,7 @@ from suites.arguments import USAGE, Request, parse
 from suites.beside import Role, give_way
 from suites.demo_hosts import DemoHosts
 from suites.environments import prepare_tests
-from suites.plan import Plan, forget_temporary, run_quick_lint, use
+from suites.plan import Plan, run_quick_lint, use
 from suites.running import ROOT, Runner, Stop, report, show_stage
 
 __all__ = ["main"]
@@ -75,7 +75,6 @@ def _run(request: Request, role: Role) -> int:
         if role is Role.GIVES_WAY:
             give_way()
         if role is Role.FIRST:
-            forget_temporary()
             hosts.begin()
         python = prepare_tests()
         use(python)

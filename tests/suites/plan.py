@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,13 +23,11 @@ from suites.environments import (
 )
 from suites.running import ROOT, Runner, call, path_of, show_stage
 
-__all__ = ["Plan", "forget_temporary", "run_quick_lint", "use"]
+__all__ = ["Plan", "run_quick_lint"]
 
 #: Each processor begins with its own half of the files, so that what a file's tests share is made once, and
 #: helps the other at the end.
 BOTH_PROCESSORS = ("--numprocesses", "2", "--dist", "worksteal")
-#: Where the tests' processes keep what Python compiles: the tree stays clean, and each is compiled once.
-COMPILED = debian.CACHE / "compiled"
 #: Suites that run while the cluster's does, where both are requested: they need no cluster, or have users of
 #: their own.
 BESIDE_CLUSTER = ("lint", "unit", "browser")
@@ -139,7 +136,7 @@ class Plan:
     def _pytest(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         """Run pytest, as a suite of this name."""
         command = [self._python, "-m", "pytest", "-p", "no:cacheprovider", self._runner.junit(name)]
-        self._runner.run(name, *command, *arguments, environment=_compiling() | (environment or {}))
+        self._runner.run(name, *command, *arguments, environment=environment)
 
     def _on_cluster(self, name: str, *arguments: str, environment: dict[str, str] | None = None) -> None:
         self._pytest(name, "--timeout", "900", "--durations", "15", *arguments, environment=environment)
@@ -175,9 +172,7 @@ class Plan:
             name = "unit: on PostgreSQL"
             command = [self._python, "-m", "pytest", "-p", "no:cacheprovider", self._runner.junit(name)]
             database = [self._python, "tests/real_postgresql.py"]
-            self._runner.run(
-                name, *database, *command, *BOTH_PROCESSORS, *ON_POSTGRESQL, environment=_compiling()
-            )
+            self._runner.run(name, *database, *command, *BOTH_PROCESSORS, *ON_POSTGRESQL)
 
     def _native(self) -> None:
         native = prepare_native(self._python)
@@ -288,19 +283,6 @@ class Plan:
             f"tests/sites/test_{site.replace('-', '_').replace('.', '_')}.py" for site in self._request.sites
         ]
         self._pytest("sites", *files, "--timeout", "14400", "-rP", *self._request.arguments)
-
-
-def _compiling() -> dict[str, str]:
-    """The environment in which Python keeps compiled files in the cache, for processes of tests alone.
-
-    Those of preparations stay as they are: what they install is compiled beside its source.
-    """
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(COMPILED)}
-
-
-def forget_temporary() -> None:
-    """Remove what was compiled of temporary folders, of which no later run has any."""
-    shutil.rmtree(COMPILED / Path(tempfile.gettempdir()).resolve().relative_to("/"), ignore_errors=True)
 
 
 def use(python: Path) -> None:

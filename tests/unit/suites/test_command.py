@@ -54,17 +54,6 @@ def test_a_file_of_a_suite_runs_alone(command: Command, tree: Path) -> None:
     assert "1 passed" in (tree / "artifacts/results/unit.txt").read_text()
 
 
-def test_what_python_compiles_is_in_the_cache_and_not_in_the_tree(
-    command: Command, tree: Path, variables: dict[str, str]
-) -> None:
-    (tree / "tests/unit/test_good.py").write_text(GOOD)
-    done = command("unit", "--", "tests/unit/test_good.py", "-q")
-    assert done.returncode == 0, done.stdout + done.stderr
-    compiled = Path(variables["XDG_CACHE_HOME"], "carme/compiled", *(tree / "tests/unit").parts[1:])
-    assert [file.name.partition(".")[0] for file in compiled.iterdir()] == ["test_good"]
-    assert not list(tree.rglob("__pycache__"))
-
-
 def test_failures_are_repeated_after_the_table(command: Command, tree: Path) -> None:
     (tree / "tests/unit/test_bad.py").write_text(BAD)
     (tree / "artifacts/results").mkdir(parents=True)
