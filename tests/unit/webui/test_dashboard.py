@@ -165,10 +165,10 @@ def test_small_charts_of_what_my_jobs_do(browser: Browser, alice: User, site: No
     mine = answer["jobs"]["7"]
     assert mine["words"] == "2 GPUs, 45 % busy: 1 did nothing"
     shown = {chart["title"]: (chart["now"], chart["series"][0]["values"][-1]) for chart in mine["charts"]}
-    assert shown == {"GPUs": ("45 %", 45.0), "Processors": ("75 %", 75.0), "Memory": ("25 %", 25.0)}
+    assert shown == {"GPUs": ("45\xa0%", 45.0), "Processors": ("75\xa0%", 75.0), "Memory": ("25\xa0%", 25.0)}
     chart = mine["charts"][0]
     assert chart["spark"] and chart["step"] * (len(chart["series"][0]["values"]) - 1) == 1800
-    assert chart["summary"] == "GPUs 45 % on average, at most 45 %"
+    assert chart["summary"] == "GPUs 45\xa0% on average, at most 45\xa0%"
 
 
 def test_all_jobs_of_a_user_are_one_question_to_prometheus(
