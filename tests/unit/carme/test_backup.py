@@ -356,18 +356,33 @@ def log(site: Path) -> Iterator[Path]:
     mark(file, "-a")
 
 
-@pytest.mark.parametrize(
-    ("there", "after"),
+LOGS = pytest.mark.parametrize(
+    ("there", "after", "aside"),
     [
-        ("", "{}\n"),
-        ("another log\n", "{}\n"),
-        ("{}\nsince then\n", "{}\nsince then\n"),
-        ("{}\n", "{}\n"),
+        ("", "{}\n", []),
+        ("this month's\n", "{}\n", ["this month's\n"]),
+        ("{}\nsince then\n", "{}\nsince then\n", []),
+        ("{}\n", "{}\n", []),
     ],
-    ids=["new head", "other log", "added to since", "the same"],
+    ids=["new head", "rotated", "added to since", "the same"],
 )
+
+
+@LOGS
+def test_no_record_of_a_log_is_lost_by_a_restore(
+    site: Path, key: Path, there: str, after: str, aside: list[str]
+) -> None:
+    backup, log = made(site, key), site / "log/audit.jsonl"
+    log.write_text(there)
+    restore(backup, key)
+    restore(backup, key)
+    assert log.read_text() == after
+    assert [each.read_text() for each in log.parent.glob("*before-restore*")] == aside
+
+
+@LOGS
 def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
-    site: Path, key: Path, log: Path, there: str, after: str
+    site: Path, key: Path, log: Path, there: str, after: str, aside: list[str]
 ) -> None:
     backup = made(site, key)
     assert mark(log, "-a")
@@ -378,8 +393,12 @@ def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
     assert log.read_text() == after
     assert (site / "portal/calendar.key").read_text() == "feed"
     assert not list(log.parent.glob(".carme*"))
-    with pytest.raises(PermissionError):
-        log.write_text("")
+    kept = list(log.parent.glob("*before-restore*"))
+    assert [each.read_text() for each in kept] == aside
+    for each in (log, *kept):
+        with pytest.raises(PermissionError):
+            each.write_text("")
+        assert mark(each, "-a")
 
 
 def test_a_mark_that_cannot_be_lifted_is_explained(

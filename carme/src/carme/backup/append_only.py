@@ -32,12 +32,20 @@ def is_append_only(name: str, folder: int) -> bool:
 
 
 @contextlib.contextmanager
-def replaceable(name: str, folder: int) -> Iterator[None]:
-    """Lift the mark of a file, and give it to what has the name afterwards.
+def replaceable(name: str, folder: int, aside: str = "") -> Iterator[None]:
+    """Lift the mark of a file, and give it to what has its name afterwards. Without a mark nothing is done.
+
+    Args:
+        name: Of the file.
+        folder: The descriptor of the folder in which it lies.
+        aside: What the file may be called afterwards; that gets the mark again, too.
 
     Raises:
         CarmeError: Root may not lift it, as in a container without CAP_LINUX_IMMUTABLE.
     """
+    if not is_append_only(name, folder):
+        yield
+        return
     try:
         _mark(name, folder, False)
     except OSError as error:
@@ -48,8 +56,9 @@ def replaceable(name: str, folder: int) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            _mark(name, folder, True)
+        for each in filter(None, (name, aside)):
+            with contextlib.suppress(FileNotFoundError):
+                _mark(each, folder, True)
 
 
 def _open(name: str, folder: int) -> int:

@@ -7,6 +7,7 @@ account is looked for, before a restore writes the first file.
 import contextlib
 import grp
 import io
+import itertools
 import json
 import os
 import pwd
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from carme import __version__
-from carme.backup.append_only import is_append_only, replaceable
+from carme.backup.append_only import replaceable
 from carme.backup.contents import BESIDE_DATABASE, contents
 from carme.backup.databases import copy_sqlite, dump_postgresql, load_postgresql, sound
 from carme.backup.sealing import Opened, Sealed, read_key
@@ -42,6 +43,8 @@ MAKES_OWNERS = (
 )
 #: What a file is written as before it takes its place.
 _DRAFT = ".carme-restored"
+LOG = ".jsonl"
+ASIDE = "-before-restore"
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -241,7 +244,7 @@ def restore(backup: Path, key: Path, into: Path | None = None) -> tuple[Made, in
                 continue
             path = Path(member.name.removeprefix(FILES))
             place = path if into is None else into / path.relative_to("/")
-            place_member(archive, member, place, owned=into is None, below=into)
+            place_member(archive, member, place, owned=into is None, below=into, logs=into is None)
             if member.isdir():
                 folders.append((place, member))
             elif str(path) in about.sqlite:
@@ -259,10 +262,9 @@ def place_member(
     owned: bool,
     below: Path | None = None,
     clear: bool = False,
+    logs: bool = False,
 ) -> None:
     """Put a member of an archive in its place, and follow no link on the way that another account made.
-
-    Of a file that may be added to only (the audit log), what was added since the archive was made stays.
 
     Root does this in folders of other accounts, which may have made a folder a link since the archive was
     made. A folder's mode is set by `set_mode`, after what is in it.
@@ -272,6 +274,8 @@ def place_member(
         below: A folder, which is trusted; below it no link is followed at all. By default a link is followed
             that belongs to root or to us.
         clear: remove what stands in its place and is a folder where the member is none, or the reverse.
+        logs: lose no record that a log (`*.jsonl`, such as the audit log) got since the archive was made: a
+            log that has only become longer stays, and another one is kept beside it under a further name.
 
     Raises:
         CarmeError: The way leads over a link that is not followed.
@@ -291,13 +295,17 @@ def place_member(
         else:
             _write_with_mode(archive, member, owned, folder)
         _make_way(place.name, folder, False, False, clear)
-        if not is_append_only(place.name, folder):
+        aside = ""
+        if logs and member.isfile() and place.suffix == LOG and _exists(place.name, folder):
+            if _begins_with(place.name, _DRAFT, folder):
+                os.unlink(_DRAFT, dir_fd=folder)
+                return
+            if not _begins_with(_DRAFT, place.name, folder):  # it was rotated, or is that of another head
+                aside = _free_name(place.name, folder)
+        with replaceable(place.name, folder, aside):
+            if aside:
+                os.rename(place.name, aside, src_dir_fd=folder, dst_dir_fd=folder)
             os.rename(_DRAFT, place.name, src_dir_fd=folder, dst_dir_fd=folder)
-        elif member.isfile() and _begins_with(place.name, _DRAFT, folder):
-            os.unlink(_DRAFT, dir_fd=folder)  # what was added since would be lost
-        else:
-            with replaceable(place.name, folder):
-                os.rename(_DRAFT, place.name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def set_mode(place: Path, member: tarfile.TarInfo, below: Path | None = None) -> None:
@@ -381,6 +389,18 @@ def _remove(name: str, folder: int) -> None:
         shutil.rmtree(name, dir_fd=folder)
     else:
         os.unlink(name, dir_fd=folder)
+
+
+def _exists(name: str, folder: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    return False
+
+
+def _free_name(name: str, folder: int) -> str:
+    """A name for a log that another one takes the place of."""
+    names = itertools.chain([f"{name}{ASIDE}"], (f"{name}{ASIDE}-{number}" for number in itertools.count(2)))
+    return next(each for each in names if not _exists(each, folder))
 
 
 def _begins_with(name: str, beginning: str, folder: int) -> bool:
