@@ -113,14 +113,33 @@ async def test_of_a_job_that_slurm_has_forgotten_meanwhile_the_short_form_counts
     assert [(job.id, job.gpus) for job in jobs] == [(7, 0), (8, 2)]
 
 
-async def test_where_very_many_jobs_are_submitted_at_once_the_whole_long_form_is_read_again(
+async def test_more_jobs_than_can_be_named_have_their_gpus_at_the_next_poll(
     slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commands_module, "_MOST_NAMED", 1)
-    slurm.jobs = [RUNNING | {"A": number} for number in (7, 8)]
+    adapter = SlurmCommands(cluster="test")
+    slurm.jobs = [RUNNING | GPUS | {"A": number} for number in (7, 8)]
     slurm.late({7: "submitted", 8: "submitted"})
-    assert [job.id for job in await SlurmCommands(cluster="test").queue()] == [7, 8]
+    assert [(job.id, job.gpus) for job in await adapter.queue()] == [(7, 0), (8, 0)]
+    slurm.late({})
+    assert [(job.id, job.gpus) for job in await adapter.queue()] == [(7, 2), (8, 2)]
     assert named(slurm) == [[], []]
+
+
+async def test_without_an_answer_on_a_new_job_the_others_are_there(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def no_answer(*arguments: str, **options: Any) -> Any:
+        if any(word.startswith("--jobs=") for word in arguments):
+            raise SlurmError("squeue did not answer.")
+        return await run(*arguments, **options)
+
+    run = commands_module.run
+    monkeypatch.setattr(commands_module, "run", no_answer)
+    slurm.jobs = [RUNNING, RUNNING | GPUS | {"A": 8}]
+    slurm.late({8: "submitted"})
+    jobs = await SlurmCommands(cluster="test").queue()
+    assert [(job.id, job.gpus) for job in jobs] == [(7, 0), (8, 0)]
 
 
 async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import re
 import secrets
@@ -49,7 +50,7 @@ _WHOLE = {"SLURM_BITSTR_LEN": "0"}
 _PASSING = re.compile(r" (?:RunTime|LastSchedEval)=\S+")
 _ALPHABET = string.ascii_letters + string.digits
 _MANAGE = ("sacctmgr", "--immediate", "--noheader", "--parsable2")
-_MOST_NAMED = 1000  # jobs in an argument
+_MOST_NAMED = 1000  # jobs in an argument; at the next poll more have what they lack at this one
 _ESTIMATE = re.compile(r"to start at (?P<start>\S+)(?: using .*? on nodes (?P<nodes>\S+))?")
 
 
@@ -100,16 +101,18 @@ class SlurmCommands:
         else:
             has, short = [await _read(*question) for question in questions]
         records = short, has, separator.encode(), exclusive
-        if max(self._known.count, short.count(b"\n")) > MANY_JOBS:
+        many = max(self._known.count, short.count(b"\n")) > MANY_JOBS
+        if many:
             jobs = await asyncio.to_thread(self._known.queue, *records)  # others are answered meanwhile
         else:
             jobs = self._known.queue(*records)
         # Jobs that were submitted between the two. The long form comes first all the same: else a job that
         # begins again would have its new number of restarts beside its old state.
-        if missing := self._known.unallotted:
-            done = await run(*questions[0], *_only(missing), environment=_TIMES | _WHOLE)
-            if done.code == 0:  # squeue fails where Slurm has forgotten the only job of the question
-                jobs = self._known.allot(done.output, *records[2:])
+        missing = self._known.unallotted
+        if 0 < len(missing) <= _MOST_NAMED:
+            output = await _read_named(questions[0], missing)
+            allot = functools.partial(self._known.allot, output, *records[2:])
+            jobs = await asyncio.to_thread(allot) if many else allot()
         return jobs
 
     async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
@@ -480,11 +483,6 @@ def _moment(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
-def _only(jobs: list[int]) -> list[str]:
-    """squeue's option for these jobs alone; so many that its length could be refused are not worth it."""
-    return [f"--jobs={','.join(map(str, jobs))}"] if len(jobs) <= _MOST_NAMED else []
-
-
 def _in(partition: str) -> list[str]:
     return [f"partition={partition}"] if partition else []
 
@@ -502,6 +500,17 @@ async def _read(*arguments: str) -> bytes:
     done = await run(*arguments, environment=_TIMES | _WHOLE)
     _check(arguments[0], done)
     return done.output
+
+
+async def _read_named(question: tuple[str, ...], jobs: list[int]) -> bytes:
+    """The same for some jobs alone; empty without an answer, as where Slurm has forgotten all of them.
+
+    What the poll has found already counts without it.
+    """
+    with contextlib.suppress(SlurmError):
+        done = await run(*question, f"--jobs={','.join(map(str, jobs))}", environment=_TIMES | _WHOLE)
+        return done.output if done.code == 0 else b""
+    return b""
 
 
 async def _read_both(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[bytes, bytes]:
