@@ -254,8 +254,11 @@ def test_a_node_that_shows_the_processes_of_others_is_reported(
     if not hidden:
         assert "read the command lines of the others" in found["detail"]
         page = (ANSIBLE.parent / "docs/admins/security.md").read_text()
-        (line,) = re.findall(r"'(proc .*)'", found["remedy"])
+        (line,) = re.findall(r"'(proc .*)' into", found["remedy"])
         assert f"\n{line}\n" in page, "the page has the same line"
+        first, afterwards = re.findall(r"'(mount [^']*)'", found["remedy"])
+        assert first == "mount -o remount,hidepid=2 /proc", "the group is not there before the installation"
+        assert f"`{afterwards}`" in page, "the page has the same command"
 
 
 def test_proc_is_looked_at_on_nodes_of_a_slurm_of_the_sites_own(site: Callable[..., dict[str, Any]]) -> None:

@@ -54,7 +54,7 @@ def test_costs_follow_the_number_of_samples():
     [
         (lambda text: text[:50], "is not JSON"),
         (lambda text: "[]", "holds no graph"),
-        (lambda text: text.replace('"version": 1', '"version": 99'), "version 99. This carme_runtime reads"),
+        (lambda text: text.replace('"version": 2', '"version": 99'), "version 99. This carme_runtime reads"),
         (lambda text: text.replace('"samples": 4', '"samples": "many"'), "'many' is no int"),
         (lambda text: text.replace('"device"', '"colour"'), "colour is unknown"),
         (lambda text: json.dumps({**json.loads(text), "results": ["z"]}), "makes its result z"),

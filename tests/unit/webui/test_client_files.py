@@ -153,6 +153,16 @@ def test_projects_and_administration(client: carme.Client, live_server: Any) -> 
         assert boss.admin.change_maintenance(plan.name, nodes=["n2"]).node_names == ["n2"]
         boss.admin.cancel_maintenance(plan.name)
         assert boss.admin.maintenance() == []
+        # By their earlier names.
+        hello = boss.admin.publish("Hello")
+        plan = boss.admin.plan_maintenance("Fans", start=start, end=start + timedelta(hours=1))
+        with pytest.warns(DeprecationWarning, match=r"admin\.delete_news"):
+            boss.admin.take_away(hello.number)
+        with pytest.warns(DeprecationWarning, match=r"admin\.cancel_maintenance"):
+            boss.admin.call_off(plan.name)
+        assert boss.admin.news() == [] and boss.admin.maintenance() == []
+        with pytest.warns(DeprecationWarning, match=r"admin\.remove_second_factor"):
+            boss.admin.take_second_factor("eve")
     assert client.projects.invite("vision", "bob").invited == ["bob"]
     assert client.projects.withdraw("vision", "bob").invited == []
     assert [one.name for one in client.projects()] == ["vision"] and client.projects.invitations() == []

@@ -18,6 +18,9 @@ import precheck_services as services
 import precheck_slurm as slurm
 from precheck_findings import Problem, output, version
 
+_EXPORTER = "carme-exporter"  # the group of Carme's exporter, which must see all processes
+_HIDES = "hidepid=2,gid=" + _EXPORTER
+
 OLDEST_PYTHON = (3, 11)
 DISK_GIB = {"head": 20, "compute": 5}
 
@@ -145,6 +148,14 @@ def homes(wanted):
     return "where they should be"
 
 
+def _has_group(name):
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        return False
+    return True
+
+
 def processes(wanted, mounts=Path("/proc/self/mounts")):
     """On a node that users share, /proc should show them their own processes only."""
     shown = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
@@ -155,9 +166,10 @@ def processes(wanted, mounts=Path("/proc/self/mounts")):
         raise Problem(
             "/proc is mounted without hidepid: on a node that users share, each can read the command "
             "lines of the others. Carme puts no secrets into them, and leaves /proc as it is.",
-            "'mount -o remount,hidepid=2 /proc' hides them at once. Once Carme is installed, which makes "
-            "its exporter's group, put 'proc /proc proc defaults,hidepid=2,gid=carme-exporter 0 0' into "
-            "/etc/fstab. Without hidepid validate.yml reports an attack that succeeded.",
+            "'mount -o remount,{} /proc' hides them at once. Once Carme is installed, which makes its "
+            "exporter's group, put 'proc /proc proc defaults,{} 0 0' into /etc/fstab, and do the same with "
+            "'mount -o remount,{} /proc'. Without hidepid validate.yml reports an attack that "
+            "succeeded.".format(_HIDES if _has_group(_EXPORTER) else "hidepid=2", _HIDES, _HIDES),
             stops=False,
         )
     return "hidden from others"

@@ -46,7 +46,7 @@ class Admin:
 
     def take_in(self, name: str, *, email: str = "", project: str = "") -> api.Onboarded:
         """The earlier name of `onboard`."""
-        warnings.warn("admin.take_in is admin.onboard now. Use that.", DeprecationWarning, stacklevel=2)
+        _renamed("take_in", "onboard")
         return self.onboard(name, email=email, project=project)
 
     def set_active(self, name: str, active: bool) -> api.UserOut:
@@ -57,6 +57,15 @@ class Admin:
     def remove_second_factor(self, name: str) -> None:
         """Take the second factor off the account of a user who has lost it."""
         self._connection.ask("DELETE", f"admin/users/{name}/second-factor")
+
+    def take_second_factor(self, name: str) -> None:
+        """The earlier name of `remove_second_factor`."""
+        warnings.warn(
+            "admin.take_second_factor is admin.remove_second_factor now. Use that.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self.remove_second_factor(name)
 
     def message(self, name: str, message: str) -> None:
         """Send a user a message, on pages and by mail."""
@@ -148,6 +157,11 @@ class Admin:
         """Withdraw an announcement, by its number."""
         self._connection.ask("DELETE", f"news/{number}")
 
+    def take_away(self, number: int) -> None:
+        """The earlier name of `delete_news`."""
+        _renamed("take_away", "delete_news")
+        self.delete_news(number)
+
     def maintenance(self) -> list[api.MaintenanceOut]:
         """Maintenance that is planned or going on, the next one first."""
         return [api.MaintenanceOut.model_validate(one) for one in self._connection.ask("GET", "maintenance")]
@@ -175,5 +189,16 @@ class Admin:
         """Do not do it, or end it now."""
         self._connection.ask("DELETE", f"maintenance/{name}")
 
+    def call_off(self, name: str) -> None:
+        """The earlier name of `cancel_maintenance`."""
+        warnings.warn(
+            "admin.call_off is admin.cancel_maintenance now. Use that.", DeprecationWarning, stacklevel=2
+        )
+        self.cancel_maintenance(name)
+
     def _items(self, path: str, limit: int | None, **query: Any) -> Any:
         return items(self._connection, f"admin/{path}", limit, **query)
+
+
+def _renamed(earlier: str, name: str) -> None:
+    warnings.warn(f"admin.{earlier} is admin.{name} now. Use that.", DeprecationWarning, stacklevel=3)

@@ -218,10 +218,10 @@ def _agree(broker: BrokerClient, reservations: list[Reservation], now: datetime)
 
 
 def _try(row: Booking, broker: BrokerClient) -> None:
-    """Have Slurm keep what a booking holds now, if it still holds anything."""
+    """Reserve in Slurm what a booking holds now, if it still holds anything."""
     if row.state not in (BookingState.APPROVED, BookingState.ACTIVE) or row.end <= timezone.now():
         return
     try:
         reserve(row, broker)
     except CarmeError as error:
-        logger.warning("Slurm does not keep booking %s: %s", row.name, error)
+        logger.warning("Slurm does not reserve the nodes of booking %s: %s", row.name, error)

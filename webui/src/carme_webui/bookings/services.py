@@ -13,7 +13,6 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
-from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 
 from carme.bookings import (
@@ -36,8 +35,8 @@ from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmErr
 from carme.images import ImageCatalogue
 from carme.jobs import Cluster, Job, Reservation, SessionOptions, Stage
 from carme.jobs.access import partition_refusal
-from carme.translation import joined, message
-from carme.wording import listing
+from carme.translation import joined, message, translated
+from carme.wording import decimal, listing
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance
 from carme_webui.bookings import notes
@@ -523,18 +522,14 @@ def check_budget(project: Project | None, proposed: BookingRequest, changed: Boo
                 "%(left)s are neither used nor booked."
             )
             % {
-                "cost": _hours(proposed.gpu_hours),
+                "cost": translated(decimal(proposed.gpu_hours)),
                 "all": project.gpu_hours,
                 "project": project.name,
-                "left": _hours(left),
+                "left": translated(decimal(left)),
             },
             _("Book fewer GPUs or less time."),
             field="minutes",
         )
-
-
-def _hours(hours: float) -> str:
-    return number_format(round(hours, 1), 1)
 
 
 def _first_state(proposed: BookingRequest, owner: User, policy: BookingSettings) -> BookingState:

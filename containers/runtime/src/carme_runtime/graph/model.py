@@ -8,7 +8,7 @@ from functools import cached_property
 
 from carme_runtime.errors import CarmeRuntimeError
 
-VERSION = 1
+VERSION = 2  # since operators have `draws_mask`
 
 
 class GraphError(CarmeRuntimeError):
