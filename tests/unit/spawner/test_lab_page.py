@@ -151,7 +151,7 @@ async def lab_site(lasting_site: Site) -> AsyncIterator[Site]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(lab_site: Site) -> AsyncIterator[Site]:
-    """A site in which ada's session s1 is ready, with nothing of an earlier test in the home.
+    """A site in which ada's session s1 is ready, with no file of an earlier test in the home.
 
     A start takes seconds: unless a test has ended it, the session is that of the earlier one.
     """
@@ -163,7 +163,9 @@ async def server(lab_site: Site) -> AsyncIterator[Site]:
     home = lab_site.broker.socket.parent
     for file in (*home.glob("*.txt"), *home.glob("*.ipynb")):
         file.unlink()
-    shutil.rmtree(home / ".jupyter/lab", ignore_errors=True)
+    (home / "typed-at-once").unlink(missing_ok=True)
+    for folder in (".jupyter/lab", ".ipynb_checkpoints"):
+        shutil.rmtree(home / folder, ignore_errors=True)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

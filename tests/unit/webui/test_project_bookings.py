@@ -221,9 +221,8 @@ def test_its_budget_pays_and_its_members_see_it(
     assert book(browser, project="vision").status_code == 302  # 8 GPU-hours
     refused = book(other, 14, project="vision", length="3h")  # 12 more
     assert refused.status_code == 422
-    assert "costs 12 GPU-hours; of the 20 of the project vision, 9.5 are neither used nor booked" in text(
-        refused
-    )
+    reason = "costs 12 GPU-hours; of the 20 of the project vision, 9.5 are neither used nor booked"
+    assert reason in text(refused)
     assert book(other, 14, project="vision", length="2h").status_code == 302
     assert "18.5 of 20" in text(other.get("/projects/at/vision/"))
     # What is deleted is credited.

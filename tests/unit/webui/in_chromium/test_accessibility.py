@@ -39,14 +39,16 @@ COLOURS = EVERY | {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
 SIZES = EVERY | {
     "runOnly": {"type": "rule", "values": ["color-contrast", "target-size", "scrollable-region-focusable"]}
 }
+#: What more or longer text decides, where the elements are the same.
+CROWDED = EVERY | {"runOnly": {"type": "rule", "values": ["target-size", "scrollable-region-focusable"]}}
 #: What another language can change: no colour.
 WORDS = EVERY | {"rules": {"color-contrast": {"enabled": False}}}
 
 AXE = Axe().axe_script
-#: Two pages with the same outline are the same for axe: it has elements, and attributes with what they do,
-#: but of texts, names and addresses only whether they are there, and of equal rows one.
+#: Two pages with the same outline are the same for most rules of axe: it has elements, and attributes with what
+#: they do, but of texts, names and addresses only whether they are there, and of equal rows one.
 OUTLINE = """
-const NAMED = /^(href|src|action|value|title|alt|placeholder|datetime|aria-label|name|hx-.*|data-.*)$/;
+const NAMED = /^(href|src|action|value|title|alt|placeholder|datetime|name|hx-.*|data-.*)$/;
 window.outline = (element, left_out = "") => {
   const attributes = [...element.attributes].filter(({ name }) => name !== left_out);
   let text = `<${element.localName}`;
@@ -194,7 +196,7 @@ class Eyes:
         self.seen.add(f"{who} {path}")
         if known:
             self.page.set_viewport_size(PHONE)
-            wrong = []
+            wrong = [f"on a phone: {one}" for one in violations(self.page, CROWDED)]
         elif self.phone_alone:
             self.page.set_viewport_size(PHONE)
             wrong = violations(self.page, WORDS)
