@@ -45,8 +45,8 @@ CROWDED = EVERY | {"runOnly": {"type": "rule", "values": ["target-size", "scroll
 WORDS = EVERY | {"rules": {"color-contrast": {"enabled": False}}}
 
 AXE = Axe().axe_script
-#: Two pages with the same outline are the same for most rules of axe: it has elements, and attributes with what
-#: they do, but of texts, names and addresses only whether they are there, and of equal rows one.
+#: Two pages with the same outline are the same for most rules of axe: it has elements, and attributes with
+#: what they do, but of texts, names and addresses only whether they are there, and of equal rows one.
 OUTLINE = """
 const NAMED = /^(href|src|action|value|title|alt|placeholder|datetime|name|hx-.*|data-.*)$/;
 window.outline = (element, left_out = "") => {
