@@ -1,6 +1,7 @@
 """Which jobs are parsed anew from squeue's output, and which are those of the last poll."""
 
 import random
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any, cast
@@ -140,6 +141,29 @@ async def test_without_an_answer_on_a_new_job_the_others_are_there(
     slurm.late({8: "submitted"})
     jobs = await SlurmCommands(cluster="test").queue()
     assert [(job.id, job.gpus) for job in jobs] == [(7, 0), (8, 0)]
+
+
+@pytest.mark.parametrize(("most", "beside"), [(1, True), (2, False)])
+async def test_the_loop_does_not_wait_for_many_jobs_to_be_read(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, most: int, beside: bool
+) -> None:
+    threads = []
+
+    class Watched(KnownJobs):
+        def queue(self, *records: Any, **named: Any) -> list[Job]:
+            threads.append(threading.current_thread())
+            return super().queue(*records, **named)
+
+        def allot(self, *records: Any, **named: Any) -> list[Job]:
+            threads.append(threading.current_thread())
+            return super().allot(*records, **named)
+
+    monkeypatch.setattr(commands_module, "KnownJobs", Watched)
+    monkeypatch.setattr(commands_module, "MANY_JOBS", most)
+    slurm.jobs = [RUNNING, RUNNING | GPUS | {"A": 8}]
+    slurm.late({8: "submitted"})
+    assert [job.gpus for job in await SlurmCommands(cluster="test").queue()] == [0, 2]
+    assert [one is not threading.main_thread() for one in threads] == [beside, beside]
 
 
 async def test_with_many_jobs_the_queue_is_read_without_asking_what_has_changed(

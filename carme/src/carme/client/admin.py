@@ -60,11 +60,7 @@ class Admin:
 
     def take_second_factor(self, name: str) -> None:
         """The earlier name of `remove_second_factor`."""
-        warnings.warn(
-            "admin.take_second_factor is admin.remove_second_factor now. Use that.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
+        _renamed("take_second_factor", "remove_second_factor")
         self.remove_second_factor(name)
 
     def message(self, name: str, message: str) -> None:
@@ -191,9 +187,7 @@ class Admin:
 
     def call_off(self, name: str) -> None:
         """The earlier name of `cancel_maintenance`."""
-        warnings.warn(
-            "admin.call_off is admin.cancel_maintenance now. Use that.", DeprecationWarning, stacklevel=2
-        )
+        _renamed("call_off", "cancel_maintenance")
         self.cancel_maintenance(name)
 
     def _items(self, path: str, limit: int | None, **query: Any) -> Any:

@@ -12,12 +12,12 @@ from pathlib import Path
 __all__ = ["agent", "remote", "run"]
 
 
-def run() -> None:
-    """`carme-run`."""
+def run(announces: bool = False) -> None:
+    """`carme-run`; `announces`: it says what it starts."""
     _ours_first()
     from carme_runtime.launcher.command import main
 
-    main()
+    main(announces)
 
 
 def agent() -> None:

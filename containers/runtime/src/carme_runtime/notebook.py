@@ -36,7 +36,7 @@ REPORT = "application/vnd.carme.report+json"
 #: As the command does. The folder of the notebook is none of its modules'.
 _LAUNCHER = (
     "import sys; sys.path[:] = [folder for folder in sys.path if folder]; "
-    "from carme_runtime.commands import run; sys.argv[0] = 'carme-run'; run()"
+    "from carme_runtime.commands import run; sys.argv[0] = 'carme-run'; run({announces})"
 )
 _PR_SET_PDEATHSIG = 1
 
@@ -91,7 +91,7 @@ def carme_run(line: str, cell: str | None = None) -> None:
     if cell is None:
         if not words:
             raise UsageError("No script is named. Write: %carme_run train.py")
-        return _run(words)
+        return _run(words, announces=True)
     place = words.index("--") if "--" in words else len(words)
     options, arguments = words[:place], words[place + 1 :]
     if not cell.strip():
@@ -101,7 +101,7 @@ def carme_run(line: str, cell: str | None = None) -> None:
     with os.fdopen(opened, "w", encoding="utf-8") as file:
         file.write(cell)
     try:
-        _run([*options, "--", str(script), *arguments])
+        _run([*options, "--", str(script), *arguments], announces=True)
     finally:
         with contextlib.suppress(FileNotFoundError):
             script.unlink()
@@ -194,7 +194,7 @@ def carme_scale(line: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "scale.json"
         options = ["-n", "1", "--scale-probe", "--scale-result", str(result)]
-        code = _follow([sys.executable, "-c", _LAUNCHER, *options, *words])
+        code = _follow(_command([*options, *words]))
         if code:
             raise RunFailed(f"the probe ended with exit code {code}; its output above says why.")
         return Advice.of(load(result))
@@ -258,9 +258,14 @@ def _print(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def _run(words: list[str], show: Callable[[str], None] = _print) -> None:
-    """`carme-run` with these words. Raises RunFailed."""
-    if code := _follow([sys.executable, "-c", _LAUNCHER, *words], show):
+def _command(words: list[str], announces: bool = False) -> list[str]:
+    """`carme-run` with these words."""
+    return [sys.executable, "-c", _LAUNCHER.format(announces=announces), *words]
+
+
+def _run(words: list[str], show: Callable[[str], None] = _print, announces: bool = False) -> None:
+    """Run it; `announces`: it says what it starts. Raises RunFailed."""
+    if code := _follow(_command(words, announces), show):
         raise RunFailed(f"the run ended with exit code {code}; its output above says why.")
 
 

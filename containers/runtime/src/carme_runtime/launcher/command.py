@@ -34,8 +34,12 @@ __all__ = ["main", "parser"]
 NOT_STARTED = 2
 
 
-def main() -> None:
-    """Start a run and stay until it ends; see `carme-run --help`."""
+def main(announces: bool = False) -> None:
+    """Start a run and stay until it ends; see `carme-run --help`.
+
+    Args:
+        announces: Whether to say how many ranks start, before the first of them has written anything.
+    """
     if sys.argv[1:2] == ["compare"] and not Path("compare").is_file():
         from carme_runtime.compare.command import main as compare
 
@@ -56,7 +60,7 @@ def main() -> None:
         _check_folder()
         # Anyone who started this may have let interrupts wait until now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        code = asyncio.run(_run(sys.argv[1:]))
+        code = asyncio.run(_run(sys.argv[1:], announces))
     except CarmeRuntimeError as error:
         print(f"carme-run: {error}{more(Section.FAILURE)}", file=sys.stderr)
         code = NOT_STARTED
@@ -74,12 +78,13 @@ def _check_folder() -> None:
         ) from None
 
 
-async def _run(arguments: list[str]) -> int:
+async def _run(arguments: list[str], announces: bool) -> int:
     # Until a run takes interrupts over. The loop hears of one even if it comes just before it waits.
     me = asyncio.current_task()
     assert me
     asyncio.get_running_loop().add_signal_handler(signal.SIGINT, me.cancel)
     options, command = parse(arguments)
+    options.announces = announces
     probing = scaling.prepare(options)
     fabric = await connect(os.environ)
     try:
@@ -170,6 +175,8 @@ async def _run_ranks(
     hosts: set[str] | None,
 ) -> int:
     """Run until it is over; the exit code."""
+    if options.announces and not backends.BACKENDS[options.backend or "torch"].driver:
+        print(_announcement(setup.places), file=sys.stderr, flush=True)
     if limits.max_restarts:
         seats = Seats(places, options.max_ranks or len(places), options.nodes, hosts)
         cwd = str(Path.cwd())
@@ -206,6 +213,11 @@ async def _execute(
         if failing:
             failing.on_failure(run.fail)
         return await run.execute()
+
+
+def _announcement(places: list[Place]) -> str:
+    ranks, nodes = len(places), places[-1].node_rank + 1
+    return f"Starting {ranks} rank{'s' * (ranks > 1)} on {nodes} node{'s' * (nodes > 1)} ..."
 
 
 def _show_profile(options: argparse.Namespace, ranks: int) -> None:
