@@ -393,9 +393,9 @@ def test_a_log_that_may_be_added_to_only_is_restored_and_stays_so(
     assert log.read_text() == after
     assert (site / "portal/calendar.key").read_text() == "feed"
     assert not list(log.parent.glob(".carme*"))
-    kept = list(log.parent.glob("*before-restore*"))
-    assert [each.read_text() for each in kept] == aside
-    for each in (log, *kept):
+    others = list(log.parent.glob("*before-restore*"))
+    assert [each.read_text() for each in others] == aside
+    for each in (log, *others):
         with pytest.raises(PermissionError):
             each.write_text("")
         assert mark(each, "-a")
