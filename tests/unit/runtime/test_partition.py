@@ -221,6 +221,37 @@ def test_a_large_graph_is_planned_in_seconds():
     assert time.process_time() - began < 60  # 3 s on an ordinary machine
 
 
+@pytest.mark.parametrize("memory", [None, 1 << 30])
+def test_a_model_with_nearly_all_time_in_one_operator_is_cut(memory: int | None):
+    graph = network([1e-6] * 150 + [1e6] + [1e-6] * 150)
+    found = plan(graph, Request(8, 32, stages=8, micro_batches=8, memory=memory))
+    assert len(found.stages) == 8 and len(found.cuts) == 7
+
+
+def test_no_more_is_searched_where_nothing_fits(monkeypatch: pytest.MonkeyPatch):
+    choice = random.Random(3)
+    graph = network([choice.random() for _ in range(241)])
+    sizes = [(choice.randrange(1, 64 * KIB), choice.randrange(1 << 20, 1 << 25)) for _ in graph.operators]
+    uneven_ones = (
+        dataclasses.replace(one, held_bytes=held, workspace_bytes=workspace)
+        for one, (held, workspace) in zip(graph.operators, sizes, strict=True)
+    )
+    graph = dataclasses.replace(graph, operators=tuple(uneven_ones))
+    looked_at = 0
+    fitted = Plan.fitted
+
+    def counted(self: Plan) -> Plan:
+        nonlocal looked_at
+        looked_at += 1
+        return fitted(self)
+
+    monkeypatch.setattr(Plan, "fitted", counted)
+    assert len(cut_places(graph)) == 240
+    with pytest.raises(PlanError, match="A stage needs"):
+        plan(graph, Request(4, 8, stages=4, micro_batches=8, memory=8 << 20))
+    assert looked_at < 1000  # and 2500 or so, if each beginning and each byte counted
+
+
 MISTAKES = [
     (Request(3, 8, stages=2), "3 ranks do not divide into pipelines of 2 stages. Use stages=1"),
     (Request(2, 12, stages=2, micro_batches=5), "12 samples does not divide into 5 .* micro_batches=4"),

@@ -22,6 +22,8 @@ from carme_runtime.strategies import AUTO, DATA, HYBRID, PIPELINE
 
 _MOST_PLACES = 240
 _FEW = 150
+#: What a step takes, or exceeds the memory by, after a move that is worth it, as a part of that before.
+_GAIN = 0.999
 _TIGHTER = 0.93
 _ENDLESS = float("inf")
 
@@ -117,8 +119,8 @@ def cheapest_cuts(graph: Graph, places: Sequence[int], pieces: int, longer: floa
     """
     if len(places) < pieces - 1:
         return None
-    n, few = graph.samples, _fewer(graph, list(places), pieces)
-    ends = [0, *(few if len(few) >= pieces - 1 else places), len(graph.operators)]
+    n = graph.samples
+    ends = [0, *_fewer(graph, list(places), pieces), len(graph.operators)]
     times = _sums((o.forward_ms(n) + o.backward_ms(n) for o in graph.operators), ends)
     crossing = _crossing(graph, n)
     crossed = [0.0, *(crossing[end] for end in ends[1:-1]), 0.0]
@@ -328,7 +330,8 @@ def _fewer(graph: Graph, places: list[int], pieces: int) -> list[int]:
         group = int(most * done / total)
         if group not in chosen or crossing[place] < crossing[chosen[group]]:
             chosen[group] = place
-    return sorted(chosen.values())
+    # Where nearly all time is in a few operators, most places are neighbours of each other.
+    return sorted(chosen.values()) if len(chosen) >= pieces - 1 else places
 
 
 def _crossing(graph: Graph, samples: int) -> list[float]:
@@ -357,9 +360,12 @@ def _cut(draft: Plan, places: list[int]) -> Plan:
         cuts = _best_cuts(draft, places, part)
         if cuts is None:
             break
-        found.append(_moved(replace(draft, cuts=cuts).fitted(), places))
-        if not found[-1].over:
-            break
+        beginning = replace(draft, cuts=cuts).fitted()
+        # Beginnings that exceed the memory by more than what is found lead nowhere else, mostly.
+        if not found or _badness(beginning) < min(map(_badness, found)):
+            found.append(_moved(beginning, places))
+            if not found[-1].over:
+                break
         part *= _TIGHTER
     if not (found and found[-1].fits_by_itself):
         # Cuts that need little memory, whatever they take; and, if any fit, those that are fast otherwise.
@@ -508,9 +514,11 @@ def _moved(found: Plan, places: list[int]) -> Plan:
 
 
 def _is_better(moved: Plan, found: Plan) -> bool:
-    if found.over:
-        return _badness(moved) < _badness(found)
-    return moved.step_ms < 0.999 * found.step_ms and not moved.over
+    """Whether a plan is better by a part that is worth another round of looking at its neighbours."""
+    if not found.over:
+        return moved.step_ms < _GAIN * found.step_ms and not moved.over
+    (worst, total, _), (worst_before, total_before, _) = _badness(moved), _badness(found)
+    return worst < _GAIN * worst_before or (worst <= worst_before and total < _GAIN * total_before)
 
 
 def _badness(found: Plan) -> tuple[float, float, float]:
