@@ -301,6 +301,29 @@ def judge_viewing(eyes: "Eyes") -> None:
     eyes.judge("looking", "files refused")
 
 
+#: Two pages, the second with a fault: only in the dark, or only on one of two that are alike.
+FAULTS = {
+    "on a phone in the dark: color-contrast": (
+        "<p>Text</p>",
+        "<style>@media (prefers-color-scheme: dark) { p { background: #111; color: #333 } }</style>"
+        "<p>Text</p>",
+    ),
+    "image-alt": ("<img src=x alt=Picture>", "<img src=x>"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_that_the_dark_or_one_page_alone_shows_is_found(page: Page, fault: str) -> None:
+    eyes = Eyes(page)
+    for path, part in zip(("right", "wrong"), FAULTS[fault], strict=True):
+        page.set_content(
+            f"<!DOCTYPE html><html lang=en><title>A page</title><body><main>{part}</main></body></html>"
+        )
+        eyes.judge("user", path)
+    assert eyes.found.keys() == {"user wrong"}
+    assert any(one.startswith(fault) for one in eyes.found["user wrong"]), eyes.report()
+
+
 @pytest.mark.timeout(10 * HANG)
 def test_no_page_keeps_anybody_out(
     context: BrowserContext, page: Page, address: str, a_life: None, broker: FakeBroker, alice: User
