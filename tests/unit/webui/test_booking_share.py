@@ -68,4 +68,4 @@ def test_a_day_that_has_begun_is_the_one_in_words(
         text(browser.get("/bookings/share/", {"view": "week", "day": f"{first:%Y-%m-%d}"})), "html.parser"
     )
     spec = json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
-    assert spec["current"] == 3 and spec["summary"] == f"{spec['labels'][3]}: mine 0 %"
+    assert spec["current"] == 3 and spec["summary"] == f"{spec['labels'][3]}: mine 0\u00a0%"
