@@ -181,8 +181,9 @@ def test_bf16_may_round_more_but_not_turn_around(task: Task, tmp_path: Path) -> 
 
 def test_of_several_ranks_the_one_with_the_largest_distance_counts() -> None:
     """Ranks that do not reduce their gradients have different ones."""
-    near, far = ({"a": {"distance": value}} for value in (0.1, 0.2))
-    entry = Entry(Row("jax", "JAX", "tiny", 2), 1)
-    entry._ask = lambda **_: [{"gradients": near}, {"gradients": far}]  # type: ignore[method-assign]
-    entry.compare_gradients(Path("file"))
-    assert entry.row.gradients == far
+    near, far, none = ({"a": {"distance": value}} for value in (0.1, 0.2, float("nan")))
+    for worst in (far, none):
+        entry = Entry(Row("jax", "JAX", "tiny", 2), 1)
+        entry._ask = lambda one=worst, **_: [{"gradients": near}, {"gradients": one}]  # type: ignore[method-assign]
+        entry.compare_gradients(Path("file"))
+        assert entry.row.gradients == worst

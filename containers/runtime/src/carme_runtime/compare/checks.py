@@ -16,18 +16,20 @@ FOREIGN_LIMIT = 0.1  # of the time of a contestant's cores that others have
 PROBE_LIMIT = 0.1  # that a probe may take longer than the usual one
 
 
-def void_unequal(rows: Sequence[Row], first_loss: float, tolerance: float = TOLERANCES["float32"]) -> None:
-    """Mark the rows of one network and number of ranks whose losses are wrong.
+def void_unequal(rows: Sequence[Row], first_loss: float, precision: str = "float32") -> None:
+    """Mark the rows of one network and number of ranks whose losses or gradients are wrong.
 
-    The first loss is that of the weights, which is known. Later ones show whether gradients and the optimizer
-    are alike: there most decide.
+    The first loss and the gradients of the first step are those of the weights, which are known. Later losses
+    show whether the optimizers are alike, too: there most decide, of those whose gradients are right.
     """
+    tolerance = TOLERANCES[precision]
     for row in rows:
         if not row.void and row.losses and not _close(row.losses[0], first_loss, tolerance):
             row.void = (
                 f"unequal work: the loss of its first step is {row.losses[0]:.6f}, and with these weights it "
                 f"is {first_loss:.6f}"
             )
+    void_wrong_gradients(rows, GRADIENT_TOLERANCES[precision])
     able = [row for row in rows if not row.void and row.losses]
     for number in range(1, max((len(row.losses) for row in able), default=0)):
         usual = _of_most([row.losses[number] for row in able], tolerance)
@@ -64,7 +66,12 @@ def worst_gradient(found: Mapping[str, Distance]) -> tuple[str, float]:
         name: max(one["distance"] - one["rounding"], 0.0) / max(one["expected"], _SMALL * whole, 1e-30)
         for name, one in found.items()
     }
-    return max(errors.items(), key=lambda pair: math.inf if math.isnan(pair[1]) else pair[1])
+    return max(errors.items(), key=lambda pair: or_infinite(pair[1]))
+
+
+def or_infinite(error: float) -> float:
+    """An error by which others are sorted: what is not a number is the worst."""
+    return math.inf if math.isnan(error) else error
 
 
 def _of_most(values: list[float], tolerance: float) -> float:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.compare.checks import or_infinite
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Door, Line, Lost
 from carme_runtime.compare.errors import CompareError
@@ -98,7 +99,7 @@ class Entry:
             self.fail(f"its gradients could not be compared: {error}")
             return
         self.row.gradients = {
-            name: max((each[name] for each in answers), key=lambda one: one["distance"])
+            name: max((each[name] for each in answers), key=lambda one: or_infinite(one["distance"]))
             for name in answers[0]
         }
 

@@ -259,8 +259,7 @@ class _Contest:
             entry.row.losses = list(self.losses[place])
         for ranks in self.plan.ranks:
             rows = [entry.row for entry in self.entries if entry.row.ranks == ranks]
-            checks.void_unequal(rows, self.first_loss[ranks], checks.TOLERANCES[self.plan.precision])
-            checks.void_wrong_gradients(rows, checks.GRADIENT_TOLERANCES[self.plan.precision])
+            checks.void_unequal(rows, self.first_loss[ranks], self.plan.precision)
         for entry in self.entries:
             if entry.row.losses and entry.row.void:
                 entry.end()
