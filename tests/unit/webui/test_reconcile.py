@@ -137,7 +137,7 @@ def test_what_is_not_there_at_the_start_the_session_brings(alice: User, broker: 
 def test_nothing_is_brought_long_before_without_an_image_or_into_memory(
     alice: User, broker: FakeBroker, rules
 ) -> None:
-    with_data(alice, 721)
+    with_data(alice, 15 * 60)
     make(alice, 60, 120, session_stage=STAGE)
     make(alice, 300, 420, session_image="torch", session_stage=[STAGE[0] | {"target": "ram"}])
     reconcile(site_broker())
