@@ -53,7 +53,7 @@ def test_a_maintenance_is_a_reservation_a_banner_and_a_page(demo: DemoSite) -> N
             assert "Be ready." in text(user, "maintenance/")
         finally:
             shown = admin.fetch(f"{admin.url}maintenance/")
-            for form in BeautifulSoup(shown.text, "html.parser").select('form[action$="/off/"]'):
+            for form in BeautifulSoup(shown.text, "html.parser").select('form[action$="/cancel/"]'):
                 admin.send(shown, form, {})
         wait_until("it is taken back", lambda: not maintenance(demo))
         assert title not in text(user, "jobs/")

@@ -248,7 +248,7 @@ def window(first: int = 60, last: int = 180, **fields: Any) -> Window:
     return Window(**(values | fields))
 
 
-async def test_a_maintenance_is_planned_changed_and_called_off(portal: Any) -> None:
+async def test_a_maintenance_is_planned_changed_and_cancelled(portal: Any) -> None:
     wanted = window()
     saved = await portal.client.maintain(wanted, user="root")
     assert (saved.node_names, saved.users, saved.start) == (["n1", "n2"], ["root"], wanted.start)

@@ -55,14 +55,14 @@ def test_only_administrators_write(browser: Browser, root: Browser, broker: Fake
     assert browser.send("/profile/", f"/{page}", title="x", **times(2, 3)).status_code == 404
     assert root.get(f"/{page}").status_code == 200
     row, piece = planned(), News.objects.create(title="x")
-    for path in (f"/maintenance/{row.pk}/off/", f"/announcements/{piece.pk}/delete/"):
+    for path in (f"/maintenance/{row.pk}/cancel/", f"/announcements/{piece.pk}/delete/"):
         assert browser.send("/profile/", path).status_code == 404
     assert "Plan maintenance" not in text(browser.get("/maintenance/"))
-    assert Maintenance.objects.get().called_off is None and News.objects.count() == 1
+    assert Maintenance.objects.get().cancelled is None and News.objects.count() == 1
     assert not broker.requests_of("maintain")
 
 
-def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_called_off(
+def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_cancelled(
     root: Browser, browser: Browser, admin: User, broker: FakeBroker
 ) -> None:
     page = "/maintenance/new/"
@@ -81,9 +81,9 @@ def test_a_maintenance_is_in_slurm_and_on_every_page_until_it_is_called_off(
     root.send(edit, edit, **sent, nodes="n1, n3")
     assert sorted(broker.reservations[row.name].node_names) == ["n1", "n3"]
     assert "2 nodes take no jobs then." in text(browser.get("/"))
-    root.send("/maintenance/", f"/maintenance/{row.pk}/off/")
+    root.send("/maintenance/", f"/maintenance/{row.pk}/cancel/")
     assert not broker.reservations and "cables" not in text(browser.get("/"))
-    assert root.send("/maintenance/", f"/maintenance/{row.pk}/off/").status_code == 404
+    assert root.send("/maintenance/", f"/maintenance/{row.pk}/cancel/").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -189,8 +189,8 @@ def test_rows_and_reservations_agree_after_any_outage(admin: User, broker: FakeB
     )
     services.reconcile(site_broker())
     assert broker.reservations[row.name].end == row.end
-    # It is over, or was called off while the broker was away.
-    Maintenance.objects.update(called_off=timezone.now())
+    # It is over, or was cancelled while the broker was away.
+    Maintenance.objects.update(cancelled=timezone.now())
     services.reconcile(site_broker())
     assert not broker.reservations
 

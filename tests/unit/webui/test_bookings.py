@@ -506,7 +506,7 @@ def act(browser: Browser, row: Booking, what: str, **sent: Any) -> str:
     return browser.get(answer["Location"]).content.decode() if answer.status_code == 302 else ""
 
 
-def test_a_session_is_planned_and_called_off(
+def test_a_session_is_planned_and_cancelled(
     browser: Browser, other: Browser, alice: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice, users=["bob"])

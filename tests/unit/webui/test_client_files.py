@@ -201,6 +201,16 @@ def test_commands_of_files_projects_and_administration(
     assert seen("admin", "record", "gpus", "--since", "2026-01-01")[0]["who"] == "alice"
     assert seen("admin", "record", "gpus", "--kind", "project")[0]["kind"] == "project"
     assert seen("admin", "record", "gpus", "--kind", "booking") == []
+    start = datetime.now(UTC) + timedelta(days=1)
+    times = ["--start", start.isoformat(), "--end", (start + timedelta(hours=1)).isoformat()]
+    plans = [seen("admin", "plan", "--title", title, *times)["name"] for title in ("Fans", "Pumps")]
+    assert seen("admin", "cancel-maintenance", plans[0]) == {"cancelled": plans[0]}
+    # By its earlier name.
+    assert main(["admin", "call-off", plans[1], "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == {"cancelled": plans[1], "called_off": plans[1]}
+    assert "'call-off' is 'cancel-maintenance' now" in shown.err
+    assert seen("admin", "maintenance") == []
     for words in (["nodes"], ["jobs"], ["approvals"], ["record"], ["policies"], ["maintenance"], ["news"]):
         assert main(["admin", *words]) == 0 and capsys.readouterr().out
     assert main(["admin", "record", "--since", "someday"]) == 1 and "is no day" in capsys.readouterr().err

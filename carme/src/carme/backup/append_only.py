@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from carme.errors import CarmeError
 
-__all__ = ["is_append_only", "replaceable"]
+__all__ = ["replaceable"]
 
 # Of linux/fs.h: the numbers of `ioctl` hold the size of a C long.
 _LONG = struct.calcsize("l")
@@ -17,7 +17,7 @@ _SET_FLAGS = 0x40006602 | _LONG << 16
 _APPEND_ONLY = 0x20
 
 
-def is_append_only(name: str, folder: int) -> bool:
+def _is_append_only(name: str, folder: int) -> bool:
     """Whether a regular file is marked so; `folder` is the descriptor of the folder in which it lies.
 
     False where the file is not there, or its file system knows no marks.
@@ -43,7 +43,7 @@ def replaceable(name: str, folder: int, aside: str = "") -> Iterator[None]:
     Raises:
         CarmeError: Root may not lift it, as in a container without CAP_LINUX_IMMUTABLE.
     """
-    if not is_append_only(name, folder):
+    if not _is_append_only(name, folder):
         yield
         return
     try:

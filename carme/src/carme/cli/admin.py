@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from datetime import date
 from typing import TYPE_CHECKING
@@ -96,7 +97,8 @@ def _add_announcements(command: Command) -> None:
     add_start(plan)
     plan.add_argument("--end", required=True, metavar="TIME")
     plan.add_argument("--nodes", default="", help="with commas between them (default: all)")
-    command("call-off", "call maintenance off, or end it now", _call_off, "name")
+    command("cancel-maintenance", "cancel maintenance, or end it now", _cancel_maintenance, "name")
+    command("call-off", "the earlier name of 'cancel-maintenance'", _call_off, "name")
     command("news", "list announcements", _news)
     publish = command("publish", "publish an announcement", _publish)
     publish.add_argument("--title", required=True)
@@ -279,10 +281,23 @@ def _plan(options: argparse.Namespace) -> int:
     return printed(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
 
 
+def _cancel_maintenance(options: argparse.Namespace) -> int:
+    return _cancelled(options, {"cancelled": options.name})
+
+
 def _call_off(options: argparse.Namespace) -> int:
+    print(
+        "carme admin: 'call-off' is 'cancel-maintenance' now, and 'called_off' of its JSON is 'cancelled'. "
+        "Use the new names.",
+        file=sys.stderr,
+    )
+    return _cancelled(options, {"cancelled": options.name, "called_off": options.name})
+
+
+def _cancelled(options: argparse.Namespace, value: dict[str, str]) -> int:
     with client() as portal:
         portal.admin.cancel_maintenance(options.name)
-    return printed(options, {"called_off": options.name}, "Its nodes take jobs again.")
+    return printed(options, value, "Its nodes take jobs again.")
 
 
 def _news(options: argparse.Namespace) -> int:

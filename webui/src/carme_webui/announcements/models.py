@@ -63,7 +63,7 @@ class Maintenance(models.Model):
     node_names = models.JSONField()
     # It is of all nodes that there were.
     whole = models.BooleanField(default=False)
-    called_off = models.DateTimeField(null=True, blank=True)
+    cancelled = models.DateTimeField(null=True, blank=True)
     # Since when Slurm keeps it; null while it does not, and why not.
     reserved = models.DateTimeField(null=True, blank=True)
     problem = SentenceField(blank=True)
@@ -77,7 +77,7 @@ class Maintenance(models.Model):
     @classmethod
     def planned(cls, now: datetime) -> "models.QuerySet[Maintenance]":
         """Those that are not over."""
-        return cls.objects.filter(called_off=None, end__gt=now)
+        return cls.objects.filter(cancelled=None, end__gt=now)
 
     @classmethod
     def near(cls, now: datetime) -> "models.QuerySet[Maintenance]":

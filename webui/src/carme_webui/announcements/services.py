@@ -1,4 +1,4 @@
-"""Planning maintenance and calling it off: the row first, then the reservation; and whom it concerns."""
+"""Planning maintenance and cancelling it: the row first, then the reservation; and whom it concerns."""
 
 import logging
 from collections.abc import Iterable
@@ -109,7 +109,7 @@ def reserve(row: Maintenance, broker: BrokerClient, by: str) -> None:
 
 def cancel(row: Maintenance, by: User, broker: BrokerClient) -> None:
     """Do not do it, or end it now. When Slurm cannot be queried, the reconciler does it later."""
-    row.called_off = timezone.now()
+    row.cancelled = timezone.now()
     row.reserved, row.problem = None, ""
     row.save()
     try:

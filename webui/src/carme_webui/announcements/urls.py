@@ -12,5 +12,5 @@ urlpatterns = [
     path("maintenance/", views.maintenance, name="maintenance"),
     path("maintenance/new/", views.edit_maintenance, name="maintenance-new"),
     path("maintenance/<int:number>/", views.edit_maintenance, name="maintenance-edit"),
-    path("maintenance/<int:number>/off/", views.cancel, name="maintenance-off"),
+    path("maintenance/<int:number>/cancel/", views.cancel, name="maintenance-cancel"),
 ]

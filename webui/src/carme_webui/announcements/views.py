@@ -84,7 +84,7 @@ def edit_maintenance(request: HttpRequest, number: int | None = None) -> HttpRes
 @require_POST
 @for_admins
 def cancel(request: HttpRequest, number: int) -> HttpResponse:
-    """Call a maintenance off, or end it now."""
+    """Cancel maintenance, or end it now."""
     row = get_object_or_404(Maintenance.planned(timezone.now()), pk=number)
     services.cancel(row, signed_in(request), broker())
     messages.success(request, _("Its nodes take jobs again."))

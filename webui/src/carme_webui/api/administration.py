@@ -385,8 +385,8 @@ def change_maintenance(
 
 
 @maintained.delete("/{name}", response=answers(None, *REFUSED, status=HTTPStatus.NO_CONTENT))
-def call_off_maintenance(request: HttpRequest, name: str = MaintenanceName) -> Any:
-    """Call maintenance off, or end it now; its nodes take jobs again. For administrators."""
+def cancel_maintenance(request: HttpRequest, name: str = MaintenanceName) -> Any:
+    """Cancel maintenance, or end it now; its nodes take jobs again. For administrators."""
     by = require_admin(request)
     announcements.cancel(_planned(name), by, broker())
     return Status(HTTPStatus.NO_CONTENT, None)

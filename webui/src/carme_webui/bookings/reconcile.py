@@ -141,7 +141,7 @@ def _leave_bad_nodes(
         }
         bad = sorted(set(row.node_names) & (failed | maintained) | set(row.node_names) - known)
         if not bad:
-            # They work again, or the maintenance was called off.
+            # They work again, or the maintenance was cancelled.
             Booking.objects.filter(pk=row.pk, reserved__isnull=False).exclude(problem="").update(problem="")
             continue
         # A node that fails long before may well be back in time.
