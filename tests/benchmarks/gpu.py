@@ -25,6 +25,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from carme_runtime import strict_json
+
 MIB = 1 << 20
 Rows = dict[str, dict[str, float]]
 
@@ -46,9 +48,9 @@ def main() -> None:
             "machine": platform.machine(),
             "rows": rows,
         }
-        print(json.dumps(found, indent=1))
+        print(strict_json.dumps(found, indent=1))
         if options.out:
-            options.out.write_text(json.dumps(found, indent=1))
+            options.out.write_text(strict_json.dumps(found, indent=1))
 
 
 def free() -> None:

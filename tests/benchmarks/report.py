@@ -1,6 +1,7 @@
 """What every benchmark reports: the machine, and rows that say what was aimed at and whether it holds."""
 
 import json
+import math
 import os
 import platform
 import signal
@@ -111,4 +112,14 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 def write_json(file: Path, rows: list[dict[str, Any]], **more: Any) -> None:
     """The report for programs."""
-    file.write_text(json.dumps({"machine": machine(), "aims": rows, **more}, indent=2) + "\n")
+    content = _finite({"machine": machine(), "aims": rows, **more})
+    file.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for what is not a number or infinite: JSON has no words for these."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -178,7 +178,7 @@ class Contest:
         from carme_runtime.scaling.network import allreduce_ms
 
         dist.barrier()
-        machine = machine_of(self.run, 1 if self.several else RANKS)
+        machine = machine_of(self.run, 1 if self.several else RANKS, self.compute)
         dist.barrier()
         batch = (self.inputs, self.targets)
         profile = measure(self.probed, batch, self.loss, optimizer=self.probed_optimizer, seconds=4)
@@ -190,12 +190,24 @@ class Contest:
         parts |= {"fixed": point.step.fixed, "host_ms_per_mib": machine.host_ms_per_mib}
         return figures | {"measured": self.trained()} | parts
 
+    def compute(self) -> None:
+        """The passes of the model that is probed, with this rank's share of the batch."""
+        inputs, targets = self.share()
+        self.probed.zero_grad()
+        self.loss(self.probed(inputs), targets).backward()
+
+    def share(self) -> tuple[Any, Any]:
+        """Of the batch, for this rank."""
+        import torch.distributed as dist
+
+        part = slice(dist.get_rank(), None, RANKS)
+        return self.inputs[part], self.targets[part]
+
     def trained(self, steps: int = 14) -> float:
         """Milliseconds of a step, each rank with its share of the batch."""
         import torch.distributed as dist
 
-        share = slice(dist.get_rank(), None, RANKS)
-        inputs, targets = self.inputs[share], self.targets[share]
+        inputs, targets = self.share()
         times = []
         for _ in range(steps):
             dist.barrier()

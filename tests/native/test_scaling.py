@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from carme_runtime import fusion, scaling
 from carme_runtime.scaling import Machine
+from carme_runtime.scaling.measuring import filled_part, measured
 from carme_runtime.scaling.replay import Call, Repeated, Result
 from carme_runtime.torch import parallel
 from carme_runtime.torch.options import Options
@@ -202,3 +203,15 @@ def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> 
     for each in rounds:
         assert 0 < each["low"] <= each["predicted"] <= each["high"] and each["communication"] > 0
         assert each["measured"] > 0 and each["simple"] > 0
+
+
+def test_the_part_of_a_gradient_that_travels_is_measured() -> None:
+    """Of an embedding's rows each batch has a few; a row of 64 numbers is one block of the core."""
+    table = nn.Embedding(1000, 64)
+    words = torch.arange(16).view(16, 1)
+    calls = [Call(table, table, (words,), {})]
+    _, (gradient,) = measured(Repeated(calls, 16), 16, 0.0)
+    assert gradient.filled == pytest.approx([1e-3, 2e-3, 4e-3, 8e-3, 16e-3])
+    assert filled_part(torch.ones(1000)) == 1.0 and filled_part(torch.zeros(1024)) == 0.0
+    assert filled_part(torch.cat([torch.ones(1024 - 192), torch.zeros(192)])) == 1.0  # less than a quarter
+    assert filled_part(None) == 1.0 and filled_part(torch.zeros(3)) == 1.0

@@ -1,7 +1,10 @@
 """Rows whose medians are not known well enough get further rounds, and are marked if that does not help."""
 
 import itertools
+import json
+import math
 import os
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carme_runtime.compare import command, entries, machine, report, rounds, tasks, verdict
+from carme_runtime.compare import command, entries, figures, machine, report, rounds, tasks, verdict
 from carme_runtime.compare.results import DISTURBED, MEASURED, UNCERTAIN, Result, Row, Turn, load, save
 
 ROUNDS = 5
@@ -106,7 +109,29 @@ def test_further_rounds_end_as_soon_as_the_row_is_known(held: Callable[..., Resu
     assert row.status == MEASURED and ROUNDS < len(row.turns) < 2 * ROUNDS
 
 
-@pytest.mark.parametrize("plan", [{"limit": 0.0}, {"rounds": 1}])
+def varying(number: int) -> float:
+    """By 8 %: about fifty turns are needed."""
+    return 4.0 * random.Random(number).gauss(1, 0.08)
+
+
+def test_rows_that_time_can_make_certain_get_more_rounds(held: Callable[..., Result]) -> None:
+    """A turn takes 10 ms here, those of the probe."""
+    (short,) = held({"parallelize": varying}).rows
+    assert (short.status, len(short.turns)) == (UNCERTAIN, 2 * ROUNDS)
+    lines: list[str] = []
+    certain, hopeless = held({"parallelize": varying, "torch-gloo": jumping}, lines.append, more_s=5.0).rows
+    assert certain.status == MEASURED and len(certain.turns) > 2 * ROUNDS
+    # 120 times as many turns as it has would not fit into this time.
+    assert (hopeless.status, len(hopeless.turns)) == (UNCERTAIN, 2 * ROUNDS)
+    assert any(line.startswith("tiny: more rounds for 1 of 2 uncertain rows, for at most ") for line in lines)
+
+
+def test_the_time_goes_to_as_many_rows_as_it_makes_certain() -> None:
+    assert figures.affordable({1: 10.0, 2: 5.0, 3: 100.0}, 20.0) == [2, 1]
+    assert figures.affordable({1: 10.0, 2: 5.0}, 4.0) == []
+
+
+@pytest.mark.parametrize("plan", [{"limit": 0.0, "more_s": 5.0}, {"rounds": 1, "more_s": 5.0}])
 def test_no_row_is_repeated_without_a_limit_or_for_a_single_round(
     held: Callable[..., Result], plan: dict[str, Any]
 ) -> None:
@@ -137,3 +162,33 @@ def test_the_limit_is_in_the_file_and_files_without_one_can_be_read(
 def test_a_limit_that_is_no_share_is_refused(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--limit", limit]) == 1
     assert f"--limit {limit} is not possible. Give 0 to 100 percent." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("minutes", ["-1", "1441", "nan"])
+def test_a_time_for_more_rounds_that_is_none_is_refused(
+    minutes: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["--minutes", minutes]) == 1
+    assert f"--minutes {minutes} is not possible. Give 0 to 1440 minutes." in capsys.readouterr().err
+
+
+def test_the_file_is_json_also_where_a_loss_or_a_gradient_is_not_a_number(
+    held: Callable[..., Result], tmp_path: Path
+) -> None:
+    result = held({"parallelize": steady})
+    (row,) = result.rows
+    row.losses[1] = math.nan
+    row.gradients = {"a.weight": {"norm": math.inf, "expected": 1.0, "distance": math.nan, "rounding": 0.0}}
+    file = tmp_path / "compare.json"
+    save(result, file)
+
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    found = json.loads(file.read_text(), parse_constant=refuse)["rows"][0]
+    assert found["losses"][1] is None and found["gradients"]["a.weight"]["distance"] is None
+    (again,) = load(file).rows
+    assert math.isnan(again.losses[1]) and again.losses[0] == row.losses[0]
+    assert math.isnan(again.gradients["a.weight"]["distance"])
+    assert again.gradients["a.weight"]["expected"] == 1.0
+    assert report.page(load(file))

@@ -114,6 +114,35 @@ def test_what_communication_takes_from_the_computing_host_is_counted() -> None:
     assert simulate(small(), 2, 64, machine).ms == pytest.approx(72 + 8, abs=0.1)
 
 
+def test_reducing_gets_half_of_the_core_while_the_rank_computes() -> None:
+    """10 ms of each of four buckets, of which 8 ms are work of the core: 16 ms while both want the core.
+
+    Buckets are full after 12, 24, 36 and 48 ms of computing. They begin at 12, 32, 52 and 72 ms, as each one
+    before delays computing by 8 ms. Computing ends at 80 ms. Then the last bucket is half done, and the other
+    half takes 5 ms: it ends at 85 ms, which is 37 ms after the backward pass alone would have ended.
+    """
+    links = Links(((0, 0.0), (MIB, 10_000.0)), "measured")
+    step = simulate(small(), 2, 64, Machine(links, host_ms_per_mib=8.0))
+    assert step.communication == pytest.approx(37)
+    # Work that leaves half of the core to computing delays no bucket: the last one begins at 57 ms.
+    light = simulate(small(), 2, 64, Machine(links, host_ms_per_mib=3.0))
+    assert light.communication == pytest.approx(57 + 10 - 48)
+    # Ranks of one node reduce when they have nothing to compute: three buckets in one, which begins at 56 ms.
+    near = Machine(links, 2, links, host_ms_per_mib=8.0)
+    assert simulate(small(), 2, 64, near).communication == pytest.approx(56 + 30 - 48)
+
+
+def test_zeros_of_gradients_do_not_travel_between_nodes() -> None:
+    """A quarter of each gradient is filled: 2.5 ms instead of 10; with three others 0.58 of 15 ms."""
+    gradients = tuple(dataclasses.replace(one, filled=(0.25, 0.25)) for one in small().gradients)
+    links = Links(((0, 0.0), (MIB, 10_000.0)), "measured")
+    profile = small(gradients=gradients)
+    assert simulate(profile, 2, 64, Machine(links)).communication == pytest.approx(2.5)
+    assert simulate(profile, 4, 64, Machine(links)).communication == pytest.approx(15 * (1 - 0.75**3))
+    near = Machine(links, 2, links)
+    assert simulate(profile, 2, 64, near) == simulate(small(), 2, 64, near)
+
+
 def test_buckets_are_those_of_parallelize() -> None:
     sizes = [MIB // 2, MIB, 3 * MIB, MIB // 4, MIB // 16]
     assert fusion.fill(sizes, ["a"] * 5, MIB, MIB // 8) == [[0, 1], [2], [3], [4]]
@@ -325,6 +354,8 @@ def _changed(change: Callable[[dict], object]) -> str:
         (_changed(lambda c: c.update(timings=[])), "holds a damaged result"),
         (_changed(lambda c: c.update(fixed_ms=-1)), "holds a damaged result"),
         (_changed(lambda c: c["gradients"][0].update(ready=[1.0])), "holds a damaged result"),
+        (_changed(lambda c: c["gradients"][0].update(filled=[1.0])), "holds a damaged result"),
+        (_changed(lambda c: c["gradients"][0].update(filled=[1.0, 1.5])), "holds a damaged result"),
         (_changed(lambda c: c.update(more=1)), "holds a damaged result"),
     ],
 )

@@ -86,6 +86,14 @@ def _add_trust_options(made: argparse.ArgumentParser) -> None:
         "rounds again, and are then marked; 0: no limit (default: 3)",
     )
     made.add_argument(
+        "--minutes",
+        type=float,
+        default=3.0,
+        metavar="M",
+        help="with each network, for how long rows that are still marked get more rounds, if these can make "
+        "them certain (default: 3)",
+    )
+    made.add_argument(
         "--slower",
         action="append",
         default=[],

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import strict_json
 from carme_runtime.compare import report, results
 from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.differences import difference
@@ -21,7 +22,7 @@ from carme_runtime.options import USUAL_NETWORKS, add_compare_options
 from carme_runtime.subcommands import exit_code
 
 _QUICK = {"networks": ("tiny", "mlp"), "rounds": 5, "turn_s": 0.25, "repeats": 1}
-_MOST_RANKS = 1024
+_MOST_RANKS, _MOST_MINUTES = 1024, 1440
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -104,7 +105,8 @@ def _compare(options: argparse.Namespace) -> None:
     results.save(result, folder / "compare.json")
     results.write_whole(folder / "compare.html", report.page(result))
     print(f"The report: {folder / 'compare.html'}", file=sys.stderr, flush=True)
-    print(json.dumps(results.as_dict(result), indent=1) if options.json else report.text(result).rstrip())
+    as_json = options.json
+    print(strict_json.dumps(results.as_dict(result), indent=1) if as_json else report.text(result).rstrip())
     if not result.measured:
         raise CompareError("All rows are void, so nothing was measured.", "The report says why.")
 
@@ -139,6 +141,10 @@ def plan_of(options: argparse.Namespace) -> Plan:
         )
     if not 0 <= options.limit <= 100:
         raise CompareError(f"--limit {options.limit:g} is not possible.", "Give 0 to 100 percent.")
+    if not 0 <= options.minutes <= _MOST_MINUTES:
+        raise CompareError(
+            f"--minutes {options.minutes:g} is not possible.", f"Give 0 to {_MOST_MINUTES} minutes."
+        )
     if options.seed < 0:
         raise CompareError(f"--seed {options.seed} is not possible.", "Give 0 or more.")
     return Plan(
@@ -149,6 +155,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         data=_names([options.data], DATA, "data set")[0],
         width=options.width,
         limit=options.limit,
+        more_s=60 * options.minutes,
         seed=options.seed,
         slower=dict(map(_slower, options.slower)),
         pythons=_pythons(options.python),

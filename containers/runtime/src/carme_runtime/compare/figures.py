@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
@@ -120,6 +120,22 @@ def values_needed(count: int, percent: float, limit: float) -> int:
     # In standard deviations, from normal values: this median's and the one of many.
     spread_percent = math.asinh(percent / 100) * math.sqrt(count) / _STUDENT[count]
     return max(_LEAST_VALUES, math.ceil((_MEDIAN_REACH * spread_percent / (limit / 100)) ** 2))
+
+
+def affordable(seconds: Mapping[int, float], left: float) -> list[int]:
+    """Who can get what it needs in the time that is left: as many as can be.
+
+    Args:
+        seconds: What each needs.
+        left: Seconds for all of them.
+    """
+    found: list[int] = []
+    for number in sorted(seconds, key=lambda one: seconds[one]):
+        left -= seconds[number]
+        if left < 0:
+            break
+        found.append(number)
+    return found
 
 
 def _confidence(count: int, place: int) -> float:

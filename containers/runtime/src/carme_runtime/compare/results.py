@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import strict_json
 from carme_runtime.compare.errors import CompareError
 from carme_runtime.compare.figures import Estimate, estimate
 
@@ -172,7 +173,7 @@ def as_dict(result: Result) -> dict[str, Any]:
 
 def save(result: Result, file: Path) -> None:
     """Raises CompareError."""
-    write_whole(file, json.dumps(as_dict(result), indent=1) + "\n")
+    write_whole(file, strict_json.dumps(as_dict(result), indent=1) + "\n")
 
 
 def load(file: Path) -> Result:
@@ -202,7 +203,17 @@ def _row(found: dict[str, Any]) -> Row:
     known = {each.name for each in dataclasses.fields(Row)}
     values: dict[str, Any] = {key: value for key, value in found.items() if key in known}
     values["turns"] = [_turn(each) for each in found["turns"]]
+    values["losses"] = [_number(loss) for loss in found.get("losses", [])]
+    values["gradients"] = {
+        weight: {name: _number(value) for name, value in distance.items()}
+        for weight, distance in found.get("gradients", {}).items()
+    }
     return Row(**values)
+
+
+def _number(found: float | None) -> float:
+    """Of a loss or a gradient, which may be none: JSON has null for that."""
+    return math.nan if found is None else float(found)
 
 
 def _turn(found: dict[str, Any]) -> Turn:

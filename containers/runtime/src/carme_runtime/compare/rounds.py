@@ -20,7 +20,7 @@ from carme_runtime.compare.door import Door
 from carme_runtime.compare.energy import drawn, energy
 from carme_runtime.compare.entries import LAUNCH, Entry, Progress, address_of, sample, stop_all
 from carme_runtime.compare.errors import CompareError
-from carme_runtime.compare.figures import spread
+from carme_runtime.compare.figures import affordable, spread, values_needed
 from carme_runtime.compare.hosts import threads_of
 from carme_runtime.compare.networks import NETWORKS, Network
 from carme_runtime.compare.predictions import note_predictions
@@ -29,6 +29,7 @@ from carme_runtime.compare.work_folder import work_folder
 
 CHECKED_STEPS = 3
 _LEAST_STEPS, _MOST_STEPS = 4, 200
+_ROUNDS_PER_SENTENCE = 10
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Plan:
         repeats: How often disturbed turns are made again.
         limit: How far the interval of a median may reach to either side, in percent of it. Rows beyond it get
             as many further rounds as they had, and are marked if that does not help. 0: any is good.
+        more_s: For about how long, with each network, rows get still more rounds that can make them certain.
         turn_s: About how long a turn is.
         scaling: `strong`: the batch is that of all ranks. `weak`: it is that of each.
         batch: Instead of the network's own.
@@ -63,6 +65,7 @@ class Plan:
     rounds: int = 10
     repeats: int = 2
     limit: float = 3.0
+    more_s: float = 0.0
     turn_s: float = 0.5
     scaling: str = "strong"
     batch: int | None = None
@@ -282,6 +285,7 @@ class _Contest:
             self.progress(f"{self.network}: round {number} of {self.plan.rounds}")
         self._repeat_disturbed(steps, cores)
         self._narrow(steps, cores)
+        self._narrow_further(steps, cores)
         for place in self.able:
             self._conclude(place)
         able = [self.entries[place] for place in self.able]
@@ -312,10 +316,36 @@ class _Contest:
             )
             self._round(number, wide, steps, cores)
 
-    def _is_wide(self, place: int) -> bool:
+    def _narrow_further(self, steps: dict[int, int], cores: list[int]) -> None:
+        """Still more rounds, for the rows that can be known well enough in the time that is given for it."""
+        end, number = time.monotonic() + self.plan.more_s, 2 * self.plan.rounds
+        while self.plan.rounds > 1 and (left := end - time.monotonic()) > 0:
+            wide = {place: self._seconds_needed(place) for place in self.able if self._is_wide(place)}
+            places = affordable(wide, left)
+            if not places:
+                break
+            if (number - 2 * self.plan.rounds) % _ROUNDS_PER_SENTENCE == 0:
+                self.progress(
+                    f"{self.network}: more rounds for {len(places)} of {len(wide)} uncertain rows, for at "
+                    f"most {left:.0f} s"
+                )
+            number += 1
+            self._round(number, places, steps, cores)
+
+    def _seconds_needed(self, place: int) -> float:
+        """How long the further turns take, as a rule, that make a row certain."""
+        row, turns = self._so_far(place), self.turns[place]
+        count = len(row.used)
+        more = values_needed(count, row.step.percent or 0.0, row.limit_percent) - count
+        return more * statistics.median(raw.lasted_s + raw.probes[1] / 1000 for raw in turns)
+
+    def _so_far(self, place: int) -> Row:
         turns = [Turn(raw.round, raw.ms, self._reasons(raw)) for raw in self.turns.get(place, [])]
-        row = dataclasses.replace(self.entries[place].row, turns=turns)
-        return bool(turns) and row.is_wide
+        return dataclasses.replace(self.entries[place].row, turns=turns)
+
+    def _is_wide(self, place: int) -> bool:
+        row = self._so_far(place)
+        return bool(row.turns) and row.is_wide
 
     def _probe(self, cores: list[int]) -> None:
         self.probes.append(machine.probe(cores))

@@ -193,7 +193,7 @@ def probed(program: Any, work: Work, seconds: float, ranks_per_node: int) -> dic
     """What is needed to predict steps: of one rank its profile, of several what connects them; else `why`."""
     try:
         if work.ranks > 1:
-            return {"machine": dataclasses.asdict(program.machine(ranks_per_node))}
+            return {"machine": dataclasses.asdict(program.machine(work, ranks_per_node))}
         return {"profile": dataclasses.asdict(program.profile(work, seconds))}
     except CarmeRuntimeError as error:
         return {"why": str(error)}

@@ -6,6 +6,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import strict_json
 from carme_runtime.graph.model import VERSION, Graph, GraphError
 
 _FORMAT = "carme graph"
@@ -13,7 +14,8 @@ _FORMAT = "carme graph"
 
 def to_json(graph: Graph) -> str:
     """A graph as text."""
-    return json.dumps({"format": _FORMAT, "version": VERSION, **dataclasses.asdict(graph)}, indent=1) + "\n"
+    content = {"format": _FORMAT, "version": VERSION, **dataclasses.asdict(graph)}
+    return strict_json.dumps(content, indent=1) + "\n"
 
 
 def from_json(text: str, where: str = "The text") -> Graph:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from carme_runtime import strict_json
 from carme_runtime.graph.show import columns, size_text
 from carme_runtime.petri import control, frames, journal
 from carme_runtime.petri.errors import PetriError
@@ -266,7 +267,7 @@ def _attach(options: argparse.Namespace) -> int:
 def _print(options: argparse.Namespace, marking: dict[str, list[Any]] | None, status: dict[str, Any]) -> None:
     if options.json:
         tokens = {"tokens": marking} if marking is not None else {}
-        print(json.dumps(status | tokens, indent=1, default=repr))
+        print(strict_json.dumps(status | tokens, indent=1, default=repr))
         return
     print(f"Net {status['net']} in {status['folder']}: {status['state']}.")
     if status["error"]:

@@ -1,9 +1,9 @@
 """`python -m carme_runtime.scaling RESULT.json`, which `carme scale` is, too."""
 
 import argparse
-import json
 import sys
 
+from carme_runtime import strict_json
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.options import add_scale_options
 from carme_runtime.scaling.curves import changed, save
@@ -55,4 +55,6 @@ def show(options: argparse.Namespace) -> None:
             raise ScalingError(
                 f"The curve cannot be drawn into {options.svg} ({error.strerror}).", "Name another file."
             ) from None
-    print(json.dumps(as_dict(prediction), indent=1) if options.json else table(prediction).rstrip("\n"))
+    print(
+        strict_json.dumps(as_dict(prediction), indent=1) if options.json else table(prediction).rstrip("\n")
+    )

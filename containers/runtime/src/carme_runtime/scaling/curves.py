@@ -4,11 +4,11 @@ Who reads it needs no model: the portal and `carme submit` show it while a user 
 """
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 from typing import Any
 
+from carme_runtime import strict_json
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import Machine
 from carme_runtime.scaling.prediction import Point, strong_points
@@ -53,7 +53,7 @@ def _row(nodes: int, each: int, point: Point) -> dict[str, Any]:
 
 def to_json(profile: Profile) -> str:
     """A profile with its table as text."""
-    return json.dumps({**to_dict(profile), "curve": table_of(profile)}, indent=1) + "\n"
+    return strict_json.dumps({**to_dict(profile), "curve": table_of(profile)}, indent=1) + "\n"
 
 
 def save(profile: Profile, file: Path | str, option: str = "--scale-result") -> None:

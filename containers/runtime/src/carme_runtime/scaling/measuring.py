@@ -22,6 +22,10 @@ from carme_runtime.scaling.replay import Repeated, Replay, mapped
 
 _SIZES, _ROUNDS, _LEAST_ROUNDS = 7, 25, 3
 _LAYERS, _LAYER_ROUNDS = 40, 3
+_ZERO_BLOCK, _MOST_FILLED = (
+    256,
+    0.75,
+)  # bytes, and the part from which on all travels: as zeros.hpp of the core
 
 
 def batches(batch: int) -> list[int]:
@@ -56,7 +60,7 @@ def measured(
             runs[size].append(repeated.run(size))
         if turn + 1 >= _LEAST_ROUNDS and time.monotonic() >= end:
             break
-    return _timings(runs), _gradients(repeated, runs)
+    return _timings(runs), _gradients(repeated, runs, _filled(repeated, sizes))
 
 
 def _takes(repeated: Repeated, samples: int) -> bool:
@@ -95,7 +99,32 @@ def _timings(runs: dict[int, list[Replay]]) -> tuple[Timing, ...]:
     return tuple(reversed(timings))
 
 
-def _gradients(repeated: Repeated, runs: dict[int, list[Replay]]) -> tuple[Gradient, ...]:
+def _filled(repeated: Repeated, sizes: Sequence[int]) -> dict[int, list[float]]:
+    """The part of each gradient that travels between nodes, by the parameter's identity, for each size."""
+    found: dict[int, list[float]] = {}
+    for size in sorted(sizes):
+        repeated.run(size)
+        for parameter in repeated.parameters:
+            found.setdefault(id(parameter), []).append(filled_part(parameter.grad))
+    return found
+
+
+def filled_part(gradient: torch.Tensor | None) -> float:
+    """The part of a gradient that the core sends: without blocks of zeros, if these are a quarter or more."""
+    if gradient is None or gradient.layout != torch.strided:
+        return 1.0
+    flat = gradient.detach().reshape(-1)
+    each = max(_ZERO_BLOCK // gradient.element_size(), 1)
+    blocks = len(flat) // each
+    if not blocks:
+        return 1.0
+    part = float(flat[: blocks * each].view(blocks, each).ne(0).any(1).float().mean())
+    return part if part <= _MOST_FILLED else 1.0
+
+
+def _gradients(
+    repeated: Repeated, runs: dict[int, list[Replay]], filled: dict[int, list[float]]
+) -> tuple[Gradient, ...]:
     names, gradients = repeated.names(), []
     for parameter in repeated.parameters:
         key = id(parameter)
@@ -111,7 +140,8 @@ def _gradients(repeated: Repeated, runs: dict[int, list[Replay]]) -> tuple[Gradi
             for s in sorted(runs)
         )
         size = parameter.numel() * parameter.element_size()
-        gradients.append(Gradient(names.get(key, "parameter"), size, ready))
+        parts = tuple(filled[key]) if min(filled[key]) < 1 else ()
+        gradients.append(Gradient(names.get(key, "parameter"), size, ready, parts))
     return tuple(gradients)
 
 

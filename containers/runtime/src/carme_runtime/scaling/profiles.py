@@ -29,11 +29,14 @@ class Gradient:
         name: Of the parameter.
         bytes: Of the gradient.
         ready: The share of the backward pass after which it is complete, for each of the profile's timings.
+        filled: The part of it that travels between nodes, for each of them, as blocks that are zero do not:
+            in a batch there are a few rows of an embedding. Empty: all of it.
     """
 
     name: str
     bytes: int
     ready: tuple[float, ...]
+    filled: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,13 @@ class Profile:
         times = [self.fixed_ms, *(t for one in self.timings for t in (one.forward_ms, one.backward_ms))]
         if not all(0 <= time < float("inf") for time in times) or not self.forward_ms(self.batch) > 0:
             raise ValueError("its times are not above 0")
-        if any(len(gradient.ready) != len(sizes) or gradient.bytes < 0 for gradient in self.gradients):
+        if any(
+            len(gradient.ready) != len(sizes)
+            or len(gradient.filled) not in (0, len(sizes))
+            or not all(0 <= part <= 1 for part in gradient.filled)
+            or gradient.bytes < 0
+            for gradient in self.gradients
+        ):
             raise ValueError("its gradients do not belong to its batches")
 
     def forward_ms(self, samples: float) -> float:
@@ -114,10 +123,17 @@ class Profile:
 
     def ready(self, gradient: Gradient, samples: float) -> float:
         """The share of the backward pass after which a gradient is complete."""
-        points = list(zip((t.samples for t in self.timings), gradient.ready, strict=True))
+        return self._between(gradient.ready, samples)
+
+    def filled(self, gradient: Gradient, samples: float) -> float:
+        """The part of a gradient that travels between nodes."""
+        return self._between(gradient.filled, samples) if gradient.filled else 1.0
+
+    def _between(self, shares: tuple[float, ...], samples: float) -> float:
+        points = list(zip((t.samples for t in self.timings), shares, strict=True))
         first, last = points[0][0], points[-1][0]
         if len(points) == 1:
-            return gradient.ready[0]
+            return shares[0]
         return min(on_line(points, min(max(samples, first), last)), 1.0)
 
     @cached_property
@@ -133,6 +149,11 @@ class Profile:
     @cached_property
     def full_buckets(self) -> dict[tuple[float, bool], list[tuple[int, float]]]:
         """What `simulation.buckets` has found, by the batch and whether all ranks are of one node."""
+        return {}
+
+    @cached_property
+    def filled_buckets(self) -> dict[tuple[float, int], list[float]]:
+        """The parts of buckets that travel between nodes, by batch and ranks, as the simulation has them."""
         return {}
 
     def _buckets(self, limit: int, least: int | None) -> tuple[tuple[int, tuple[int, ...]], ...]:

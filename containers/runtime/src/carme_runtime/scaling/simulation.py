@@ -9,6 +9,7 @@ from carme_runtime.scaling.profiles import Profile
 
 _LANES = 2  # buckets that travel between nodes at once, as in carme_runtime.torch.parallel
 _MOST_SPREAD = 0.3
+_SHARE = 0.5  # of a core that reducing gets beside computing, if it needs as much: two threads share it
 
 
 @dataclass(frozen=True)
@@ -104,20 +105,50 @@ def _exposed(profile: Profile, ranks: int, batch: float, machine: Machine, backw
     """How long reducing goes on after the backward pass."""
     near = ranks <= machine.ranks_per_node
     free, ends, last = 0.0, [], 0.0
-    host, costs = 0.0, dict[int, tuple[float, float]]()  # many buckets are of one size
-    for size, ready in buckets(profile, batch, near):
+    host, costs = 0.0, dict[float, tuple[float, float]]()  # many buckets are of one size
+    filled = [1.0] * len(buckets(profile, batch, near)) if near else _filled(profile, batch, ranks)
+    for (whole, ready), part in zip(buckets(profile, batch, near), filled, strict=True):
+        size = whole * part
         if size not in costs:
             costs[size] = allreduce_ms(machine, ranks, size)
         took, latency = costs[size]
+        work = machine.host_ms_per_mib * size * machine.wire / MIB
         begin = max(backward * ready + host, free)
         if len(ends) >= _LANES:
             begin = max(begin, ends[-_LANES])
+        # Ranks of one node reduce in a thread that computes, those of several in one beside it.
+        beside = took if near else max(took, work / _SHARE)
+        ends.append(_end(begin, took, beside, backward + host + work))
         # The next one's first byte need not wait for this one's last answer.
-        free = begin + took - latency
-        ends.append(begin + took)
+        free = ends[-1] - latency
         last = max(last, ends[-1])
-        host += machine.host_ms_per_mib * size * machine.wire / MIB
+        host += work
     return max(last - backward, host, 0.0)
+
+
+def _end(begin: float, took: float, beside: float, until: float) -> float:
+    """When a bucket is reduced that takes `beside` while the rank computes, `until` then and `took` after."""
+    slow = min(max(until - begin, 0.0), beside)
+    return begin + slow + (took * (1 - slow / beside) if beside else 0.0)
+
+
+def _filled(profile: Profile, batch: float, ranks: int) -> list[float]:
+    """The part of each bucket between nodes that travels: what is zero does not.
+
+    What other ranks have is taken to be elsewhere, so that sums over many of them are full.
+    """
+    known = profile.filled_buckets
+    if (batch, ranks) not in known:
+        known[batch, ranks] = [
+            sum(
+                profile.gradients[number].bytes
+                * (1 - (1 - profile.filled(profile.gradients[number], batch)) ** max(ranks - 1, 1))
+                for number in numbers
+            )
+            / max(size, 1)
+            for size, numbers in profile.far_buckets
+        ]
+    return known[batch, ranks]
 
 
 def buckets(profile: Profile, batch: float, near: bool) -> list[tuple[int, float]]:

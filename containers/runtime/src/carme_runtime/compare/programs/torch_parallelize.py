@@ -65,6 +65,14 @@ def profile(work: Work, seconds: float) -> Profile:
     return measure(network, batch, functional.cross_entropy, optimizer=optimizer, seconds=seconds)
 
 
-def machine(ranks_per_node: int) -> Machine:
+def machine(work: Work, ranks_per_node: int) -> Machine:
     """Links, and what reducing takes from computing; all ranks call this together."""
-    return machine_of(Run(), ranks_per_node)
+    network = build(work.task)
+    inputs, targets = work.task.share(work.rank, work.ranks)
+    batch, classes = torch.from_numpy(prepare_inputs(inputs)[0]), torch.from_numpy(targets[0])
+
+    def compute() -> None:
+        network.zero_grad()
+        functional.cross_entropy(network(batch), classes).backward()
+
+    return machine_of(Run(), ranks_per_node, compute)
