@@ -1,9 +1,12 @@
-"""The worked examples of docs/admins/install.md, as their readers copy them."""
+"""What readers copy from docs/admins: the worked examples of install.md, and lines of other pages."""
 
 import re
 from pathlib import Path
 
-PAGE = (Path(__file__).resolve().parent.parent / "docs/admins/install.md").read_text()
+_ADMINS = Path(__file__).resolve().parent.parent / "docs/admins"
+PAGE = (_ADMINS / "install.md").read_text()
+#: What of the line below goes with Carme.
+EXPORTERS_GROUP = ",gid=carme-exporter"
 _BLOCK = re.compile(r"`inventories/([\w-]+)/([\w./]+)`[^\n]*\n\n```yaml\n(.*?)```", re.DOTALL)
 #: An example's inventory, by its name: file to text.
 FILES: dict[str, dict[str, str]] = {}
@@ -23,3 +26,16 @@ def hook_line(hook: str) -> str:
     start = f"[ ! -x /usr/libexec/carme/{hook} ]"
     (line,) = (line for line in PAGE.splitlines() if line.startswith(start))
     return line
+
+
+def processes_line() -> str:
+    """The line of security.md for /etc/fstab, by which /proc hides the processes of others."""
+    (line,) = re.findall(r"^proc /proc .*", (_ADMINS / "security.md").read_text(), re.MULTILINE)
+    assert EXPORTERS_GROUP in line
+    return line
+
+
+def processes_command() -> str:
+    """The command of security.md that does the same at once."""
+    (command,) = re.findall(r"`(mount -o remount,[^`]*)`", (_ADMINS / "security.md").read_text())
+    return command

@@ -112,9 +112,6 @@ def _configure_slurm(site: SiteHosts) -> None:
             "usr/local/sbin/slurmd-in-namespace": (helper, 0o755),
             unit: (NAMESPACE.encode(), 0o644),
         })  # fmt: skip
-        # Users of a node see their own processes only, now and after the next boot.
-        hide = "grep -q ' /proc ' /etc/fstab || echo 'proc /proc proc defaults,hidepid=2 0 0' >>/etc/fstab"
-        site.run(name, "sh", "-ec", f"{hide}; mount -o remount,hidepid=2 /proc")
     site.everywhere(
         "systemctl daemon-reload; install -d -o slurm /var/log/slurm /var/spool/slurmctld;"
         "install -d /var/spool/slurmd /var/spool/slurm-tmp /var/spool/site-scratch"

@@ -11,7 +11,7 @@ import secrets
 import shlex
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,3 +131,19 @@ def append_hooks(site: SiteHosts, folder: str) -> None:
         for hook in ("prolog", "epilog"):
             line = install_page.hook_line(hook)
             site.run(host, "tee", "--append", f"{folder}/{hook}", data=line + "\n")
+
+
+def hide_processes(site: SiteHosts, hosts: Iterable[str]) -> None:
+    """What docs/admins/security.md asks for once Carme is installed: /proc hides the processes of others."""
+    line, command = install_page.processes_line(), install_page.processes_command()
+    for host in hosts:
+        site.run(host, "tee", "--append", "/etc/fstab", data=line + "\n")
+        site.run(host, *shlex.split(command))
+
+
+def leave_exporters_group(site: SiteHosts, hosts: Iterable[str]) -> None:
+    """What docs/admins/remove.md asks for: the group of Carme's exporter goes, and /etc/fstab names it."""
+    line = install_page.processes_line()
+    script = 'sed --in-place "s|^$1$|$2|" /etc/fstab'
+    for host in hosts:
+        site.run(host, "sh", "-ec", script, "sh", line, line.replace(install_page.EXPORTERS_GROUP, ""))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -18,7 +19,14 @@ from patience import HANG
 from . import existing_22_05
 from .conftest import Record
 from .existing_22_05 import NODES
-from .own_slurm_example import Example, append_hooks, changed_hosts, findings
+from .own_slurm_example import (
+    Example,
+    append_hooks,
+    changed_hosts,
+    findings,
+    hide_processes,
+    leave_exporters_group,
+)
 from .site_hosts import SiteHosts, wait_until
 
 Run = subprocess.CompletedProcess[str]
@@ -28,6 +36,8 @@ Sums = dict[str, dict[str, str]]
 SITE = ["/etc", "/srv/intranet", "/opt/apptainer-libc", "/usr/local"]
 #: What docs/admins/install.md lists of it: Apptainer's configuration as its package brought it.
 WRITTEN_BY_CARME = {"/etc/apptainer/apptainer.conf"}
+#: What the administrators change themselves, on the nodes, as docs/admins/security.md says.
+FSTAB = "/etc/fstab"
 #: What changes with every package that is installed, and what Carme's own packages bring.
 OF_PACKAGES = re.compile(
     r"/etc/(ld\.so\.cache|mailcap|(group|gshadow|passwd|shadow|subuid|subgid)-?|apt/.*|alternatives/.*|systemd/system/[^/]+\.wants/.*)$"
@@ -120,6 +130,12 @@ def looked(visit: Visit) -> Visit:
     if not visit.record.is_done("hooks"):
         with visit.record.step("hooks"):
             append_hooks(visit.site, "/etc/slurm")
+            hiding = re.search(
+                r"'(mount -o remount,[^']*)'+ hides them at once", findings(visit.runs["first look"].stdout)
+            )
+            assert hiding is not None
+            for name in NODES:
+                visit.site.run(name, *shlex.split(hiding[1]))
     example.write(
         carme_homes=["/data/home"],
         carme_bookings={"enabled": True, "notice_minutes": 0},
@@ -137,7 +153,7 @@ def looked(visit: Visit) -> Visit:
 
 @pytest.fixture(scope="session")
 def installed(looked: Visit) -> Visit:
-    """Step 4, by the page's commands."""
+    """Step 4, by the page's commands, and what comes after it on nodes that users share."""
     (_look, *commands) = looked.example.commands("site.yml")
     for number, words in enumerate(commands, 1):
         done = looked.play(f"site.yml {number}", words)
@@ -146,6 +162,9 @@ def installed(looked: Visit) -> Visit:
         with looked.record.step("administrator"):
             looked.example.add_administrator()
     looked.remember("after")
+    if not looked.record.is_done("processes hidden"):
+        with looked.record.step("processes hidden"):
+            hide_processes(looked.site, NODES)
     return looked
 
 
@@ -267,6 +286,8 @@ def again(validated: Visit, main_job: dict[str, Any], booking: Booking, batch_jo
 def removed(again: Visit) -> Visit:
     """Carme is taken away with its data, and the site goes on."""
     words = ["-i", str(again.example.folder), "remove.yml", "-e", "removal_data=true"]
+    again.play("remove.yml refuses", words, code=2)
+    leave_exporters_group(again.site, NODES)
     again.play("remove.yml", words)
     again.remember("removed")
     again.named = {name: again.site.named(name, "*carme*") for name in again.site.machines}
@@ -279,6 +300,8 @@ def test_the_first_look_says_what_to_set_and_changes_nothing(looked: Visit) -> N
     shown = findings(look.stdout)
     assert "Set carme_homes to the folders below which all homes lie" in shown
     assert "Prolog does not call /usr/libexec/carme/prolog" in shown
+    for name in NODES:
+        assert f"{name}.example.org, processes of others: /proc is mounted without hidepid" in shown
     assert all(counts["changed"] == 0 for counts in changed_hosts(look.stdout).values())
     assert looked.changed("untouched", "first look") == {name: set() for name in looked.site.machines}
 
@@ -286,7 +309,7 @@ def test_the_first_look_says_what_to_set_and_changes_nothing(looked: Visit) -> N
 def test_after_what_it_says_nothing_stands_in_the_way(looked: Visit) -> None:
     look = looked.runs["second look"]
     assert look.returncode == 0, look.stdout[-4000:]
-    assert "Prolog does not call" not in look.stdout
+    assert "Prolog does not call" not in look.stdout and "hidepid" not in look.stdout
     assert all(counts["changed"] == 0 for counts in changed_hosts(look.stdout).values())
 
 
@@ -312,6 +335,16 @@ def test_the_sites_own_slurm_is_what_runs(installed: Visit) -> None:
     ).stdout
     assert [line.split()[0] for line in shown.splitlines()] == list(NODES)
     assert "drain" not in shown and "down" not in shown
+
+
+def test_users_of_a_node_see_their_own_processes_and_the_exporter_sees_all(installed: Visit) -> None:
+    for name in NODES:
+        # As at the next boot: with the options of /etc/fstab alone.
+        installed.site.run(name, "mount", "-o", "remount", "/proc")
+        for user, sees in {"alan": False, "carme-exporter": True}.items():
+            words = ("runuser", "-u", user, "--", "test", "-e", "/proc/1/cmdline")
+            seen = installed.site.run(name, *words, check=False).returncode == 0
+            assert seen == sees, (name, user)
 
 
 def test_the_sites_own_check_passes(validated: Visit) -> None:
@@ -343,12 +376,24 @@ def test_a_second_run_changes_nothing(again: Visit) -> None:
             assert {counts["changed"] for counts in changed_hosts(done.stdout).values()} == {0}, step
 
 
+def test_removal_stops_before_a_boot_would_show_processes_again(removed: Visit) -> None:
+    refused = removed.runs["remove.yml refuses"]
+    assert refused.returncode == 2
+    assert "Nothing has been removed. /etc/fstab" in findings(refused.stdout)
+    assert all(counts["changed"] == 0 for counts in changed_hosts(refused.stdout).values())
+
+
 def test_removal_leaves_the_site_as_it_was(removed: Visit) -> None:
     done = removed.runs["remove.yml"]
     assert done.returncode == 0, done.stdout[-4000:]
     for name in removed.site.machines:
         assert not removed.site.left_of_services(name)
-    assert removed.changed("before", "removed") == {name: set() for name in removed.site.machines}
+    changed = removed.changed("before", "removed")
+    assert {name: paths - {FSTAB} for name, paths in changed.items()} == {name: set() for name in changed}
+    for name in NODES:
+        removed.site.run(name, "mount", "-o", "remount", "/proc")  # as at the next boot
+        words = ("runuser", "-u", "alan", "--", "test", "-e", "/proc/1/cmdline")
+        assert removed.site.run(name, *words, check=False).returncode != 0, name
     mounted = {"portal": {"/var/cache/carme"}}
     assert {name: left - OF_TESTS - mounted.get(name, set()) for name, left in removed.named.items()} == {
         name: set() for name in removed.site.machines

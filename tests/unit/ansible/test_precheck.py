@@ -2,6 +2,7 @@
 
 import ast
 import base64
+import grp
 import importlib
 import json
 import os
@@ -259,6 +260,33 @@ def test_a_node_that_shows_the_processes_of_others_is_reported(
         first, afterwards = re.findall(r"'(mount [^']*)'", found["remedy"])
         assert first == "mount -o remount,hidepid=2 /proc", "the group is not there before the installation"
         assert f"`{afterwards}`" in page, "the page has the same command"
+
+
+@pytest.mark.parametrize(
+    ("options", "members", "ok"),
+    [
+        ("hidepid=invisible", [], False),
+        ("hidepid=invisible,gid=990", [], True),
+        ("hidepid=invisible,gid=991", [], False),
+        ("hidepid=invisible,gid=991", ["carme-exporter"], True),
+        ("hidepid=invisible,gid=992", [], False),
+    ],
+)
+def test_a_proc_that_is_hidden_from_the_exporter_too_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, members: list[str], ok: bool
+) -> None:
+    precheck = module("precheck")
+    groups = {990: ("carme-exporter", []), 991: ("operators", members)}
+    known = {gid: grp.struct_group((name, "x", gid, users)) for gid, (name, users) in groups.items()}
+    monkeypatch.setattr(precheck.grp, "getgrgid", known.__getitem__)
+    monkeypatch.setattr(precheck.grp, "getgrnam", {"carme-exporter": known[990]}.__getitem__)
+    (tmp_path / "mounts").write_text(f"proc /proc proc rw,{options} 0 0\n")
+    found = precheck.look(
+        "proc", lambda wanted: precheck.processes(wanted, tmp_path / "mounts"), {"host": "n"}
+    )
+    assert (found["ok"], found["stops"]) == (ok, False)
+    if not ok:
+        assert "gid=carme-exporter" in found["remedy"]
 
 
 def test_proc_is_looked_at_on_nodes_of_a_slurm_of_the_sites_own(site: Callable[..., dict[str, Any]]) -> None:

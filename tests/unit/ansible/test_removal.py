@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 import pytest
 import yaml
+from install_page import EXPORTERS_GROUP, processes_line
 
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 ROLES = ANSIBLE / "roles"
@@ -163,6 +164,35 @@ def test_only_a_line_that_would_fail_stops_a_removal(line: str, stops: bool, tmp
     look = next(task for task in tasks(ROLES / "removal") if "still calls" in task["name"])
     assert look["ansible.builtin.script"]["cmd"].endswith("/files/find_callers.py /etc/slurm")
     assert bool(callers(tmp_path, tmp_path)) == stops
+
+
+@pytest.mark.parametrize(
+    ("line", "stops"),
+    [
+        (processes_line(), True),
+        ("proc\t/proc\tproc\tgid=carme-exporter,hidepid=2\t0\t0", True),
+        (processes_line().replace(EXPORTERS_GROUP, ""), False),
+        ("proc /proc proc hidepid=2,gid=carme-exporters 0 0", False),
+        (f"# {processes_line()}", False),
+        ("", False),
+    ],
+)
+def test_a_mount_that_the_next_boot_could_not_do_stops_a_removal(
+    line: str, stops: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "fstab").write_text(f"/dev/vda / ext4 defaults 0 1\n{line}\n")
+    look = next(
+        task for task in tasks(ROLES / "removal") if task["name"] == "Look how the next boot mounts /proc"
+    )
+    command = [*look["ansible.builtin.command"]["argv"], "--tab-file", tmp_path / "fstab"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode in (0, 1), found.stderr
+    stop = next(task for task in tasks(ROLES / "removal") if "processes of others" in task["name"])
+    environment = jinja2.Environment()
+    environment.tests["search"] = lambda text, pattern: bool(re.search(pattern, text))
+    passes = environment.compile_expression(stop["ansible.builtin.assert"]["that"])
+    known = {"removal_proc": {"stdout": found.stdout}, "carme_exporter_account": "carme-exporter"}
+    assert passes(**known) == (not stops)
 
 
 def callers(folder: Path, *looked_at: Path, config: str = "") -> list[str]:

@@ -156,6 +156,19 @@ def _has_group(name):
     return True
 
 
+def _sees_hidden(account, options):
+    """Whether an account, in its own group or another one, is who /proc is not hidden from."""
+    for option in options:
+        key, _, number = option.partition("=")
+        if key == "gid":
+            try:
+                group = grp.getgrgid(int(number))
+            except (KeyError, ValueError):
+                return False
+            return account == group.gr_name or account in group.gr_mem
+    return False
+
+
 def processes(wanted, mounts=Path("/proc/self/mounts")):
     """On a node that users share, /proc should show them their own processes only."""
     shown = [line.split() for line in mounts.read_text(errors="replace").splitlines()]
@@ -170,6 +183,15 @@ def processes(wanted, mounts=Path("/proc/self/mounts")):
             "exporter's group, put 'proc /proc proc defaults,{} 0 0' into /etc/fstab, and do the same with "
             "'mount -o remount,{} /proc'. Without hidepid validate.yml reports an attack that "
             "succeeded.".format(_HIDES if _has_group(_EXPORTER) else "hidepid=2", _HIDES, _HIDES),
+            stops=False,
+        )
+    if options and _has_group(_EXPORTER) and not _sees_hidden(_EXPORTER, options[-1]):
+        raise Problem(
+            "/proc is mounted with hidepid, also for Carme's exporter: it does not see processes on GPUs, "
+            "and their metrics name no job.",
+            f"Put 'proc /proc proc defaults,{_HIDES} 0 0' into /etc/fstab in place of its line for /proc, "
+            f"and do the same at once with 'mount -o remount,{_HIDES} /proc'. Where /proc has a group of "
+            f"yours (gid=), add {_EXPORTER} to it and restart carme-node-exporter instead.",
             stops=False,
         )
     return "hidden from others"
