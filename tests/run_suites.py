@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import sys
@@ -33,7 +34,8 @@ def main(words: Sequence[str]) -> int:
         words: The words of the command line.
 
     Returns:
-        The exit code: 0, 1 where something failed, 2 for a wrong call or where something is missing.
+        The exit code: 0, 1 where something failed, 2 for a wrong call or where something is missing, that of
+        a program that SIGPIPE has ended where nobody reads what this one prints any more.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup(1)
@@ -53,6 +55,9 @@ def main(words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         report("Interrupted.")
         return 128 + signal.SIGINT
+    except BrokenPipeError:
+        _leave_closed_outputs()
+        return 128 + signal.SIGPIPE
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -65,6 +70,20 @@ def _ignore_signals() -> None:
     """Let no further one interrupt the end of what runs; each wait of it has a limit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _leave_closed_outputs() -> None:
+    """Print nowhere from now on what would go to a pipe that nobody reads.
+
+    Neither our end nor Python's own, which writes what is left in its buffers, fails because of it.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        poll = select.poll()
+        poll.register(stream, 0)  # errors are reported unasked
+        if poll.poll(0):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 def _run(request: Request, role: Role) -> int:
@@ -82,6 +101,7 @@ def _run(request: Request, role: Role) -> int:
         plan.run()
     finally:
         _ignore_signals()
+        _leave_closed_outputs()
         # All end at the same time: none waits for the last seconds of another one.
         hosts.request_end()
         if plan:

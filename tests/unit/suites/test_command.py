@@ -12,7 +12,7 @@ from patience import HANG
 from suites import arguments
 from suites.running import Stop
 
-from .conftest import Command, has_ended, wait_until
+from .conftest import LIMIT, Command, has_ended, wait_until
 
 GOOD = "def test_good():\n    pass\n"
 BAD = "def test_bad():\n    assert 'left' == 'right'\n"
@@ -100,6 +100,29 @@ def test_a_signal_leaves_no_process(tree: Path, variables: dict[str, str]) -> No
         process.wait()
         if pids.exists() and not has_ended(int(pids.read_text())):
             os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["unit", "--", "tests/unit/test_good.py"]])
+def test_it_ends_quietly_where_nobody_reads_its_output(
+    tree: Path, variables: dict[str, str], words: list[str]
+) -> None:
+    (tree / "tests/unit/test_good.py").write_text(GOOD)
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [tree / "test", *words],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=LIMIT,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert "Broken" not in done.stderr, done.stderr  # neither a traceback nor what Python says at its end
 
 
 @pytest.mark.parametrize("words", [[], ["cluster"], ["unit", "faults"], ["sites"], ["bench", "exporter"]])

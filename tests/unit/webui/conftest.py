@@ -254,18 +254,20 @@ class _Dates(type):
         return isinstance(found, datetime)
 
 
+class _Still(datetime, metaclass=_Dates):
+    moment: datetime
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:
+        return cls.moment.astimezone(tz)
+
+
 @pytest.fixture
 def still(monkeypatch: pytest.MonkeyPatch) -> None:
     """The portal's clock stands still: what pages say of times depends on no busy machine."""
-    moment = timezone.now()
-
-    class Still(datetime, metaclass=_Dates):
-        @classmethod
-        def now(cls, tz: tzinfo | None = None) -> datetime:
-            return moment.astimezone(tz)
-
+    monkeypatch.setattr(_Still, "moment", timezone.now(), raising=False)
     # Below `timezone.now`, which is the default of fields, too.
-    monkeypatch.setattr(timezone, "datetime", Still)
+    monkeypatch.setattr(timezone, "datetime", _Still)
 
 
 class Browser(Client):
