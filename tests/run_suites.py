@@ -78,6 +78,8 @@ def _leave_closed_outputs() -> None:
     Neither our end nor Python's own, which writes what is left in its buffers, fails because of it.
     """
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed before Python began
+            continue
         poll = select.poll()
         poll.register(stream, 0)  # errors are reported unasked
         if poll.poll(0):

@@ -249,7 +249,9 @@ def test_a_node_that_shows_the_processes_of_others_is_reported(
     precheck = module("precheck")
     (tmp_path / "mounts").write_text("/dev/vda / ext4 rw 0 0\n" + lines)
     found = precheck.look(
-        "proc", lambda wanted: precheck.processes(wanted, tmp_path / "mounts"), {"host": "n"}
+        "proc",
+        lambda wanted: precheck.processes(wanted, tmp_path / "mounts"),
+        {"host": "n", "exporter_groups": []},
     )
     assert (found["ok"], found["stops"]) == (hidden, False)
     if not hidden:
@@ -263,17 +265,23 @@ def test_a_node_that_shows_the_processes_of_others_is_reported(
 
 
 @pytest.mark.parametrize(
-    ("options", "members", "ok"),
+    ("options", "members", "named", "ok"),
     [
-        ("hidepid=invisible", [], False),
-        ("hidepid=invisible,gid=990", [], True),
-        ("hidepid=invisible,gid=991", [], False),
-        ("hidepid=invisible,gid=991", ["carme-exporter"], True),
-        ("hidepid=invisible,gid=992", [], False),
+        ("hidepid=invisible", [], [], False),
+        ("hidepid=invisible,gid=990", [], [], True),
+        ("hidepid=invisible,gid=991", [], [], False),
+        ("hidepid=invisible,gid=991", ["carme-exporter"], [], True),
+        ("hidepid=invisible,gid=991", [], ["video", "operators"], True),
+        ("hidepid=invisible,gid=992", [], ["operators"], False),
     ],
 )
 def test_a_proc_that_is_hidden_from_the_exporter_too_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, members: list[str], ok: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: str,
+    members: list[str],
+    named: list[str],
+    ok: bool,
 ) -> None:
     precheck = module("precheck")
     groups = {990: ("carme-exporter", []), 991: ("operators", members)}
@@ -282,7 +290,9 @@ def test_a_proc_that_is_hidden_from_the_exporter_too_is_reported(
     monkeypatch.setattr(precheck.grp, "getgrnam", {"carme-exporter": known[990]}.__getitem__)
     (tmp_path / "mounts").write_text(f"proc /proc proc rw,{options} 0 0\n")
     found = precheck.look(
-        "proc", lambda wanted: precheck.processes(wanted, tmp_path / "mounts"), {"host": "n"}
+        "proc",
+        lambda wanted: precheck.processes(wanted, tmp_path / "mounts"),
+        {"host": "n", "exporter_groups": named},
     )
     assert (found["ok"], found["stops"]) == (ok, False)
     if not ok:

@@ -125,6 +125,19 @@ def test_it_ends_quietly_where_nobody_reads_its_output(
     assert "Broken" not in done.stderr, done.stderr  # neither a traceback nor what Python says at its end
 
 
+def test_it_runs_without_an_output_for_errors(tree: Path, variables: dict[str, str]) -> None:
+    (tree / "tests/unit/test_good.py").write_text(GOOD)
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$0" unit -- -q 2>&-', tree / "test"],
+        env=variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0 and "All passed: unit" in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("words", [[], ["cluster"], ["unit", "faults"], ["sites"], ["bench", "exporter"]])
 def test_what_starts_hosts_needs_root(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

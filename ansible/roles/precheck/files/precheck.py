@@ -156,8 +156,8 @@ def _has_group(name):
     return True
 
 
-def _sees_hidden(account, options):
-    """Whether an account, in its own group or another one, is who /proc is not hidden from."""
+def _sees_hidden(account, groups, options):
+    """Whether /proc is not hidden from an account, which is also in these groups."""
     for option in options:
         key, _, number = option.partition("=")
         if key == "gid":
@@ -165,7 +165,7 @@ def _sees_hidden(account, options):
                 group = grp.getgrgid(int(number))
             except (KeyError, ValueError):
                 return False
-            return account == group.gr_name or account in group.gr_mem
+            return group.gr_name in (account, *groups) or account in group.gr_mem
     return False
 
 
@@ -185,13 +185,15 @@ def processes(wanted, mounts=Path("/proc/self/mounts")):
             "succeeded.".format(_HIDES if _has_group(_EXPORTER) else "hidepid=2", _HIDES, _HIDES),
             stops=False,
         )
-    if options and _has_group(_EXPORTER) and not _sees_hidden(_EXPORTER, options[-1]):
+    groups = wanted["exporter_groups"]
+    if options and _has_group(_EXPORTER) and not _sees_hidden(_EXPORTER, groups, options[-1]):
         raise Problem(
             "/proc is mounted with hidepid, also for Carme's exporter: it does not see processes on GPUs, "
             "and their metrics name no job.",
             f"Put 'proc /proc proc defaults,{_HIDES} 0 0' into /etc/fstab in place of its line for /proc, "
             f"and do the same at once with 'mount -o remount,{_HIDES} /proc'. Where /proc has a group of "
-            f"yours (gid=), add {_EXPORTER} to it and restart carme-node-exporter instead.",
+            f"yours (gid=), name it in node_exporter_groups, or add {_EXPORTER} to it and restart "
+            "carme-node-exporter.",
             stops=False,
         )
     return "hidden from others"
