@@ -10,4 +10,5 @@ def limit(room: int = 40) -> int:
     """Bytes that leave about so many MiB for blocks in this process."""
     assert pages.map_large_blocks(1 << 17)
     pages.free(pages.fill_heap(1 << 17))  # what earlier tests left free goes back to the kernel
+    pages.drop_library_pages()
     return pages.resident() + pages.page_tables() + (room + 20) * MIB
