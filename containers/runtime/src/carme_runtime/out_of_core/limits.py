@@ -49,14 +49,15 @@ class Limit:
             return
         if anew:
             self.drop_library_pages()
-        outside = store.outside()
-        if outside is None:
-            return
         of_files = pages.of_files()
-        others = outside - of_files
-        others += pages.page_tables() if self._looks % _EVERY == 0 or anew or not self.outside else 0
         self._of_files = max(self._of_files, of_files)
-        self._others = others if anew else max(self._others, others)
+        outside = store.outside()
+        if outside is not None:
+            others = outside - of_files
+            others += pages.page_tables() if self._looks % _EVERY == 0 or anew or not self.outside else 0
+            self._others = others if anew else max(self._others, others)
+        elif not self.outside:
+            return
         self.outside = self._of_files + self._others
         store.capacity = max(self.size - self.outside - _MARGIN, 0)
 
