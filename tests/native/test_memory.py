@@ -32,7 +32,7 @@ from patience import HANG
 from .memory_limits import MIB, limit
 
 PROGRAM = Path(__file__).parent / "programs" / "out_of_core.py"
-LIBRARIES = 340  # MiB, about
+LIBRARIES = 290  # MiB, about
 SECONDS = 3 * HANG
 
 
@@ -390,7 +390,7 @@ def test_the_smallest_limit_that_is_named_works(tmp_path: Path, model: str) -> N
     def begin(limit: str) -> subprocess.Popen[str]:
         return start(model, limit, tmp_path, program=PROGRAM.with_name("out_of_core_models.py"))
 
-    process = begin(f"{LIBRARIES - 20}M")
+    process = begin(f"{LIBRARIES - 50}M")
     output, errors = process.communicate(timeout=SECONDS)
     for _ in range(6):  # an operation that comes later may need more
         if process.returncode == 0:

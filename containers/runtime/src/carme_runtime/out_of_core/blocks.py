@@ -38,6 +38,7 @@ class Block:
         address: Where it begins.
         size: Bytes.
         label: Its number in recorded steps.
+        key: What identifies its owner.
         state: Where its content is.
         version: Grows with each change.
         saved: The version that the disk has.
@@ -54,6 +55,7 @@ class Block:
     address: int
     size: int
     label: int
+    key: int = 0
     state: State = State.PRESENT
     version: int = 0
     saved: int = -1

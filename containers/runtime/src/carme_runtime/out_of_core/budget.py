@@ -35,6 +35,7 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 Optimizer = TypeVar("Optimizer", bound=torch.optim.Optimizer)
 # How many tensors as large as a parameter an optimizer's operation takes at a time.
 _OF_SGD, _OF_OTHERS = 2, 3
+_FIRST_STEPS = 3  # They use code that later ones do not, such as what loads and what looks at shapes.
 _OTHERS_STEPS = 16  # An optimizer that steps so often while the one whose steps count does not takes over.
 _OF_STAGES = (
     "--recompute changes nothing for stages of a pipeline. Its plan says which of them compute their forward "
@@ -292,6 +293,8 @@ class Budget:
         store = self._operations.store
         self._steps.end_step(store.read, store.written)
         store.end_step()
+        if not self._steps.followed and self._steps.count <= _FIRST_STEPS:
+            self._operations.end_first_step()
         if self._called is not None:
             self._called.close()
         if self._recomputing is not None:

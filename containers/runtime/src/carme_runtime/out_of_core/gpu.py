@@ -138,6 +138,9 @@ class GpuOperations(watch.Operations):
                 operation.seconds = first.elapsed_time(last) / 1000
             self._timed_ones.clear()
 
+    def end_first_step(self) -> None:
+        """Libraries take nothing of the GPU's memory that they would not need."""
+
     def workspace_of(self, func: Any, args: Any, kwargs: Any, made: int) -> tuple[Any, int]:
         """The result of an operation, and the bytes that it took besides."""
         before = self.limit.allocated()

@@ -7,6 +7,7 @@ from carme_runtime.out_of_core.store import Store
 
 _MARGIN = 16 << 20  # bytes that are left free for what grows between two looks
 _EVERY = 32  # operations between two looks, when a step goes as the last one went
+_RETURNING = 4096  # operations with a look at each while pages of libraries come back that are used
 _ROUND = 1 << 20
 _GROWTH = 1.06  # what a named limit leaves for what the process still loads, and for later operations
 
@@ -24,7 +25,9 @@ class Limit:
     def __init__(self, size: int) -> None:
         self.size = size
         self.outside = 0  # bytes that are not blocks
-        self._looks = 0
+        self._looks = self._returning = 0
+        self._of_files = self._others = 0  # the most bytes outside that are pages of files, and others
+        self.drop_library_pages()
         if (now := pages.resident() + pages.page_tables()) + _MARGIN > size:
             raise CarmeRuntimeError(
                 f"The limit of {show_size(size)} is too small: Python and its libraries already take "
@@ -41,14 +44,28 @@ class Limit:
             anew: What was outside before is not.
         """
         self._looks += 1
-        if not often and self._looks % _EVERY:
+        self._returning = max(self._returning - 1, 0)
+        if not often and not self._returning and self._looks % _EVERY:
             return
+        if anew:
+            self.drop_library_pages()
+        of_files = pages.of_files()
+        self._of_files = max(self._of_files, of_files)
         outside = store.outside()
-        if outside is None:
+        if outside is not None:
+            others = outside - of_files
+            others += pages.page_tables() if self._looks % _EVERY == 0 or anew or not self.outside else 0
+            self._others = others if anew else max(self._others, others)
+        elif not self.outside:
             return
-        outside += pages.page_tables() if self._looks % _EVERY == 0 or anew or not self.outside else 0
-        self.outside = outside if anew else max(self.outside, outside)
+        self.outside = self._of_files + self._others
         store.capacity = max(self.size - self.outside - _MARGIN, 0)
+
+    def drop_library_pages(self) -> None:
+        """Let only those pages of libraries count that are used from now on."""
+        pages.drop_library_pages()
+        self._of_files = 0
+        self._returning = _RETURNING
 
     def least(self, blocks: int) -> int:
         """The limit that is needed for as many bytes of blocks at a time."""

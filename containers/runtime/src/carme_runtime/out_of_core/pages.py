@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -18,6 +19,9 @@ _SLACK = 64 << 10  # bytes that such a chunk may be larger than what was request
 _LARGEST_HOLE, _MOST_HOLES = 1 << 30, 4096  # bytes, and so many
 _HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _STATM, _STATUS, _CLEAR = "/proc/self/statm", "/proc/self/status", "/proc/self/clear_refs"
+_MAPPINGS = Path("/proc/self/smaps")
+_MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (....) \S+ \S+ \S+ +(.*)")
+_OF_MAPPING = ("Rss", "Anonymous", "Swap")
 
 _c = ctypes.CDLL(None, use_errno=True)
 for _name in ("madvise", "mprotect"):
@@ -119,6 +123,51 @@ def resident() -> int:
     """Bytes of memory that this process takes: all of its pages, and their tables."""
     with open(_STATM, "rb", buffering=0) as file:  # noqa: PTH123 - requested again and again
         return int(file.read(100).split()[1]) * PAGE
+
+
+def of_files() -> int:
+    """Those bytes of `resident` that are pages of files, such as of libraries."""
+    with open(_STATM, "rb", buffering=0) as file:  # noqa: PTH123
+        return int(file.read(100).split()[2]) * PAGE
+
+
+def drop_library_pages() -> None:
+    """Take the pages of the program and its libraries from this process; what is used comes back at once.
+
+    Most of them were used while the libraries were loaded, and never after. They stay in the page cache,
+    which the kernel empties itself when memory is short. Mappings that the process may write, or in which it
+    has pages of its own, such as those that the loader relocated, are left alone: these would be lost.
+    """
+    for address, length in _clean_mappings():
+        with contextlib.suppress(OSError):  # it is locked in memory
+            _call("madvise", address, length, _MADV_DONTNEED)
+
+
+def _clean_mappings() -> list[tuple[int, int]]:
+    """Where read-only mappings of programs and libraries begin, and their lengths."""
+    try:
+        text = _MAPPINGS.read_text(errors="replace")
+    except OSError:  # a kernel without this file
+        return []
+    clean: list[tuple[str, int, int]] = []
+    executable: set[str] = set()  # data files that a program maps are none of ours
+    path, rights, begin, end = "", "", 0, 0
+    taken: dict[str, int] = {}
+    for line in text.splitlines():
+        if (mapping := _MAPPING.fullmatch(line)) is not None:
+            begin, end = int(mapping[1], 16), int(mapping[2], 16)
+            rights, path, taken = mapping[3], mapping[4], {}
+            if rights[2] == "x":
+                executable.add(path)
+            continue
+        key, _, value = line.partition(":")
+        if key in _OF_MAPPING:
+            taken[key] = int(value.split()[0]) << 10
+        elif key == "VmFlags":  # the last line of each mapping
+            is_read_only = rights[1] == "-" and rights[3] == "p" and path.startswith("/")
+            if is_read_only and set(taken) == set(_OF_MAPPING) and not taken["Anonymous"] + taken["Swap"]:
+                clean.append((path, begin, end - begin))
+    return [(begin, length) for path, begin, length in clean if path in executable]
 
 
 def forget_peak() -> None:

@@ -36,6 +36,8 @@ class Steps:
         self._leftovers_end = 0
         self._began = time.perf_counter()
         self._before = (0, 0)
+        self._seen = 0  # what came before this operation, counted as `now`, has been looked at
+        self._surprises = 0  # of the store, until then
 
     def new_label(self) -> int:
         """A number for a block that no recorded step knows."""
@@ -130,6 +132,7 @@ class Steps:
         self.count += 1
         if not self.followed:
             self.now = -1
+            self._seen = 0
             for block in self._by_label.values():
                 self._look_up(block)
 
@@ -142,51 +145,71 @@ class Steps:
         self._record, self._sizes, self._leftovers_end = [], {}, 0
 
     def look_ahead(self, store: Store) -> None:
-        """Let blocks come that are used soon, and others leave for them and for what will be made."""
+        """Let blocks come that are used soon, and others leave for them and for what will be made.
+
+        Operations that were looked at are not again, as long as none finds its blocks otherwise.
+        """
         trace = self.trace
         if trace is None or not self.in_step:
             return
+        if self.position == trace.leftovers_end:
+            self.bury(store.collect())
+        elif self.position > 0 and (dies := trace.operations[self.position - 1].dies):
+            self.bury(store.collect_of(self.blocks_of(dies)))
         depth = min(store.capacity // 4, 256 << 20)
-        queued = store.queued_bytes()
-        if queued > depth // 2:
+        if store.queued_bytes() > depth // 2:
             return
-        self.bury(store.collect())
-        free = store.expected_free()
-        rate = min(store.file.read_rate, store.file.write_rate)
-        length = len(trace)
-        for ahead in range(self.position + 1, self.position + 1 + min(_FARTHEST, length)):
-            wrapped, place = divmod(ahead, length)
-            operation = trace.operations[place]
-            until = trace.clock[place] + wrapped * trace.seconds - trace.clock[self.position + 1]
-            for label in operation.uses:
-                block = self._by_label.get(label)
-                if block is None or (wrapped and label in trace.made):
-                    continue
-                if block.state is State.LEAVING and store.stay(block):
-                    free -= block.size
-                    continue
-                if block.state is not State.ABSENT:
-                    continue
-                if until > _SLACK * (queued + block.size) / rate + store.slack_seconds:
-                    return
-                distance = ahead - self.position
-                if free < block.size:
-                    free += store.leave_ahead(block.size - free, distance)
-                    if free < block.size:
-                        return
-                store.fetch_ahead(block)
-                free -= block.size
-                queued += block.size
-            needed = operation.made_bytes + operation.workspace
-            if free < needed:
-                free += store.leave_ahead(needed - free, ahead - self.position)
-                queued = store.queued_bytes()
-            free -= operation.made_bytes
-            free += sum(
-                trace.sizes.get(label, 0) for label in operation.dies if not wrapped or label in trace.made
-            )
-            if queued > depth:
+        if store.surprises != self._surprises:
+            self._surprises, self._seen = store.surprises, 0
+        self._seen = max(self._seen, self.now + 1)
+        while self._seen <= self.now + min(_FARTHEST, len(trace)):
+            if not self._prepare(store, trace, self._seen - self.now) or store.queued_bytes() > depth:
                 return
+            self._seen += 1
+
+    def _prepare(self, store: Store, trace: Trace, distance: int) -> bool:
+        """Have the blocks and the room of the operation that is so far away. False when that must wait."""
+        wrapped, place = divmod(self.position + distance, len(trace))
+        operation, following = trace.operations[place], self.position + 1
+        until = trace.clock[place] + wrapped * trace.seconds - trace.clock[following]
+        # What the operations in between free, less what they make.
+        freed = trace.freed[place] + wrapped * trace.freed[-1] - trace.freed[following]
+        if (wrapped and place >= trace.leftovers_end) or self.position < trace.leftovers_end <= place:
+            freed += self._leftovers(trace, self.now + distance)
+        for label in operation.uses:
+            block = self._by_label.get(label)
+            if block is None or (wrapped and label in trace.made):
+                continue
+            if block.state not in (State.ABSENT, State.LEAVING):
+                continue
+            if not _is_due(store, block.size, until) or not self._free(store, block.size - freed, distance):
+                return False
+            if block.state is State.LEAVING and not store.stay(block):
+                return False  # it is fetched when it has left
+            store.fetch_ahead(block)
+        needed = operation.made_bytes + operation.workspace - freed
+        short = needed - store.expected_free()
+        # What leaves earlier than it must may have to come back.
+        if short > 0 and not _is_due(store, short, until):
+            return False
+        self._free(store, needed, distance)
+        return True
+
+    def _leftovers(self, trace: Trace, until: float) -> int:
+        """Bytes in memory that a step left to the next one, and that are gone before that operation."""
+        blocks = self.blocks_of(trace.left)
+        return sum(
+            each.size for each in blocks if each.state is State.PRESENT and self.now < each.gone <= until
+        )
+
+    def _free(self, store: Store, size: int, distance: int) -> bool:
+        """Let as many bytes be free when all that is queued has been moved. False when they cannot be."""
+        short = size - store.expected_free()
+        if short <= 0:
+            return True
+        self.bury(store.collect())
+        short = size - store.expected_free()
+        return short <= 0 or store.leave_ahead(short, self.now, distance) >= short
 
     def _take(self, block: Block, label: int) -> None:
         former = self._by_label.get(label)
@@ -216,6 +239,12 @@ class Steps:
             for label in (*operation.uses, *(label for label, _ in operation.makes))
         }
         self._leftovers_end = min(self.trace.leftovers_end, end)
+
+
+def _is_due(store: Store, size: int, until: float) -> bool:
+    """Whether so many bytes must be moved now to have been moved in `until` seconds."""
+    rate = min(store.file.read_rate, store.file.write_rate)
+    return until <= _SLACK * (store.queued_bytes() + size) / rate + store.slack_seconds
 
 
 def _copy(operation: Operation) -> Operation:

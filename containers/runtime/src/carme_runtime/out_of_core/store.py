@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.blocks import Block, State, Transfer
@@ -11,6 +12,7 @@ from carme_runtime.out_of_core.spill import PIECE, SpillFile
 from carme_runtime.out_of_core.trace import DoesNotFit
 
 _THREADS = 4
+_next_use = attrgetter("next_use")
 
 
 class Store:
@@ -24,7 +26,7 @@ class Store:
         distance: How far a block's next use is; the farthest leaves first.
     """
 
-    slack_seconds = 0.02  # a block is fetched so much earlier than the disk should need
+    slack_seconds = 0.005  # a block is fetched so much earlier than the disk should need
 
     def __init__(self, file: SpillFile, distance: Callable[[Block], float]) -> None:
         self.file = file
@@ -34,6 +36,7 @@ class Store:
         self.read = self.written = 0  # bytes, ever
         self.waited = 0.0  # seconds that the trainer has waited for blocks
         self.busy_seconds = 0.0  # in which the disk had something to do
+        self.surprises = 0  # blocks that were not there, or had to leave, when an operation began
         self._distance = distance
         self._reserved = 0  # bytes for what the operation that runs makes, and for its workspace
         self._lock = threading.Lock()
@@ -100,12 +103,20 @@ class Store:
         """A new block, in memory."""
         with self._lock:
             self.blocks[key] = block
+            block.key = key
             self.used += block.size
 
     def collect(self) -> list[Block]:
         """Forget blocks whose owners are gone. Returns all that were forgotten since the last call."""
         with self._lock:
             self._collect()
+            forgotten, self._forgotten = self._forgotten, []
+            return forgotten
+
+    def collect_of(self, blocks: Iterable[Block]) -> list[Block]:
+        """The same, but look at these alone: it takes its time to look at all."""
+        with self._lock:
+            self._collect(block for block in blocks if not block.is_forgotten)
             forgotten, self._forgotten = self._forgotten, []
             return forgotten
 
@@ -163,17 +174,29 @@ class Store:
                 self._cancel(self._transfers[block])
         return block.state is State.PRESENT
 
-    def leave_ahead(self, size: int, beyond: float) -> int:
-        """Let blocks leave that are not used up to `beyond`, `size` bytes or more.
+    def leave_ahead(self, size: int, now: float, beyond: float) -> int:
+        """Let blocks leave that are neither used nor gone by then, `size` bytes or more.
+
+        Args:
+            size: Bytes.
+            now: The number of the operation that has ended.
+            beyond: As many operations later.
 
         Returns:
             How many bytes leave.
         """
-        gained = 0
+        gained, until = 0, now + beyond
         with self._lock:
-            while gained < size:
-                victim = self._victim()
-                if victim is None or self._distance(victim) <= beyond:
+            # What dies soon leaves by itself, and needs no transfer.
+            victims = [
+                block
+                for block in self.blocks.values()
+                if block.state is State.PRESENT and not block.pins and block.next_use > until
+                and not now <= block.gone <= until
+            ]  # fmt: skip
+            victims.sort(key=_next_use, reverse=True)
+            for victim in victims:
+                if gained >= size:
                     break
                 self._let_leave(victim, self._ahead)
                 gained += victim.size
@@ -240,6 +263,7 @@ class Store:
                 self._ahead.remove(transfer)
                 self._urgent.append(transfer)
             elif block.state is State.ABSENT:
+                self.surprises += 1
                 self._queue(block, is_write=False, queue=self._urgent)
         self._work.notify_all()
         for wanted, must in ((wished_room, False), (room, True)):
@@ -275,6 +299,7 @@ class Store:
                 return True
             victim = self._victim()
             if victim is not None:
+                self.surprises += 1
                 self._let_leave(victim, self._urgent)
                 return True
             arriving = [t for t in self._transfers.values() if not t.is_write and not t.block.pins]
@@ -329,21 +354,23 @@ class Store:
         del self._transfers[transfer.block]
         transfer.block.state = State.PRESENT if transfer.is_write else State.ABSENT
 
-    def _collect(self) -> list[Block]:
+    def _collect(self, blocks: Iterable[Block] | None = None) -> list[Block]:
+        """Forget those of these blocks, or of all, whose owners are gone."""
         self._holds.clear()
         for transfer in self._transfers.values():
             if not transfer.started:
                 transfer.hold = None
                 transfer.hold = transfer.block.owner.hold()
-        dead = [(key, block) for key, block in self.blocks.items() if block.owner.expired()]
+        looked_at = self.blocks.values() if blocks is None else blocks
+        dead = [block for block in looked_at if block.owner.expired()]
         gone = []
-        for key, block in dead:
+        for block in dead:
             transfer = self._transfers.get(block)
             if transfer is not None:
                 if transfer.started:
                     continue  # the thread that moves it lets it go first
                 self._cancel(transfer)
-            self._remove(key, block)
+            self._remove(block.key, block)
             gone.append(block)
         return gone
 

@@ -78,6 +78,8 @@ class Trace:
     made: dict[int, int] = field(init=False)  # the operation that makes a block
     gone: dict[int, int] = field(init=False)  # the operation after which a block that is made is gone
     clock: list[float] = field(init=False)  # seconds from the step's begin until each operation
+    left: list[int] = field(init=False)  # blocks that are made and go in the next step
+    freed: list[int] = field(init=False)  # bytes that are gone before each operation, less those made by then
 
     def __post_init__(self) -> None:
         self.made = {}
@@ -94,6 +96,11 @@ class Trace:
         self.gone = dict.fromkeys(self.made, len(self.operations) + self.leftovers_end)
         for position, operation in enumerate(self.operations):
             self.gone.update(dict.fromkeys(operation.dies, position))
+        self.left = [block for block, last in self.gone.items() if last >= len(self.operations)]
+        self.freed = [0]
+        for operation in self.operations:
+            gone = sum(self.sizes.get(block, 0) for block in operation.dies if block in self.made)
+            self.freed.append(self.freed[-1] + gone - operation.made_bytes)
 
     def __len__(self) -> int:
         return len(self.operations)

@@ -87,6 +87,10 @@ class Operations(TorchDispatchMode):
     def end_step(self) -> None:
         """A step ends now."""
 
+    def end_first_step(self) -> None:
+        """One of the first steps has ended, and used code that later ones do not."""
+        self.limit.drop_library_pages()
+
     def block_of(self, tensor: torch.Tensor) -> Block | None:
         """The block that a tensor lies in; None for what never leaves memory."""
         if tensor.device.type != self.device_type or tensor.layout is not torch.strided:

@@ -1,0 +1,187 @@
+"""What leaves memory and what comes ahead of need, with a file on the disk and without PyTorch."""
+
+import ctypes
+import mmap
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from carme_runtime.out_of_core.blocks import Block, State
+from carme_runtime.out_of_core.spill import SpillFile
+from carme_runtime.out_of_core.steps import Steps
+from carme_runtime.out_of_core.store import Store
+from carme_runtime.out_of_core.trace import Operation
+from patience import HANG
+
+SIZE = 1 << 20  # bytes of a block
+
+
+class Memory:
+    """The owner of a block, which lives until it is ended."""
+
+    def __init__(self) -> None:
+        self._pages = mmap.mmap(-1, SIZE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
+        self.ended = False
+
+    def expired(self) -> bool:
+        return self.ended
+
+    def hold(self) -> object | None:
+        return None if self.ended else self
+
+    def forget(self) -> None:
+        pass
+
+
+class Program:
+    """Operations on blocks, as PyTorch's would run."""
+
+    def __init__(self, folder: Path, capacity: int) -> None:
+        self.steps = Steps()
+        file = SpillFile(folder)
+        file.measure()
+        self.store = Store(file, self.steps.distance)
+        self.store.capacity = capacity
+
+    def new_block(self) -> Block:
+        memory = Memory()
+        block = Block(memory, memory.address, SIZE, self.steps.new_label())
+        self.store.add(id(memory), block)
+        return block
+
+    def run(self, uses: list[Block], made: Callable[[], list[Block]] = list) -> list[Block]:
+        """One operation, which changes what it uses. Returns what it made."""
+        labels = tuple(block.label for block in uses)
+        if self.steps.trace is None or not self.steps.in_step:
+            self.steps.bury(self.store.collect())
+        planned = self.steps.begin("operation", uses)
+        self.store.acquire(uses, uses, planned.made_bytes if planned else 2 * SIZE)
+        blocks = made()
+        self.store.release(uses)
+        self.steps.end(Operation("operation", labels, labels), planned, blocks)
+        self.steps.look_ahead(self.store)
+        return blocks
+
+    def end_step(self) -> None:
+        self.steps.end_step(self.store.read, self.store.written)
+        self.store.end_step()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    program = Program(tmp_path, 64 * SIZE)
+    yield program
+    program.store.settle()
+    program.store.close()
+
+
+def test_what_is_gone_soon_is_not_written(program: Program) -> None:
+    soon, late, used = (program.new_block() for _ in range(3))
+    soon.gone, late.gone, used.next_use = 12, 30, 14
+    assert program.store.leave_ahead(3 * SIZE, now=10, beyond=10) == SIZE
+    program.store.settle()
+    assert [soon.state, used.state] == [State.PRESENT, State.PRESENT]
+    assert program.store.written <= SIZE
+
+
+def test_what_should_have_been_gone_may_leave(program: Program) -> None:
+    overdue = program.new_block()
+    overdue.gone = 5
+    assert program.store.leave_ahead(SIZE, now=10, beyond=10) == SIZE
+    assert overdue.state is not State.PRESENT
+
+
+def test_what_a_step_makes_and_loses_is_not_moved_where_all_fits(program: Program) -> None:
+    weights = [program.new_block() for _ in range(20)]
+    for _ in range(4):
+        for weight in weights:
+            (made,) = program.run([weight], lambda: [program.new_block()])
+            program.run([weight, made])
+            made.owner.ended = True  # type: ignore[attr-defined]
+        program.end_step()
+    assert program.steps.followed
+    assert program.store.read == program.store.written == 0
+
+
+def test_an_operation_is_looked_at_once_where_all_goes_as_expected(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = [program.new_block() for _ in range(20)]
+    looks: list[int] = []
+    prepare = Steps._prepare
+
+    def counted(steps: Steps, store: Store, trace: object, distance: int) -> bool:
+        looks.append(distance)
+        return prepare(steps, store, trace, distance)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Steps, "_prepare", counted)
+    steps = 5
+    for _ in range(steps):
+        for weight in 5 * weights:
+            program.run([weight])
+        program.end_step()
+    assert program.steps.followed
+    assert 0 < len(looks) <= (steps + 1) * 5 * len(weights)
+
+
+def test_blocks_come_back_as_they_left_and_ahead_of_their_use(program: Program) -> None:
+    blocks = [program.new_block() for _ in range(16)]
+    for block in blocks:
+        ctypes.memset(block.address, block.label, SIZE)
+    program.store.capacity = 10 * SIZE
+    for _ in range(5):
+        for block in blocks:
+            program.run([block])
+        program.end_step()
+    assert program.steps.followed
+    for block in blocks:
+        program.store.acquire([block], [], 0)
+        assert ctypes.string_at(block.address, SIZE) == bytes([block.label]) * SIZE
+        program.store.release([block])
+    assert program.store.used <= 10 * SIZE
+    assert program.store.surprises < 5 * len(blocks)
+
+
+def test_room_is_made_when_it_is_due_and_no_earlier(program: Program) -> None:
+    """A step whose last operation makes more than there is room for, a second after all others."""
+    weights = [program.new_block() for _ in range(8)]
+    program.store.capacity = 12 * SIZE
+
+    def made() -> list[Block]:
+        return [program.new_block() for _ in range(6)]
+
+    for weight in weights:
+        program.run([weight])
+    for block in program.run([weights[-1]], made):
+        block.owner.ended = True  # type: ignore[attr-defined]
+    program.end_step()
+    assert program.steps.trace is not None
+    program.steps.trace.operations[-2].seconds = 1.0
+    program.steps.trace.__post_init__()
+    program.store.acquire(weights, [], 0)  # all are there
+    program.store.release(weights)
+    program.run([weights[0]])  # which is not used again in this step
+    assert weights[0].state is State.PRESENT
+
+
+def test_pages_of_libraries_go_and_come_back() -> None:
+    text = (
+        "import ssl, sqlite3, hashlib\n"  # large libraries
+        "from carme_runtime.out_of_core import pages\n"
+        "before = pages.of_files()\n"
+        "pages.drop_library_pages()\n"
+        "print(before, pages.of_files())\n"
+        "assert hashlib.sha256(b'').hexdigest().startswith('e3b0')\n"
+        "assert ssl.create_default_context()\n"
+        "assert sqlite3.connect(':memory:').execute('select 1').fetchone() == (1,)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert after < 0.75 * before
