@@ -1,6 +1,7 @@
 """What all unit tests share."""
 
 import functools
+import gc
 import os
 import signal
 import sys
@@ -31,6 +32,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 _before = pytest.StashKey[dict[str, Any]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Search for no garbage while modules and tests are loaded, and never again among them.
+
+    They stay until the end, and that search took a third of the time in which they are loaded.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

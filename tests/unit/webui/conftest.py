@@ -109,8 +109,11 @@ _configure(FOLDER)
 from django.conf import settings as django_settings  # noqa: E402
 from django.core.cache import caches  # noqa: E402
 from django.core.management import call_command  # noqa: E402
+from django.middleware.csrf import CSRF_SECRET_LENGTH  # noqa: E402
 from django.test import Client  # noqa: E402
 from django.utils import timezone, translation  # noqa: E402
+from django.utils.crypto import get_random_string  # noqa: E402
+from whitenoise.base import WhiteNoise  # noqa: E402
 
 from carme.jobs import Cluster, Node, Partition  # noqa: E402
 from carme_webui import notifier as notifier_module  # noqa: E402
@@ -152,8 +155,22 @@ needs_redis = pytest.mark.skipif(not REDIS.is_installed, reason="there is no Red
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _static() -> None:
+def _static() -> Iterator[None]:
+    """The static files, among which each client of a test would search anew."""
     call_command("collectstatic", interactive=False, verbosity=0)
+    search = WhiteNoise.update_files_dictionary
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def remember(self: WhiteNoise, root: str, prefix: str) -> None:
+        if (root, prefix) not in found:
+            before, self.files = self.files, {}
+            search(self, root, prefix)
+            found[root, prefix], self.files = self.files, before
+        self.files.update(found[root, prefix])
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(WhiteNoise, "update_files_dictionary", remember)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -287,6 +304,12 @@ class Browser(Client):
         """The token in the forms of a page."""
         content = self.get(page).content.decode()
         return content.split('name="csrfmiddlewaretoken" value="')[1].split('"')[0]
+
+    def own_token(self) -> str:
+        """A token as a page would give it, without one: for steps before what a test is about."""
+        token = get_random_string(CSRF_SECRET_LENGTH)
+        self.cookies[django_settings.CSRF_COOKIE_NAME] = token
+        return token
 
     def send_with(self, token: str, url: str, **fields: object):
         """Send a form."""

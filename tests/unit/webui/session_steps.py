@@ -21,7 +21,7 @@ NAME, PAGE = "s0123abcd", "/sessions/s0123abcd/"
 
 
 def start(browser: Browser, **fields: object):
-    return browser.send("/", "/sessions/start/", **(FORM | fields))
+    return browser.send_with(browser.own_token(), "/sessions/start/", **(FORM | fields))
 
 
 def the() -> Session:

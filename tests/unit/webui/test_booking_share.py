@@ -4,11 +4,14 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from bs4 import BeautifulSoup
+from django.utils import timezone
 
 from carme.bookings import BookingState, Cause
 from carme.jobs import Node, Partition, Reservation
 from carme_webui.accounts.models import User
+from carme_webui.clocks import site_zone
 
 from .conftest import Browser, text
 from .fake_broker import FakeBroker
@@ -60,10 +63,11 @@ def test_the_share_of_each_day_that_is_booked_is_shown_by_whose_it_is(
     assert "line" not in json.loads(str(page.find("carme-chart")["data-chart"]))  # type: ignore[index]
 
 
+@pytest.mark.usefixtures("still")
 def test_a_day_that_has_begun_is_the_one_in_words(
     browser: Browser, alice: User, broker: FakeBroker, rules: Any
 ) -> None:
-    first = tomorrow(0) - timedelta(days=4)
+    first = timezone.now().astimezone(site_zone()) - timedelta(days=3)
     page = BeautifulSoup(
         text(browser.get("/bookings/share/", {"view": "week", "day": f"{first:%Y-%m-%d}"})), "html.parser"
     )

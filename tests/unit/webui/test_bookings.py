@@ -26,10 +26,17 @@ from .fake_broker import FakeBroker, make_job
 NEW = "/bookings/new/"
 
 
-def tomorrow(hour: int = 10) -> datetime:
-    """An hour of tomorrow, by the site's clocks."""
-    local = timezone.now().astimezone(site_zone()) + timedelta(days=1)
-    return local.replace(hour=hour, minute=0, second=0, microsecond=0)
+#: What `tomorrow` counts from: the same in a test before midnight and after.
+BEGUN = timezone.now() + timedelta(hours=1)
+
+
+def tomorrow(hour: int = 10, days: int = 1) -> datetime:
+    """An hour of tomorrow, or of so many days ahead, by the site's clocks, or the next if they change."""
+    local = BEGUN.astimezone(site_zone()) + timedelta(days=days)
+    day = local.replace(hour=hour, minute=0, second=0, microsecond=0)
+    midnight = day.replace(hour=0)
+    changes = midnight.utcoffset() != (midnight + timedelta(days=1)).utcoffset()
+    return day + timedelta(days=1) if changes else day
 
 
 def fields(hour: int = 10, **values: Any) -> dict[str, Any]:
@@ -371,7 +378,7 @@ def test_the_calendar_shows_what_is_whose(
 def test_free_cells_lead_to_the_form_and_the_past_does_not(
     browser: Browser, broker: FakeBroker, rules
 ) -> None:
-    ahead = f"{tomorrow() + timedelta(days=7):%Y-%m-%d}"
+    ahead = f"{tomorrow(days=8):%Y-%m-%d}"
     assert (
         browser.get("/bookings/", {"view": "day", "day": ahead}).content.decode().count('class="free"') == 96
     )

@@ -156,6 +156,7 @@ def test_a_broker_that_is_silent_leaves_nothing_shown_as_certain(
     assert "uncertain" not in shown(browser)
 
 
+@pytest.mark.usefixtures("still")
 def test_while_slurm_is_silent_nothing_is_shown_as_certain(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
@@ -188,6 +189,7 @@ def title(page: str) -> str:
     return re.findall(r"<title>(.*?)</title>", page)[0]
 
 
+@pytest.mark.usefixtures("still")
 @pytest.mark.parametrize(
     ("minutes", "level", "words", "heading"),
     [
@@ -211,6 +213,7 @@ def test_the_remaining_time_and_its_warnings(
     assert title(shown(browser, f"{PAGE}live/")) == title(page), "the title follows with the page"
 
 
+@pytest.mark.usefixtures("still")
 def test_an_idle_session_is_warned_before_it_is_stopped(
     browser: Browser, ready: Session, broker: FakeBroker
 ) -> None:
