@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -215,3 +217,17 @@ def test_the_part_of_a_gradient_that_travels_is_measured() -> None:
     assert filled_part(torch.ones(1000)) == 1.0 and filled_part(torch.zeros(1024)) == 0.0
     assert filled_part(torch.cat([torch.ones(1024 - 192), torch.zeros(192)])) == 1.0  # less than a quarter
     assert filled_part(None) == 1.0 and filled_part(torch.zeros(3)) == 1.0
+
+
+@pytest.mark.timeout(4 * HANG)
+@pytest.mark.parametrize(("nodes", "per_node", "computes"), [([0, 1], 1, True), ([0, 0], 2, False)])
+def test_what_reducing_takes_is_measured_beside_the_passes_of_the_model(
+    launcher: Any, nodes: list[int], per_node: int, computes: bool
+) -> None:
+    """Between nodes. Ranks of one node reduce when they have nothing to compute."""
+    ranks = launcher.run("measured_machine", nodes, str(per_node))
+    found = re.findall(r"calls (\d+) host (\d+\.\d+|\d\S*e-\d+),", ranks.output())
+    assert len(found) == 2, ranks.output()
+    for calls, host in found:
+        assert (int(calls) > 10) is computes
+        assert 0 <= float(host) < 1000
