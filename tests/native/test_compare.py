@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(3 * HANG)
 def compare(folder: Path, *options: str, code: int = 0, limit: float = 2 * HANG) -> str:
     path = os.pathsep.join(entry for entry in sys.path if entry)
     saved = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "CARME"))}
+    # Without rounds for minutes: the machine may be as restless as it likes.
     command = [*COMMAND, "--output", str(folder), "--minutes", "0", *options]
     done = subprocess.run(
         command, env=saved | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=limit

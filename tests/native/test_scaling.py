@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from carme_runtime import fusion, scaling
-from carme_runtime.scaling import Machine
+from carme_runtime.scaling import Machine, measuring
 from carme_runtime.scaling.measuring import filled_part, measured
 from carme_runtime.scaling.replay import Call, Repeated, Result
 from carme_runtime.torch import parallel
@@ -217,6 +217,26 @@ def test_the_part_of_a_gradient_that_travels_is_measured() -> None:
     assert filled_part(torch.ones(1000)) == 1.0 and filled_part(torch.zeros(1024)) == 0.0
     assert filled_part(torch.cat([torch.ones(1024 - 192), torch.zeros(192)])) == 1.0  # less than a quarter
     assert filled_part(None) == 1.0 and filled_part(torch.zeros(3)) == 1.0
+
+
+@pytest.mark.parametrize(("text", "goes_on"), [("not enough memory: you tried to", True), ("a fault", False)])
+def test_a_probe_goes_on_without_memory_to_look_for_zeros(
+    monkeypatch: pytest.MonkeyPatch, text: str, goes_on: bool
+) -> None:
+    """All of a gradient then counts as filled. What has other causes is an error."""
+
+    def refused(_: torch.Tensor | None) -> float:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(measuring, "filled_part", refused)
+    table = nn.Embedding(1000, 64)
+    repeated = Repeated([Call(table, table, (torch.arange(4).view(4, 1),), {})], 4)
+    if goes_on:
+        timings, (gradient,) = measured(repeated, 4, 0.0)
+        assert len(timings) == 3 and gradient.filled == ()
+    else:
+        with pytest.raises(RuntimeError, match=text):
+            measured(repeated, 4, 0.0)
 
 
 @pytest.mark.timeout(4 * HANG)

@@ -18,7 +18,7 @@ from carme.errors import InvalidRequest
 from carme.jobs import JobRequest, SessionOptions
 from carme.reports import Report, TrainingUse, Usage
 from carme.reports.text import as_html, as_text
-from carme.scaling import MOST_BYTES, VERSION, Curve, Prediction, check_efficiency, choices, marks, read_file
+from carme.scaling import MOST_BYTES, VERSIONS, Curve, Prediction, check_efficiency, choices, marks, read_file
 from carme.translation import translated
 from carme_runtime.scaling import profiles
 from carme_runtime.scaling.curves import table_of
@@ -39,7 +39,7 @@ def curve(result: Path) -> Curve:
 
 def test_the_table_is_that_of_the_model(result: Path, curve: Curve) -> None:
     profile = profiles.load(result)
-    assert VERSION == profiles.VERSION
+    assert VERSIONS == profiles.VERSIONS
     assert (curve.model, curve.device, curve.batch) == ("Net", "one GPU", 256)
     assert [row.model_dump() for row in curve.rows] == table_of(profile)["rows"]
     one, eight, spread = curve.row(1, 1), curve.row(1, 8), curve.row(8, 1)
@@ -48,6 +48,11 @@ def test_the_table_is_that_of_the_model(result: Path, curve: Curve) -> None:
     assert eight.low_ms <= eight.step_ms <= eight.high_ms
     assert curve.row(2, 0) == curve.row(2, 1), "a node without GPUs has one rank"
     assert max(row.ranks for row in curve.rows) <= 256
+
+
+def test_results_of_both_versions_have_a_table(tmp_path: Path, curve: Curve) -> None:
+    for version in VERSIONS:
+        assert read_file(write_result(tmp_path / "scale.json", version=version)).rows == curve.rows
 
 
 def test_choices_have_the_cheapest_and_the_fastest(curve: Curve) -> None:
@@ -96,7 +101,14 @@ def row(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"version": 1}, "scale.json is a result of version 1, and this site reads version 2. Measure again"),
+        (
+            {"version": 1},
+            "scale.json is a result of version 1, and this site reads versions 2 and 3. Measure",
+        ),
+        (
+            {"version": 4},
+            "scale.json is a result of version 4, and this site reads versions 2 and 3. Measure",
+        ),
         ({"version": "x" * 99}, f"scale.json is a result of version {'x' * 20}, and"),
         ({"curve": None}, "scale.json has no predictions. Measure again with: carme-run"),
         ({"curve": {"batch": 8, "links": "given", "rows": []}}, "scale.json has no predictions."),

@@ -172,6 +172,20 @@ def test_a_time_for_more_rounds_that_is_none_is_refused(
     assert f"--minutes {minutes} is not possible. Give 0 to 1440 minutes." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ([], 180),
+        (["--quick"], 0),
+        (["--minutes", "0"], 0),
+        (["--minutes", "0.5"], 30),
+        (["--quick", "--minutes", "2"], 120),
+    ],
+)
+def test_a_quick_look_takes_no_minutes_that_nobody_gave(options: list[str], seconds: float) -> None:
+    assert command.plan_of(command.parser().parse_args(options)).more_s == seconds
+
+
 def test_the_file_is_json_also_where_a_loss_or_a_gradient_is_not_a_number(
     held: Callable[..., Result], tmp_path: Path
 ) -> None:

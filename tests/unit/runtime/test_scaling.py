@@ -143,6 +143,55 @@ def test_zeros_of_gradients_do_not_travel_between_nodes() -> None:
     assert simulate(profile, 2, 64, near) == simulate(small(), 2, 64, near)
 
 
+def sparse(part: float) -> Profile:
+    """`small()`, of whose gradients this part is filled whatever the batch."""
+    return small(gradients=tuple(dataclasses.replace(one, filled=(part, part)) for one in small().gradients))
+
+
+def test_zeros_are_copied_within_a_node_that_has_two_ranks() -> None:
+    """10 ms within the node, and between nodes the part of 10 ms that is filled in the sum of two ranks."""
+    links = Links(((0, 0.0), (MIB, 10_000.0)), "measured")
+    near = Links(((0, 0.0), (MIB, 10_000.0)), "copies")
+    machine = Machine(links, 2, near)
+    assert allreduce_ms(machine, 4, MIB)[0] == pytest.approx(10 + 10)
+    assert allreduce_ms(machine, 4, MIB, 0.25)[0] == pytest.approx(10 + 2.5)
+    # Buckets are full after 12, 24, 36 and 48 ms, and take 10 + 4.375 ms: they queue from 12 ms on.
+    union = 1 - 0.75**2
+    expected = 12 + 4 * (10 + 10 * union) - 48
+    assert simulate(sparse(0.25), 4, 64, machine).communication == pytest.approx(expected)
+    # Over three nodes of two ranks, sums are of up to four ranks: 0.68 of them is filled, so a ring takes
+    # 9.1 ms instead of 13.3, and only the last bucket is waited for.
+    fast = Machine(links, 2, Links(((0, 0.0), (MIB, 0.0)), "free"))
+    expected = 4 / 3 * 10 * (1 - 0.75**4)
+    assert simulate(sparse(0.25), 6, 64, fast).communication == pytest.approx(expected)
+
+
+def test_ranks_that_share_a_node_add_up_zeros_too() -> None:
+    """2 ms of each of four MiB; alone on its node, a rank adds up what travels."""
+    free = Links(((0, 0.0), (MIB, 0.0)), "free")
+    for each, expected in ((1, 8 * 0.25), (2, 8)):
+        machine = Machine(free, each, free, host_ms_per_mib=2.0)
+        assert simulate(sparse(0.25), 2 * each, 64, machine).communication == pytest.approx(expected)
+
+
+def test_sums_of_which_more_than_three_quarters_are_filled_travel_as_they_are() -> None:
+    """Of three ranks' 0.4, 0.78 is filled; of two ranks' 0.4, 0.64."""
+    links = Links(((0, 0.0), (MIB, 10_000.0)), "measured")
+    full, machine = small(), Machine(links)
+    assert simulate(sparse(0.4), 4, 64, machine) == simulate(full, 4, 64, machine)
+    assert simulate(sparse(0.4), 3, 64, machine).ms < simulate(full, 3, 64, machine).ms
+    # Buckets queue from 12 ms on.
+    pair = Machine(links, 2, Links(((0, 0.0), (MIB, 0.0)), "free"))
+    assert simulate(sparse(0.6), 4, 64, pair) == simulate(full, 4, 64, pair)
+
+
+def test_the_way_to_reduce_is_chosen_before_zeros_are_looked_for() -> None:
+    links = Links(((0, 25.0), (16 << 10, 38.0), (MIB, 870.0)), "the core's")
+    assert best(links, 8, MIB)[0] == "halving" and best(links, 8, MIB / 1024)[0] == "direct"
+    part = allreduce_ms(Machine(links), 8, MIB, 1 / 1024)[0]
+    assert part == pytest.approx(sum(2 * links.milliseconds(MIB / 1024 / count) for count in (2, 4, 8)))
+
+
 def test_buckets_are_those_of_parallelize() -> None:
     sizes = [MIB // 2, MIB, 3 * MIB, MIB // 4, MIB // 16]
     assert fusion.fill(sizes, ["a"] * 5, MIB, MIB // 8) == [[0, 1], [2], [3], [4]]
@@ -283,9 +332,19 @@ def test_results_are_files(tmp_path: Path) -> None:
     scaling.save(layered(), file)
     assert scaling.load(file) == layered()
     assert layered().skinny_layers == [("fc1", 4.0)]
+    scaling.save(sparse(0.25), file)
+    assert scaling.load(file) == sparse(0.25)
     assert [path.name for path in tmp_path.iterdir()] == ["scale.json"]
     with pytest.raises(ScalingError, match=r"cannot be written to .*gone.*--scale-result"):
         scaling.save(layered(), tmp_path / "gone" / "scale.json")
+
+
+def test_results_say_which_runtimes_can_read_them() -> None:
+    """Version 2, whose gradients have three fields, unless zeros were found: it does not know them."""
+    plain, full, zeros = (json.loads(to_json(one)) for one in (small(), sparse(1.0), sparse(0.25)))
+    assert plain == full and plain["version"] == 2 and zeros["version"] == 3
+    assert all(set(each) == {"name", "bytes", "ready"} for each in plain["gradients"])
+    assert all(each["filled"] == [0.25, 0.25] for each in zeros["gradients"])
 
 
 def test_a_result_holds_what_is_predicted_for_nodes_and_gpus(tmp_path: Path) -> None:
@@ -348,7 +407,7 @@ def _changed(change: Callable[[dict], object]) -> str:
         ('{"format": "carme graph"}', "holds no result of a probe"),
         (
             _changed(lambda c: c.update(version=7)),
-            "holds a result of version 7, and this carme_runtime reads",
+            "holds a result of version 7, and this carme_runtime reads versions 2 and 3.",
         ),
         (_changed(lambda c: c.pop("version")), "holds no result of a probe"),
         (_changed(lambda c: c.update(timings=[])), "holds a damaged result"),

@@ -5,13 +5,13 @@ the table is read alone, for the portal, `carme submit`, and the broker.
 """
 
 from carme.scaling.choices import Choice, choices, marks
-from carme.scaling.curves import MOST_BYTES, VERSION, Curve, Row, read_curve, read_file, too_large
+from carme.scaling.curves import MOST_BYTES, VERSIONS, Curve, Row, read_curve, read_file, too_large
 from carme.scaling.outcomes import outcome_text
 from carme.scaling.predictions import Prediction, check_efficiency
 
 __all__ = [
     "MOST_BYTES",
-    "VERSION",
+    "VERSIONS",
     "Choice",
     "Curve",
     "Prediction",

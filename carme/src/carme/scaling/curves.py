@@ -20,12 +20,12 @@ from carme.translation import message as _
 from carme.translation import noop
 from carme.wording import number
 
-__all__ = ["MOST_BYTES", "VERSION", "Curve", "Row", "read_curve", "read_file", "too_large"]
+__all__ = ["MOST_BYTES", "VERSIONS", "Curve", "Row", "read_curve", "read_file", "too_large"]
 
 #: Of a result; those of models with thousands of parameters take less than 1 MiB.
 MOST_BYTES = 4 << 20
-#: As `carme_runtime.scaling.profiles` counts them.
-VERSION = 2
+#: That are read, as `carme_runtime.scaling.profiles` counts them; their tables are alike.
+VERSIONS = (2, 3)
 _FORMAT = "carme scaling"
 _MOST_ROWS = 10_000
 _AGAIN = _("Measure again with: carme-run -n 1 --scale-probe train.py")
@@ -158,10 +158,12 @@ def read_curve(data: bytes, file: str) -> Curve:
         raise _refusal(file, noop("{file} is no result of a probe: it is not JSON."), _OTHER) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise _refusal(file, noop("{file} is no result of a probe."), _OTHER)
-    if content.get("version") != VERSION:
+    if content.get("version") not in VERSIONS:
         version = str(content.get("version"))[:20]
-        what = noop("{file} is a result of version {version}, and this site reads version {known}.")
-        raise _refusal(file, what, _AGAIN, version=version, known=VERSION)
+        what = noop(
+            "{file} is a result of version {version}, and this site reads versions {oldest} and {newest}."
+        )
+        raise _refusal(file, what, _AGAIN, version=version, oldest=VERSIONS[0], newest=VERSIONS[1])
     curve = content.get("curve")
     if not isinstance(curve, dict) or not curve.get("rows"):
         raise _refusal(file, noop("{file} has no predictions."), _AGAIN)

@@ -83,15 +83,15 @@ def _add_trust_options(made: argparse.ArgumentParser) -> None:
         default=3.0,
         metavar="PERCENT",
         help="how far a median's 95 %% interval may reach to either side: rows beyond it get up to as many "
-        "rounds again, and are then marked; 0: no limit (default: 3)",
+        "rounds again, then more for --minutes, and are marked if that does not help; 0: no limit "
+        "(default: 3)",
     )
     made.add_argument(
         "--minutes",
         type=float,
-        default=3.0,
         metavar="M",
-        help="with each network, for how long rows that are still marked get more rounds, if these can make "
-        "them certain (default: 3)",
+        help="with each network, for how long rows beyond --limit get still more rounds, if these can "
+        "make them certain (default: 3; with --quick 0)",
     )
     made.add_argument(
         "--slower",

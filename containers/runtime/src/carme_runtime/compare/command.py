@@ -21,6 +21,7 @@ from carme_runtime.graph.show import columns
 from carme_runtime.options import USUAL_NETWORKS, add_compare_options
 from carme_runtime.subcommands import exit_code
 
+_USUAL = {"networks": USUAL_NETWORKS, "more_s": 180.0}
 _QUICK = {"networks": ("tiny", "mlp"), "rounds": 5, "turn_s": 0.25, "repeats": 1}
 _MOST_RANKS, _MOST_MINUTES = 1024, 1440
 
@@ -125,7 +126,7 @@ def _end(number: int, _: object) -> None:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """What the options ask for. Raises CompareError."""
-    chosen: dict[str, Any] = dict(_QUICK) if options.quick else {"networks": USUAL_NETWORKS}
+    chosen: dict[str, Any] = dict(_QUICK if options.quick else _USUAL)
     if options.networks:
         given = ALL_NETWORKS if options.networks == "all" else options.networks.split(",")
         chosen["networks"] = _names(given, NETWORKS, "network")
@@ -141,10 +142,12 @@ def plan_of(options: argparse.Namespace) -> Plan:
         )
     if not 0 <= options.limit <= 100:
         raise CompareError(f"--limit {options.limit:g} is not possible.", "Give 0 to 100 percent.")
-    if not 0 <= options.minutes <= _MOST_MINUTES:
-        raise CompareError(
-            f"--minutes {options.minutes:g} is not possible.", f"Give 0 to {_MOST_MINUTES} minutes."
-        )
+    if options.minutes is not None:
+        if not 0 <= options.minutes <= _MOST_MINUTES:
+            raise CompareError(
+                f"--minutes {options.minutes:g} is not possible.", f"Give 0 to {_MOST_MINUTES} minutes."
+            )
+        chosen["more_s"] = 60 * options.minutes
     if options.seed < 0:
         raise CompareError(f"--seed {options.seed} is not possible.", "Give 0 or more.")
     return Plan(
@@ -155,7 +158,6 @@ def plan_of(options: argparse.Namespace) -> Plan:
         data=_names([options.data], DATA, "data set")[0],
         width=options.width,
         limit=options.limit,
-        more_s=60 * options.minutes,
         seed=options.seed,
         slower=dict(map(_slower, options.slower)),
         pythons=_pythons(options.python),

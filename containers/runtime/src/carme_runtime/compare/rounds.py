@@ -43,8 +43,10 @@ class Plan:
         rounds: Turns of each.
         repeats: How often disturbed turns are made again.
         limit: How far the interval of a median may reach to either side, in percent of it. Rows beyond it get
-            as many further rounds as they had, and are marked if that does not help. 0: any is good.
-        more_s: For about how long, with each network, rows get still more rounds that can make them certain.
+            up to as many rounds again, then more for `more_s`, and are marked if that does not help. 0: any
+            is good.
+        more_s: For about how many seconds, with each network, rows get still more rounds that can make them
+            certain.
         turn_s: About how long a turn is.
         scaling: `strong`: the batch is that of all ranks. `weak`: it is that of each.
         batch: Instead of the network's own.

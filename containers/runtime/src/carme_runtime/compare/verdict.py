@@ -175,7 +175,8 @@ def _trust(result: Result) -> str:
 def rounds_needed(result: Result) -> int | None:
     """With how many `--rounds` half of the uncertain rows would be certain; None: none is uncertain.
 
-    It may be more than `--rounds` takes. Rows that need them get further rounds, up to as many again.
+    It may be more than `--rounds` takes. Rows that need them get up to as many again, which are counted here;
+    those that `--minutes` brings are not, as nobody knows how many these would be.
     """
     rows = [row for row in result.rows if row.status == UNCERTAIN]
     if not rows:

@@ -17,15 +17,12 @@ from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.scaling.ending import lacks_memory
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.network import parse_network
-from carme_runtime.scaling.profiles import Gradient, Input, Memory
+from carme_runtime.scaling.profiles import MOST_FILLED, Gradient, Input, Memory
 from carme_runtime.scaling.replay import Repeated, Replay, mapped
 
 _SIZES, _ROUNDS, _LEAST_ROUNDS = 7, 25, 3
 _LAYERS, _LAYER_ROUNDS = 40, 3
-_ZERO_BLOCK, _MOST_FILLED = (
-    256,
-    0.75,
-)  # bytes, and the part from which on all travels: as zeros.hpp of the core
+_ZERO_BLOCK = 256  # bytes: as zeros.hpp of the core
 
 
 def batches(batch: int) -> list[int]:
@@ -100,12 +97,21 @@ def _timings(runs: dict[int, list[Replay]]) -> tuple[Timing, ...]:
 
 
 def _filled(repeated: Repeated, sizes: Sequence[int]) -> dict[int, list[float]]:
-    """The part of each gradient that travels between nodes, by the parameter's identity, for each size."""
+    """The part of each gradient that travels between nodes, by the parameter's identity, for each size.
+
+    All of it where too little memory is left to look at it.
+    """
     found: dict[int, list[float]] = {}
     for size in sorted(sizes):
-        repeated.run(size)
-        for parameter in repeated.parameters:
-            found.setdefault(id(parameter), []).append(filled_part(parameter.grad))
+        try:
+            repeated.run(size)
+            parts = [filled_part(parameter.grad) for parameter in repeated.parameters]
+        except Exception as error:
+            if not lacks_memory(error):
+                raise
+            parts = [1.0] * len(repeated.parameters)
+        for parameter, part in zip(repeated.parameters, parts, strict=True):
+            found.setdefault(id(parameter), []).append(part)
     return found
 
 
@@ -119,7 +125,7 @@ def filled_part(gradient: torch.Tensor | None) -> float:
     if not blocks:
         return 1.0
     part = float(flat[: blocks * each].view(blocks, each).ne(0).any(1).float().mean())
-    return part if part <= _MOST_FILLED else 1.0
+    return part if part <= MOST_FILLED else 1.0
 
 
 def _gradients(

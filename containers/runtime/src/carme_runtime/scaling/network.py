@@ -60,6 +60,13 @@ def best(links: Links, nodes: int, size: float) -> tuple[str, float]:
     """
     if nodes < 2:
         return "none", 0.0
+    ways = _ways(links, nodes, size)
+    name = min(ways, key=lambda way: ways[way])  # the first of equal ones, as in the core
+    return name, ways[name]
+
+
+def _ways(links: Links, nodes: int, size: float) -> dict[str, float]:
+    """The milliseconds of each way to reduce `size` bytes over two nodes or more."""
     cost = links.milliseconds
     power, part, halving = 1, size, 0.0
     while power * 2 <= nodes:
@@ -68,16 +75,20 @@ def best(links: Links, nodes: int, size: float) -> tuple[str, float]:
     if power != nodes:
         halving += 2 * cost(size)
     ways = {"direct": cost((nodes - 1) * size), "ring": 2 * (nodes - 1) * cost(size / nodes)}
-    ways["halving"] = halving
-    name = min(ways, key=lambda way: ways[way])  # the first of equal ones, as in the core
-    return name, ways[name]
+    return ways | {"halving": halving}
 
 
-def allreduce_ms(machine: Machine, ranks: int, size: float) -> tuple[float, float]:
-    """How long an allreduce of `size` bytes takes, and the part of it that is latency.
+def allreduce_ms(machine: Machine, ranks: int, size: float, part: float = 1.0) -> tuple[float, float]:
+    """How long an allreduce takes in milliseconds, and how much of that is latency.
 
     Ranks of a node reduce among themselves first, each its share, which it then reduces with its like of the
     other nodes. All shares of a node travel over the same link.
+
+    Args:
+        machine: Where the ranks are.
+        ranks: On all nodes.
+        size: Bytes that are reduced.
+        part: How much of them travels between nodes, which send no zeros. Within a node, all is copied.
     """
     near = min(ranks, machine.ranks_per_node)
     nodes = -(-ranks // machine.ranks_per_node)
@@ -87,7 +98,8 @@ def allreduce_ms(machine: Machine, ranks: int, size: float) -> tuple[float, floa
         whole += machine.near.milliseconds(2 * size * (near - 1) / near)
         latency += machine.near.milliseconds(0)
     if nodes > 1:
-        way, took = best(machine.links, nodes, size * machine.wire)
+        way, _ = best(machine.links, nodes, size * machine.wire)  # chosen before zeros are looked for
+        took = _ways(machine.links, nodes, size * machine.wire * part)[way]
         rounds = {"direct": 1, "ring": 2 * (nodes - 1), "halving": 2 * (nodes - 1).bit_length()}[way]
         whole += took
         latency += rounds * machine.links.milliseconds(0)

@@ -24,7 +24,7 @@ _DRAWS = 60
 _TENTH, _NINE_TENTHS = 0.1, 0.9
 # Relative standard deviations, where the probe does not say more: of computing between two runs of the same
 # hour, of links by how they are known, of the model as soon as ranks communicate, and of it for each doubling
-# of the ranks. The model's own one is from 27 predictions for two ranks: their errors had a median of 5.7 %.
+# of the ranks. The model's own one is from the errors of 27 predictions for two ranks.
 _SIMULATED = 0.07
 _COMPUTE, _MEASURED_LINKS, _GIVEN_LINKS, _ASSUMED_LINKS, _MODEL = 0.03, 0.1, 0.2, 0.35, 0.02
 _BEYOND_BATCH = 0.1  # of computing, for each halving below the smallest measured batch

@@ -16,7 +16,10 @@ from carme_runtime.graph.files import typed
 from carme_runtime.graph.model import on_line
 from carme_runtime.scaling.errors import ScalingError
 
-VERSION = 2
+#: Of files that are read. The later one is written where gradients have `filled`: the earlier lacks it.
+VERSIONS = (2, 3)
+#: The filled part of a gradient above which the core sends all of it, as `zeros.hpp` has it.
+MOST_FILLED = 0.75
 _FORMAT = "carme scaling"
 _AGAIN = "Measure again: carme-run -n 1 --scale-probe train.py"
 
@@ -153,7 +156,7 @@ class Profile:
 
     @cached_property
     def filled_buckets(self) -> dict[tuple[float, int], list[float]]:
-        """The parts of buckets that travel between nodes, by batch and ranks, as the simulation has them."""
+        """The parts of buckets that travel between nodes, by batch and ranks that are summed."""
         return {}
 
     def _buckets(self, limit: int, least: int | None) -> tuple[tuple[int, tuple[int, ...]], ...]:
@@ -180,8 +183,14 @@ class Profile:
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:
-    """A profile as a file holds it."""
-    return {"format": _FORMAT, "version": VERSION, **dataclasses.asdict(profile)}
+    """A profile as a file holds it, of the earlier version where that can: older runtimes read no other."""
+    content, version = dataclasses.asdict(profile), VERSIONS[0]
+    for gradient in content["gradients"]:
+        if min(gradient["filled"], default=1.0) < 1:
+            version = VERSIONS[1]
+        else:
+            del gradient["filled"]
+    return {"format": _FORMAT, "version": version, **content}
 
 
 def load(file: Path | str) -> Profile:
@@ -194,9 +203,10 @@ def load(file: Path | str) -> Profile:
     if not isinstance(content, dict) or content.pop("format", None) != _FORMAT or "version" not in content:
         raise ScalingError(f"{file} holds no result of a probe.", "Name a file that a probe wrote.")
     version = content.pop("version")
-    if version != VERSION:
+    if version not in VERSIONS:
         raise ScalingError(
-            f"{file} holds a result of version {version}, and this carme_runtime reads version {VERSION}.",
+            f"{file} holds a result of version {version}, and this carme_runtime reads versions "
+            f"{VERSIONS[0]} and {VERSIONS[1]}.",
             _AGAIN,
         )
     content.pop("curve", None)  # is made from the rest

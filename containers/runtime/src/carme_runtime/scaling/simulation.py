@@ -5,7 +5,7 @@ from statistics import NormalDist
 
 from carme_runtime.graph import Links
 from carme_runtime.scaling.network import MIB, Machine, allreduce_ms
-from carme_runtime.scaling.profiles import Profile
+from carme_runtime.scaling.profiles import MOST_FILLED, Profile
 
 _LANES = 2  # buckets that travel between nodes at once, as in carme_runtime.torch.parallel
 _MOST_SPREAD = 0.3
@@ -103,16 +103,20 @@ def _slowed(machine: Machine, factor: float) -> Machine:
 
 def _exposed(profile: Profile, ranks: int, batch: float, machine: Machine, backward: float) -> float:
     """How long reducing goes on after the backward pass."""
-    near = ranks <= machine.ranks_per_node
+    each = machine.ranks_per_node
+    near = ranks <= each
     free, ends, last = 0.0, [], 0.0
-    host, costs = 0.0, dict[float, tuple[float, float]]()  # many buckets are of one size
-    filled = [1.0] * len(buckets(profile, batch, near)) if near else _filled(profile, batch, ranks)
-    for (whole, ready), part in zip(buckets(profile, batch, near), filled, strict=True):
-        size = whole * part
-        if size not in costs:
-            costs[size] = allreduce_ms(machine, ranks, size)
-        took, latency = costs[size]
-        work = machine.host_ms_per_mib * size * machine.wire / MIB
+    host, costs = 0.0, dict[tuple[int, float], tuple[float, float]]()  # many buckets are of one size
+    # A node sends the sum over its ranks, and sums to which all other nodes added theirs.
+    summed = max(ranks - each, each)
+    filled = [1.0] * len(buckets(profile, batch, near)) if near else _filled(profile, batch, summed)
+    for (size, ready), part in zip(buckets(profile, batch, near), filled, strict=True):
+        if (size, part) not in costs:
+            costs[size, part] = allreduce_ms(machine, ranks, size, part)
+        took, latency = costs[size, part]
+        # Ranks that share a node add up zeros, too.
+        worked = size * part if each == 1 else size
+        work = machine.host_ms_per_mib * worked * machine.wire / MIB
         begin = max(backward * ready + host, free)
         if len(ends) >= _LANES:
             begin = max(begin, ends[-_LANES])
@@ -132,23 +136,21 @@ def _end(begin: float, took: float, beside: float, until: float) -> float:
     return begin + slow + (took * (1 - slow / beside) if beside else 0.0)
 
 
-def _filled(profile: Profile, batch: float, ranks: int) -> list[float]:
-    """The part of each bucket between nodes that travels: what is zero does not.
+def _filled(profile: Profile, batch: float, summed: int) -> list[float]:
+    """The part of each bucket between nodes that travels: zeros in the sum of `summed` ranks do not."""
 
-    What other ranks have is taken to be elsewhere, so that sums over many of them are full.
-    """
+    def part(number: int) -> float:
+        # What other ranks have is taken to be elsewhere, so that sums over many of them are full.
+        union = 1 - (1 - profile.filled(profile.gradients[number], batch)) ** summed
+        return union if union <= MOST_FILLED else 1.0
+
     known = profile.filled_buckets
-    if (batch, ranks) not in known:
-        known[batch, ranks] = [
-            sum(
-                profile.gradients[number].bytes
-                * (1 - (1 - profile.filled(profile.gradients[number], batch)) ** max(ranks - 1, 1))
-                for number in numbers
-            )
-            / max(size, 1)
+    if (batch, summed) not in known:
+        known[batch, summed] = [
+            sum(profile.gradients[number].bytes * part(number) for number in numbers) / max(size, 1)
             for size, numbers in profile.far_buckets
         ]
-    return known[batch, ranks]
+    return known[batch, summed]
 
 
 def buckets(profile: Profile, batch: float, near: bool) -> list[tuple[int, float]]:
