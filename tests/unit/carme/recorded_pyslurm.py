@@ -1,12 +1,13 @@
 """Stands in for pyslurm 24.11 with what the real one answered (slurm_24_11.json), for the worker alone.
 
-`mode` beside it says how it is: empty, `dies` at its import, `ends` in the first question, `away`
-(slurmctld), `unauthenticated` (munge), `hangs`, `unreadable`, or `version X.Y`.
+`mode` beside it says how it is: empty, `dies` at its import, `ends` or is `killed` in the first question,
+`away` (slurmctld), `unauthenticated` (munge), `hangs`, `unreadable`, or `version X.Y`.
 """
 
 import json
 import os
 import pwd
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +40,8 @@ def _met(refuse: type[Exception]) -> None:
     if mode == "ends":
         os.write(2, b"python: fatal: prolog of the end\n")
         os._exit(1)
+    if mode == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
     if mode == "unreadable":
         b"\xff".decode()
 

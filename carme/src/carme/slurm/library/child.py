@@ -60,9 +60,14 @@ class Library:
                     "Running jobs go on; try again in a moment, or tell an administrator.",
                     code="slurm-away",
                 ) from None
-            except (OSError, EOFError, ValueError) as error:
+            except (OSError, EOFError) as error:
+                process = self._process
                 words = await self._end()
-                raise LibraryFailed(f"pyslurm ended: {words or error or type(error).__name__}.") from None
+                reason = words or _signal(process) or error or type(error).__name__
+                raise LibraryFailed(f"pyslurm ended: {reason}.") from None
+            except ValueError as error:
+                await self._end()
+                raise LibraryFailed(f"pyslurm's answer cannot be read: {error}.") from None
             except BaseException:
                 # Nobody waits for this answer any more: the next one must not be taken for it.
                 await self._end()
@@ -128,3 +133,10 @@ class Library:
         process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
         lines = [line for line in self._words.decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip().rstrip(".")[:300] if lines else ""
+
+
+def _signal(process: asyncio.subprocess.Process | None) -> str:
+    """The signal that has ended a process, such as the kernel's for want of memory; empty where none has."""
+    if process is None or process.returncode is None or process.returncode >= 0:
+        return ""
+    return f"killed by signal {-process.returncode}"
