@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, tzinfo
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -22,8 +23,6 @@ import pytest
 __all__ = ["JumpingClock"]
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The module of Django that all of the portal asks.
-DJANGO = "django.utils.timezone"
 
 
 class JumpingClock:
@@ -88,15 +87,20 @@ def _type_of(clock: JumpingClock) -> type:
     return Moment
 
 
+def _is_changed(name: str, module: ModuleType) -> bool:
+    """Whether it is ours or Django's."""
+    file = getattr(module, "__file__", None) or ""
+    is_ours = Path(file).is_relative_to(ROOT) and "site-packages" not in file
+    return is_ours or name.startswith("django.")
+
+
 @pytest.fixture(autouse=True)
 def _jumping(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     begin = next_moment(time.time(), os.environ.get("CARME_CLOCK", "59"))
     clock = JumpingClock(begin, float(os.environ.get("CARME_CLOCK_STEP", "1.5")))
     moment = _type_of(clock)
     for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__file__", None)
-        is_ours = file is not None and Path(file).is_relative_to(ROOT) and "site-packages" not in file
-        if (is_ours or name == DJANGO) and vars(module).get("datetime") is datetime and name != __name__:
+        if vars(module).get("datetime") is datetime and name != __name__ and _is_changed(name, module):
             monkeypatch.setattr(module, "datetime", moment)
     monkeypatch.setattr(time, "time", clock)
     yield

@@ -1,9 +1,11 @@
 """The mirror of Slurm's jobs: arrays, what is missed and caught up with, and the past."""
 
+import math
 import re
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -211,6 +213,13 @@ def test_a_broker_that_is_down_loses_nothing(db, broker: FakeBroker, folder) -> 
 # --- the past --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def in_one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of reading the past ends by no limit of time."""
+    monkeypatch.setattr(backfill, "SECONDS", math.inf)
+
+
+@pytest.mark.usefixtures("in_one_round")
 def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, settings) -> None:
     portal = settings.SITE.portal.model_copy(update={"history_days": 400})
     settings.SITE = settings.SITE.model_copy(update={"portal": portal})
@@ -228,6 +237,7 @@ def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, 
     assert Job.objects.get(id=2).name == "as it was"
 
 
+@pytest.mark.usefixtures("in_one_round")
 def test_more_jobs_than_are_reported_at_once_are_all_read(db, broker: FakeBroker, monkeypatch) -> None:
     monkeypatch.setattr(backfill, "LIMIT", 5)
     now = timezone.now()

@@ -330,7 +330,10 @@ def test_what_was_used_of_a_snapshot_is_made_of_the_next_one_ahead() -> None:
     assert len(values) == 0
 
 
-def test_pages_find_what_they_derive_of_a_new_answer(broker: FakeBroker) -> None:
+def test_pages_find_what_they_derive_of_a_new_answer(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "BROKER_TIMEOUT", HANG)  # so long the earlier answer stays
     shown = Picture()
     shown.seconds = 0.0
     first = shown.cluster()

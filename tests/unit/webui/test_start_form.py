@@ -17,12 +17,14 @@ from carme.images import Image
 from carme.jobs import Access, Association, Forecast, GpuForecast, JobRequest, Node, Partition
 from carme.jobs.limits import Limits
 from carme.translation import message
+from carme_webui import start_times
 from carme_webui.accounts.models import User
 from carme_webui.cluster import Supply
 from carme_webui.images.cards import card as card_of
 from carme_webui.projects.models import Membership, Project
 from carme_webui.sessions import choices, supply_plan
 from carme_webui.sessions.models import Preset, Session
+from patience import HANG
 
 from .conftest import Browser
 from .fake_broker import FakeBroker, make_job
@@ -89,6 +91,13 @@ def test_partitions_that_take_none_of_my_jobs_are_not_offered(
     assert 'value="ours"' in html and 'value="secret"' not in html
 
 
+@pytest.fixture
+def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The start of a request is remembered for as long as a test may take."""
+    monkeypatch.setattr(start_times, "REMEMBERED", HANG)
+
+
+@pytest.mark.usefixtures("remembered")
 def test_a_refusal_below_the_form_is_in_each_readers_language_with_a_link(
     browser: Browser, broker: FakeBroker, alice: User
 ) -> None:
@@ -160,6 +169,7 @@ def test_what_begins_at_once_needs_no_other_advice(browser: Browser, broker: Fak
     assert not Session.objects.exists()
 
 
+@pytest.mark.usefixtures("remembered")
 def test_less_is_offered_where_it_begins_earlier(browser: Browser, broker: FakeBroker) -> None:
     now = timezone.now().replace(microsecond=0)
 
