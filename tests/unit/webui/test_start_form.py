@@ -483,6 +483,8 @@ def test_the_dashboard_shows_what_will_be_free(browser: Browser, broker: FakeBro
     page = browser.get("/live/").content.decode()
     assert "3 queued" in page and "By Slurm&#x27;s plan 4 will be free from" in page
     page = BeautifulSoup(page, "html.parser")
+    (when,) = page.select("#supply-1 .hint time")
+    assert when["title"] and when["data-style"] == "short"
     assert [cell.text for cell in page.select(".free-days thead th")] == ["Hour", *map(str, range(0, 24, 3))]
     blocks = [cell for cell in page.select(".free-days tbody td") if cell.text]
     # The running job has all of n1 for two hours; n2 takes no jobs.

@@ -18,12 +18,14 @@ from carme.translation import message
 from carme.translation import moment as at
 from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_of
+from carme_webui.announcements.models import Maintenance
 from carme_webui.bookings.models import Booking
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.templatetags.times import STYLES, moment, span
 from carme_webui.jobs.templatetags.translated import translated
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import notify
+from carme_webui.projects.models import Membership, Project
 
 from .conftest import Browser, text, words
 from .fake_broker import FakeBroker, make_job
@@ -113,6 +115,32 @@ def booked(alice: User, rules: Any, berlin: None) -> Booking:
         name="carme-0123456789ab", owner=alice, title="Mine", partition="gpu", gpu_type="a100",
         gpus_per_node=4, node_names=["n1"], start=start, end=start + timedelta(hours=2), state="approved",
     )  # fmt: skip
+
+
+def test_bookings_are_by_the_readers_clocks_with_the_sites_on_hover(
+    browser: Browser, root: Browser, alice: User, booked: Booking
+) -> None:
+    project = Project.objects.create(name="vision", title="Vision")
+    Membership.objects.create(project=project, user=alice, manager=True)
+    start = booked.start - timedelta(hours=1)
+    Maintenance.objects.create(title="Cooling", start=start, end=booked.end, node_names=["n1"], by=alice)
+    pages = {"/bookings/": browser, f"/bookings/{booked.name}/delete/": browser}
+    pages |= {"/projects/at/vision/": browser, "/maintenance/": root, "/admin/approvals/": root}
+    for state in ("approved", "requested"):
+        Booking.objects.filter(pk=booked.pk).update(state=state, project=project)
+        for page, reader in pages.items():
+            if (page == "/admin/approvals/") != (state == "requested"):
+                continue
+            reader.cookies["carme_zone"] = "Asia/Tokyo"
+            content = BeautifulSoup(reader.get(page).content, "html.parser")
+            times = content.select(f'time[data-style=span][datetime="{booked.start:%Y-%m-%dT%H:%M:%SZ}"]')
+            assert times, page
+            for one in times:
+                assert clock(booked.start, "Asia/Tokyo") in one.text, page
+                assert clock(booked.start, "Europe/Berlin") in str(one["title"]), page
+    hours = BeautifulSoup(browser.get("/bookings/").content, "html.parser").select(".calendar th.hour time")
+    at = datetime.fromisoformat(str(hours[0]["datetime"]))
+    assert hours and f"{clock(at, 'Europe/Berlin')}:00 CE" in str(hours[0]["title"])
 
 
 def clock(moment: datetime, zone: str) -> str:

@@ -15,7 +15,7 @@ from carme.bookings.clock import moment_text, span_text
 from carme.jobs import minutes_text
 from carme.translation import translated
 
-__all__ = ["in_zone", "minutes_words", "moment_words", "reader_zone", "site_zone", "span_words"]
+__all__ = ["in_zone", "minutes_words", "reader_zone", "site_zone", "span_words"]
 
 _reader: ContextVar[ZoneInfo | None] = ContextVar("reader_zone", default=None)
 
@@ -56,11 +56,11 @@ def span_words(start: datetime, end: datetime, zone: ZoneInfo | None = None) -> 
         return span_text(start, end, shown) + named
     last = end.astimezone(shown)
     same_day = start.astimezone(shown).date() == last.date()
-    until = date_format(last, "H:i") + _twice(last) if same_day else moment_words(end, shown)
-    return _("%(first)s to %(last)s") % {"first": moment_words(start, shown), "last": until} + named
+    until = date_format(last, "H:i") + _twice(last) if same_day else _moment_words(end, shown)
+    return _("%(first)s to %(last)s") % {"first": _moment_words(start, shown), "last": until} + named
 
 
-def moment_words(moment: datetime, zone: ZoneInfo | None = None) -> str:
+def _moment_words(moment: datetime, zone: ZoneInfo | None = None) -> str:
     """A moment in the reader's language, by the site's clocks or those of a zone."""
     zone = zone or site_zone()
     if (get_language() or "en").startswith("en"):

@@ -301,7 +301,7 @@ def judge_viewing(eyes: "Eyes") -> None:
     eyes.judge("looking", "files refused")
 
 
-#: Two pages, the second with a fault: only in the dark, or only on one of two that are alike.
+#: Two pages, the second with a fault: only in the dark, only on a phone, or only on one of two that are alike.
 FAULTS = {
     "on a phone in the dark: color-contrast": (
         "<p>Text</p>",
@@ -309,11 +309,22 @@ FAULTS = {
         "<p>Text</p>",
     ),
     "image-alt": ("<img src=x alt=Picture>", "<img src=x>"),
+    # Of two with the same outline, and of a page that is the first of its outline.
+    "on a phone: target-size": (
+        "<style></style><button>A</button><button>B</button>",
+        "<style>@media (max-width: 30rem) { button { width: 12px; height: 12px; padding: 0; border: 0 } }"
+        "</style><button>A</button><button>B</button>",
+    ),
+    "on a phone in the dark: target-size": (
+        "<p>Text</p>",
+        "<style>@media (max-width: 30rem) { button { width: 12px; height: 12px; padding: 0; border: 0 } }"
+        "</style><button>A</button><button>B</button>",
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_the_dark_or_one_page_alone_shows_is_found(page: Page, fault: str) -> None:
+def test_a_fault_that_the_dark_a_phone_or_one_page_alone_shows_is_found(page: Page, fault: str) -> None:
     eyes = Eyes(page)
     for path, part in zip(("right", "wrong"), FAULTS[fault], strict=True):
         page.set_content(

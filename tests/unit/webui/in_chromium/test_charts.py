@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.conf import settings as django_settings
@@ -43,6 +44,14 @@ LINE_COLOUR = """(chart, place) => {
   const found = getComputedStyle(probe).color;
   probe.remove();
   return found;
+}"""
+
+
+#: Where the lower axis of a chart of six hours has its lines.
+SPLITS = """chart => {
+  const from = chart.times[0], plot = chart.plot;
+  plot.setScale("x", { min: from, max: from + 6 * 3600 });
+  return new Promise((done) => requestAnimationFrame(() => done(plot.axes[0]._splits)));
 }"""
 
 
@@ -208,6 +217,27 @@ def test_charts_are_in_the_language_of_the_portal(page: Page, charts: Locator, a
         page.unroute("**/jobs/7/")
     bounds = charts.nth(2).evaluate("chart => [[0, 0], [-2, -1], [0, 100]].map((of) => chart.bounds(...of))")
     assert bounds == [[0, 1], [-2, 0], [0, 105]]
+
+
+def test_charts_are_by_the_clocks_that_the_user_has_chosen(page: Page, charts: Locator, alice: User) -> None:
+    name = "Asia/Kathmandu"  # whose hours begin at no other zone's
+    User.objects.filter(pk=alice.pk).update(time_zone=name)
+    page.goto("/jobs/7/")
+    chart = charts.nth(2)
+    chart.get_by_role("img").focus()
+    page.keyboard.press("Home")
+    first = datetime.fromtimestamp(chart.evaluate("chart => chart.times[0]"), ZoneInfo(name))
+    expect(chart.locator(".legend .moment")).to_have_text(f"{first:%H:%M:%S}")
+    # The axis has its lines at full hours of that zone, and names its days.
+    tick = "([chart, hour]) => { chart.spec.step = 3600; return chart.tick(hour, 3600); }"
+    midnight = first.replace(hour=0, minute=0, second=0)
+    handle = chart.element_handle()
+    for moment, words in ((midnight, f"{midnight:%a} {midnight.day}"), (first.replace(hour=7, minute=0), "07:00")):
+        shown = page.evaluate(tick, [handle, int(moment.timestamp())])
+        assert sorted(re.split(r"\W+", shown)) == sorted(re.split(r"\W+", words)), shown
+    lines = chart.evaluate(SPLITS)
+    assert lines
+    assert {datetime.fromtimestamp(at, ZoneInfo(name)).minute for at in lines} == {0}
 
 
 def test_ranks_have_small_charts_of_one_scale(

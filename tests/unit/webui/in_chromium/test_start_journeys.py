@@ -7,6 +7,7 @@ from playwright.sync_api import Page, Route, expect
 from scaling_results import write_result
 
 from carme.jobs import Node, Partition
+from carme_webui.accounts.models import User
 from carme_webui.sessions.models import Session
 
 from ..fake_broker import FakeBroker, make_session
@@ -82,6 +83,87 @@ def test_a_phone_has_a_button_that_shows_the_start_form(page: Page, a_life: None
     page.set_viewport_size({"width": 390, "height": 844})
     page.get_by_role("link", name="Start a session", exact=True).click()
     expect(page.get_by_role("heading", name="Start a session")).to_be_in_viewport()
+
+
+#: What the bar at a phone's lower edge hides of the element that has the focus.
+HIDDEN = """() => {
+    const one = document.activeElement, bar = document.querySelector(".start-bar");
+    if (bar.contains(one) || one === document.body) return "";
+    const hides = one.getBoundingClientRect().bottom > bar.getBoundingClientRect().top + 1;
+    return hides ? one.outerHTML.slice(0, 200) : "";
+}"""
+LAST = "() => document.activeElement === document.querySelector('.start-bar button:last-child')"
+
+
+def test_a_phone_has_start_and_what_it_would_start_always_in_view(
+    page: Page, a_life: None, broker: FakeBroker, alice: User
+) -> None:
+    log_in(page)
+    page.emulate_media(reduced_motion="reduce")  # or else the page still moves when it is looked at
+    page.goto("/")
+    bar, start = page.locator(".start-bar"), page.get_by_role("button", name="Start", exact=True)
+    expect(bar).to_be_hidden()
+    expect(start).to_have_count(1)
+    page.set_viewport_size({"width": 390, "height": 844})
+    expect(start).to_have_count(1)
+    expect(bar.get_by_role("button", name="Start", exact=True)).to_be_in_viewport(ratio=1)
+    expect(bar.get_by_role("button", name="Start and open")).to_be_in_viewport(ratio=1)
+    expect(bar.get_by_role("link")).to_contain_text("torch · 1 node · 1 GPU · 1 hour Starts now.")
+    assert violations(page, EVERY) == []
+    keep(page, "phone-start", whole=False)
+    # The choice's words follow the form.
+    broker.starts = lambda requested: datetime.now(UTC) + timedelta(hours=3)
+    page.get_by_label("4 h").check()
+    expect(bar.get_by_role("link")).to_contain_text("4 hours Expected start: between")
+    assert bar.get_by_role("link").locator("time").first.get_attribute("title")
+    bar.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Start a session")).to_be_in_viewport()
+    # The keyboard comes to everything, and nothing that has the focus is behind the bar.
+    page.evaluate("() => { scrollTo(0, 0); document.getElementById('main').focus(); }")
+    seen = 0
+    while not page.evaluate(LAST):
+        page.keyboard.press("Tab")
+        seen += 1
+        assert not page.evaluate(HIDDEN)
+        assert seen < 500, "the keyboard comes to the bar"
+    while page.evaluate("() => document.activeElement.id !== 'main' && document.activeElement !== document.body"):
+        page.keyboard.press("Shift+Tab")
+        seen -= 1
+        assert not page.evaluate(HIDDEN)
+        assert seen > -500
+    # At its end the page has nothing below the bar.
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    last = page.get_by_role("button", name="Save as preset").bounding_box()
+    edge = bar.bounding_box()
+    assert last and edge and last["y"] + last["height"] <= edge["y"]
+    keep(page, "phone-start-form", whole=False)
+    User.objects.filter(pk=alice.pk).update(language="de")
+    page.goto("/")
+    expect(bar.get_by_role("link")).to_contain_text("1 GPU · 1 Stunde")
+    expect(bar.get_by_role("button", name="Starten", exact=True)).to_be_in_viewport(ratio=1)
+    keep(page, "phone-start-german", whole=False)
+    # A low window is left to the page: the form has the buttons itself.
+    page.set_viewport_size({"width": 390, "height": 400})
+    expect(bar).to_be_hidden()
+    expect(page.locator(".start-buttons .primary")).to_be_visible()
+
+
+def test_a_phone_says_at_the_top_that_the_form_needs_a_change(page: Page, a_life: None) -> None:
+    log_in(page)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto("/")
+    page.get_by_role("group", name="Time").get_by_label("Custom").check()
+    page.get_by_label("Hours").fill("0")
+    page.get_by_label("Minutes").fill("0")
+    page.locator(".start-bar").get_by_role("button", name="Start", exact=True).click()
+    notice = page.get_by_role("alert").filter(has_text="This was not done: the form needs a change.")
+    expect(notice).to_be_in_viewport()
+    notice.get_by_role("link", name="Go to the form").click()
+    expect(page.get_by_role("heading", name="Start a session")).to_be_in_viewport()
+    expect(page.get_by_text("Enter a time of at least one minute.")).to_be_visible()
+    assert violations(page, EVERY) == []
+    page.set_viewport_size(DESKTOP)
+    expect(notice).to_be_hidden()
 
 
 def test_a_change_while_the_form_waits_for_an_answer_is_not_lost(

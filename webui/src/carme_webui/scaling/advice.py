@@ -17,7 +17,7 @@ from carme.errors import CarmeError
 from carme.jobs import JobRequest, Node
 from carme.scaling import Choice, Curve, choices, marks
 from carme_webui.accounts.models import User
-from carme_webui.clocks import moment_words, reader_zone
+from carme_webui.jobs.templatetags.times import moment
 from carme_webui.scaling.drawing import drawing
 from carme_webui.start_times import AT_ONCE, expected_start
 
@@ -30,7 +30,7 @@ class Start:
 
     Attributes:
         when: None: nobody can say.
-        words: The same, or why not.
+        words: The same for a page, or why not.
         possible: Whether the site can start it at all.
     """
 
@@ -171,9 +171,7 @@ def starts(request: JobRequest, user: User, broker: BrokerClient) -> Callable[[i
         if when is None:
             return Start(None, _("not possible"), False) if refusal else Start(None, _("unknown"))
         now = timezone.now()
-        return (
-            Start(now, _("now")) if when <= now + AT_ONCE else Start(when, moment_words(when, reader_zone()))
-        )
+        return Start(now, _("now")) if when <= now + AT_ONCE else Start(when, moment(when))
 
     return start
 

@@ -6,13 +6,15 @@ from datetime import datetime, timedelta
 
 from django.template.loader import render_to_string
 from django.utils.formats import date_format
+from django.utils.html import escape
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 
 from carme.jobs import Forecast, GpuForecast
 from carme_webui.caches import cache_key, cached
-from carme_webui.clocks import moment_words, reader_zone, span_words
+from carme_webui.clocks import reader_zone, span_words
 from carme_webui.cluster import Supply
+from carme_webui.jobs.templatetags.times import moment
 
 __all__ = ["Block", "Day", "Shown", "shown"]
 
@@ -43,7 +45,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Day:
-    """A day by the site's clocks, with its blocks."""
+    """A day by the reader's clocks, with its blocks."""
 
     title: str
     blocks: list[Block]
@@ -136,20 +138,21 @@ def _block(day: datetime, number: int, counts: list[int] | None, total: int, sto
 
 
 def _words(kind: GpuForecast, plan: Forecast, free: int) -> str:
-    """When more of them will be free than now; else that it stays so.
+    """When more of them will be free than now; else that it stays so. For a page, with the moment as HTML.
 
     Args:
         free: How many are free at this moment: some of them may be spoken for within the first step.
     """
     now, most = kind.free[0], max(kind.free)
     place = kind.free.index(most)
-    when = moment_words(plan.start + place * timedelta(minutes=plan.step_minutes), reader_zone())
+    when = moment(plan.start + place * timedelta(minutes=plan.step_minutes))
     if most > max(now, free):
-        return _("By Slurm's plan %(count)s will be free from %(when)s.") % {"count": most, "when": when}
+        words = _("By Slurm's plan %(count)s will be free from %(when)s.")
+        return SafeString(escape(words) % {"count": most, "when": when})
     if now < free and place:
         reported = {"taken": free - now, "count": most, "when": when}
         words = _("By Slurm's plan %(taken)s of them are taken soon; %(count)s are free again from %(when)s.")
-        return words % reported
+        return SafeString(escape(words) % reported)
     if now < free:
         return _("By Slurm's plan %(taken)s of them are taken soon.") % {"taken": free - now}
     if free == kind.total:

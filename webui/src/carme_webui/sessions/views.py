@@ -168,6 +168,7 @@ def estimate(request: HttpRequest) -> HttpResponse:
     form = _form(request, cluster, data=request.POST, presets=None if named else [])
     context: dict[str, Any] = {}
     if form.is_valid() and form.options is not None:
+        context["chosen"] = form.options
         try:
             requested = resolved(form.options, signed_in(request))
             context["gpu_hours"] = gpu_hours(requested)
@@ -177,7 +178,7 @@ def estimate(request: HttpRequest) -> HttpResponse:
     context["problems"] = [problem for name in SCALING for problem in form.errors.get(name, [])]
     if form.curve is not None and cluster is not None:
         context["advice"] = _advice(form, cluster, signed_in(request))
-    return render(request, "sessions/estimate.html", context)
+    return render(request, "sessions/estimated.html", context)
 
 
 def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:

@@ -15,7 +15,7 @@ from django.utils.safestring import SafeString
 
 from carme_webui.clocks import reader_zone, site_zone, span_words
 
-__all__ = ["moment", "register", "span"]
+__all__ = ["moment", "register", "site_time", "span"]
 
 register = template.Library()
 
@@ -36,15 +36,21 @@ def moment(value: datetime | None, style: str = "short") -> SafeString | str:
     """A moment in one of STYLES, with the site's time on hover; empty for none."""
     if value is None or value == "":
         return ""
-    local, there = value.astimezone(reader_zone()), value.astimezone(site_zone())
-    full = f"{date_format(there, STYLES['long'])} {there:%Z}"
+    local = value.astimezone(reader_zone())
     if style == "ago":
         words = str(naturaltime(value))
     else:
         words = date_format(local, STYLES[style]) + ("" if style == "day" else f" {local:%Z}")
     return format_html(
-        '<time datetime="{}" data-style="{}" title="{}">{}</time>', _stamp(value), style, full, words
+        '<time datetime="{}" data-style="{}" title="{}">{}</time>', _stamp(value), style, site_time(value), words
     )
+
+
+@register.filter
+def site_time(value: datetime) -> str:
+    """A moment by the site's clocks, with their zone, as it is shown on hover."""
+    there = value.astimezone(site_zone())
+    return f"{date_format(there, STYLES['long'])} {there:%Z}"
 
 
 @register.filter

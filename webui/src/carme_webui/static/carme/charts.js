@@ -24,6 +24,8 @@
   // English months have three letters, as on the server, where British English has "Sept".
   const written = (parts) =>
     parts.map(({ type, value }) => (type === "month" && language === "en-GB" ? value.slice(0, 3) : value)).join("");
+  // As in times.js: the browser's clock, or that of the zone that the user has chosen.
+  const zone = knownZone(document.documentElement.dataset.zone);
   const drawn = new Set();
   let printing = false;
 
@@ -32,6 +34,18 @@
     node.append(...children);
     return node;
   };
+
+  function knownZone(name) {
+    try {
+      new Intl.DateTimeFormat(undefined, { timeZone: name });
+      return name;
+    } catch {
+      return undefined; // a zone that this browser does not know
+    }
+  }
+
+  // A date whose parts (hours, minutes ...) are those that the clocks of the zone show.
+  const local = (seconds) => (zone ? uPlot.tzDate(new Date(seconds * 1000), zone) : new Date(seconds * 1000));
 
   // A shadow tree with the charts' own style sheet, which is seen once that is there.
   function shadow(host) {
@@ -58,7 +72,7 @@
   }
 
   const clock = (seconds, options) =>
-    written(new Intl.DateTimeFormat(language, { hourCycle: "h23", ...options }).formatToParts(new Date(seconds * 1000)));
+    written(new Intl.DateTimeFormat(language, { hourCycle: "h23", timeZone: zone, ...options }).formatToParts(new Date(seconds * 1000)));
 
   function moment(seconds, span) {
     const options = { hour: "2-digit", minute: "2-digit" };
@@ -210,6 +224,7 @@
       return {
         width: Math.max(60, this.place.clientWidth),
         height: spec.height ?? (spec.spark ? SPARK_HEIGHT : HEIGHT),
+        tzDate: local,
         padding: spec.spark ? [3, 1, 3, 1] : [10, 20, 0, 0],
         legend: { show: false },
         cursor: { show: !spec.spark, y: false, drag: { x: false, y: false }, points: { size: 7 } },
@@ -235,7 +250,7 @@
     }
 
     tick(at, step) {
-      const time = new Date(at * 1000);
+      const time = local(at);
       if (step >= DAY || (this.span > DAY / 2 && time.getHours() === 0 && time.getMinutes() === 0))
         return clock(at, { weekday: "short", day: "numeric" });
       return clock(at, { hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" }) });
