@@ -40,11 +40,14 @@ def project(alice: User) -> Project:
     return found
 
 
-def estimate(browser: Browser, **values: Any) -> str:
+def estimate(browser: Browser, part: str = "above the buttons", **values: Any) -> str:
+    """What the form says of its choice above its buttons, or in the bar that phones have."""
     answer = browser.send("/", "/sessions/estimate/", **(FORM | values))
     assert answer.status_code == 200
     page = BeautifulSoup(answer.content, "html.parser")
-    return " ".join(page.get_text(" ").split()).replace(" .", ".")
+    (bar,) = (found.extract() for found in page.select("#chosen[hx-swap-oob=true]"))
+    shown = bar if part == "bar" else page
+    return " ".join(shown.get_text(" ").split()).replace(" .", ".")
 
 
 def test_partitions_that_take_none_of_my_jobs_are_not_offered(
@@ -395,6 +398,18 @@ def test_the_answer_is_nobody_elses(browser: Browser, other: Browser, broker: Fa
 def test_a_refusal_of_slurm_is_reported(browser: Browser, broker: FakeBroker) -> None:
     broker.refusal = SlurmError("Your account may use 2 GPUs at most.", "Ask for fewer.")
     assert estimate(browser) == "Your account may use 2 GPUs at most. Ask for fewer."
+
+
+def test_the_bar_of_phones_has_the_choice_and_its_start(browser: Browser, broker: FakeBroker) -> None:
+    chosen = "Change: torch · 2 nodes · 4 GPUs each (a100) · 2 hours"
+    assert estimate(browser, "bar") == f"{chosen} Starts now."
+    assert estimate(browser, "bar", nodes=99) == "Choose image, hardware and time"
+    broker.refusal = SlurmError("Your account may use 2 GPUs at most.", "Ask for fewer.")
+    refused = estimate(browser, "bar", minutes=60)
+    assert (
+        refused
+        == f"{chosen.replace('2 hours', '1 hour')} Your account may use 2 GPUs at most. Ask for fewer."
+    )
 
 
 @pytest.mark.parametrize("values", [{"nodes": 99}, {"minutes": "soon"}, {"image": "<b>"}])

@@ -301,7 +301,11 @@ def judge_viewing(eyes: "Eyes") -> None:
     eyes.judge("looking", "files refused")
 
 
-#: Two pages, the second with a fault: only in the dark, only on a phone, or only on one of two that are alike.
+BUTTONS = "<button>A</button><button>B</button>"
+SMALL_ON_A_PHONE = """<style>@media (max-width: 30rem) {
+  button { display: block; height: 12px; padding: 0; border: 0 }
+}</style>"""
+#: Two pages, the second with a fault: only in the dark, on a phone, or on one of two that are alike.
 FAULTS = {
     "on a phone in the dark: color-contrast": (
         "<p>Text</p>",
@@ -310,16 +314,8 @@ FAULTS = {
     ),
     "image-alt": ("<img src=x alt=Picture>", "<img src=x>"),
     # Of two with the same outline, and of a page that is the first of its outline.
-    "on a phone: target-size": (
-        "<style></style><button>A</button><button>B</button>",
-        "<style>@media (max-width: 30rem) { button { width: 12px; height: 12px; padding: 0; border: 0 } }"
-        "</style><button>A</button><button>B</button>",
-    ),
-    "on a phone in the dark: target-size": (
-        "<p>Text</p>",
-        "<style>@media (max-width: 30rem) { button { width: 12px; height: 12px; padding: 0; border: 0 } }"
-        "</style><button>A</button><button>B</button>",
-    ),
+    "on a phone: target-size": (f"<style>p {{ margin: 0 }}</style>{BUTTONS}", SMALL_ON_A_PHONE + BUTTONS),
+    "on a phone in the dark: target-size": ("<p>Text</p>", SMALL_ON_A_PHONE + BUTTONS),
 }
 
 

@@ -232,7 +232,10 @@ def test_charts_are_by_the_clocks_that_the_user_has_chosen(page: Page, charts: L
     tick = "([chart, hour]) => { chart.spec.step = 3600; return chart.tick(hour, 3600); }"
     midnight = first.replace(hour=0, minute=0, second=0)
     handle = chart.element_handle()
-    for moment, words in ((midnight, f"{midnight:%a} {midnight.day}"), (first.replace(hour=7, minute=0), "07:00")):
+    for moment, words in (
+        (midnight, f"{midnight:%a} {midnight.day}"),
+        (first.replace(hour=7, minute=0), "07:00"),
+    ):
         shown = page.evaluate(tick, [handle, int(moment.timestamp())])
         assert sorted(re.split(r"\W+", shown)) == sorted(re.split(r"\W+", words)), shown
     lines = chart.evaluate(SPLITS)

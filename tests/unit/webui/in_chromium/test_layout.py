@@ -2,6 +2,7 @@
 
 import re
 from datetime import datetime, time, timedelta
+from itertools import pairwise
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -11,6 +12,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.clocks import site_zone
 from carme_webui.projects.models import Project
 
+from ..fake_broker import FakeBroker
 from .conftest import log_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("a_life")]
@@ -102,6 +104,18 @@ def test_links_of_a_guides_menu_stand_below_each_other(page: Page) -> None:
     assert tops == sorted(set(tops))
 
 
+def test_guides_of_the_help_begin_at_the_edge_of_the_page_in_close_rows(page: Page) -> None:
+    log_in(page)
+    page.goto("/help/")
+    edge = page.get_by_role("heading", name="Guides").bounding_box()
+    boxes = [link.bounding_box() for link in page.locator(".guides a").all()]
+    assert edge and len(boxes) > 8 and all(boxes)
+    assert min(box["x"] for box in boxes if box) == edge["x"]
+    tops = sorted({box["y"]: box["height"] for box in boxes if box}.items())
+    gaps = [below - top - height for (top, height), (below, _height) in pairwise(tops)]
+    assert gaps and all(0 < gap < 12 for gap in gaps), gaps
+
+
 def test_amounts_of_a_list_begin_and_end_below_each_other(page: Page) -> None:
     Project.objects.filter(name="vision").update(gpus=4, gpu_hours=100)
     log_in(page)
@@ -119,6 +133,43 @@ def test_an_administrators_fields_have_the_corners_of_all_others(page: Page) -> 
     )
     assert len(corners) == 5
     assert len(set(corners)) == 1, corners
+
+
+@pytest.mark.parametrize("path", ["/bookings/", "/admin/nodes/", "/admin/jobs/", "/admin/record/"])
+def test_paper_has_tables_in_full_and_no_menus(page: Page, path: str) -> None:
+    log_in(page, "root1")
+    page.set_viewport_size({"width": 718, "height": 1000})  # A4 without its margins
+    page.emulate_media(media="print")
+    page.goto(path)
+    expect(page.locator("main table").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+    shown = [one for one in page.locator("main :is(nav a, button, input, select)").all() if one.is_visible()]
+    assert len(shown) <= 1, "the menu's present entry alone"
+    page.emulate_media(media="screen")
+    assert page.locator("main :is(nav a, button)").first.is_visible()
+
+
+@pytest.mark.parametrize("path", ["/admin/jobs/", "/admin/nodes/", "/admin/users/", "/admin/record/"])
+def test_cells_of_a_row_begin_and_end_at_its_lines(page: Page, path: str) -> None:
+    log_in(page, "root1")
+    page.goto(path)
+    rows = page.locator("tbody tr").evaluate_all(
+        """(rows) => rows.map((row) => [...row.cells].map((cell) => cell.getBoundingClientRect()))
+            .map((cells) => cells.map(({ top, bottom }) => [Math.round(top), Math.round(bottom)].join()))"""
+    )
+    assert rows
+    for row in rows:
+        assert len(set(row)) == 1, row
+
+
+def test_bars_of_a_node_begin_and_end_below_each_other(page: Page, broker: FakeBroker) -> None:
+    nodes = [node.model_copy(update={"memory_used_mb": 11_700}) for node in broker.cluster.nodes]
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
+    log_in(page, "root1")
+    page.goto("/admin/nodes/")
+    bars = [bar.bounding_box() for bar in page.locator("#node-n1 progress").all()]
+    assert len(bars) == 3 and all(bars)
+    assert len({(bar["x"], bar["width"]) for bar in bars if bar}) == 1, bars
 
 
 def test_buttons_of_a_form_stand_in_one_row_in_each_language(page: Page, alice: User) -> None:

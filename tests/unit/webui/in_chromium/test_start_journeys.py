@@ -126,7 +126,9 @@ def test_a_phone_has_start_and_what_it_would_start_always_in_view(
         seen += 1
         assert not page.evaluate(HIDDEN)
         assert seen < 500, "the keyboard comes to the bar"
-    while page.evaluate("() => document.activeElement.id !== 'main' && document.activeElement !== document.body"):
+    while page.evaluate(
+        "() => document.activeElement.id !== 'main' && document.activeElement !== document.body"
+    ):
         page.keyboard.press("Shift+Tab")
         seen -= 1
         assert not page.evaluate(HIDDEN)

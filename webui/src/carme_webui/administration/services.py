@@ -26,6 +26,7 @@ from carme_webui.profile.notices import notify
 
 __all__ = [
     *(
+        "action_name",
         "changed_kinds",
         "changed_values",
         "changes",
@@ -103,6 +104,17 @@ def kind_name(entry: LogEntry) -> str:
     """Of what a change is, as programs read it: in English."""
     model = str(entry.content_type.model)
     return KIND_NAMES.get(model, model)
+
+
+def action_name(entry: LogEntry) -> str:
+    """What was done, in the reader's language."""
+    names = {
+        LogEntry.Action.CREATE: _("Create"),
+        LogEntry.Action.UPDATE: _("Update"),
+        LogEntry.Action.DELETE: _("Delete"),
+        LogEntry.Action.ACCESS: _("Access"),
+    }
+    return names[entry.action]
 
 
 def kind_key(name: str) -> str:

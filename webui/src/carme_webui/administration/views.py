@@ -106,7 +106,12 @@ def record(request: HttpRequest) -> HttpResponse:
     context = {
         "page": page,
         "lines": [
-            (row, kinds.get(row.content_type.model, services.kind_name(row)), services.changed_values(row))
+            (
+                row,
+                services.action_name(row),
+                kinds.get(row.content_type.model, services.kind_name(row)),
+                services.changed_values(row),
+            )
             for row in page
         ],
         "requested": requested,

@@ -42,7 +42,11 @@ def moment(value: datetime | None, style: str = "short") -> SafeString | str:
     else:
         words = date_format(local, STYLES[style]) + ("" if style == "day" else f" {local:%Z}")
     return format_html(
-        '<time datetime="{}" data-style="{}" title="{}">{}</time>', _stamp(value), style, site_time(value), words
+        '<time datetime="{}" data-style="{}" title="{}">{}</time>',
+        _stamp(value),
+        style,
+        site_time(value),
+        words,
     )
 
 
