@@ -10,8 +10,8 @@ limit, and of what must be moved by Belady's order at the bandwidth that the dis
 
 Peers: PyTorch's save_on_cpu, which moves saved tensors to where they are already when there is no GPU; the
 kernel's swapping, on a swap file, where the kernel allows one. FSDP2's offload moves from a GPU to memory, so
-without a GPU there is nothing for it to move. The same holds for DeepSpeed's offload to memory; its offload to
-a disk needs the headers of libaio where it is built, and was not measured.
+without a GPU there is nothing for it to move. The same holds for DeepSpeed's offload to memory; its offload
+to a disk needs the headers of libaio where it is built, and was not measured.
 
 It exits with 1 when our own training failed in one of the contests, and says how it ended.
 """

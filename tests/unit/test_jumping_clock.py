@@ -38,7 +38,7 @@ def run(folder: Path, text: str) -> "subprocess.CompletedProcess[str]":
     (folder / "tests/test_margin.py").write_text(text)
     plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(folder / "tests")}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "jumping_clock"]
-    own = ("CARME_CLOCK", "CARME_CLOCK_STEP", "PYTEST_ADDOPTS")  # of whoever runs this under the clock
+    own = ("CARME_CLOCK", "CARME_CLOCK_STEP", "PYTEST_ADDOPTS")  # of a run of this under the clock
     without = {name: value for name, value in os.environ.items() if name not in own}
     return subprocess.run(
         [*command, "--rootdir", folder, "-c", os.devnull, folder / "tests/test_margin.py"],
