@@ -1,6 +1,7 @@
 """Two epochs of training with torch, and one of evaluation, on each rank; only the loss is reported."""
 
 import sys
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -9,6 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import carme_runtime.torch  # noqa: F401
 from carme_runtime import progress
 
+# What is reported of a loss is no mistake of the script's.
+warnings.filterwarnings("error", message="Converting a tensor")
 dist.init_process_group("carme")
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

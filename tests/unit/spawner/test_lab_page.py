@@ -336,13 +336,41 @@ async def test_warnings_come_at_the_moments_that_the_hub_names(front: Front, pag
     await expect(toast.first).to_be_visible()
 
 
+#: What of the bar at the bottom is seen where the time stands, too.
+COVERED = """() => {
+    const time = document.querySelector('#carme-session-time button').getBoundingClientRect();
+    const items = [...document.querySelectorAll('#jp-main-statusbar .jp-StatusBar-Item')];
+    const meets = box => box.width && box.left < time.right && box.right > time.left;
+    return items.filter(item => meets(item.getBoundingClientRect())).map(item => item.innerText);
+}"""
+
+
 async def test_on_a_phone_the_files_are_folded_and_the_time_is_in_sight(front: Front, page: Page) -> None:
     ends = (datetime.now(UTC) + timedelta(hours=9)).isoformat()
     front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned_idle": [], "warned": []}
     await page.set_viewport_size({"width": 390, "height": 844})
     await page.goto(f"{front.url}{BASE}lab?reset")
-    await expect(page.locator("#carme-session-time button")).to_be_in_viewport(ratio=1)
+    left = page.locator("#carme-session-time button")
+    await expect(left).to_be_in_viewport(ratio=1)
     await expect(page.locator(".jp-FileBrowser")).to_be_hidden()
+    await expect(page.get_by_role("menuitem", name="Help", exact=True)).to_be_in_viewport(ratio=1)
+    # A panel at a side leaves its tab, which closes it, and the time within the screen.
+    for name in ("carme-use", "filebrowser"):
+        tab = page.locator(f'.lm-TabBar-tab[data-id="{name}"]')
+        await tab.click()
+        await expect(page.locator(f"#{name}")).to_be_in_viewport(ratio=1)
+        await expect(tab).to_be_in_viewport(ratio=1)
+        await expect(left).to_be_in_viewport(ratio=1)
+        assert await page.evaluate("document.documentElement.scrollWidth") == 390
+        await tab.click()
+        await expect(page.locator(f"#{name}")).to_be_hidden()
+    # Nothing else of the bar lies under the time, also when a document is open.
+    notebook(front.home, "a.ipynb", "1")
+    await page.goto(f"{front.url}{BASE}lab/tree/a.ipynb?reset")
+    await expect(page.locator(".jp-Notebook .jp-CodeCell")).to_be_visible()
+    kernel = page.locator("#jp-main-statusbar .jp-StatusBar-Item").filter(has_text="Python 3")
+    await expect(kernel).to_be_attached()
+    assert await page.evaluate(COVERED) == []
 
 
 #: Collects the texts of JupyterLab's messages, also of those that have gone again.

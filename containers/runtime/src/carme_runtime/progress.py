@@ -73,7 +73,8 @@ class Progress:
         if loss is not None and now >= self._loss_due:
             self._loss_due = now + INTERVAL
             with contextlib.suppress(TypeError, ValueError):
-                self._loss = float(loss)
+                # PyTorch warns where a tensor that gradients flow through becomes a number.
+                self._loss = float(loss.detach() if hasattr(loss, "detach") else loss)
 
     def loaded(self, samples: int) -> None:
         """A batch of so many samples is there; they count with the next step."""

@@ -45,6 +45,9 @@ LINE_COLOUR = """(chart, place) => {
   return found;
 }"""
 
+#: Whether a chart's text has the colour of the page around it.
+PALETTE_FITS = "chart => chart.palette.text === getComputedStyle(chart).color"
+
 
 @pytest.fixture
 def complaints(page: Page) -> Iterator[list[str]]:
@@ -182,9 +185,12 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert chart.evaluate("chart => chart.palette.text") == "rgb(20, 20, 20)"
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert chart.evaluate("chart => chart.palette.text") == chart.evaluate(
-        "chart => getComputedStyle(chart).color"
-    )
+    assert chart.evaluate(PALETTE_FITS)
+    # In JupyterLab its theme decides, which a user changes while the page is open.
+    chart.evaluate("chart => (chart.style.color = 'rgb(200, 100, 1)')")
+    assert not chart.evaluate(PALETTE_FITS)
+    page.evaluate("document.body.dataset.jpThemeLight = 'false'")
+    page.wait_for_function(PALETTE_FITS, arg=chart.element_handle())
 
 
 def test_charts_are_in_the_language_of_the_portal(page: Page, charts: Locator, alice: User) -> None:

@@ -344,6 +344,8 @@
   customElements.define("carme-chart", Chart);
   customElements.define("carme-sparks", Sparks);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  // JupyterLab's themes are its own, whatever the browser prefers.
+  new MutationObserver(redraw).observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
   addEventListener("beforeprint", () => {
     printing = true;
     redraw();

@@ -287,18 +287,25 @@
     return [...new Set(contexts.filter(changed))];
   }
 
-  /** On a phone the buttons of a dialog take several rows, which are kept apart, and the time has its own place.
+  /** On a phone all menus are in the bar, the time has its own place, and rows of a dialog's buttons are kept apart.
    *
-   * JupyterLab's dialogs fill the page and keep the browser's own frame of a dialog, which is left out.
+   * A panel at a side takes nearly all of a phone's page: beside it documents keep a width of their own, and the page would
+   * be wider than the screen, with the panel's tab outside. JupyterLab's dialogs keep the browser's own frame of a dialog,
+   * which is left out.
    */
   function fitPhones() {
     const style = document.createElement('style');
-    // On a phone the bar at the top is wider than the page: there the time stands in the bar at the bottom.
+    // The menus take all of the bar at the top, so the time stands in the bar at the bottom. The kernel and the place in the
+    // document would lie under it; the bell of messages stays.
     style.textContent = `
       dialog.jp-Dialog { border: 0; }
       .jp-Dialog-footerButtons { display: flex; flex-wrap: wrap; justify-content: flex-end; row-gap: 8px; }
       @media (max-width: ${PHONE}px) {
-        #carme-session-time { position: fixed !important; inset: auto auto 0 25% !important; width: auto !important; z-index: 1000; }
+        :root { --jp-sidebar-min-width: min(290px, 100vw - 86px) !important; }
+        #jp-main-dock-panel { min-width: 0 !important; }
+        #jp-MainMenu .lm-MenuBar-item { padding: 0 3px; }
+        #jp-main-statusbar .jp-StatusBar-Item:not(.jp-Notification-Status) { display: none; }
+        #carme-session-time { position: fixed !important; inset: auto auto 0 8px !important; width: auto !important; z-index: 1000; }
         .jp-Launcher-content { padding-left: 12px; padding-right: 12px; }
       }`;
     document.head.append(style);
