@@ -4,8 +4,11 @@ import ctypes
 import mmap
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +89,64 @@ def test_what_is_gone_soon_is_not_written(program: Program) -> None:
     program.store.settle()
     assert [soon.state, used.state] == [State.PRESENT, State.PRESENT]
     assert program.store.written <= SIZE
+
+
+class Held(Memory):
+    """An owner that is gone when nobody holds its memory any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._weak = weakref.ref(self._pages)
+
+    def let_go(self) -> None:
+        del self._pages
+
+    def expired(self) -> bool:
+        return self._weak() is None
+
+    def hold(self) -> object | None:
+        return self._weak()
+
+
+def test_what_only_a_queued_transfer_held_is_not_moved(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owners = [Held() for _ in range(8)]
+    blocks = [Block(owner, owner.address, SIZE, program.steps.new_label()) for owner in owners]
+    for owner, block in zip(owners, blocks, strict=True):
+        program.store.add(id(owner), block)
+        block.next_use = 1e9
+    may_write, write = threading.Event(), program.store.file.write
+
+    def waiting(*arguments: Any) -> Any:
+        assert may_write.wait(HANG)
+        return write(*arguments)
+
+    monkeypatch.setattr(program.store.file, "write", waiting)
+    try:
+        assert program.store.leave_ahead(8 * SIZE, now=0, beyond=10) == 8 * SIZE
+        owners[-1].let_go()  # no thread has begun it: there are fewer threads than blocks
+        assert program.store.collect_of([blocks[0]]) == [blocks[-1]]
+    finally:
+        may_write.set()
+    program.store.settle()
+    assert [block.is_forgotten for block in blocks] == 7 * [False] + [True]
+
+
+def test_outputs_that_were_kept_over_steps_may_be_let_go_together(program: Program) -> None:
+    weight, kept = program.new_block(), []
+    for step in range(8):
+        (output,) = program.run([weight], lambda: [program.new_block()])
+        kept.append(output)
+        if step >= 4:
+            program.run([weight, output])
+            for block in kept:
+                block.owner.ended = True  # type: ignore[attr-defined]
+            kept.clear()
+        program.run([weight])
+        program.end_step()
+    assert program.steps.followed and program.steps.trace is not None
+    assert [len(operation.dies) for operation in program.steps.trace.operations] == [0, 1, 0]
 
 
 def test_what_should_have_been_gone_may_leave(program: Program) -> None:

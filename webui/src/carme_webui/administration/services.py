@@ -114,7 +114,7 @@ def action_name(entry: LogEntry) -> str:
         LogEntry.Action.DELETE: _("Delete"),
         LogEntry.Action.ACCESS: _("Access"),
     }
-    return names[entry.action]
+    return names.get(entry.action, entry.get_action_display())
 
 
 def kind_key(name: str) -> str:

@@ -103,7 +103,9 @@ class Steps:
             if self._by_label.get(block.label) is block:
                 del self._by_label[block.label]
             if recording and block.label in self._sizes:
-                self._record[-1].dies += (block.label,)
+                # Outputs that were kept over several steps have the same label.
+                if block.label not in self._record[-1].dies:
+                    self._record[-1].dies += (block.label,)
             elif recording and block.label > 0:
                 self._leftovers_end = len(self._record)
 

@@ -306,6 +306,7 @@ class Store:
             for transfer in arriving:
                 if not transfer.started:
                     self._cancel(transfer)
+                    self.surprises += 1  # it is to be looked at again
             if not leaving and not any(transfer.started for transfer in arriving):
                 return False
         # What leaves ahead of need is needed now.
@@ -355,13 +356,20 @@ class Store:
         transfer.block.state = State.PRESENT if transfer.is_write else State.ABSENT
 
     def _collect(self, blocks: Iterable[Block] | None = None) -> list[Block]:
-        """Forget those of these blocks, or of all, whose owners are gone."""
+        """Forget those of these blocks, or of all, whose owners are gone.
+
+        Also those that only a queued transfer held: nothing may move memory that is free.
+        """
         self._holds.clear()
         for transfer in self._transfers.values():
             if not transfer.started:
                 transfer.hold = None
                 transfer.hold = transfer.block.owner.hold()
-        looked_at = self.blocks.values() if blocks is None else blocks
+        if blocks is None:
+            looked_at = self.blocks.values()
+        else:
+            unheld = (each.block for each in self._transfers.values() if each.hold is None)
+            looked_at = dict.fromkeys((*blocks, *unheld))
         dead = [block for block in looked_at if block.owner.expired()]
         gone = []
         for block in dead:
