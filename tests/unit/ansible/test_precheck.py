@@ -246,13 +246,8 @@ def test_the_prolog_of_the_site_should_call_ours(site: Callable[..., dict[str, A
 def test_a_node_that_shows_the_processes_of_others_is_reported(
     tmp_path: Path, lines: str, hidden: bool
 ) -> None:
-    precheck = module("precheck")
     (tmp_path / "mounts").write_text("/dev/vda / ext4 rw 0 0\n" + lines)
-    found = precheck.look(
-        "proc",
-        lambda wanted: precheck.processes(wanted, tmp_path / "mounts"),
-        {"host": "n", "exporter_groups": []},
-    )
+    found = look_at_proc(tmp_path / "mounts")
     assert (found["ok"], found["stops"]) == (hidden, False)
     if not hidden:
         assert "read the command lines of the others" in found["detail"]
@@ -267,33 +262,24 @@ def test_a_node_that_shows_the_processes_of_others_is_reported(
 @pytest.mark.parametrize(
     ("options", "members", "named", "ok"),
     [
-        ("hidepid=invisible", [], [], False),
-        ("hidepid=invisible,gid=990", [], [], True),
-        ("hidepid=invisible,gid=991", [], [], False),
-        ("hidepid=invisible,gid=991", ["carme-exporter"], [], True),
-        ("hidepid=invisible,gid=991", [], ["video", "operators"], True),
-        ("hidepid=invisible,gid=992", [], ["operators"], False),
+        ("hidepid=invisible", "", "", False),
+        ("hidepid=invisible,gid=990", "", "", True),
+        ("hidepid=invisible,gid=991", "", "", False),
+        ("hidepid=invisible,gid=991", "carme-exporter", "", True),
+        ("hidepid=invisible,gid=991", "", "video operators", True),
+        ("hidepid=invisible,gid=992", "", "operators", False),
     ],
 )
 def test_a_proc_that_is_hidden_from_the_exporter_too_is_reported(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    options: str,
-    members: list[str],
-    named: list[str],
-    ok: bool,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: str, members: str, named: str, ok: bool
 ) -> None:
     precheck = module("precheck")
-    groups = {990: ("carme-exporter", []), 991: ("operators", members)}
+    groups = {990: ("carme-exporter", []), 991: ("operators", members.split())}
     known = {gid: grp.struct_group((name, "x", gid, users)) for gid, (name, users) in groups.items()}
     monkeypatch.setattr(precheck.grp, "getgrgid", known.__getitem__)
     monkeypatch.setattr(precheck.grp, "getgrnam", {"carme-exporter": known[990]}.__getitem__)
     (tmp_path / "mounts").write_text(f"proc /proc proc rw,{options} 0 0\n")
-    found = precheck.look(
-        "proc",
-        lambda wanted: precheck.processes(wanted, tmp_path / "mounts"),
-        {"host": "n", "exporter_groups": named},
-    )
+    found = look_at_proc(tmp_path / "mounts", *named.split())
     assert (found["ok"], found["stops"]) == (ok, False)
     if not ok:
         assert "gid=carme-exporter" in found["remedy"]
@@ -303,6 +289,11 @@ def test_proc_is_looked_at_on_nodes_of_a_slurm_of_the_sites_own(site: Callable[.
     assert "processes of others" in site(head=False, compute=True)
     assert "processes of others" not in site(head=False, compute=True, own_slurm=False)
     assert "processes of others" not in site()
+
+
+def look_at_proc(mounts: Path, *groups: str) -> dict[str, Any]:
+    precheck, wanted = module("precheck"), {"host": "n", "exporter_groups": groups}
+    return precheck.look("proc", lambda wanted: precheck.processes(wanted, mounts), wanted)
 
 
 def module(name: str) -> Any:

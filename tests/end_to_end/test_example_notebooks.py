@@ -39,7 +39,6 @@ assert not left, left
 
 
 @pytest.mark.timeout(10 * HANG)  # seven of them, one after the other
-@pytest.mark.alone  # both nodes must have room
 def test_each_example_runs_on_two_nodes(demo: DemoSite) -> None:
     with demo.visitor(demo.user) as visitor:
         name = visitor.start(OPTIONS | {"minutes": "60", "title": "Examples"})
