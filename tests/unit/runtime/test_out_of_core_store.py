@@ -133,16 +133,16 @@ def test_what_only_a_queued_transfer_held_is_not_moved(
     assert [block.is_forgotten for block in blocks] == 7 * [False] + [True]
 
 
-def test_outputs_that_were_kept_over_steps_may_be_let_go_together(program: Program) -> None:
-    weight, kept = program.new_block(), []
+def test_outputs_of_several_steps_may_be_let_go_together(program: Program) -> None:
+    weight, outputs = program.new_block(), []
     for step in range(8):
         (output,) = program.run([weight], lambda: [program.new_block()])
-        kept.append(output)
+        outputs.append(output)
         if step >= 4:
             program.run([weight, output])
-            for block in kept:
+            for block in outputs:
                 block.owner.ended = True  # type: ignore[attr-defined]
-            kept.clear()
+            outputs.clear()
         program.run([weight])
         program.end_step()
     assert program.steps.followed and program.steps.trace is not None
