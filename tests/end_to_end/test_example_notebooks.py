@@ -9,7 +9,7 @@ from patience import HANG
 
 #: One rank on each node. With less memory the example of large models trains on two nodes alone.
 OPTIONS = {"image": "torch", "nodes": "2", "gpus_per_node": "0", "memory_mb_per_node": "3072"}
-#: What each prints that shows what it did on both nodes, in any order.
+#: What each prints that shows that it ran to its end; the first four name both nodes or ranks.
 PRINTED = {
     "01-first-steps": [r"rank 0 of 2 on n1", r"rank 1 of 2 on n2"],
     "02-pytorch-in-two-lines": [r"epoch 5: loss", r"accuracy [\d.]+% with 2 rank\(s\)"],

@@ -40,8 +40,10 @@ def _met(refuse: type[Exception]) -> None:
     if mode == "ends":
         os.write(2, b"python: fatal: prolog of the end\n")
         os._exit(1)
-    if mode == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if mode == "warned":
+        os.write(2, b"python: error: a warning of before\n")
+    if mode in ("killed", "warned"):
+        os.kill(os.getpid(), signal.SIGTERM)  # the broker itself ends it with another one
     if mode == "unreadable":
         b"\xff".decode()
 

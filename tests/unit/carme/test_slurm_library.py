@@ -318,7 +318,8 @@ async def test_slurm_away(host: Host, slurm: SlurmCommands, mode: str, message: 
     [
         ("dies", "pyslurm ended: python: fatal: Unable to process configuration file."),
         ("ends", "pyslurm ended: python: fatal: prolog of the end."),
-        ("killed", "pyslurm ended: killed by signal 9."),
+        ("killed", "pyslurm ended: killed by signal 15."),
+        ("warned", "pyslurm ended: python: error: a warning of before; killed by signal 15."),
         ("unreadable", "pyslurm cannot read Slurm's answer: UnicodeDecodeError: "),
     ],
 )

@@ -114,7 +114,7 @@ def action_name(entry: LogEntry) -> str:
         LogEntry.Action.DELETE: _("Delete"),
         LogEntry.Action.ACCESS: _("Access"),
     }
-    return names.get(entry.action, entry.get_action_display())
+    return names.get(entry.action, str(entry.action))
 
 
 def kind_key(name: str) -> str:

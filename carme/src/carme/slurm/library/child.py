@@ -16,6 +16,7 @@ from carme.slurm.refusals import refusal
 
 QUESTIONS_OF_ONE = 20_000  # then another child takes over, should the library lose memory
 LAST_WORDS = 2000  # bytes
+OWN_END = 2.0  # seconds for a child that fails to say why
 
 
 class LibraryFailed(CarmeError):
@@ -61,9 +62,9 @@ class Library:
                     code="slurm-away",
                 ) from None
             except (OSError, EOFError) as error:
-                process = self._process
+                killed = _signal(await self._own_end())
                 words = await self._end()
-                reason = words or _signal(process) or error or type(error).__name__
+                reason = "; ".join(filter(None, (words, killed))) or error or type(error).__name__
                 raise LibraryFailed(f"pyslurm ended: {reason}.") from None
             except ValueError as error:
                 await self._end()
@@ -118,6 +119,14 @@ class Library:
             self._words += part
             del self._words[:-LAST_WORDS]
 
+    async def _own_end(self) -> int | None:
+        """The code with which the child ends by itself, having closed its output; None if it does not."""
+        if self._process is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(OWN_END):
+                    return await self._process.wait()
+        return None
+
     async def _end(self) -> str:
         """End the child; the last line that it wrote."""
         process, listening = self._process, self._listening
@@ -135,8 +144,6 @@ class Library:
         return lines[-1].strip().rstrip(".")[:300] if lines else ""
 
 
-def _signal(process: asyncio.subprocess.Process | None) -> str:
+def _signal(code: int | None) -> str:
     """The signal that has ended a process, such as the kernel's for want of memory; empty where none has."""
-    if process is None or process.returncode is None or process.returncode >= 0:
-        return ""
-    return f"killed by signal {-process.returncode}"
+    return f"killed by signal {-code}" if code is not None and code < 0 else ""

@@ -36,7 +36,7 @@ class Store:
         self.read = self.written = 0  # bytes, ever
         self.waited = 0.0  # seconds that the trainer has waited for blocks
         self.busy_seconds = 0.0  # in which the disk had something to do
-        self.surprises = 0  # blocks that were not there, or had to leave, when an operation began
+        self.surprises = 0  # blocks that were not there, had to leave, or are not to come any more
         self._distance = distance
         self._reserved = 0  # bytes for what the operation that runs makes, and for its workspace
         self._lock = threading.Lock()
