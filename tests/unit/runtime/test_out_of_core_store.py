@@ -19,6 +19,8 @@ from carme_runtime.out_of_core.store import Store
 from carme_runtime.out_of_core.trace import Operation
 from patience import HANG
 
+from .conftest import clean_environment
+
 SIZE = 1 << 20  # bytes of a block
 
 
@@ -240,8 +242,9 @@ def test_pages_of_libraries_go_and_come_back() -> None:
         "assert ssl.create_default_context()\n"
         "assert sqlite3.connect(':memory:').execute('select 1').fetchone() == (1,)\n"
     )
+    command = [sys.executable, "-c", text]
     done = subprocess.run(
-        [sys.executable, "-c", text], capture_output=True, text=True, timeout=HANG, check=False
+        command, env=clean_environment(), capture_output=True, text=True, timeout=HANG, check=False
     )
     assert done.returncode == 0, done.stderr
     before, after = map(int, done.stdout.split())
