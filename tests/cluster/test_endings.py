@@ -207,8 +207,8 @@ def test_an_image_that_is_missing_on_the_node(demo: DemoSite) -> None:
     with held_back(demo):
         job_id = start(demo, "e8")
         waits(demo, job_id, "partition is down")
-        images = [demo.run(node, "sh", "-c", HIDE_IMAGE) for node in ("n1", "n2")]
-        assert all(image.returncode == 0 for image in images)
+        for node in ("n1", "n2"):
+            among_slurmds_mounts(demo, node, "mount -t tmpfs none /srv/carme/images")
     try:
         over = ended(demo, "e8", lambda one: "log says" not in one.sentence)
         assert over.ending is Ending.IMAGE_MISSING
@@ -216,17 +216,19 @@ def test_an_image_that_is_missing_on_the_node(demo: DemoSite) -> None:
         assert "choose another one" in over.sentence
     finally:
         for node in ("n1", "n2"):
-            demo.run(node, "sh", "-c", SHOW_IMAGE)
+            among_slurmds_mounts(demo, node, "umount /srv/carme/images")
 
 
-# The images are shared by all hosts, so a node hides them from itself alone, in slurmd's own mount namespace.
-HIDE_IMAGE = (
-    "nsenter --target $(systemctl show --property MainPID --value slurmd) --mount "
-    "mount -t tmpfs none /srv/carme/images"
-)
-SHOW_IMAGE = (
-    "nsenter --target $(systemctl show --property MainPID --value slurmd) --mount umount /srv/carme/images"
-)
+def among_slurmds_mounts(demo: DemoSite, node: str, command: str) -> None:
+    """Run a command once in slurmd's own mount namespace.
+
+    The images are shared by all hosts, so a node hides them from itself alone. A slurmd that reads its
+    configuration anew becomes another process, and systemd has the number of the former one for a moment.
+    """
+    command = f"nsenter --target $(systemctl show --property MainPID --value slurmd) --mount {command}"
+    wait_until(
+        f"{command} on {node}", lambda: demo.run(node, "sh", "-c", command, check=False).returncode == 0
+    )
 
 
 @contextmanager
