@@ -42,7 +42,7 @@ def test_what_a_test_leaves_changed_fails_it(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-q", "-ra", "-p", "no:cacheprovider", "--rootdir=.", "."]
     done = subprocess.run(
-        command,
+        [*command, f"--basetemp={tmp_path / 'temporary'}"],  # it warns of nothing that others left
         cwd=tmp_path,
         env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         stdout=subprocess.PIPE,
