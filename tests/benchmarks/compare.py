@@ -38,6 +38,7 @@ from carme_runtime.compare.results import MEASURED, Turn
 
 OURS, SLOWED, PERCENT = "parallelize", "torch-gloo", 10.0
 NEIGHBOURED, ROUNDS = (SLOWED, OURS), ("--rounds", "15")  # with the neighbour: more than a hundred turns
+MORE = ("--minutes", "3")  # of rounds of the rows that are uncertain, also with --quick
 STEADY = "horovod-face"  # what the slowed one is compared with, before and after
 SPELL_SECONDS, BREAK_SECONDS = (1.0, 2.0), (2.0, 5.0)  # of the neighbour, drawn between these
 DISTURBED_SHARE = 1 / 3  # of a turn, from which on a neighbour disturbs it: its cores lose a sixth
@@ -59,9 +60,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder, quick = arguments.keep or Path(temporary), arguments.quick
         began = time.monotonic()
-        first = compare(folder / "first", quick)
+        first = compare(folder / "first", quick, *MORE)
         minutes = (time.monotonic() - began) / 60
-        second = compare(folder / "second", quick, "--slower", f"{SLOWED}={PERCENT:g}")
+        second = compare(folder / "second", quick, *MORE, "--slower", f"{SLOWED}={PERCENT:g}")
         before = compare(folder / "before", True, *NEIGHBOURED, *ROUNDS)
         with neighbour() as spells:
             beside = compare(folder / "beside", True, *NEIGHBOURED, *ROUNDS)
