@@ -1,7 +1,7 @@
 """What large messages, large files, odd addresses and silence meet between a browser and a session's server.
 
 Each limit by itself is tested without a cluster (tests/unit/ansible/test_reverse_proxy.py, with nginx and
-clocks that run fast; tests/unit/spawner/test_singleuser.py). Two tests here take long and run by hand alone:
+clocks that run fast; tests/unit/spawner/test_running_server.py). Two tests take long and run by hand alone:
 `CARME_UPLOAD_GIB=2 ./test cluster -- -k gibibytes` and `CARME_IDLE_SECONDS=3700 ./test cluster -- -k silent`.
 """
 

@@ -67,6 +67,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[
             "host": "head", "head": True, "compute": False, "own_slurm": True, "cluster": "c1",
             "monitoring": False, "awaits_restore": False, "installs_slurm": False, "asks_directory": False,
             "uids": {},
+            "free_gib": 0,  # this machine's disk may be nearly full
             "partition": "gpu", "account": "research", "users": [{"name": "ada", "account": ""}],
             "nodes": ["gpu-01", "gpu-02"], "node": "gpu-01", "shared": [],
             "homes": [], "ports": [443, 8081], "site_ports": [443],
@@ -157,14 +158,9 @@ def test_a_host_whose_python_suffices_for_ansible_alone_learns_what_it_needs() -
         "sys.path[0] = os.path.dirname(sys.argv[0]); runpy.run_path(sys.argv[0], run_name='__main__')"
     )
     wanted: dict[str, Any] = {"host": "n1", "head": False, "compute": False, "own_slurm": False}
-    wanted |= {"shared": [], "homes": [], "installs_slurm": False, "asks_directory": False, "uids": {}}
-    command = [
-        sys.executable,
-        "-c",
-        code,
-        str(PROGRAM),
-        json.dumps(wanted | {"users": [], "monitoring": False}),
-    ]
+    wanted |= {"free_gib": 0, "shared": [], "homes": [], "installs_slurm": False, "asks_directory": False}
+    wanted |= {"users": [], "uids": {}, "monitoring": False}
+    command = [sys.executable, "-c", code, str(PROGRAM), json.dumps(wanted)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     (found,) = (one for one in json.loads(done.stdout)["findings"] if one["name"] == "python")
     assert found["stops"] and found["detail"] == "Python is 3.9, and Carme needs 3.11."
@@ -215,6 +211,14 @@ def test_a_head_at_work_awaits_no_backup(site: Callable[..., dict[str, Any]], st
     found = site(awaits_restore=True)["backup"]
     assert (found["stops"], "new head, with -e" in found["remedy"]) == ((state == "active"),) * 2
     assert site(awaits_restore=False)["backup"]["ok"]
+
+
+def test_a_disk_without_room_is_reported(site: Callable[..., dict[str, Any]]) -> None:
+    """An inventory may quote the number."""
+    assert site(free_gib="0")["disk"]["ok"]
+    found = site(free_gib="9000000")["disk"]
+    assert (found["ok"], found["stops"]) == (False, True)
+    assert "9000000 GiB are needed" in found["detail"] and "precheck_free_gib" in found["remedy"]
 
 
 def test_an_absent_slurm_is_reported(site: Callable[..., dict[str, Any]]) -> None:
@@ -487,7 +491,7 @@ def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, A
     # The role alone: nothing here may run the whole playbook, which would install Carme on this machine.
     play = tmp_path / "look.yml"
     play.write_text("- hosts: head:compute\n  gather_facts: true\n  roles: [carme, precheck]\n")
-    settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
+    settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1", "precheck_free_gib": 0}
     hosts = inventory(tmp_path, **settings, carme_default_account="carme")
     done = playbook("-i", hosts, play)
     text = " ".join(done.stdout.split())
@@ -505,15 +509,16 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     play = tmp_path / "look.yml"
-    tasks = [{"ansible.builtin.include_vars": {"file": "{{ known }}"}}, show("precheck_expected")]
+    tasks = [{"ansible.builtin.include_vars": {"file": f"{{{{ {name} }}}}"}} for name in ("usual", "known")]
     looks = {
         "hosts": "head:compute",
         "gather_subset": ["!all", "network"],
         "roles": ["carme"],
-        "tasks": tasks,
+        "tasks": [*tasks, show("precheck_expected")],
     }
     play.write_text(json.dumps([looks]))
-    known = json.dumps({"known": str(ANSIBLE / "roles/precheck/vars/main.yml")})
+    role = ANSIBLE / "roles/precheck"
+    known = json.dumps({"usual": str(role / "defaults/main.yml"), "known": str(role / "vars/main.yml")})
 
     def expected(host: str, groups: dict[str, list[str]], **variables: Any) -> dict[str, Any]:
         hosts = inventory(tmp_path, carme_site_url="https://portal", **variables)
@@ -529,8 +534,9 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
     found = expected("portal", {}, carme_users=users, users_source="ldap")
     assert (found["uids"], found["asks_directory"]) == ({}, True)
     both = {"slurm_controller": ["portal"], "slurm_database": ["portal"]}
-    assert expected("portal", both)["installs_slurm"]
-    assert not expected("gpu-01.example.org", both)["installs_slurm"]
+    head, node = (expected(host, both) for host in ("portal", "gpu-01.example.org"))
+    assert (head["installs_slurm"], node["installs_slurm"]) == (True, False)
+    assert (int(head["free_gib"]), int(node["free_gib"])) == (20, 5)
 
 
 def test_hosts_with_slurms_commands_need_a_slurm_that_carme_installs(
