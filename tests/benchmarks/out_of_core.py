@@ -8,8 +8,8 @@ judge: who takes more is killed and has no figure. The factor of a row is the st
 optimizer, saved activations) over the limit. The floor is the longer one of computing, as measured without a
 limit, and of what must be moved by Belady's order at the bandwidth that the disk had in that run. It lets
 both go on side by side for free. `floor_beside` is what this machine makes of that: the same computing
-without a limit, while threads read and write as many bytes beside it and neither waits for the other. No order
-of transfers gets below it. These three take turns.
+without a limit, while threads read and write as many bytes beside it, and neither waits for the other. No
+order of transfers gets below it. These three take turns.
 
 Peers: PyTorch's save_on_cpu, which moves saved tensors to where they are already when there is no GPU; the
 kernel's swapping, on a swap file, where the kernel allows one. FSDP2's offload moves from a GPU to memory, so

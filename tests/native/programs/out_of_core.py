@@ -5,8 +5,8 @@
 
 Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan. With a
 checkpoint the file is replaced after each step; without a limit training goes on from it, if it is there.
-With `--beside` each step reads and writes so many bytes of that folder's disk beside its computing, and neither
-waits for the other; it ends when both have.
+With `--beside` each step reads and writes so many bytes of that folder's disk beside its computing. Neither
+waits for the other, and the step ends when both have.
 """
 
 import contextlib
