@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from disk_beside import DiskBeside
@@ -80,8 +81,14 @@ def main(
                 json.dumps({"loss": float(loss.item()).hex(), "seconds": time.perf_counter() - begin}),
                 flush=True,
             )
-        plan = budget.plan().as_dict() if budget else None
-        print(json.dumps({"peak": pages.peak(), "plan": plan}), flush=True)
+        plan = budget.plan() if budget else None
+        figures = plan.as_dict() | {"planned": planned_bytes(budget, plan.room)} if plan else None
+        print(json.dumps({"peak": pages.peak(), "plan": figures}), flush=True)
+
+
+def planned_bytes(budget: Any, room: int) -> int:
+    """What a step moves by Belady's rule in the room that is not for what comes before its time."""
+    return budget._steps.trace.traffic(budget._steps.planned_room or room, 1.0, 1.0).moved
 
 
 def save(
