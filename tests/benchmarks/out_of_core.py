@@ -6,7 +6,10 @@
 Each contestant is a process in a memory cgroup of its own without swap (needs root), so the kernel is the
 judge: who takes more is killed and has no figure. The factor of a row is the state (weights, gradients,
 optimizer, saved activations) over the limit. The floor is the longer one of computing, as measured without a
-limit, and of what must be moved by Belady's order at the bandwidth that the disk had in that run.
+limit, and of what must be moved by Belady's order at the bandwidth that the disk had in that run. It lets
+both go on side by side for free. `floor_beside` is what this machine makes of that: the same computing
+without a limit, while threads read and write as many bytes beside it, and neither waits for the other. No
+order of transfers gets below it. These three take turns.
 
 Peers: PyTorch's save_on_cpu, which moves saved tensors to where they are already when there is no GPU; the
 kernel's swapping, on a swap file, where the kernel allows one. FSDP2's offload moves from a GPU to memory, so
@@ -25,6 +28,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +41,7 @@ PROGRAM = Path(__file__).parents[1] / "native" / "programs" / "out_of_core.py"
 MIB = 1 << 20
 LIBRARIES = 330 * MIB  # about what PyTorch takes without tensors
 SECONDS = 600
+STEPS = 5
 CONTESTS = (("sgd", 1 / 0.75), ("sgd", 4), ("adamw", 4), ("adamw", 8))
 OF_PARAMETER = {"sgd": 12, "adamw": 16}  # bytes of state
 
@@ -45,7 +50,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="smaller models and fewer steps")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer models")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of the contestants that matter most")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file, too")
     parser.add_argument("--spill", type=Path, metavar="DIR", help="where (default: the temporary folder)")
     options = parser.parse_args()
@@ -53,11 +59,10 @@ def main() -> None:
     for left in remove_left_swap_files():
         print(f"A run that was killed had left swap on '{left}'. It is off now.", flush=True)
     limit, width = (384 * MIB, 1024) if options.quick else (768 * MIB, 2048)
-    steps = 5 if options.quick else 8
     rows = []
     with tempfile.TemporaryDirectory(dir=options.spill) as folder:
         for optimizer, factor in (("sgd", 1 / 0.75), ("adamw", 4)) if options.quick else CONTESTS:
-            rows += contest(optimizer, factor, limit, width, steps, Path(folder))
+            rows += contest(optimizer, factor, limit, width, options.rounds, Path(folder))
     print_table(rows)
     if options.json:
         write_json(options.json, rows)
@@ -67,7 +72,7 @@ def main() -> None:
 
 
 def contest(
-    optimizer: str, factor: float, limit: int, width: int, steps: int, folder: Path
+    optimizer: str, factor: float, limit: int, width: int, rounds: int, folder: Path
 ) -> list[dict[str, Any]]:
     """The rows of one model."""
     # With a factor below 2 the libraries count: what is needed is they and the state.
@@ -75,38 +80,104 @@ def contest(
     state = max(state, 0)
     layers = max(round(state / (OF_PARAMETER[optimizer] * width * width)), 1)
     name = f"mlp_{optimizer}_{factor:.3g}x"
-    arguments = [optimizer, width, layers, steps]
-    free, no_free = run(arguments)
-    if free is None:
-        raise SystemExit(f"{name} fails without a limit, too: {no_free}")
-    ours, error = run([*arguments, limit, folder], limit)
-    peers = {"unlimited": median(free), "in_memory": median(run(arguments, limit)[0])}
-    peers["swap"], no_swap = swapping(arguments, limit, state, folder)
-    peers["save_on_cpu"] = median(run(["--save-on-cpu", *arguments], limit)[0])
-    if ours is None:
-        return [row(f"step_ms_{name}", "ms", None, peers=peers, aim="trains", holds=False, error=error)]
-    faster = {key: peers[key] for key in ("swap", "in_memory", "save_on_cpu")}
-    plan, seconds = ours[-1]["plan"], median(ours)
-    assert seconds is not None
-    floor = 1000 * max(peers["unlimited"] / 1000 if peers["unlimited"] else 0, plan["transfer_seconds"])
-    belady = plan["read"] + plan["written"]
-    measured = plan["measured_read"] + plan["measured_written"]
-    same = [line["loss"] for line in ours[:-1]] == [line["loss"] for line in free[:-1]]
+    arguments = [optimizer, width, layers, STEPS]
+    turns: list[Turn] = []
+    for _ in range(rounds):
+        free, error = run(arguments)
+        if free is None:
+            raise SystemExit(f"{name} fails without a limit, too: {error}")
+        ours, error = run([*arguments, limit, folder], limit)
+        if ours is None:
+            peers, _ = other_peers(arguments, limit, state, folder)
+            peers["unlimited"] = median(free)
+            aim = "trains"
+            return [row(f"step_ms_{name}", "ms", None, peers=peers, aim=aim, holds=False, error=error)]
+        plan = ours[-1]["plan"]
+        moved = [f"--beside={folder}", f"--read={plan['read']}", f"--written={plan['written']}"]
+        beside, error = run([*moved, *arguments])
+        if beside is None:
+            raise SystemExit(f"{name} fails beside transfers: {error}")
+        turns.append(Turn(free, ours, beside))
+    return rows_of(name, factor, limit, turns, *other_peers(arguments, limit, state, folder))
+
+
+@dataclass
+class Turn:
+    """What three programs printed that ran one after the other.
+
+    Attributes:
+        free: The one without a limit.
+        ours: The one with the limit.
+        beside: The one whose transfers wait for nothing.
+    """
+
+    free: list[dict[str, Any]]
+    ours: list[dict[str, Any]]
+    beside: list[dict[str, Any]]
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        return self.ours[-1]["plan"]
+
+    @property
+    def floor(self) -> float:
+        """Milliseconds that a step takes at least."""
+        return max(median(self.free), 1000 * self.plan["transfer_seconds"])
+
+    @property
+    def moved(self) -> tuple[int, int, int]:
+        """Bytes of the last step; by Belady's rule; and by it in the room that is not for early blocks."""
+        plan = self.plan
+        measured = plan["measured_read"] + plan["measured_written"]
+        return measured, plan["read"] + plan["written"], plan["planned"]
+
+
+def other_peers(
+    arguments: list[Any], limit: int, state: float, folder: Path
+) -> tuple[dict[str, float | None], str]:
+    """Milliseconds of a step by other means, None where they do not train; and why swapping does not."""
+    swap, why = swapping(arguments, limit, state, folder)
+    in_memory, on_cpu = (run([*option, *arguments], limit)[0] for option in ((), ("--save-on-cpu",)))
+    found = {"in_memory": in_memory, "save_on_cpu": on_cpu}
+    return {"swap": swap} | {key: median(lines) if lines else None for key, lines in found.items()}, why
+
+
+def rows_of(
+    name: str, factor: float, limit: int, turns: list[Turn], peers: dict[str, float | None], no_swap: str
+) -> list[dict[str, Any]]:
+    """The rows of what trained: medians over the turns."""
+    of_turns = [median(turn.ours) for turn in turns]
+    seconds = statistics.median(of_turns)
+    unlimited = statistics.median(median(turn.free) for turn in turns)
+    beside = statistics.median(median(turn.beside) for turn in turns)
+    floor = statistics.median(turn.floor for turn in turns)
+    measured, belady, planned = (
+        statistics.median(sums) for sums in zip(*(turn.moved for turn in turns), strict=True)
+    )
+    same = all(losses(turn.ours) == losses(turn.free) for turn in turns)
+    peak = max(turn.ours[-1]["peak"] for turn in turns)
+    plan = turns[-1].plan
     aim, bound = ("at most 1.25x the floor", 1.25 * floor) if factor >= 2 else (
-        "at most 1.10x unlimited", 1.10 * (peers["unlimited"] or 0)
+        "at most 1.10x unlimited", 1.10 * unlimited
     )  # fmt: skip
     return [
-        row(f"step_ms_{name}", "ms", seconds, peers=peers, floor=floor, aim=aim, holds=seconds <= bound,
-            predicted_ms=1000 * plan["seconds"], plan=plan, no_swap=no_swap),
+        row(f"step_ms_{name}", "ms", seconds, peers={"unlimited": unlimited, "floor_beside": beside, **peers},
+            floor=floor, aim=aim, holds=seconds <= bound, predicted_ms=1000 * plan["seconds"],
+            of_turns=of_turns, plan=plan, no_swap=no_swap),
+        row(f"over_floor_{name}", "x", seconds / floor, peers={"floor_beside": seconds / beside}),
         row(f"times_faster_{name}", "x", 1.0, aim="3x swapping, or trains where that is killed",
-            peers={key: each and each / seconds for key, each in faster.items()},
-            holds=peers["swap"] is None or peers["swap"] >= 3 * seconds),
+            peers={key: each and each / seconds for key, each in peers.items()},
+            holds=(swap := peers["swap"]) is None or swap >= 3 * seconds),
         row(f"moved_mib_{name}", "MiB", measured / MIB, floor=belady / MIB, aim="at most 1.05x Belady's",
-            holds=measured <= 1.05 * belady),
+            holds=measured <= 1.05 * belady, peers={"planned": planned / MIB}),
         row(f"same_losses_{name}", "bool", float(same), aim="bit by bit", holds=same),
-        row(f"peak_mib_{name}", "MiB", ours[-1]["peak"] / MIB, floor=None, aim="at most the limit",
-            holds=ours[-1]["peak"] <= limit),
+        row(f"peak_mib_{name}", "MiB", peak / MIB, floor=None, aim="at most the limit", holds=peak <= limit),
     ]  # fmt: skip
+
+
+def losses(lines: list[dict[str, Any]]) -> list[str]:
+    """Those of all steps, bit by bit."""
+    return [line["loss"] for line in lines[:-1]]
 
 
 def run(
@@ -138,10 +209,8 @@ def run(
     return [json.loads(line) for line in done.stdout.splitlines()], ""
 
 
-def median(lines: list[dict[str, Any]] | None) -> float | None:
+def median(lines: list[dict[str, Any]]) -> float:
     """Milliseconds of a step, without those that are recorded: the first two."""
-    if lines is None:
-        return None
     return 1000 * statistics.median(line["seconds"] for line in lines[2:-1])
 
 
@@ -150,7 +219,7 @@ def swapping(arguments: list[Any], limit: int, state: float, folder: Path) -> tu
     try:
         with swap_file(folder, int(state) + 512 * MIB):
             lines, error = run(arguments, limit, swaps=True)
-            return median(lines), error
+            return median(lines) if lines else None, error
     except (OSError, subprocess.CalledProcessError) as error:
         message = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
         return None, f"no swap file can be used: {message}"

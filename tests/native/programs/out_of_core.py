@@ -1,10 +1,12 @@
 """Trains a stack of linear layers, with a limit of memory or without, and prints what the tests compare.
 
     out_of_core.py [--save-on-cpu] [--checkpoint=FILE] [--no-clip] [--step-during-backward]
-        OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
+        [--beside=FOLDER --read=BYTES --written=BYTES] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
 Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan. With a
 checkpoint the file is replaced after each step; without a limit training goes on from it, if it is there.
+With `--beside` each step reads and writes so many bytes of that folder's disk beside its computing. Neither
+waits for the other, and the step ends when both have.
 """
 
 import contextlib
@@ -12,8 +14,10 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
+from disk_beside import DiskBeside
 from torch import nn
 
 import carme_runtime
@@ -39,6 +43,7 @@ def main(
     checkpoint: Path | None = None,
     clips: bool = True,
     during_backward: bool = False,
+    beside: tuple[Path, int, int] | None = None,
 ) -> None:
     torch.set_num_threads(1)
     with contextlib.ExitStack() as stack:
@@ -56,8 +61,11 @@ def main(
             model, trained = budget.adopt(model, trained, step_during_backward=during_backward)
         data = torch.Generator().manual_seed(1)
         begun = 0 if budget else resumed(checkpoint, model, trained, data)
+        disk = DiskBeside(beside[0], 4 * size * size, *beside[1:]) if beside else None
         for number in range(begun, int(steps)):
             begin = time.perf_counter()
+            if disk:
+                disk.start()
             x, y = torch.randn(64, size, generator=data), torch.randint(0, 10, (64,), generator=data)
             trained.zero_grad()
             loss = nn.functional.cross_entropy(model(x), y)
@@ -65,14 +73,22 @@ def main(
             if clips:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             trained.step()
+            if disk:
+                disk.wait()
             if checkpoint:
                 save(checkpoint, model, trained, data, number + 1)
             print(
                 json.dumps({"loss": float(loss.item()).hex(), "seconds": time.perf_counter() - begin}),
                 flush=True,
             )
-        plan = budget.plan().as_dict() if budget else None
-        print(json.dumps({"peak": pages.peak(), "plan": plan}), flush=True)
+        plan = budget.plan() if budget else None
+        figures = plan.as_dict() | {"planned": planned_bytes(budget, plan.room)} if plan else None
+        print(json.dumps({"peak": pages.peak(), "plan": figures}), flush=True)
+
+
+def planned_bytes(budget: Any, room: int) -> int:
+    """What a step moves by Belady's rule in the room that is not for what comes before its time."""
+    return budget._steps.trace.traffic(budget._steps.planned_room or room, 1.0, 1.0).moved
 
 
 def save(
@@ -101,12 +117,15 @@ def resumed(
 
 if __name__ == "__main__":
     options = [argument for argument in sys.argv[1:] if argument.startswith("--")]
-    files = [Path(option.removeprefix("--checkpoint=")) for option in options if "=" in option]
+    values = dict(option.removeprefix("--").split("=", 1) for option in options if "=" in option)
     arguments = [argument for argument in sys.argv[1:] if argument not in options]
     main(
         *arguments,
         save_on_cpu="--save-on-cpu" in options,
-        checkpoint=files[0] if files else None,
+        checkpoint=Path(values["checkpoint"]) if "checkpoint" in values else None,
         clips="--no-clip" not in options,
         during_backward="--step-during-backward" in options,
+        beside=(Path(values["beside"]), int(values["read"]), int(values["written"]))
+        if "beside" in values
+        else None,
     )

@@ -1,14 +1,15 @@
 """Follows a program through its steps: records one, and then knows what comes next."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 
 from carme_runtime.out_of_core.blocks import Block, State
 from carme_runtime.out_of_core.store import Store
-from carme_runtime.out_of_core.trace import NEVER, Operation, Trace
+from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Trace
 
 _FARTHEST = 400  # operations that are looked ahead
-_SLACK = 1.5  # a block is fetched so much earlier than the disk should need
+_AHEAD = 2  # blocks, of the largest, whose room is for what comes before its time
 _SMOOTHING = 0.5  # the weight of the newest time of an operation
 
 
@@ -38,6 +39,12 @@ class Steps:
         self._before = (0, 0)
         self._seen = 0  # what came before this operation, counted as `now`, has been looked at
         self._surprises = 0  # of the store, until then
+        # Of operations that have been looked at and are to come, those that need more room than all later
+        # ones: their numbers, and the bytes, less those that are freed from the step's begin until then.
+        self._peaks: deque[tuple[int, int]] = deque()
+        self._leaving: Mapping[int, Sequence[int]] = {}  # see `Trace.leaving`
+        self._leaving_of: object = None  # these operations
+        self.planned_room = 0  # bytes for blocks without those for what comes before its time
 
     def new_label(self) -> int:
         """A number for a block that no recorded step knows."""
@@ -147,7 +154,7 @@ class Steps:
         self._record, self._sizes, self._leftovers_end = [], {}, 0
 
     def look_ahead(self, store: Store) -> None:
-        """Let blocks come that are used soon, and others leave for them and for what will be made.
+        """Let blocks leave whose places are of no use until they are used again, and others come there.
 
         Operations that were looked at are not again, as long as none finds its blocks otherwise.
         """
@@ -158,60 +165,60 @@ class Steps:
             self.bury(store.collect())
         elif self.position > 0 and (dies := trace.operations[self.position - 1].dies):
             self.bury(store.collect_of(self.blocks_of(dies)))
+        self._plan(store, trace)
+        store.leave_ahead(self.blocks_of(self._leaving.get(self.position, ())))
         depth = min(store.capacity // 4, 256 << 20)
         if store.queued_bytes() > depth // 2:
             return
-        if store.surprises != self._surprises:
-            self._surprises, self._seen = store.surprises, 0
-        self._seen = max(self._seen, self.now + 1)
+        if store.surprises != self._surprises or self._seen <= self.now:
+            self._surprises, self._seen = store.surprises, self.now + 1
+            self._peaks.clear()
+        while self._peaks and self._peaks[0][0] <= self.now:
+            self._peaks.popleft()
         while self._seen <= self.now + min(_FARTHEST, len(trace)):
-            if not self._prepare(store, trace, self._seen - self.now) or store.queued_bytes() > depth:
+            if not self._prepare(store, trace, self._seen) or store.queued_bytes() > depth:
                 return
             self._seen += 1
 
-    def _prepare(self, store: Store, trace: Trace, distance: int) -> bool:
-        """Have the blocks and the room of the operation that is so far away. False when that must wait."""
-        wrapped, place = divmod(self.position + distance, len(trace))
-        operation, following = trace.operations[place], self.position + 1
-        until = trace.clock[place] + wrapped * trace.seconds - trace.clock[following]
-        # What the operations in between free, less what they make.
-        freed = trace.freed[place] + wrapped * trace.freed[-1] - trace.freed[following]
-        if (wrapped and place >= trace.leftovers_end) or self.position < trace.leftovers_end <= place:
-            freed += self._leftovers(trace, self.now + distance)
+    def _plan(self, store: Store, trace: Trace) -> None:
+        """Find out what leaves when, by the recorded step and the room that there is.
+
+        Some room is left out, in which blocks come while others are used. The more, the more is moved.
+        """
+        ahead = min(_AHEAD * max(trace.sizes.values(), default=0), store.capacity // 8)
+        room = max(store.capacity - ahead, min(trace.least, store.capacity))
+        if self._leaving_of is trace.operations and abs(room - self.planned_room) <= ahead // 4:
+            return
+        self._leaving_of, self.planned_room = trace.operations, room
+        try:
+            self._leaving = trace.leaving(room)
+        except DoesNotFit:
+            self._leaving = {}
+
+    def _prepare(self, store: Store, trace: Trace, number: int) -> bool:
+        """Have the blocks of an operation come. False when that must wait until others have left."""
+        wrapped, place = divmod(number, len(trace))
+        operation = trace.operations[place]
+        begun, following = divmod(self.now + 1, len(trace))
+        before = trace.freed[following] + begun * trace.freed[-1]
+        # What it makes takes room, less what operations until then free.
+        peak = operation.made_bytes + operation.workspace - trace.freed[place] - wrapped * trace.freed[-1]
+        highest = max(peak, self._peaks[0][1] if self._peaks else peak) + before
         for label in operation.uses:
             block = self._by_label.get(label)
-            if block is None or (wrapped and label in trace.made):
-                continue
+            if block is None or (wrapped > self.now // len(trace) and label in trace.made):
+                continue  # it will be another one
             if block.state not in (State.ABSENT, State.LEAVING):
                 continue
-            if not _is_due(store, block.size, until) or not self._free(store, block.size - freed, distance):
+            if store.expected_free() - max(highest, 0) < block.size:
                 return False
             if block.state is State.LEAVING and not store.stay(block):
                 return False  # it is fetched when it has left
             store.fetch_ahead(block)
-        needed = operation.made_bytes + operation.workspace - freed
-        short = needed - store.expected_free()
-        # What leaves earlier than it must may have to come back.
-        if short > 0 and not _is_due(store, short, until):
-            return False
-        self._free(store, needed, distance)
+        while self._peaks and self._peaks[-1][1] <= peak:
+            self._peaks.pop()
+        self._peaks.append((number, peak))
         return True
-
-    def _leftovers(self, trace: Trace, until: float) -> int:
-        """Bytes in memory that a step left to the next one, and that are gone before that operation."""
-        blocks = self.blocks_of(trace.left)
-        return sum(
-            each.size for each in blocks if each.state is State.PRESENT and self.now < each.gone <= until
-        )
-
-    def _free(self, store: Store, size: int, distance: int) -> bool:
-        """Let as many bytes be free when all that is queued has been moved. False when they cannot be."""
-        short = size - store.expected_free()
-        if short <= 0:
-            return True
-        self.bury(store.collect())
-        short = size - store.expected_free()
-        return short <= 0 or store.leave_ahead(short, self.now, distance) >= short
 
     def _take(self, block: Block, label: int) -> None:
         former = self._by_label.get(label)
@@ -241,12 +248,6 @@ class Steps:
             for label in (*operation.uses, *(label for label, _ in operation.makes))
         }
         self._leftovers_end = min(self.trace.leftovers_end, end)
-
-
-def _is_due(store: Store, size: int, until: float) -> bool:
-    """Whether so many bytes must be moved now to have been moved in `until` seconds."""
-    rate = min(store.file.read_rate, store.file.write_rate)
-    return until <= _SLACK * (store.queued_bytes() + size) / rate + store.slack_seconds
 
 
 def _copy(operation: Operation) -> Operation:

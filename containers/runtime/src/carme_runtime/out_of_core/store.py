@@ -4,7 +4,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter
 
 from carme_runtime.out_of_core import pages
 from carme_runtime.out_of_core.blocks import Block, State, Transfer
@@ -12,7 +11,6 @@ from carme_runtime.out_of_core.spill import PIECE, SpillFile
 from carme_runtime.out_of_core.trace import DoesNotFit
 
 _THREADS = 4
-_next_use = attrgetter("next_use")
 
 
 class Store:
@@ -25,8 +23,6 @@ class Store:
         file: Where blocks go.
         distance: How far a block's next use is; the farthest leaves first.
     """
-
-    slack_seconds = 0.005  # a block is fetched so much earlier than the disk should need
 
     def __init__(self, file: SpillFile, distance: Callable[[Block], float]) -> None:
         self.file = file
@@ -174,33 +170,12 @@ class Store:
                 self._cancel(self._transfers[block])
         return block.state is State.PRESENT
 
-    def leave_ahead(self, size: int, now: float, beyond: float) -> int:
-        """Let blocks leave that are neither used nor gone by then, `size` bytes or more.
-
-        Args:
-            size: Bytes.
-            now: The number of the operation that has ended.
-            beyond: As many operations later.
-
-        Returns:
-            How many bytes leave.
-        """
-        gained, until = 0, now + beyond
+    def leave_ahead(self, blocks: Iterable[Block]) -> None:
+        """Let blocks leave that are in memory and not used now."""
         with self._lock:
-            # What dies soon leaves by itself, and needs no transfer.
-            victims = [
-                block
-                for block in self.blocks.values()
-                if block.state is State.PRESENT and not block.pins and block.next_use > until
-                and not now <= block.gone <= until
-            ]  # fmt: skip
-            victims.sort(key=_next_use, reverse=True)
-            for victim in victims:
-                if gained >= size:
-                    break
-                self._let_leave(victim, self._ahead)
-                gained += victim.size
-        return gained
+            for block in blocks:
+                if block.state is State.PRESENT and not block.pins and not block.is_forgotten:
+                    self._let_leave(block, self._ahead)
 
     # The process as a whole
 

@@ -6,8 +6,9 @@ Needs nothing but Python, so that plans can be made and tested anywhere.
 import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 NEVER = math.inf
 
@@ -78,7 +79,6 @@ class Trace:
     made: dict[int, int] = field(init=False)  # the operation that makes a block
     gone: dict[int, int] = field(init=False)  # the operation after which a block that is made is gone
     clock: list[float] = field(init=False)  # seconds from the step's begin until each operation
-    left: list[int] = field(init=False)  # blocks that are made and go in the next step
     freed: list[int] = field(init=False)  # bytes that are gone before each operation, less those made by then
 
     def __post_init__(self) -> None:
@@ -96,7 +96,6 @@ class Trace:
         self.gone = dict.fromkeys(self.made, len(self.operations) + self.leftovers_end)
         for position, operation in enumerate(self.operations):
             self.gone.update(dict.fromkeys(operation.dies, position))
-        self.left = [block for block, last in self.gone.items() if last >= len(self.operations)]
         self.freed = [0]
         for operation in self.operations:
             gone = sum(self.sizes.get(block, 0) for block in operation.dies if block in self.made)
@@ -156,6 +155,20 @@ class Trace:
         run.step()
         return run.step()  # the first one began with an empty memory
 
+    def leaving(self, room: int) -> Mapping[int, Sequence[int]]:
+        """Blocks that leave in `room` bytes, by the operation that uses them last before they do.
+
+        The one whose next use is farthest leaves (Belady 1966), and as early as that can be: its place is of
+        no use from then on (the conservative order of Cao, Felten, Karlin and Li 1995).
+
+        Raises:
+            DoesNotFit: An operation alone needs more.
+        """
+        run = _Belady(self, room, 1.0, 1.0)
+        for _ in range(3):  # from the second one on each begins as the one before
+            run.step()
+        return run.leaving
+
 
 class _Belady:
     """Plays steps through, one after the other."""
@@ -169,9 +182,14 @@ class _Belady:
         self.dirty: set[int] = set()
         self.computed = self.transferred = 0.0  # when the processor and the disk are ready
         self.traffic = Traffic()
+        self.number = -1  # of the operation, counted through all steps
+        self.last: dict[int, int] = {}  # the operation that used a block last, counted so
+        self.next: dict[int, float] = {}  # the one that uses it next
+        self.farthest: list[tuple[float, int]] = []  # a heap of the same, and of what was so before
+        self.leaving: dict[int, list[int]] = {}  # in this step: see `Trace.leaving`
 
     def step(self) -> Traffic:
-        self.traffic = Traffic()
+        self.traffic, self.leaving = Traffic(), {}
         begin = max(self.computed, self.transferred)
         self.computed = self.transferred = begin
         leftovers = set(self.trace.made)
@@ -185,18 +203,19 @@ class _Belady:
         return self.traffic
 
     def _operation(self, position: int, operation: Operation) -> None:
+        self.number += 1
         uses = set(operation.uses)
         moved = self.traffic.moved
         for block in uses:
             if block not in self.present:
                 size = self.trace.sizes[block]
-                self._make_room(size, position, uses)
+                self._make_room(size, uses)
                 self.traffic.read += size
                 self.transferred += size / self.rates[1]
                 self._enter(block, size)
         for block, _ in operation.makes:
             self._forget(block)
-        self._make_room(operation.made_bytes + operation.workspace, position, uses)
+        self._make_room(operation.made_bytes + operation.workspace, uses)
         if self.traffic.moved != moved:
             self.computed = max(self.computed, self.transferred)
         self.computed += operation.seconds
@@ -206,23 +225,41 @@ class _Belady:
         self.dirty.update(operation.writes)
         for block in (*uses, *(block for block, _ in operation.makes)):
             self.present[block] = self.computed
+            self.last[block] = self.number
+            self.next[block] = self.number - position + self.trace.next_use(block, position)
+            heappush(self.farthest, (-self.next[block], block))
         for block in operation.dies:
             self._forget(block)
 
-    def _make_room(self, size: int, position: int, pinned: set[int]) -> None:
+    def _make_room(self, size: int, pinned: set[int]) -> None:
         while self.used + size > self.room:
-            victims = (block for block in self.present if block not in pinned)
-            victim = max(victims, key=lambda block: self.trace.next_use(block, position), default=None)
-            if victim is None:
-                raise DoesNotFit
+            victim = self._victim(pinned)
             if victim in self.dirty:
                 self.dirty.discard(victim)
                 self.traffic.written += self.trace.sizes[victim]
                 # It cannot leave before its last use has ended.
                 self.transferred = max(self.transferred, self.present[victim])
                 self.transferred += self.trace.sizes[victim] / self.rates[0]
+            self.leaving.setdefault(self.last[victim] % len(self.trace), []).append(victim)
             self.used -= self.trace.sizes[victim]
             del self.present[victim]
+
+    def _victim(self, pinned: set[int]) -> int:
+        """The block whose next use is farthest, but for these."""
+        passed: list[tuple[float, int]] = []
+        try:
+            while self.farthest:
+                entry = heappop(self.farthest)
+                following, block = -entry[0], entry[1]
+                if block not in self.present or self.next[block] != following:
+                    continue  # it was so before
+                if block not in pinned:
+                    return block
+                passed.append(entry)
+            raise DoesNotFit
+        finally:
+            for entry in passed:
+                heappush(self.farthest, entry)
 
     def _enter(self, block: int, size: int) -> None:
         self.present[block] = self.computed
