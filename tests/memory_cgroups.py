@@ -2,14 +2,11 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-TIDY_SECONDS = 60
+from cgroups import new_cgroup
 
 
 class MemoryCgroup:
@@ -47,26 +44,8 @@ def memory_cgroup() -> Iterator[MemoryCgroup]:
     Raises:
         OSError: The machine allows none.
     """
-    is_v2 = not V1.is_dir()
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    controller = "" if is_v2 else "memory"
-    own = next((line.split(":", 2)[2] for line in lines if controller in line.split(":")[1].split(",")), "/")
-    parent = (V2 if is_v2 else V1) / own.strip("/")
-    if not parent.is_dir():
-        parent = V2 if is_v2 else V1
-    folder = parent / f"carme-test-{os.getpid()}-{time.monotonic_ns()}"
-    folder.mkdir()
-    if is_v2 and not (folder / "memory.max").exists():
-        folder.rmdir()
-        raise OSError("the memory controller is not delegated")
-    try:
+    with new_cgroup("memory", "memory.max") as (folder, is_v2):
         yield MemoryCgroup(folder, is_v2)
-    finally:
-        end = time.monotonic() + TIDY_SECONDS
-        while folder.exists() and time.monotonic() < end:
-            with contextlib.suppress(OSError):  # its last process has just ended
-                folder.rmdir()
-            time.sleep(0.05)
 
 
 @pytest.fixture

@@ -2,35 +2,51 @@
 
     sudo ./test bench scaling --quick
     sudo ./test bench scaling --json result.json
+    sudo ./test bench scaling --quick --ranks 2 4
+    sudo ./test bench scaling --quick --nodes demo    # between the demo's two nodes
 
 In each round ranks probe their model, the links, and what reducing takes from computing; then they train it:
 both see the same minute. Two ranks with one thread and one core each, on one node and on two
 (network namespaces, which take root) at 1 and 10 Gbit/s. `simple` is T = G/W + C(W) of the same probes: the
 time of the batch, divided by the ranks, and of reducing it all afterwards.
+
+With more ranks than cores each rank has a cgroup in which it computes for the same part of a core's time,
+from the probe on, and a node of its own at a switch. All numbers of ranks have that part. With several of
+them the knee is judged as well: for each round the most ranks above some efficiencies, and the most for
+which a doubling still makes training 1.25 times as fast. knee_within_a_step is how many of the predicted ones
+are at most one step of 2 from the measured ones.
 """
 
 import argparse
 import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allreduce import free_port
+from allreduce import NODES, free_port
 from allreduce_ranks import pin
 from report import print_table, row, tidy_up_when_ended, write_json
 from training import build
-from two_nodes import TwoNodes, can_be_made
+from two_nodes import SwitchedNodes, can_be_made
 
-RANKS = 2
-BATCH = {"mlp": 64, "cnn": 32, "transformer": 16}  # of both ranks
+from carme_runtime.scaling.prediction import knee_of, most_of
+
+BATCH = {"mlp": 64, "cnn": 32, "transformer": 16}  # of all ranks
+EFFICIENCIES = (0.3, 0.5, 0.7, 0.9)  # above which the most ranks are looked for
+USED = 0.8  # of the cores' time, where ranks have parts of cores: the rest is the network's
 START_SECONDS = 1800
 NODE = "node"
+
+Rounds = list[dict[str, float]]
+Found = dict[int, dict[str, dict[str, Rounds]]]  # by ranks, rate and model
 
 
 def main() -> None:
@@ -41,46 +57,82 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="fewer rounds")
     options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     options.add_argument("--models", nargs="+", choices=[*BATCH], default=[*BATCH])
-    options.add_argument("--rates", nargs="+", choices=["1", "10", NODE], help="Gbit/s between two nodes")
+    options.add_argument("--rates", nargs="+", type=rate_of, help=f"Gbit/s between nodes, or '{NODE}': none")
+    options.add_argument("--ranks", nargs="+", type=int, default=[2], help="numbers of ranks (default: 2)")
+    options.add_argument(
+        "--nodes", choices=[*NODES], default="namespaces", help="of two ranks; demo: the demo's network"
+    )
     options.add_argument("--rounds", type=int, help="of each model and rate: 8, or 3 with --quick")
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = options.parse_args()
     rounds = arguments.rounds or (3 if arguments.quick else 8)
+    counts = sorted(set(arguments.ranks))
+    if counts[0] < 2 or any(batch % count for count in counts for batch in BATCH.values()):
+        options.error(f"--ranks {' '.join(map(str, counts))}: give 2, 4, 8 or 16")
     if arguments.worker:
         file, rate = arguments.worker
-        return work(Path(file), arguments.models, rounds, several=rate != NODE)
+        return work(Path(file), arguments.models, rounds, rate != NODE, is_alone_timed=len(counts) > 1)
     tidy_up_when_ended()
-    rates = arguments.rates or [NODE, "10", "1"]
+    cores = len(os.sched_getaffinity(0))
+    part = USED * cores / counts[-1] if counts[-1] > cores else None
+    rates = arguments.rates or ([NODE, "10", "1"] if part is None else ["10", "1"])
     if any(rate != NODE for rate in rates) and not can_be_made():
-        print("Two nodes take root, ip, tc and unshare: one node alone is measured.", file=sys.stderr)
+        print("Several nodes take root, ip, tc and unshare: one node alone is measured.", file=sys.stderr)
         rates = [NODE]
-    found = {rate: run(rate, arguments.models, rounds) for rate in rates}
+    passed = ["--models", *arguments.models, "--rounds", str(rounds), "--ranks", *map(str, counts)]
+    kind = arguments.nodes
+    if kind != "namespaces" and (counts != [2] or part is not None):
+        options.error(f"--nodes {kind}: two ranks, with a core each")
+    found: Found = {count: {} for count in counts}
+    for rate in rates:
+        for count in counts:  # one after the other, so that a knee is of few minutes
+            found[count][rate] = run(count, rate, passed, part, kind)
     rows = table(found)
     print_table(rows)
     if arguments.json:
-        write_json(arguments.json, rows, rounds=found)
+        shown = {str(count): several for count, several in found.items()}
+        write_json(arguments.json, rows, rounds=shown, part_of_a_core=part or 1)
 
 
-def run(rate: str, models: list[str], rounds: int) -> dict[str, list[dict[str, float]]]:
-    """The rounds of each model with one rate."""
+def rate_of(text: str) -> str:
+    """A rate in Gbit/s, or none within a node. Raises ValueError."""
+    if text != NODE and not 0 < float(text) < math.inf:
+        raise ValueError(text)
+    return text
+
+
+def run(count: int, rate: str, passed: list[str], part: float | None, kind: str) -> dict[str, Rounds]:
+    """The rounds of each model with one rate.
+
+    Args:
+        count: Ranks.
+        rate: Between their nodes.
+        passed: Options that ranks get.
+        part: Of a core's time that each rank has; None: a core.
+        kind: Of nodes.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        nodes = stack.enter_context(TwoNodes(float(rate), folder)) if rate != NODE else None
+        nodes = None
+        if rate != NODE:
+            pair = count == 2 and part is None
+            made = NODES[kind](float(rate), folder) if pair else SwitchedNodes(count, float(rate), folder)
+            nodes = stack.enter_context(made)
         key, result = folder / "key", folder / "result.json"
         key.touch(0o600)
         key.write_text(os.urandom(32).hex())
-        command = [sys.executable, __file__, "--worker", str(result), rate, "--models", *models]
-        command += ["--rounds", str(rounds)]
+        command = [sys.executable, __file__, "--worker", str(result), rate, *passed]
         port, ranks = free_port(), []
-        for rank in range(RANKS):
-            own = {"RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_RANK": rank, "MASTER_PORT": port}
+        for rank in range(count):
+            own = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "MASTER_PORT": port}
             own |= {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": 1}
             if nodes:
                 own |= {"MASTER_ADDR": nodes.addresses[0], "CARME_ADDRESS": nodes.addresses[rank]}
                 own |= {"CARME_KEY_FILE": key, "LOCAL_RANK": 0}
             prefix = nodes.on(rank) if nodes else []
             environment = os.environ | {name: str(value) for name, value in own.items()}
-            ranks.append(subprocess.Popen([*prefix, *command], env=environment))
+            enter = limited(part, stack) if part else None
+            ranks.append(subprocess.Popen([*prefix, *command], env=environment, preexec_fn=enter))
         try:
             for process in ranks:
                 if process.wait(START_SECONDS):
@@ -92,23 +144,38 @@ def run(rate: str, models: list[str], rounds: int) -> dict[str, list[dict[str, f
         return json.loads(result.read_text())
 
 
-def table(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[dict[str, Any]]:
-    """A row of each model and rate, and what they come to together."""
+def limited(part: float, stack: contextlib.ExitStack) -> Callable[[], None]:
+    """What lets a rank compute for a part of a core's time. Raises SystemExit where that cannot be had."""
+    from cgroups import part_of_a_core
+
+    try:
+        return stack.enter_context(part_of_a_core(part))
+    except OSError as error:
+        raise SystemExit(f"More ranks than cores take cgroups, which cannot be made here: {error}.") from None
+
+
+def table(found: Found) -> list[dict[str, Any]]:
+    """A row of each model, number of ranks and rate, and what they come to together."""
     rows, rounds = [], []
-    for rate, models in found.items():
-        for model, several in models.items():
-            rounds += several
-            middle = {name: statistics.median(one[name] for one in several) for name in several[0]}
-            rows.append(
-                row(
-                    f"predicted_step_ms_{model}_{RANKS}_{rate if rate == NODE else rate + 'gbit'}",
-                    "ms",
-                    middle["predicted"],
-                    peers={"measured": middle["measured"], "simple": middle["simple"]},
-                    low=middle["low"],
-                    high=middle["high"],
-                )
+    each = [
+        (count, rate, model, several)
+        for count, rates in found.items()
+        for rate, models in rates.items()
+        for model, several in models.items()
+    ]
+    for count, rate, model, several in each:
+        rounds += several
+        middle = {name: statistics.median(one[name] for one in several) for name in several[0]}
+        rows.append(
+            row(
+                f"predicted_step_ms_{model}_{count}_{rate if rate == NODE else rate + 'gbit'}",
+                "ms",
+                middle["predicted"],
+                peers={"measured": middle["measured"], "simple": middle["simple"]},
+                low=middle["low"],
+                high=middle["high"],
             )
+        )
     errors, simple = (
         sorted(100 * abs(one[name] / one["measured"] - 1) for one in rounds)
         for name in ("predicted", "simple")
@@ -123,14 +190,61 @@ def table(found: dict[str, dict[str, list[dict[str, float]]]]) -> list[dict[str,
         row("error_90th", "%", ninety, aim="at most 20 %", holds=ninety <= 20),
         row("simple_by_ours", "times", ratio, aim="at least 3 times the error", holds=ratio >= 3),
         row("coverage", "%", covered, aim="75 to 90 % of the runs", holds=75 <= covered <= 90),
+        *(judged_knees(found) if len(found) > 1 else []),
     ]
+
+
+def judged_knees(found: Found) -> list[dict[str, Any]]:
+    """How many of the predicted knees are those that were measured, or one step of 2 from them."""
+    first = next(iter(found.values()))
+    places = [
+        (rate, model, number)
+        for rate, models in first.items()
+        for model, several in models.items()
+        for number in range(len(several))
+    ]
+    known = {name: [] for name in ("measured", "predicted", "simple")}
+    for rate, model, number in places:
+        turns = {count: rates[rate][model][number] for count, rates in found.items()}
+        for name, several in known.items():
+            alone = "alone" if name == "measured" else f"{name}_alone"
+            several += knees({1: 1.0} | {n: one[alone] / one[name] for n, one in turns.items()})
+    shares = {
+        name: [abs(math.log2(ours / real)) for ours, real in zip(several, known["measured"], strict=True)]
+        for name, several in known.items()
+    }
+
+    def share(name: str, most: float) -> float:
+        return 100 * statistics.mean(steps <= most for steps in shares[name])
+
+    # So that a reader sees whether they were anywhere else than at one end.
+    measured = {str(count): known["measured"].count(count) for count in (1, *found)}
+    near, peers = share("predicted", 1), {"simple": share("simple", 1)}
+    aim = "all within one step of 2"
+    return [
+        row("knee_within_a_step", "%", near, peers=peers, aim=aim, holds=near == 100, measured=measured),
+        row("knee_exact", "%", share("predicted", 0), peers={"simple": share("simple", 0)}),
+    ]
+
+
+def knees(speedups: dict[int, float]) -> list[int]:
+    """The most ranks above each efficiency, and the most for which the last doubling is of use."""
+    return [*(most_of(speedups, efficiency) for efficiency in EFFICIENCIES), knee_of(speedups)]
 
 
 # What each rank does
 
 
-def work(file: Path, models: list[str], rounds: int, several: bool) -> None:
-    """All models, one after the other; in each round first the probe, then the steps."""
+def work(file: Path, models: list[str], rounds: int, several: bool, is_alone_timed: bool) -> None:
+    """All models, one after the other; in each round first the probe, then the steps.
+
+    Args:
+        file: Gets what was found.
+        models: By name.
+        rounds: Of each.
+        several: Whether each rank has a node.
+        is_alone_timed: Whether each rank also makes steps for itself, from which speed-ups are counted.
+    """
     import torch
     import torch.distributed as dist
 
@@ -140,7 +254,7 @@ def work(file: Path, models: list[str], rounds: int, several: bool) -> None:
     result: dict[str, list[dict[str, float]]] = {}
     for model in models:
         torch.manual_seed(0)
-        contest = Contest(model, several)
+        contest = Contest(model, several, is_alone_timed)
         contest.trained()  # warms both up
         result[model] = [contest.round() for _ in range(rounds)]
     if dist.get_rank() == 0:
@@ -151,13 +265,15 @@ def work(file: Path, models: list[str], rounds: int, several: bool) -> None:
 class Contest:
     """One model, to be probed and to be trained."""
 
-    def __init__(self, kind: str, several: bool) -> None:
+    def __init__(self, kind: str, several: bool, is_alone_timed: bool) -> None:
         import torch
+        import torch.distributed as dist
         from torch.nn import functional
 
         from carme_runtime.torch import parallelize
         from carme_runtime.torch.pipeline_run import Run
 
+        self.rank, self.ranks, self.is_alone_timed = dist.get_rank(), dist.get_world_size(), is_alone_timed
         self.batch, self.loss, self.run = BATCH[kind], functional.cross_entropy, Run()
         self.several = several  # nodes, each with a rank
         shape = {"mlp": (1024,), "cnn": (3, 32, 32)}.get(kind)
@@ -178,16 +294,18 @@ class Contest:
         from carme_runtime.scaling.network import allreduce_ms
 
         dist.barrier()
-        machine = machine_of(self.run, 1 if self.several else RANKS, self.compute)
+        machine = machine_of(self.run, 1 if self.several else self.ranks, self.compute)
         dist.barrier()
         batch = (self.inputs, self.targets)
         profile = measure(self.probed, batch, self.loss, optimizer=self.probed_optimizer, seconds=4)
-        point = predict(profile, machine, RANKS).strong[-1]
-        alone = profile.forward_ms(self.batch) + profile.backward_ms(self.batch)
-        simple = (alone + profile.fixed_ms) / RANKS + allreduce_ms(machine, RANKS, profile.bytes)[0]
+        one, *_, point = predict(profile, machine, self.ranks).strong
+        whole = profile.forward_ms(self.batch) + profile.backward_ms(self.batch) + profile.fixed_ms
+        simple = whole / self.ranks + allreduce_ms(machine, self.ranks, profile.bytes)[0]
         figures = {"predicted": point.step.ms, "low": point.low, "high": point.high, "simple": simple}
         parts = {"compute": point.step.compute, "communication": point.step.communication}
         parts |= {"fixed": point.step.fixed, "host_ms_per_mib": machine.host_ms_per_mib}
+        if self.is_alone_timed:
+            parts |= {"alone": self.alone(), "predicted_alone": one.step.ms, "simple_alone": whole}
         return figures | {"measured": self.trained()} | parts
 
     def compute(self) -> None:
@@ -198,23 +316,28 @@ class Contest:
 
     def share(self) -> tuple[Any, Any]:
         """Of the batch, for this rank."""
-        import torch.distributed as dist
-
-        part = slice(dist.get_rank(), None, RANKS)
+        part = slice(self.rank, None, self.ranks)
         return self.inputs[part], self.targets[part]
 
-    def trained(self, steps: int = 14) -> float:
+    def trained(self) -> float:
         """Milliseconds of a step, each rank with its share of the batch."""
+        return self.timed(self.model, self.optimizer, *self.share())
+
+    def alone(self) -> float:
+        """Milliseconds of a step with the whole batch; all ranks make them beside each other."""
+        return self.timed(self.probed, self.probed_optimizer, self.inputs, self.targets)
+
+    def timed(self, model: Any, optimizer: Any, inputs: Any, targets: Any, steps: int = 14) -> float:
+        """Milliseconds of a step that all ranks begin together."""
         import torch.distributed as dist
 
-        inputs, targets = self.share()
         times = []
         for _ in range(steps):
             dist.barrier()
             began = time.perf_counter()
-            self.optimizer.zero_grad()
-            self.loss(self.model(inputs), targets).backward()
-            self.optimizer.step()
+            optimizer.zero_grad()
+            self.loss(model(inputs), targets).backward()
+            optimizer.step()
             times.append((time.perf_counter() - began) * 1000)
         return statistics.median(times[2:])
 

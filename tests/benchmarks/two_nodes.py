@@ -1,4 +1,4 @@
-"""Two nodes on one machine: network namespaces that a pair of virtual devices joins, or the demo's nodes.
+"""Nodes on one machine: network namespaces that virtual devices join, or the demo's nodes.
 
 It is the kernel's whole TCP path, as containers on two nodes have it; only the wire is missing. `tc tbf`
 gives each direction a rate. Needs root, and iproute2.
@@ -42,7 +42,7 @@ class TwoNodes:
 
     device = DEVICE
     network = f"{_NETWORK}0/24"
-    addresses = (f"{_NETWORK}1", f"{_NETWORK}2")
+    addresses: tuple[str, ...] = (f"{_NETWORK}1", f"{_NETWORK}2")
 
     def __init__(self, gbit: float | None, folder: Path, congestion_control: str = "cubic") -> None:
         self.gbit, self.congestion_control = gbit, congestion_control
@@ -52,16 +52,13 @@ class TwoNodes:
         self.agent.chmod(0o700)
 
     def __enter__(self) -> "TwoNodes":
-        nodes = [self._node(number) for number in (0, 1)]
+        nodes = [self._node(number) for number in range(len(self.addresses))]
         try:
             self._make(nodes)
             for number, node in enumerate(nodes):
-                self._receive_on(node, number % (os.cpu_count() or 1))
+                self._receive_on(node, _core(number))
                 self._route(node, number, "congctl", self.congestion_control)
-                if self.gbit:
-                    burst = max(_LEAST_BURST, round(self.gbit * 1e9 / 8 * _BURST_SECONDS))
-                    rate = ["rate", f"{round(self.gbit * 1000)}mbit", "burst", f"{burst}b", "limit", _QUEUE]
-                    _run("tc", "-n", node, "qdisc", "replace", "dev", self.device, "root", "tbf", *rate)
+                self._shape(node, self.device)
         except BaseException:
             self._take_away()
             raise
@@ -73,7 +70,7 @@ class TwoNodes:
         self._take_away()
 
     def on(self, node: int) -> list[str]:
-        """What a command on node 0 or 1 begins with."""
+        """What a command on a node begins with; the first one is node 0."""
         named = ["sh", "-c", 'hostname "$1"; shift; exec "$@"', "sh", f"node{self._number(node)}"]
         return ["ip", "netns", "exec", self._node(node), "unshare", "--uts", *named]
 
@@ -102,19 +99,64 @@ class TwoNodes:
         way = [self.network, "dev", self.device, "proto", "kernel", "src", self.addresses[number]]
         _ip("-n", node, "route", "change", *way, *options)
 
-    def _receive_on(self, node: str, core: int | None) -> None:
+    def _shape(self, node: str, device: str) -> None:
+        """Give what a device sends its rate."""
+        if self.gbit:
+            burst = max(_LEAST_BURST, round(self.gbit * 1e9 / 8 * _BURST_SECONDS))
+            rate = ["rate", f"{round(self.gbit * 1000)}mbit", "burst", f"{burst}b", "limit", _QUEUE]
+            _run("tc", "-n", node, "qdisc", "replace", "dev", device, "root", "tbf", *rate)
+
+    def _receive_on(self, node: str, core: int | None, device: str = "") -> None:
         """Let one core take in what comes to a node, as a network card lets one core take each connection's.
 
         Else each packet is taken in by the core that sent it: they overtake one another, TCP takes that for
         losses and sends hundreds of them again, which no real wire makes it do.
         """
-        file = f"/sys/class/net/{self.device}/queues/rx-0/rps_cpus"
+        file = f"/sys/class/net/{device or self.device}/queues/rx-0/rps_cpus"
         command = ["sh", "-c", 'printf %s "$1" > "$2"', "sh", f"{0 if core is None else 1 << core:x}", file]
         _run("ip", "netns", "exec", node, *command)
 
     def _take_away(self) -> None:
-        for number in (0, 1):
+        for number in range(len(self.addresses)):
             subprocess.run(["ip", "netns", "delete", self._node(number)], stderr=subprocess.DEVNULL)
+
+
+class SwitchedNodes(TwoNodes):
+    """Any number of nodes at a switch: a bridge in a network namespace of its own.
+
+    The switch sends to each node at the rate, too, as several may send to one at the same time.
+
+    Args:
+        count: Nodes.
+        gbit, folder, congestion_control: As of two nodes.
+    """
+
+    def __init__(
+        self, count: int, gbit: float | None, folder: Path, congestion_control: str = "cubic"
+    ) -> None:
+        super().__init__(gbit, folder, congestion_control)
+        self.addresses = tuple(f"{_NETWORK}{number}" for number in range(1, count + 1))
+        self._switch = f"{self._name}-switch"
+
+    def _make(self, nodes: list[str]) -> None:
+        _ip("netns", "add", self._switch)
+        _ip("-n", self._switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", self._switch, "link", "set", "switch", "up")
+        for number, (node, address) in enumerate(zip(nodes, self.addresses, strict=True)):
+            port = f"port{number}"
+            _ip("netns", "add", node)
+            _ip("-n", node, "link", "set", "lo", "up")
+            pair = ["type", "veth", "peer", "name", port, "netns", self._switch]
+            _ip("link", "add", self.device, "netns", node, *pair)
+            _ip("-n", self._switch, "link", "set", port, "master", "switch", "up")
+            _ip("-n", node, "address", "add", f"{address}/24", "dev", self.device)
+            _ip("-n", node, "link", "set", self.device, "up")
+            self._receive_on(self._switch, _core(number), port)
+            self._shape(self._switch, port)
+
+    def _take_away(self) -> None:
+        super()._take_away()
+        subprocess.run(["ip", "netns", "delete", self._switch], stderr=subprocess.DEVNULL)
 
 
 class DemoNodes(TwoNodes):
@@ -161,6 +203,11 @@ def _demo_nodes() -> tuple[str, tuple[int, int], tuple[str, str]]:
         raise SystemExit("The demo's nodes n1 and n2 do not run. Use: sudo ./demo up --no-run")
     addresses = {machine.name: machine.address for machine in settings.machines()}
     return settings.subnet, (pids[0], pids[1]), (addresses["n1"], addresses["n2"])
+
+
+def _core(number: int) -> int:
+    """Which core takes in what comes to a node."""
+    return number % (os.cpu_count() or 1)
 
 
 def _ip(*arguments: str) -> None:

@@ -87,6 +87,20 @@ def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> No
         ]
 
 
+def test_horovod_itself_does_the_same_work(tmp_path: Path) -> None:
+    """With PyTorch and with TensorFlow, in which it averages the gradients of two ranks."""
+    names = [name for name in ("horovod", "horovod-tensorflow") if not CONTESTANTS[name].missing()]
+    if not names:
+        pytest.skip("Horovod is not installed in this environment")
+    compare(tmp_path / "out", *names, "--networks", "tiny,resnet20", "--ranks", "1,2", "--rounds", "1")
+    rows = load(tmp_path / "out/compare.json").rows
+    assert [one.void for one in rows] == [""] * 4 * len(names)
+    for one in rows:
+        exact = tasks.make(network_for(one.network), one.batch, 1)
+        assert one.losses[0] == pytest.approx(exact.first_loss(one.ranks), abs=1e-4)
+        assert one.gradients and "horovod" in one.versions
+
+
 def test_all_compute_in_bf16_on_request(tmp_path: Path) -> None:
     """Their losses are near those of float32, and not the same."""
     names = [

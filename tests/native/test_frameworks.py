@@ -42,7 +42,7 @@ def results(out: str) -> list[tuple[str, str]]:
     return re.findall(r"RESULT (\d+) (\S+)", out)
 
 
-RANKS = ["jax", "accelerate", "lightning", "deepspeed", "mxnet"]
+RANKS = ["tensorflow", "jax", "accelerate", "lightning", "deepspeed"]
 DRIVERS = {"dask": ["-n", "2"], "ray": ["-n", "2"]}
 
 
@@ -51,6 +51,18 @@ def test_a_script_trains_on_two_nodes_what_one_process_trains(job: Job, name: st
     need(name)
     out = job.run("--backend", name, "-n", "2", str(PROGRAMS / "frameworks.py"), name)
     assert results(out) == [("2", WEIGHT)] * 2, out
+
+
+@pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
+def test_mxnet_trains_on_two_nodes_with_a_python_of_its_own(job: Job, store: str) -> None:
+    """Its NumPy is one that the others cannot use."""
+    python = Path(sys.prefix) / "mxnet/bin/python"
+    if not python.exists():
+        pytest.skip("MXNet needs Python 3.11 at most, for which ./test native makes it an environment")
+    script = [str(PROGRAMS / "frameworks.py"), "mxnet", store]
+    command = [str(python), *RUN[1:], "--backend", "mxnet", "-n", "2", *script]
+    run = job.start(command, CARME_AGENT=str(job.socket("n1")), PYTHONPATH="")
+    assert results(finished(run)) == [("2", WEIGHT)] * 2
 
 
 @pytest.mark.parametrize("name", DRIVERS)

@@ -200,7 +200,7 @@ def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> 
         [*command, "--json", str(result)], cwd=tmp_path, capture_output=True, text=True, timeout=3 * HANG
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rounds = json.loads(result.read_text())["rounds"]["node"]["mlp"]
+    rounds = json.loads(result.read_text())["rounds"]["2"]["node"]["mlp"]
     assert len(rounds) == 1
     for each in rounds:
         assert 0 < each["low"] <= each["predicted"] <= each["high"] and each["communication"] > 0

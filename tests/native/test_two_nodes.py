@@ -71,6 +71,16 @@ def network(pid):
     return [on(pid, *command) for command in shown], queue
 
 
+#: A connection is refused by the node that has the address, as nothing listens there.
+REACHED = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[2], 9), 60, (sys.argv[1], 0))
+except ConnectionRefusedError:
+    pass
+"""
+
+
 def names():
     listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True).stdout
     return [line.split()[0] for line in listed.splitlines() if line.startswith("carme-bench")]
@@ -96,6 +106,27 @@ def test_what_fails_on_the_way_is_set_back(hosts, benchmarks, tmp_path):
     with pytest.raises(subprocess.CalledProcessError):
         benchmarks("two_nodes").DemoNodes(1, tmp_path, "no-such-control").__enter__()
     assert list(map(network, hosts)) == before and names() == known
+
+
+def test_nodes_at_a_switch_reach_each_other_at_the_rate(benchmarks, tmp_path):
+    two_nodes, known = benchmarks("two_nodes"), names()
+    if not two_nodes.can_be_made():
+        pytest.skip("this needs root, ip and tc")
+    with two_nodes.SwitchedNodes(3, 1, tmp_path) as nodes:
+        assert len(nodes.addresses) == 3 and len(names()) == len(known) + 4
+        switch = next(name for name in names() if name not in known and name.endswith("-switch"))
+        for number in range(3):
+            for other in nodes.addresses:
+                reached = [sys.executable, "-c", REACHED, nodes.addresses[number], other]
+                subprocess.run([*nodes.on(number), *reached], check=True, timeout=HANG)
+            # Both ways.
+            for at, device in (
+                (nodes.on(number), nodes.device),
+                (["ip", "netns", "exec", switch], f"port{number}"),
+            ):
+                command = [*at, "tc", "qdisc", "show", "dev", device]
+                assert "rate 1Gbit" in subprocess.run(command, capture_output=True, text=True).stdout
+    assert names() == known
 
 
 @pytest.mark.timeout(3 * HANG)

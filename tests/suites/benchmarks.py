@@ -59,9 +59,8 @@ _NATIVE = Benchmark(interpreter="native")
 _ON_DEMO = Benchmark(path=("tests", "carme/src", "ansible/demo"), on_demo=True, needs_root=True)
 _PORTAL = ("tests", "carme/src", "webui/src")
 BENCHMARKS = {
-    **dict.fromkeys(
-        ("allreduce", "compare", "onnx_training", "pipeline", "scaling", "traces", "training"), _NATIVE
-    ),
+    **dict.fromkeys(("allreduce", "compare", "onnx_training", "pipeline", "traces", "training"), _NATIVE),
+    "scaling": Benchmark(("tests",), "native"),
     "out_of_core": Benchmark(("tests",), "native", needs_root=True),
     "petri": Benchmark(("tests", "containers/runtime/src"), "petri"),
     "onnx": Benchmark(("tests", "containers/runtime/src"), has_models=True, script="onnx_speed"),

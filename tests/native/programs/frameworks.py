@@ -1,7 +1,8 @@
 """One step of training with the framework that the first argument names, as its users write it.
 
 No word of where the ranks are: carme-run --backend sets that. Every rank prints `RESULT`, how many ranks the
-framework sees, and the weight after the step, which is that of one process over all samples.
+framework sees, and the weight after the step, which is that of one process over all samples. A second
+argument is MXNet's key-value store.
 """
 
 import sys
@@ -121,7 +122,7 @@ def with_ray():
 def with_mxnet():
     import mxnet as mx
 
-    store = mx.kv.create("dist_sync")
+    store = mx.kv.create(sys.argv[2] if len(sys.argv) > 2 else "dist_sync")
     share = len(SAMPLES) // store.num_workers
     mine = SAMPLES[store.rank * share :][:share]
     store.init("gradient", mx.nd.zeros(1))

@@ -387,6 +387,16 @@ def test_a_result_is_saved_for_another_network_and_batch(
     assert "cannot be written to" in capsys.readouterr().err
 
 
+def test_a_probe_on_a_noisy_machine_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for spread, is_noisy in ((0.05, False), (0.31, True)):
+        scaling.save(small(spread=spread), tmp_path / "scale.json")
+        assert main([str(tmp_path / "scale.json")]) == 0
+        sentence = (
+            f"The probe's steps differ by {100 * spread:.0f} % (standard deviation), so take all of this as"
+        )
+        assert (sentence in capsys.readouterr().out) is is_noisy
+
+
 def test_notebooks_get_the_curve_with_the_table() -> None:
     shown = Advice.of(layered(), upto=4)
     assert "<svg" in shown._repr_html_() and "Strong scaling" in shown._repr_html_()

@@ -103,6 +103,14 @@ CONTESTANTS = {
             "horovod", "PyTorch (Horovod)", "horovod", "torch_horovod", ("torch", "horovod"), "horovod.torch"
         ),
         Contestant(
+            "horovod-tensorflow",
+            "TensorFlow (Horovod)",
+            "horovod",
+            "tensorflow_horovod",
+            ("tensorflow", "tf_keras", "horovod"),
+            environment={"TF_USE_LEGACY_KERAS": "1"},
+        ),
+        Contestant(
             "tensorflow",
             "TensorFlow (MultiWorkerMirroredStrategy)",
             "tensorflow",

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from carme_runtime.scaling.network import Machine
@@ -93,22 +93,36 @@ class Prediction:
     @property
     def knee(self) -> int:
         """The most ranks for which the last doubling still makes strong scaling 1.25 times as fast."""
-        reached = self.strong[0]
-        for point in self.strong[1:]:
-            needed = _STALLS_BELOW ** math.log2(point.ranks / reached.ranks)
-            if point.speedup < reached.speedup * needed:
-                break
-            reached = point
-        return reached.ranks
+        return knee_of({point.ranks: point.speedup for point in self.strong})
 
     def most_ranks(self, efficiency: float) -> int:
         """The most ranks of strong scaling with at least this efficiency, of those that were looked at."""
-        return max((p.ranks for p in self.strong if p.efficiency >= efficiency), default=1)
+        return most_of({point.ranks: point.speedup for point in self.strong}, efficiency)
 
     @property
     def fastest(self) -> Point:
         """Of strong scaling."""
         return max(self.strong, key=lambda point: point.speedup)
+
+
+def knee_of(speedups: Mapping[int, float]) -> int:
+    """The most ranks for which the last doubling still makes it 1.25 times as fast.
+
+    Args:
+        speedups: By ranks, growing, over one rank.
+    """
+    ranks = list(speedups)
+    reached = ranks[0]
+    for count in ranks[1:]:
+        if speedups[count] < speedups[reached] * _STALLS_BELOW ** math.log2(count / reached):
+            break
+        reached = count
+    return reached
+
+
+def most_of(speedups: Mapping[int, float], efficiency: float) -> int:
+    """The most ranks with at least this efficiency, by the speed-ups over one rank."""
+    return max((ranks for ranks, speedup in speedups.items() if speedup / ranks >= efficiency), default=1)
 
 
 def predict(

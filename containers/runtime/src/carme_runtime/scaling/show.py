@@ -9,6 +9,7 @@ from carme_runtime.graph.show import columns
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.scaling.prediction import NONE, Point, Prediction
 
+_RESTLESS = 0.2  # standard deviation of steps, as a part of them, from which on a probe is rough
 _HEAD = ("ranks", "batch each", "ms a step", "80 % interval", "speed-up", "efficiency", "rank-hours", "limit")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 640, 420, 60, 40, 400, 320
 _COLORS = {
@@ -58,6 +59,12 @@ def advice(prediction: Prediction) -> list[str]:
     if prediction.remedies:
         several = "; ".join(f"{one.what} ({one.faster:.2f} times as fast)" for one in prediction.remedies)
         lines.append(f"What would move the limit: {several}.")
+    if (spread := prediction.profile.spread) >= _RESTLESS:
+        lines.append(
+            f"The probe's steps differ by {100 * spread:.0f} % (standard deviation), so take all of this as "
+            "rough: others use the machine, or batches take different times. Measure again in a job of your "
+            "own."
+        )
     return lines
 
 

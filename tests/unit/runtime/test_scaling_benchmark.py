@@ -1,0 +1,101 @@
+"""What the benchmark of predictions concludes, and in what its ranks are limited."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cgroups import part_of_a_core
+
+from patience import HANG
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The benchmark's module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    before = set(sys.modules)
+    yield importlib.import_module("scaling")
+    for name in set(sys.modules) - before:
+        if Path(getattr(sys.modules[name], "__file__", None) or "/").parent == BENCHMARKS:
+            del sys.modules[name]
+
+
+def turn(alone: float, measured: float, predicted: float, simple: float) -> dict[str, float]:
+    """A round, with the same step of one rank in all."""
+    times = {"measured": measured, "predicted": predicted, "simple": simple}
+    alike = dict.fromkeys(("alone", "predicted_alone", "simple_alone"), alone)
+    return times | alike | {"low": predicted * 0.9, "high": predicted * 1.1}
+
+
+def test_knees_are_the_most_ranks_above_efficiencies_and_of_use(benchmark: Any) -> None:
+    """Of 0.3, 0.5, 0.7 and 0.9; a doubling from two to four that makes it 1.2 times as fast is of no use."""
+    assert benchmark.EFFICIENCIES == (0.3, 0.5, 0.7, 0.9)
+    assert benchmark.knees({1: 1.0, 2: 1.9, 4: 3.7}) == [4, 4, 4, 4, 4]
+    assert benchmark.knees({1: 1.0, 2: 1.5, 4: 1.8}) == [4, 2, 2, 1, 2]
+    assert benchmark.knees({1: 1.0, 2: 0.5, 4: 0.4}) == [1, 1, 1, 1, 1]
+
+
+def test_a_knee_is_right_within_one_step_of_two(benchmark: Any) -> None:
+    right = {2: {"1": {"mlp": [turn(100, 55, 60, 52)]}}, 4: {"1": {"mlp": [turn(100, 30, 50, 26)]}}}
+    near, exact = benchmark.judged_knees(right)
+    # Measured with efficiencies of 0.91 and 0.83: [4, 4, 4, 2, 4]; predicted 0.83 and 0.5: [4, 4, 2, 1, 2].
+    assert (near["name"], near["ours"], near["holds"]) == ("knee_within_a_step", 100, True)
+    assert near["measured"] == {"1": 0, "2": 1, "4": 4}
+    assert exact["ours"] == 40 and exact["peers"]["simple"] == 80, "the simple one has four ranks above 0.9"
+    far = {2: {"1": {"mlp": [turn(100, 200, 60, 52)]}}, 4: {"1": {"mlp": [turn(100, 200, 50, 26)]}}}
+    near, exact = benchmark.judged_knees(far)
+    # Measured: one rank in all five.
+    assert near["ours"] == 60 and not near["holds"] and exact["ours"] == 20
+
+
+def test_knees_are_judged_where_there_are_several_numbers_of_ranks(benchmark: Any) -> None:
+    one = {2: {"1": {"mlp": [turn(100, 55, 60, 52)]}}}
+    names = [row["name"] for row in benchmark.table(one)]
+    assert names[0] == "predicted_step_ms_mlp_2_1gbit" and "knee_within_a_step" not in names
+    two = one | {4: {"1": {"mlp": [turn(100, 30, 50, 26)]}}}
+    names = [row["name"] for row in benchmark.table(two)]
+    assert names[1] == "predicted_step_ms_mlp_4_1gbit" and names[-2:] == ["knee_within_a_step", "knee_exact"]
+
+
+@pytest.mark.parametrize(
+    "option", [("--ranks", "3"), ("--ranks", "1"), ("--rates", "fast"), ("--rates", "0")]
+)
+def test_ranks_and_rates_that_cannot_be_measured_are_refused(option: tuple[str, str]) -> None:
+    command = [sys.executable, str(BENCHMARKS / "scaling.py"), *option]
+    path = ":".join(entry for entry in sys.path if entry)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=HANG, check=False
+    )
+    assert done.returncode == 2 and f"{option[0]}" in done.stderr and "Traceback" not in done.stderr
+
+
+#: Computes for 0.3 s, and prints how long that took.
+COMPUTING = """
+import time
+began = time.monotonic()
+while time.process_time() < 0.3:
+    pass
+print(time.monotonic() - began)
+"""
+
+
+def test_a_process_computes_for_its_part_of_a_core() -> None:
+    try:
+        with part_of_a_core(0.2) as enter:
+            done = subprocess.run(
+                [sys.executable, "-c", COMPUTING],
+                preexec_fn=enter,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+    except OSError as error:
+        pytest.skip(f"no cgroup of processors can be made here: {error}")
+    # Python's own start counts as computing, too.
+    assert float(done.stdout) > 0.2 / 0.2 * 0.8
