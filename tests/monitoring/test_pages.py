@@ -13,12 +13,7 @@ from .conftest import Gpus
 
 #: Less is too little to say what to change.
 PATIENCE = 2 * HANG * 1000
-CURVES = (
-    "GPU: share of time in which it worked",
-    "GPU: memory in use",
-    "Processors that worked, of those requested",
-    "Memory in use, of that requested",
-)
+CURVES = ("GPU utilization", "GPU memory", "Processors", "Memory")
 
 
 def expect_use(part: Locator) -> None:
@@ -27,8 +22,9 @@ def expect_use(part: Locator) -> None:
     expect(part.locator("pre").first).to_contain_text("--gpus 1")
     for title in CURVES:
         expect(part.get_by_role("heading", name=title, exact=True)).to_be_visible()
-    expect(part.locator("svg polyline").first).to_be_attached()  # a level line has no height to be seen by
-    expect(part.locator("svg text", has_text="n1 GPU")).to_have_count(4)  # two GPUs: their work, their memory
+    expect(part.locator("carme-chart canvas").first).to_be_visible()
+    # Two GPUs: their work, their memory.
+    expect(part.locator("carme-chart .legend li", has_text="n1 GPU")).to_have_count(4)
 
 
 def test_jupyterlab_and_the_job_s_page_show_curves_and_advice(
@@ -61,7 +57,7 @@ def test_jupyterlab_and_the_job_s_page_show_curves_and_advice(
         page.reload()
         use = page.locator("#use")
         expect(use.get_by_text("not known. The site's metrics cannot be read:")).to_be_visible()
-        expect(use.locator("svg")).to_have_count(0)
+        expect(use.locator("carme-chart")).to_have_count(0)
         text = demo.carme("report", str(job)).stdout
         assert "not known. The site's metrics cannot be read" in text and "Advice: none." in text
     finally:

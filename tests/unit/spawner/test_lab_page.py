@@ -373,6 +373,36 @@ async def test_on_a_phone_the_files_are_folded_and_the_time_is_in_sight(front: F
     assert await page.evaluate(COVERED) == []
 
 
+#: The portal's charts, as its pages have them, and a part of a job's page.
+STATIC = Path(__file__).parents[3] / "webui/src/carme_webui/static/carme"
+CHART = {
+    "title": "Memory", "unit": "GiB", "start": 0, "step": 15, "series": [{"name": "n1", "values": [1, 2]}],
+    "most": None, "summary": "n1 1.5 GiB on average", "line": {"name": "Requested", "value": 32},
+    "words": {"table": "As a table", "time": "Time"},
+}  # fmt: skip
+PART = f"""<section id="use" lang="en" aria-labelledby="use-heading" data-plots="/static/uplot.js"
+  data-charts="/static/charts.js" data-style="/static/charts.css" hx-get="/jobs/7/use/">
+  <h2 id="use-heading">Resource usage</h2>
+  <div class="charts"><carme-chart data-chart='{json.dumps(CHART)}'></carme-chart></div></section>"""
+
+
+async def test_the_panel_draws_the_charts_of_the_jobs_page(front: Front, page: Page) -> None:
+    """It asks the portal alone, which has the curves from Prometheus or from the nodes' exporters."""
+    (plots,) = STATIC.glob("vendor/uplot-*.js")
+    front.status = {"ends": None, "job": 7, "extend": False, "warned_idle": [], "warned": []}
+    front.pages |= {"/jobs/7/use/": PART, "/static/uplot.js": plots.read_text()}
+    front.pages["/static/charts.js"] = (STATIC / "charts.js").read_text()
+    await page.goto(f"{front.url}{BASE}lab?reset")
+    await has_loaded(page)
+    await page.locator('.lm-TabBar-tab[data-id="carme-use"]').click()
+    chart = page.locator("#carme-use carme-chart")
+    await expect(chart.locator("canvas")).to_be_visible()
+    await expect(chart.locator(".legend")).to_contain_text("n1: 2\xa0GiB")
+    await expect(chart.locator(".legend")).to_contain_text("Requested: 32")
+    paths = {path for path in front.questions if not path.startswith(BASE)}
+    assert "/jobs/7/use/" in paths and not [path for path in paths if "metrics" in path], paths
+
+
 #: Collects the texts of JupyterLab's messages, also of those that have gone again.
 LISTEN = """() => {
     window.heard = '';

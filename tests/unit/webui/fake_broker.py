@@ -185,6 +185,8 @@ class FakeBroker:
         self.nets: dict[int, protocol.NetPicture] = {}
         self.scripts: dict[tuple[str, str], str] = {}
         self.reports: dict[int, Report] = {}
+        #: Whether the real broker reports of other jobs, from the exporters of their nodes.
+        self.has_exporters = False
         self.warnings: list[JobWarning] = []
         self.requests: list[protocol.Request] = []
         self.published: dict[str, Session] = {}
@@ -311,6 +313,8 @@ class FakeBroker:
             case protocol.GetWarnings():
                 return self.warnings
             case protocol.GetReport(job_id=job_id):
+                if job_id not in self.reports and self.has_exporters:
+                    return NO_ANSWER
                 if job_id not in self.reports:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]

@@ -183,9 +183,11 @@ def test_what_the_broker_refuses_is_reported_and_not_on_record(root: Browser, br
 def test_the_overview_shows_use_queue_failures_and_services(
     root: Browser, alice: User, broker: FakeBroker
 ) -> None:
-    submitted = timezone.now() - timedelta(hours=2)
+    now = timezone.now()
     broker.put(make_job(7, user="alice"))
-    broker.put(make_job(8, user="alice", state="PENDING", gpus=3, submitted=submitted))
+    for number, hours in ((8, 2), (9, 1), (10, 1)):
+        broker.put(make_job(number, state="PENDING", gpus=1, submitted=now - timedelta(hours=hours)))
+    broker.put(make_job(11, state="PENDING", gpus=0, submitted=now - timedelta(minutes=9), partition="cpu"))
     options = SessionOptions(image="torch", minutes=60)
     Session.request(alice, options, "s12345678")
     Session.objects.update(state="ended", ending="image_missing", sentence="The image is missing.", job_id=9)
@@ -197,10 +199,17 @@ def test_the_overview_shows_use_queue_failures_and_services(
     sums = re.findall(r"<div><dt>([^<]*)</dt><dd>([^<]*)</dd></div>", page)
     assert sums == [
         ("Nodes available", "2 / 3"), ("GPUs in use", "1 / 4"), ("Processors in use", "0 / 32"),
-        ("Memory in use", "0\xa0B / 125\xa0GiB"), ("Jobs running", "1"), ("Jobs waiting", "1"),
+        ("Memory in use", "0\xa0B / 125\xa0GiB"), ("Jobs running", "1"), ("Jobs waiting", "4"),
     ]  # fmt: skip
     row = re.search(r'<th scope="row">gpu</th>(.*?)</tr>', page)
-    assert row and re.findall("<td>(.*?)</td>", row[1]) == ["1", "1", "3", "2 hours"]
+    assert row and re.findall("<td>(.*?)</td>", row[1]) == ["1", "3", "3", "1 hour", "2 hours"]
+    # Each partition in which jobs wait has its bars, in the unit of the longest wait.
+    (chart,) = BeautifulSoup(page, "html.parser")("carme-chart")
+    spec = json.loads(str(chart["data-chart"]))
+    assert (spec["labels"], spec["unit"]) == (["cpu", "gpu"], "min")
+    assert [(one["name"], [round(value) for value in one["values"]]) for one in spec["series"]] == [
+        ("median", [9, 60]), ("longest", [9, 120]),
+    ]  # fmt: skip
     assert "The image is missing." in page and '/admin/jobs/9/">9</a>' in page
     assert page.count('class="state running"') + page.count('class="state failed"') == 4
     assert "default_minutes" in text(root.get("/admin/policies/"))

@@ -98,10 +98,17 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
     rounds()
     for page in ("/", PAGE):
         found = BeautifulSoup(browser.get(page).content, "html.parser")
-        bars = {str(bar["class"][0]): int(str(bar["x"])) for bar in found.select(".life rect")}
-        assert bars["queued"] == 0 < bars["staging"] < bars["running"] < 1000, page
-        legend = found.select_one(".life + .legend")
-        assert legend is not None
+        (drawn,) = found("carme-spans")
+        spec = json.loads(str(drawn["data-spans"]))
+        spans = {span["kind"]: span for row in spec["rows"] for span in row["spans"]}
+        begins = [spans[kind]["start"] for kind in ("queued", "staging", "running")]
+        assert begins[0] < begins[1] == first.timestamp() < begins[2] == free.timestamp(), page
+        assert spans["running"]["open"] and spec["summary"].startswith("Its nodes: In use 3"), page
+        (table,) = found.select(".span-table table")
+        cells = [[str(cell.get_text()) for cell in row("td")] for row in table("tr")[1:]]
+        assert [row[0] for row in cells] == ["In use", "May start", "Running"]
+        assert [row[2:] for row in cells][2] == ["\N{EN DASH}"] * 2, "its end is not known"
+        (legend,) = (one for one in found(class_="legend") if "In use until" in one.get_text())
         shown = [time["datetime"] for time in legend("time")]
         assert shown == [f"{at:%Y-%m-%dT%H:%M:%SZ}" for at in (free, first, free)]
 
@@ -119,7 +126,7 @@ def test_nodes_are_in_use_until_a_time_at_which_something_ends(known: bool) -> N
     assert (drawn and drawn.freed) == (end if known else None)
     # Where a start is planned, too, the job alone is drawn.
     planned = waiting(why, None, begin)
-    assert planned and planned.freed is None and len(planned.rows) == 1
+    assert planned and planned.freed is None and len(planned.spans.rows) == 1
 
 
 @pytest.mark.usefixtures("at_once", "still")
@@ -132,7 +139,7 @@ def test_nothing_is_drawn_of_a_wait_without_an_end(
     )
     rounds()
     for page in ("/", PAGE):
-        assert 'class="life"' not in browser.get(page).content.decode()
+        assert "<carme-spans" not in browser.get(page).content.decode()
 
 
 def test_an_array_is_one_of_my_jobs(browser: Browser, alice: User) -> None:
@@ -221,7 +228,7 @@ def test_a_prometheus_that_is_away_is_named(
     browser: Browser, alice: User, settings: Any, tmp_path: Any
 ) -> None:
     page = browser.get("/").content.decode()
-    assert "/metrics/sparks/" not in page and "charts.js" not in page  # this site measures nothing
+    assert "/metrics/sparks/" not in page  # this site measures nothing
     place = django_settings.SITE.monitoring.model_copy(
         update={"prometheus": "https://127.0.0.1:1", "portal_certificates": tmp_path}
     )

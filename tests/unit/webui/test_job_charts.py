@@ -1,10 +1,15 @@
 """The charts of a job's page: what they are drawn from."""
 
 import json
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import pytest
 from bs4 import BeautifulSoup
-from django.utils import translation
+from django.conf import settings as django_settings
+from django.utils import timezone, translation
+from real_exporter import NODE, Exporter
 
 from carme.reports import Advice, Curve, GpuUse, Report, TrainingUse, Usage
 from carme_webui.metrics.charts import Chart, Line, Part, Stack
@@ -139,6 +144,37 @@ def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: F
     assert chart["summary"] == "n1 <GPU> 0 50\xa0% on average, at most 100\xa0%"
     assert "every 30s" in part
     assert {request.user for request in broker.requests_of("report")} == {"alice"}
+
+
+def test_without_prometheus_the_curves_come_from_the_exporter(
+    browser: Browser, broker: FakeBroker, settings: Any, tmp_path: Path
+) -> None:
+    """The job's page and the panel in JupyterLab show the same part."""
+    exporter = Exporter(tmp_path / "tls")
+    try:
+        place = django_settings.SITE.monitoring.model_copy(
+            update={"certificates": exporter.certificates, "exporter_port": exporter.port}
+        )
+        assert not place.prometheus
+        settings.SITE = django_settings.SITE.model_copy(update={"monitoring": place})
+        broker.has_exporters = True
+        broker.restart()
+        begun = timezone.now() - timedelta(seconds=50)
+        broker.put(make_job(7, kind="session", node_list=NODE, started=begun, submitted=begun))
+        read_changes()
+        exporter.node.seconds = 40
+        part = text(browser.get("/jobs/7/use/"))
+    finally:
+        exporter.close()
+    found = {one["title"]: one for one in charts_in(part)}
+    values = {title: one["series"][0]["values"] for title, one in found.items()}
+    assert values["GPU utilization"] == [80] and values["GPU memory"] == [10]
+    assert values["Memory"] == pytest.approx([2], rel=0.01)
+    assert found["Memory"]["line"] == {"name": "Requested", "value": 32}
+    assert values["Training: loss"] == [2.1]
+    # Speeds need a second look.
+    assert values["Processors"] == [None]
+    assert "as long as somebody looks" in part and 'hx-get="/jobs/7/use/"' in part
 
 
 def test_amounts_beside_charts_are_written_in_the_readers_language() -> None:

@@ -1,6 +1,7 @@
 """Advice in the forms that ask for GPUs: a probe's result of the user's, read by the real program."""
 
 import html as html_module
+import json
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bs4 import BeautifulSoup
 from django.conf import settings as django_settings
 from django.utils import timezone
 from scaling_results import write_result
@@ -188,13 +190,29 @@ def test_without_a_result_nothing_is_shown(browser: Browser, home: Path) -> None
     assert "Cheapest" not in estimate(browser, scaling="")
 
 
-def test_the_curve_is_a_picture_with_a_table(browser: Browser, home: Path) -> None:
+def test_the_curve_is_a_chart_with_its_interval_what_is_ideal_and_the_sites_floor(
+    browser: Browser, home: Path, floor: None
+) -> None:
     html = browser.send("/", "/sessions/estimate/", **FORM).content.decode()
-    assert (
-        '<svg class="curve"' in html
-        and 'role="img"' in html
-        and html.count("<circle") == html.count('<th scope="row">')
-    )
+    page = BeautifulSoup(html, "html.parser")
+    (drawn,) = page("carme-chart")
+    spec = json.loads(str(drawn["data-chart"]))
+    lines = {one["name"]: one["values"] for one in spec["series"]}
+    assert [*lines] == [
+        *("predicted", "80 % interval, from", "80 % interval, to", "ideal"),
+        "99 % efficiency, below which the site asks for a reason",
+    ]
+    predicted, low, high, ideal, accepted = lines.values()
+    assert ideal == spec["at"] == [1, 2, 4, 8, 16]
+    assert all(a <= b <= c for a, b, c in zip(low, predicted, high, strict=True)) and low[-1] < high[-1]
+    assert accepted == pytest.approx([0.99 * ranks for ranks in ideal])
+    # What the table beside it says of each choice, and which of them the form asks for.
+    (table,) = page("table")
+    assert len(table("tr")) == len(spec["at"]) + 1
+    marks = {spec["labels"][one["place"]]: one["chosen"] for one in spec["marks"]}
+    assert marks["8 GPUs (2 nodes), chosen"] and not marks["16 GPUs (4 nodes), fastest"]
+    assert spec["labels"][0] == "1 GPU, cheapest" and spec["current"] == 3
+    assert spec["summary"].startswith("1 GPU, cheapest: 1; ")
     assert 'tabindex="0" role="region"' in html and "<script" not in html
 
 

@@ -88,6 +88,16 @@ def page(context: BrowserContext) -> Page:
 
 
 @pytest.fixture
+def complaints(page: Page) -> Iterator[list[str]]:
+    """What the browser refused or could not do: nothing, also at the end."""
+    found: list[str] = []
+    page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: found.append(str(error)))
+    yield found
+    assert not found
+
+
+@pytest.fixture
 def root(transactional_db: None) -> User:
     """An administrator."""
     return User.objects.create_user("root1", password=PASSWORD, is_staff=True)

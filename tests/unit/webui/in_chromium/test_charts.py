@@ -58,16 +58,6 @@ SPLITS = """chart => {
 }"""
 
 
-@pytest.fixture
-def complaints(page: Page) -> Iterator[list[str]]:
-    """What the browser refused or could not do: nothing, also at the end."""
-    found: list[str] = []
-    page.on("console", lambda message: found.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: found.append(str(error)))
-    yield found
-    assert not found
-
-
 def looks(page: Page, name: str, complaints: list[str]) -> None:
     """Pictures on a wide screen and a phone, light and dark, with nothing for axe to find."""
     assert not complaints  # axe itself tries what the policy forbids
@@ -336,6 +326,46 @@ def test_stacks_are_read_by_keyboard_and_table(
     expect(chart.locator(".legend .moment")).to_have_text(today or "none")
     assert chart.get_by_role("img", name=f"Booked GPUs: {today}: ").count() == 1
     looks(page, "booking-share", complaints)
+
+
+#: Whether a chart is as wide as its place and has the shape in which it was drawn.
+FITS = """chart => {
+  const place = chart.place.getBoundingClientRect();
+  const canvas = chart.shadowRoot.querySelector("canvas");
+  const shown = canvas.getBoundingClientRect();
+  return Math.abs(place.width - shown.width) < 1 && Math.abs(place.right - shown.right) < 1
+    && Math.abs(shown.height / shown.width - canvas.height / canvas.width) < .01;
+}"""
+ON_PAPER = 650  # pixels, as in charts.js
+
+
+@pytest.mark.parametrize("size", [SMALL, DESKTOP])
+def test_charts_are_as_wide_as_the_paper(
+    page: Page, charts: Locator, size: ViewportSize, complaints: list[str]
+) -> None:
+    page.set_viewport_size(size)
+    chart = charts.nth(2)
+    on_screen = "chart => chart.plot.width === chart.place.clientWidth && chart.plot.width !== 650"
+    handle = chart.element_handle()
+    page.wait_for_function(on_screen, arg=handle)
+    page.evaluate(
+        """chart => addEventListener("beforeprint",
+             () => (window.printed = [chart.plot.width, chart.palette.text]))""",
+        handle,
+    )
+    assert page.pdf(format="A4").startswith(b"%PDF")
+    assert page.evaluate("window.printed") == [ON_PAPER, "rgb(20, 20, 20)"]
+    page.wait_for_function(on_screen, arg=handle)
+    # Whatever the paper is: A5, A4, and A4 on its side.
+    for width in (480, 718, 1040):
+        page.set_viewport_size({"width": width, "height": 1000})
+        page.emulate_media(media="print")
+        page.wait_for_function(f"chart => chart.plot.width === {ON_PAPER}", arg=handle)
+        assert [charts.nth(place).evaluate(FITS) for place in range(charts.count())] == [True] * 5
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        keep(page, f"printed-{size['width']}-{width}")
+        page.emulate_media(media="screen")
+        page.wait_for_function(on_screen, arg=handle)
 
 
 def test_axes_have_the_unit_of_their_numbers_and_each_day_its_number(charts: Locator) -> None:

@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from math import isfinite
+from math import inf, isfinite
+from statistics import median
 
 from django.conf import settings
 from django.utils import timezone
@@ -20,6 +21,7 @@ from carme_webui.clocks import minutes_words
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 from carme_webui.jobs.models import Mirror
+from carme_webui.metrics.charts import Part, Stack
 from carme_webui.metrics.sparks import has_metrics
 from carme_webui.sessions.models import Session
 from carme_webui.sizes import memory_words
@@ -37,6 +39,8 @@ RECENT = timedelta(days=1)
 MOST_FAILURES = 8
 #: Sessions whose start failed.
 NOT_STARTED = (Ending.DIED_AT_START, Ending.IMAGE_MISSING, Ending.HOME_NOT_WRITABLE, Ending.REFUSED)
+#: Units of waits, each with its seconds, and the waits up to which it is used.
+_UNITS = (("min", 60, 3 * 3600), ("h", 3600, 3 * 86400), ("d", 86400, inf))
 #: What is older than so many polls of Slurm is a problem.
 STALE_LOOKS, STALE_SECONDS = 6, 40
 
@@ -58,20 +62,23 @@ class Tile:
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs of one partition."""
+    """The jobs of one partition; `waits`: seconds for which each of those that wait has waited."""
 
     partition: str
     running: int
     waiting: int
     gpus_waiting: int
-    longest_wait: timedelta | None
+    waits: Sequence[float]
 
     @property
-    def wait(self) -> str:
+    def median_wait(self) -> str:
+        """The median in words, of the jobs that wait."""
+        return _wait_words(median(self.waits)) if self.waits else ""
+
+    @property
+    def longest_wait(self) -> str:
         """The longest wait in words."""
-        return (
-            minutes_words(max(1, int(self.longest_wait.total_seconds() // 60))) if self.longest_wait else ""
-        )
+        return _wait_words(max(self.waits)) if self.waits else ""
 
 
 @dataclass(frozen=True)
@@ -87,13 +94,14 @@ class Service:
 class Overview:
     """All of it; `banner` says why something is missing, `by` is the measure that the tiles show.
 
-    `sums` are figures of the whole cluster, each with its title.
+    `sums` are figures of the whole cluster, each with its title; `waits` are the queues' as bars.
     """
 
     by: str
     sums: list[tuple[str, str]]
     tiles: list[Tile]
     queues: list[Queue]
+    waits: Stack | None
     failures: list[Session]
     services: list[Service]
     banner: str
@@ -119,7 +127,8 @@ def overview(by: str = "use") -> Overview:
             banner = banner or explained(error)
     tiles = [_tile(node, shown, degrees) for node in cluster.nodes] if cluster else []
     sums = _sums(cluster.nodes, jobs) if cluster else []
-    return Overview(shown, sums, tiles, _queues(jobs, now), _failures(now), services, banner)
+    queues = _queues(jobs, now)
+    return Overview(shown, sums, tiles, queues, _waits(queues), _failures(now), services, banner)
 
 
 def measure_titles() -> dict[str, str]:
@@ -180,11 +189,29 @@ def _queues(jobs: Iterable[Job], now: datetime) -> list[Queue]:
     queues = []
     for partition, members in sorted(found.items()):
         waiting = [job for job in members if job.state.phase is Phase.PENDING]
-        waits = [now - job.submitted for job in waiting if job.submitted]
+        waits = [(now - job.submitted).total_seconds() for job in waiting if job.submitted]
         running = sum(job.state.phase is Phase.RUNNING for job in members)
         gpus = sum(job.gpus for job in waiting)
-        queues.append(Queue(partition, running, len(waiting), gpus, max(waits, default=None)))
+        queues.append(Queue(partition, running, len(waiting), gpus, waits))
     return queues
+
+
+def _waits(queues: Iterable[Queue]) -> Stack | None:
+    """How long jobs have waited in each partition that has some; None: nothing waits."""
+    known = [one for one in queues if one.waits]
+    if not known:
+        return None
+    most = max(max(one.waits) for one in known)
+    unit, length = next((unit, length) for unit, length, until in _UNITS if most < until)
+    parts = [
+        Part(_("median"), [round(median(one.waits) / length, 2) for one in known]),
+        Part(_("longest"), [round(max(one.waits) / length, 2) for one in known], total=True),
+    ]
+    return Stack(_("Waits"), unit, _("Partition"), [one.partition for one in known], parts)
+
+
+def _wait_words(seconds: float) -> str:
+    return minutes_words(max(1, int(seconds // 60)))
 
 
 def _failures(now: datetime) -> list[Session]:

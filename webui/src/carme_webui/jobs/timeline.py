@@ -7,8 +7,8 @@ from django.utils.translation import gettext as _
 
 from carme.jobs.nodes import expand
 from carme.sessions import Step
-from carme_webui.jobs.bars import NARROWEST, WIDTH, Bar, Row
 from carme_webui.jobs.models import Job
+from carme_webui.jobs.spans import Row, Span, Spans
 from carme_webui.sessions.models import Session
 
 __all__ = ["timeline"]
@@ -16,33 +16,25 @@ __all__ = ["timeline"]
 MOST_NODES = 16
 
 
-def timeline(job: Job, session: Session | None = None) -> list[Row]:
-    """The rows of the picture; none before Slurm has reported when the job was submitted."""
-    now = timezone.now()
+def timeline(job: Job, session: Session | None = None) -> Spans | None:
+    """The bars; None before Slurm has reported when the job was submitted."""
     begin = job.submitted
     if begin is None:
-        return []
-    end = max(job.ended or now, begin + timedelta(seconds=1))
-    whole = (end - begin).total_seconds()
-
-    def bar(kind: str, label: str, first: datetime, last: datetime) -> Bar:
-        x = int((first - begin).total_seconds() / whole * WIDTH)
-        width = max(NARROWEST, int((last - first).total_seconds() / whole * WIDTH))
-        return Bar(kind, label, first, last, min(x, WIDTH - NARROWEST), width)
-
-    started = job.started
-    rows = [Row(_("Queue"), [bar("queued", _("Queued"), begin, min(started or end, end))])]
-    if started is None:
-        return rows
-    ready = min(max(_ready(session) or started, started), end)
-    bars = [bar("running", _("Running"), ready, end)]
-    if ready > started:
-        bars.insert(0, bar("staging", _("Staging and start"), started, ready))
-    nodes = expand(job.node_list) if job.node_list else []
-    rows += [Row(name, bars) for name in nodes[:MOST_NODES]]
-    if len(nodes) > MOST_NODES:
-        rows.append(Row(_("%d more nodes") % (len(nodes) - MOST_NODES), bars))
-    return rows
+        return None
+    end = max(job.ended or timezone.now(), begin + timedelta(seconds=1))
+    started, goes_on = job.started, job.is_unfinished
+    queued = Span("queued", _("Queued"), begin, min(started or end, end), goes_on and started is None)
+    rows = [Row(_("Queue"), [queued])]
+    if started is not None:
+        ready = min(max(_ready(session) or started, started), end)
+        spans = [Span("running", _("Running"), ready, end, goes_on)]
+        if ready > started:
+            spans.insert(0, Span("staging", _("Staging and start"), started, ready))
+        nodes = expand(job.node_list) if job.node_list else []
+        rows += [Row(name, spans) for name in nodes[:MOST_NODES]]
+        if len(nodes) > MOST_NODES:
+            rows.append(Row(_("%d more nodes") % (len(nodes) - MOST_NODES), spans))
+    return Spans(_("Timeline"), rows)
 
 
 def _ready(session: Session | None) -> datetime | None:

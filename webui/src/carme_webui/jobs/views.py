@@ -167,7 +167,11 @@ def facts(request: HttpRequest, job_id: int) -> HttpResponse:
 
 @require_safe
 def net(request: HttpRequest, job_id: int) -> HttpResponse:
-    """The part of a job's page that draws the Petri net that it runs."""
+    """The part of a job's page that shows the Petri net that it runs.
+
+    A net is a graph, not a chart: the runtime lays it out and draws it as SVG (`carme_runtime.petri.draw`),
+    here as in notebooks.
+    """
     found = _mine(request, job_id)
     try:
         drawn = broker().net(found.id, user=found.user)
@@ -478,5 +482,5 @@ def _job_context(request: HttpRequest, job_id: int, log: bool = True) -> dict[st
         context["cells"] = cells(found)
         context["failed"] = failed_tasks(found)[:MOST_NAMED]
         return context
-    context["rows"] = timeline(found, session)
+    context["timeline"] = timeline(found, session)
     return context | ({"log": tail(found, broker())} if log else {})

@@ -7,7 +7,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.translation import until_of
-from carme_webui.jobs.bars import NARROWEST, WIDTH, Bar, Row
+from carme_webui.jobs.spans import Row, Span, Spans
 
 __all__ = ["Waiting", "waiting"]
 
@@ -22,12 +22,12 @@ class Waiting:
     """The picture.
 
     Attributes:
-        rows: What holds the nodes, where that is known, then the job itself.
+        spans: What holds the nodes, where that is known, then the job itself.
         freed: When the nodes become free at the latest, if that is known.
         earliest, latest: The range of the expected start, if that is known.
     """
 
-    rows: list[Row]
+    spans: Spans
     freed: datetime | None
     earliest: datetime | None
     latest: datetime | None
@@ -51,16 +51,12 @@ def waiting(explanation: str, earliest: datetime | None, latest: datetime | None
         return None
     end = last + (last - now) * AFTER
 
-    def bar(kind: str, label: str, first: datetime, until: datetime) -> Bar:
-        x, right = (int((at - now) / (end - now) * WIDTH) for at in (first, until))
-        return Bar(kind, label, first, until, min(x, WIDTH - NARROWEST), max(NARROWEST, right - x))
-
     rows = []
     if freed:
-        rows.append(Row(_("Its nodes"), [bar("queued", _("In use"), now, freed)]))
+        rows.append(Row(_("Its nodes"), [Span("queued", _("In use"), now, freed)]))
     if latest:
-        bars = [bar("running", _("Running"), latest, end)]
+        spans = [Span("running", _("Running"), latest, end, is_open=True)]
         if earliest:
-            bars.insert(0, bar("staging", _("May start"), earliest, latest))
-        rows.append(Row(_("The job"), bars))
-    return Waiting(rows, freed, earliest, latest)
+            spans.insert(0, Span("staging", _("May start"), earliest, latest))
+        rows.append(Row(_("The job"), spans))
+    return Waiting(Spans(_("Expected start"), rows), freed, earliest, latest)

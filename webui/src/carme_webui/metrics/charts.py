@@ -12,7 +12,10 @@ from django.utils.translation import gettext as _
 
 from carme.reports import Advice, Curve, Report
 
-__all__ = ["Chart", "Line", "Multiples", "Part", "Placed", "Stack", "multiples_of", "of_report"]
+__all__ = [
+    *["Chart", "Growth", "Line", "Multiples", "Part", "Place", "Placed", "Stack"],
+    *["multiples_of", "of_report"],
+]
 
 PERCENT = 100
 MOST_ROUNDED = 1000  # below, amounts have three digits that count; from there on, all before the decimal mark
@@ -188,6 +191,86 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class Place:
+    """A place on the lower axis of a growth.
+
+    Attributes:
+        at: Where it is.
+        label: What it is called.
+        marks: What it is of all places, such as the cheapest.
+        is_chosen: It has a ring, and is shown first.
+    """
+
+    at: float
+    label: str
+    marks: Sequence[str] = ()
+    is_chosen: bool = False
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A line over amounts with its band, and lines to compare it with; both axes double with each step.
+
+    Attributes:
+        title: What it shows.
+        axis: What the amounts are.
+        places: The smallest first, at least one.
+        line: A value above 0 for each place.
+        low, high: The band around it.
+        others: What it is compared with: the ideal first.
+    """
+
+    title: str
+    axis: str
+    places: Sequence[Place]
+    line: Line
+    low: Line
+    high: Line
+    others: Sequence[Line] = ()
+
+    @property
+    def data(self) -> str:
+        """All that the browser draws it from, as JSON."""
+        lines = [(self.line, ""), (self.low, "edge"), (self.high, "edge")]
+        lines += [(line, "other") for line in self.others]
+        chosen = [number for number, place in enumerate(self.places) if place.is_chosen]
+        spec = {
+            "title": self.title,
+            "unit": "",
+            "at": [place.at for place in self.places],
+            "labels": [_marked(place) for place in self.places],
+            "marks": [
+                {"place": number, "words": ", ".join(place.marks), "chosen": place.is_chosen}
+                for number, place in enumerate(self.places)
+                if place.marks or place.is_chosen
+            ],
+            "series": [
+                {"name": line.name, "values": [_short(value) for value in line.values]}
+                | ({"role": role} if role else {})
+                for line, role in lines
+            ],
+            "current": chosen[0] if chosen else len(self.places) - 1,
+            "summary": self.summary,
+            "words": {"table": _("As a table"), "time": self.axis},
+        }
+        return json.dumps(spec, separators=(",", ":"))
+
+    @property
+    def summary(self) -> str:
+        """It in words, for who does not see it."""
+        known = zip(self.places, self.line.values, strict=True)
+        return "; ".join(f"{_marked(place)}: {_amount(value or 0.0, '')}" for place, value in known)
+
+
+def _marked(place: Place) -> str:
+    return ", ".join([place.label, *place.marks])
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+@dataclass(frozen=True)
 class Multiples:
     """Small charts of the same kind and scale, one for each rank or GPU.
 
@@ -300,7 +383,7 @@ def _scaled(curve: Curve, what: str, factor: float | None) -> list[float | None]
     """A curve's shares in a chart's unit."""
     whole = (curve.top or 1.0) if what in (*_FLOWS, *_NUMBERS) else 1.0
     scale = whole * (1.0 if factor is None else factor)
-    return [None if value is None else float(f"{value * scale:.4g}") for value in curve.values]
+    return [None if value is None else _short(value * scale) for value in curve.values]
 
 
 def _bytes(most: float) -> tuple[int, str]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 
+from django.conf import settings
 from django.utils import timezone
 from django.utils.formats import number_format
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -18,7 +18,7 @@ from carme.jobs import JobRequest, Node
 from carme.scaling import Choice, Curve, choices, marks
 from carme_webui.accounts.models import User
 from carme_webui.jobs.templatetags.times import moment
-from carme_webui.scaling.drawing import drawing
+from carme_webui.metrics.charts import PERCENT, Growth, Line, Place
 from carme_webui.start_times import AT_ONCE, expected_start
 
 __all__ = ["Advice", "Offer", "advice", "size_words", "starts"]
@@ -95,14 +95,12 @@ class Advice:
         curve: What was read.
         offers: Choices, the smallest first.
         cheapest, fastest: Of those that the site can start; None: it can start none.
-        picture: The curve (SVG).
     """
 
     curve: Curve
     offers: list[Offer]
     cheapest: Offer | None
     fastest: Offer | None
-    picture: SafeString
 
     @property
     def has_gpus(self) -> bool:
@@ -118,6 +116,29 @@ class Advice:
     def extrapolated(self) -> bool:
         """Whether one of them is beyond what was measured."""
         return any(offer.choice.row.extrapolated for offer in self.offers)
+
+    @property
+    def chart(self) -> Growth:
+        """How many times as fast each of them is, with what would be ideal and what the site accepts."""
+        rows = [offer.choice.row for offer in self.offers]
+        ranks = [float(row.ranks) for row in rows]
+        others = [Line(_("ideal"), ranks)]
+        if floor := settings.SITE.scaling.efficiency_percent:
+            name = _("%d %% efficiency, below which the site asks for a reason") % floor
+            others.append(Line(name, [each * floor / PERCENT for each in ranks]))
+        return Growth(
+            _("Times as fast"),
+            _("GPUs") if self.has_gpus else _("Nodes"),
+            [
+                Place(each, offer.words, offer.marks, offer.chosen)
+                for each, offer in zip(ranks, self.offers, strict=True)
+            ],
+            Line(_("predicted"), [row.speedup for row in rows]),
+            # The slower the step, the smaller the speed-up.
+            Line(_("80 % interval, from"), [row.speedup * row.step_ms / row.high_ms for row in rows]),
+            Line(_("80 % interval, to"), [row.speedup * row.step_ms / row.low_ms for row in rows]),
+            others,
+        )
 
 
 def advice(
@@ -156,7 +177,7 @@ def advice(
         first.marks.append(_("done first"))
     by_choice = {offer.choice: offer for offer in offers}
     cheapest, fastest = [by_choice[one] for one in best] or (None, None)
-    return Advice(curve, offers, cheapest, fastest, drawing(found, chosen))
+    return Advice(curve, offers, cheapest, fastest)
 
 
 def starts(request: JobRequest, user: User, broker: BrokerClient) -> Callable[[int, int], Start]:

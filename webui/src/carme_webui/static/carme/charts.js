@@ -1,5 +1,5 @@
-// Charts of measurements: <carme-chart data-chart="JSON"> draws one with uPlot, with axes, the values under the
-// pointer or the arrow keys, and a table of all of them: lines over time, or stacks of parts side by side.
+// Charts: <carme-chart data-chart="JSON"> draws one with uPlot, with axes, the values under the pointer or the arrow
+// keys, and a table of all of them: lines over time, lines over amounts that double, or stacks of parts side by side.
 // <carme-sparks data-job="7"> shows a job's last minutes.
 // What is drawn lies in a shadow tree, so that a part of the page that is renewed leaves it as it is.
 "use strict";
@@ -15,7 +15,11 @@
   const SPARK_HEIGHT = 34;
   const ACROSS_HEIGHT = 30; // of the lower axis, with its ticks and one line of letters
   const LABEL_WIDTH = 58; // of a stack, in pixels; narrower ones are named in part
+  const MARK_HEIGHT = 14; // of a point's name, with a little room
   const DAY = 86400;
+  // Of a chart on paper, in pixels: A4 and Letter have so many between their margins and those of the page. How wide
+  // the paper is no browser says; the style sheet scales what is drawn to it.
+  const PAPER_WIDTH = 650;
   const POLL_MS = 15000;
   const MOST_ROUNDED = 1000; // as in metrics/charts.py
   // The portal's language, which in JupyterLab the script's element has. English as the portal writes it: the day
@@ -27,7 +31,7 @@
   // As in times.js: the browser's clock, or that of the zone that the user has chosen.
   const zone = knownZone(document.documentElement.dataset.zone);
   const drawn = new Set();
-  let printing = false;
+  let printing = matchMedia("print").matches;
 
   const make = (tag, properties = {}, ...children) => {
     const node = Object.assign(document.createElement(tag), properties);
@@ -88,6 +92,14 @@
     return unit ? `${text}\u00a0${unit}` : text;
   };
 
+  // What a moment on an axis is called, with `step` seconds to the next one, of `span` seconds in all.
+  function tickWords(at, step, span) {
+    const time = local(at);
+    if (step >= DAY || (span > DAY / 2 && time.getHours() === 0 && time.getMinutes() === 0))
+      return clock(at, { weekday: "short", day: "numeric" });
+    return clock(at, { hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" }) });
+  }
+
   class Chart extends HTMLElement {
     static observedAttributes = ["data-chart"];
 
@@ -121,6 +133,15 @@
       this.sizes = new ResizeObserver(() => this.fit());
     }
 
+    // Whether parts stand upon each other, and not lines beside each other.
+    get stacks() {
+      return !!this.spec.labels && !this.spec.at;
+    }
+
+    get width() {
+      return Math.max(60, printing && !this.spec.spark ? PAPER_WIDTH : this.place.clientWidth);
+    }
+
     // The unit as far as the axis has room for it; the legend has it in any case.
     get short() {
       return this.spec.unit.length > 6 ? "" : this.spec.unit;
@@ -140,10 +161,10 @@
       }
       const { spec } = this;
       const length = Math.max(0, ...spec.series.map((one) => one.values.length));
-      this.times = Array.from({ length }, (_, place) => (spec.labels ? place : spec.start + place * spec.step));
-      this.lines = spec.series.map((one, place) => ({ ...one, place, dash: STROKES[place % STROKES.length] }));
+      this.times = spec.at ?? Array.from({ length }, (_, place) => (spec.labels ? place : spec.start + place * spec.step));
+      this.lines = spec.series.map((one, place) => ({ ...one, place: one.role === "edge" ? 0 : place, dash: this.dash(one.role, place) }));
       if (spec.line) this.lines.push({ name: spec.line.name, values: Array(length).fill(spec.line.value), limit: true });
-      this.drawn = spec.labels ? this.stacked() : this.lines;
+      this.drawn = this.stacks ? this.stacked() : this.lines;
       const rows = [this.times, ...this.drawn.map((one) => one.values)];
       this.label();
       const same = before && before.spark === spec.spark && before.series.map((one) => one.name).join() === spec.series.map((one) => one.name).join();
@@ -156,6 +177,11 @@
       }
       this.read(null);
       this.fill();
+    }
+
+    dash(role, place) {
+      if (role === "edge") return [];
+      return role === "other" ? STROKES[1 + (place % 3)] : STROKES[place % STROKES.length];
     }
 
     // Each part upon those before it; the highest is drawn first, and the others over it.
@@ -181,7 +207,7 @@
     }
 
     colour(one) {
-      if (one.limit) return this.palette.text;
+      if (one.limit || one.role === "other") return this.palette.text;
       return one.rest ? this.palette.rest : this.palette.lines[one.place % this.palette.lines.length];
     }
 
@@ -193,9 +219,11 @@
     // The lower axis: moments, or the stacks' names as far as there is room.
     across(axis) {
       axis = { ...axis, size: ACROSS_HEIGHT };
+      if (this.spec.at) return { ...axis, label: this.spec.words.time, labelSize: 18, labelFont: axis.font, splits: () => this.times, filter: (_plot, splits) => splits, values: (plot, splits) => this.apart(plot, splits) };
       if (!this.spec.labels)
         return { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) };
-      const every = (plot) => Math.max(1, Math.ceil((this.times.length * LABEL_WIDTH) / Math.max(1, plot.width - 92)));
+      const label = Math.max(LABEL_WIDTH, ...this.spec.labels.map((words) => 10 + 6.5 * words.length));
+      const every = (plot) => Math.max(1, Math.ceil((this.times.length * label) / Math.max(1, plot.width - 92)));
       return {
         ...axis,
         grid: { show: false },
@@ -204,9 +232,24 @@
       };
     }
 
+    // Amounts as far as they do not lie on each other.
+    apart(plot, splits) {
+      let last = -Infinity;
+      return splits.map((at) => {
+        const to = plot.valToPos(at, "x");
+        if (to - last < 26) return "";
+        last = to;
+        return amount(at, "");
+      });
+    }
+
     look(one) {
       const { spec } = this;
       const shape = { label: one.name, stroke: this.colour(one), width: one.limit ? 1.5 : 2, dash: one.limit ? [4, 4] : one.dash };
+      if (spec.at) {
+        const points = one.role ? { show: false } : { show: true, size: 7, fill: this.colour(one) };
+        return { ...shape, width: one.role ? 1.2 : 2, points };
+      }
       if (spec.labels && !one.limit)
         return { ...shape, stroke: this.palette.paper, width: 1, dash: [], fill: this.colour(one), paths: uPlot.paths.bars({ size: [0.7, 72] }), points: { show: false } };
       return {
@@ -222,25 +265,76 @@
       const font = "12px system-ui, sans-serif";
       const axis = { stroke: palette.text, font, grid: { stroke: palette.grid, width: 1 }, ticks: { stroke: palette.grid, width: 1 } };
       return {
-        width: Math.max(60, this.place.clientWidth),
-        height: spec.height ?? (spec.spark ? SPARK_HEIGHT : HEIGHT),
+        width: this.width,
+        height: spec.at ? HEIGHT + 50 : spec.height ?? (spec.spark ? SPARK_HEIGHT : HEIGHT),
         tzDate: local,
         padding: spec.spark ? [3, 1, 3, 1] : [10, 20, 0, 0],
         legend: { show: false },
         cursor: { show: !spec.spark, y: false, drag: { x: false, y: false }, points: { size: 7 } },
-        scales: { x: spec.labels ? { time: false, range: () => [-0.5, this.times.length - 0.5] } : {}, y: { range: (_plot, low, high) => this.bounds(low ?? 0, high ?? 0) } },
+        scales: this.scales,
+        bands: spec.at ? [{ series: [3, 2], fill: `${palette.lines[0]}2e` }] : [],
         axes: spec.spark
           ? [{ show: false }, { show: false }]
           : [
               this.across(axis),
-              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, this.short)) },
+              { ...axis, size: 72, values: (_plot, splits) => splits.map((value) => amount(value, this.short)), ...(spec.at && { size: 46, splits: (plot) => this.doubles(plot), filter: (_plot, splits) => splits }) },
             ],
         series: [
           {},
           ...this.drawn.map((one) => this.look(one)),
         ],
-        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)] },
+        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)], draw: spec.at ? [(plot) => this.mark(plot)] : [] },
       };
+    }
+
+    get scales() {
+      if (this.spec.at) {
+        const doubling = (range) => ({ time: false, distr: 3, log: 2, range });
+        const values = () => this.lines.flatMap((one) => one.values);
+        return {
+          x: doubling(() => [this.times[0] / 1.15, Math.max(this.times[0] * 2, this.times.at(-1)) * 1.15]),
+          y: doubling(() => [Math.min(...values()) / 1.15, Math.max(...values()) * 1.15]),
+        };
+      }
+      const x = this.stacks ? { time: false, range: () => [-0.5, this.times.length - 0.5] } : {};
+      return { x, y: { range: (_plot, low, high) => this.bounds(low ?? 0, high ?? 0) } };
+    }
+
+    // Powers of two within the vertical axis.
+    doubles({ scales: { y } }) {
+      const found = [];
+      for (let at = 2 ** Math.ceil(Math.log2(y.min)); at <= y.max; at *= 2) found.push(at);
+      return found;
+    }
+
+    // A ring around the chosen point, and what points are: below them, where they have room, or above.
+    mark(plot) {
+      const { ctx } = plot;
+      const { left, width } = plot.bbox;
+      const ratio = uPlot.pxRatio;
+      ctx.save();
+      ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
+      ctx.textBaseline = "middle";
+      for (const { place, words, chosen } of this.spec.marks) {
+        const [x, y] = [plot.valToPos(this.times[place], "x", true), plot.valToPos(this.lines[0].values[place], "y", true)];
+        if (chosen) {
+          ctx.beginPath();
+          ctx.arc(x, y, 8 * ratio, 0, 2 * Math.PI);
+          ctx.lineWidth = 2.5 * ratio;
+          ctx.strokeStyle = this.palette.text;
+          ctx.stroke();
+        }
+        const below = x + 10 * ratio + ctx.measureText(words).width < left + width;
+        ctx.textAlign = below ? "left" : "right";
+        const to = [x + (below ? 10 : -12) * ratio, y + (below ? 1 : -1) * MARK_HEIGHT * ratio];
+        // Legible on lines as well.
+        ctx.lineWidth = 4 * ratio;
+        ctx.strokeStyle = this.palette.paper;
+        ctx.strokeText(words, ...to);
+        ctx.fillStyle = this.palette.text;
+        ctx.fillText(words, ...to);
+      }
+      ctx.restore();
     }
 
     // Of the vertical axis: 0 is on it, and of nothing but zeros it shows 0 to 1.
@@ -250,15 +344,13 @@
     }
 
     tick(at, step) {
-      const time = local(at);
-      if (step >= DAY || (this.span > DAY / 2 && time.getHours() === 0 && time.getMinutes() === 0))
-        return clock(at, { weekday: "short", day: "numeric" });
-      return clock(at, { hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" }) });
+      return tickWords(at, step, this.span);
     }
 
     fit() {
-      const width = this.place.clientWidth;
-      if (this.plot && width > 0 && width !== this.plot.width) this.plot.setSize({ width, height: this.plot.height });
+      const { width } = this;
+      if (this.plot && !printing && this.place.clientWidth > 0 && width !== this.plot.width)
+        this.plot.setSize({ width, height: this.plot.height });
     }
 
     // The place that is shown until one points at another: the last one, or today's.
@@ -270,11 +362,12 @@
     read(place) {
       const { spec } = this;
       if (spec.spark || !this.plot) return;
-      const at = place ?? this.current;
+      const at = (this.reached = place ?? this.current);
       const entries = this.lines.map((one) => {
-        const key = make("span", { className: spec.labels && !one.limit ? "key block" : "key" });
+        const key = make("span", { className: this.stacks && !one.limit ? "key block" : one.role ? "key thin" : "key" });
         key.style.borderTopColor = this.colour(one);
-        key.style.borderTopStyle = one.limit || (one.dash?.length && !spec.labels) ? "dashed" : "solid";
+        const stroke = one.dash?.[0] === 2 ? "dotted" : "dashed";
+        key.style.borderTopStyle = one.limit || (one.dash?.length && !this.stacks) ? stroke : "solid";
         return make("li", {}, key, `${one.name}: `, make("b", { textContent: amount(one.values[at], spec.unit) }));
       });
       const time = make("li", { className: "moment", textContent: at < 0 ? "" : this.called(at) });
@@ -284,7 +377,7 @@
     // Left and right go from one measurement to the next, Home and End to the first and the last.
     step(event) {
       const last = this.times.length - 1;
-      const here = this.plot?.cursor.idx ?? this.current;
+      const here = this.reached; // not the pointer's place, as two may lie on each other
       const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: last }[event.key];
       if (to === undefined || !this.plot) return;
       event.preventDefault();
@@ -356,19 +449,25 @@
     for (const chart of drawn) chart.draw(true);
   }
 
+  // For paper, or for the screen again, whose sizes are there once the page is drawn anew.
+  function print(now) {
+    if (printing === now) return;
+    printing = now;
+    redraw();
+    if (!now) requestAnimationFrame(() => drawn.forEach((chart) => chart.fit()));
+  }
+
   customElements.define("carme-chart", Chart);
+  // For spans.js, whose bars have the same clocks and are drawn anew at the same times.
+  window.carmeCharts = { DAY, clock, drawn, local, make, shadow, tickWords, paperWidth: () => (printing ? PAPER_WIDTH : 0) };
   customElements.define("carme-sparks", Sparks);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   // JupyterLab's themes are its own, whatever the browser prefers.
   new MutationObserver(redraw).observe(document.body, { attributeFilter: ["data-jp-theme-light"] });
-  addEventListener("beforeprint", () => {
-    printing = true;
-    redraw();
-  });
-  addEventListener("afterprint", () => {
-    printing = false;
-    redraw();
-  });
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
+  // A preview of paper on the screen has no such events.
+  matchMedia("print").addEventListener("change", ({ matches }) => print(matches));
   const place = document.getElementById("sparks");
   if (place) {
     ask(place);

@@ -1,0 +1,119 @@
+"""Bars over time, and the curve of how far a training scales, in a browser."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.conf import settings as django_settings
+from django.utils import timezone
+from playwright.sync_api import Page, expect
+from scaling_results import write_result
+
+from carme.config.settings import ScalingSettings
+from carme.jobs import Node, Partition
+from carme_webui.accounts.models import User
+from carme_webui.jobs.models import Job
+
+from ..fake_broker import FakeBroker, make_job
+from .conftest import DESKTOP, log_in
+from .test_charts import DRAWN, SMALL, looks, report
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+#: Bars over time: how wide each is, in percent of its row.
+WIDTHS = """chart => [...chart.shadowRoot.querySelectorAll(".span")].map(
+  bar => Math.round(100 * bar.getBoundingClientRect().width / bar.parentElement.clientWidth))"""
+
+
+def test_bars_over_time_are_read_by_pointer_keyboard_and_table(
+    page: Page, a_life: None, broker: FakeBroker, alice: User, complaints: list[str]
+) -> None:
+    name = "Asia/Kathmandu"  # whose hours begin at no other zone's
+    User.objects.filter(pk=alice.pk).update(time_zone=name)
+    now = timezone.now().replace(microsecond=0)
+    submitted, started = now - timedelta(minutes=40), now - timedelta(minutes=30)
+    times = {"submitted": submitted, "started": started}
+    Job.store([broker.put(make_job(7, kind="batch", nodes=2, node_list="n[1-2]", **times))])
+    broker.reports[7] = report(7)
+    log_in(page)
+    page.goto("/jobs/7/")
+    chart = page.locator("carme-spans")
+    plot = chart.get_by_role("img", name="Timeline: Queue: Queued 10 minutes; n1, n2: Running 30 minutes")
+    expect(plot).to_be_visible()
+    queued, *running = chart.evaluate(WIDTHS)
+    assert 23 <= queued <= 26 and all(74 <= width <= 77 for width in running) and len(running) == 2
+    first, then = (f"{at.astimezone(ZoneInfo(name)):%H:%M:%S}" for at in (submitted, started))
+    pointed = chart.locator(".pointed")
+    expect(pointed).to_have_text(f"n2: Running, from {then} (30 minutes)")
+    plot.focus()
+    page.keyboard.press("Home")
+    expect(pointed).to_have_text(f"Queue: Queued, {first} \N{EN DASH} {then} (10 minutes)")
+    page.keyboard.press("ArrowRight")
+    expect(chart.get_by_role("status")).to_have_text(f"n1: Running, from {then} (30 minutes)")
+    # What is new leaves what one reads.
+    before = chart.get_attribute("data-spans") or ""
+    page.evaluate("document.body.dispatchEvent(new Event('update'))")
+    expect(chart).not_to_have_attribute("data-spans", before)
+    expect(pointed).to_contain_text("n1: Running")
+    chart.locator(".track").first.hover(position={"x": 3, "y": 8})
+    expect(pointed).to_contain_text("Queue: Queued")
+    page.mouse.move(0, 0)
+    expect(pointed).to_contain_text("n2: Running")
+    # The axis has full minutes of that zone, as many as there is room for.
+    for size, step in ((DESKTOP, 5), (SMALL, 15)):
+        page.set_viewport_size(size)
+        page.wait_for_function(
+            "([chart, most]) => chart.shadowRoot.querySelectorAll('.tick').length <= most",
+            arg=[chart.element_handle(), 40 // step + 1],
+        )
+        minutes = [int(words[-2:]) for words in chart.locator(".tick").all_inner_texts()]
+        assert len(minutes) >= 40 // step and {minute % step for minute in minutes} == {0}
+    table = page.get_by_role("region", name="Timeline").get_by_role("table").last
+    expect(table.get_by_role("row")).to_have_count(4)
+    expect(table.get_by_role("row").nth(1)).to_contain_text(first)
+    page.set_viewport_size(DESKTOP)
+    looks(page, "job-timeline", complaints)
+
+
+def test_how_far_a_training_scales_is_read_by_keyboard_and_table(
+    page: Page, a_life: None, broker: FakeBroker, complaints: list[str], settings: Any
+) -> None:
+    write_result(broker.home / "scale.json")
+    nodes = [Node(name=f"n{n}", cpus=16, memory_mb=64_000, gpus={"a100": 4}) for n in range(1, 5)]
+    partition = Partition(name="gpu", default=True, node_names=[node.name for node in nodes])
+    broker.cluster = broker.cluster.model_copy(update={"nodes": nodes, "partitions": [partition]})
+    broker.starts = lambda request: datetime.now(UTC)
+    scaling = ScalingSettings(efficiency_percent=90)
+    settings.SITE = django_settings.SITE.model_copy(update={"scaling": scaling})
+    log_in(page)
+    page.goto("/?scaling=scale.json&gpu_type=a100&gpus_per_node=4&nodes=2")
+    chart = page.locator("#estimate carme-chart")
+    expect(chart.locator("canvas")).to_be_visible()
+    assert chart.evaluate(DRAWN) > 1000
+    legend = chart.locator(".legend")
+    expect(legend.locator(".moment")).to_have_text("8 GPUs (2 nodes), chosen")  # until one points at another
+    expect(legend).to_contain_text("ideal: 8")
+    plot = chart.get_by_role("img", name="Times as fast: 1 GPU, cheapest: 1; ")
+    plot.focus()
+    page.keyboard.press("End")
+    expect(chart.get_by_role("status")).to_contain_text("16 GPUs (4 nodes), fastest")
+    page.keyboard.press("Home")
+    expect(chart.get_by_role("status")).to_contain_text("predicted: 1")
+    chart.get_by_text("As a table").click()
+    expect(chart.get_by_role("columnheader")).to_have_text(
+        ["GPUs", "predicted", "80 % interval, from", "80 % interval, to", "ideal",
+         "90 % efficiency, below which the site asks for a reason"]
+    )  # fmt: skip
+    expect(chart.get_by_role("row")).to_have_count(6)
+    # Another choice comes into the same drawing, and the table stays open.
+    canvas = chart.locator("canvas").element_handle()
+    page.get_by_role("group", name="Hardware").get_by_label(re.compile("^1 GPU")).check()
+    expect(legend.locator(".moment")).to_have_text("1 GPU, cheapest, chosen")
+    expect(chart.get_by_role("row")).to_have_count(6)
+    assert canvas is not None and canvas.evaluate("canvas => canvas.isConnected")
+    chart.get_by_text("As a table").click()
+    page.get_by_role("group", name="Hardware").get_by_label("2 nodes, 4 GPUs each").check()
+    expect(legend.locator(".moment")).to_have_text("8 GPUs (2 nodes), chosen")
+    looks(page, "scaling-curve", complaints)

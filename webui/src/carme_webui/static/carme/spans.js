@@ -1,0 +1,153 @@
+// Bars over time: <carme-spans data-spans="JSON"> draws rows of them with an axis by the reader's clocks, and the exact
+// times of the bar under the pointer or the arrow keys. The table of all of them is the page's own, beside it.
+"use strict";
+
+(() => {
+  const { DAY, clock, drawn, local, make, shadow, tickWords, paperWidth } = window.carmeCharts;
+  // Seconds between two moments on the axis of bars, of which the first that leaves room for their words is taken.
+  const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 28 * DAY, 91 * DAY, 364 * DAY];
+  const TICK_WIDTH = 76; // of a moment's words there, in pixels
+
+  // Moments at full minutes, hours or days of the reader's clocks, at most one more than so many.
+  function moments(from, to, most) {
+    const step = STEPS.find((one) => (to - from) / one <= most) ?? STEPS.at(-1);
+    const shown = local(from);
+    const parts = [shown.getFullYear(), shown.getMonth(), shown.getDate(), shown.getHours(), shown.getMinutes(), shown.getSeconds()];
+    const ahead = Date.UTC(...parts) / 1000 - Math.floor(from);
+    const found = [];
+    for (let at = Math.ceil((from + ahead) / step) * step - ahead; at <= to; at += step) found.push(at);
+    return { step, found };
+  }
+
+  // A moment to the second, with its day where that may be another one.
+  function exact(at, span) {
+    const options = { hour: "2-digit", minute: "2-digit", second: "2-digit" };
+    const far = span > DAY / 2 || Math.abs(Date.now() / 1000 - at) > DAY / 2;
+    return clock(at, far ? { weekday: "short", day: "numeric", month: "short", ...options } : options);
+  }
+
+  class Spans extends HTMLElement {
+    static observedAttributes = ["data-spans"];
+
+    connectedCallback() {
+      if (!this.shadowRoot) this.build();
+      drawn.add(this);
+      this.sizes.observe(this);
+      this.draw();
+    }
+
+    disconnectedCallback() {
+      drawn.delete(this);
+      this.sizes.disconnect();
+    }
+
+    attributeChangedCallback() {
+      if (this.isConnected && this.shadowRoot) this.draw();
+    }
+
+    build() {
+      const root = shadow(this);
+      this.place = make("div", { className: "spans", tabIndex: 0 });
+      this.place.setAttribute("role", "img");
+      this.pointed = make("p", { className: "pointed" });
+      this.status = make("p", { className: "unseen", role: "status" });
+      this.place.addEventListener("keydown", (event) => this.step(event));
+      this.place.addEventListener("pointermove", (event) => this.point(event), { passive: true });
+      this.place.addEventListener("pointerdown", (event) => this.point(event), { passive: true });
+      this.place.addEventListener("pointerleave", () => this.read(this.bars.length - 1));
+      root.append(this.place, this.pointed, this.status);
+      this.sizes = new ResizeObserver(() => this.fit());
+    }
+
+    draw() {
+      try {
+        this.spec = JSON.parse(this.dataset.spans);
+      } catch {
+        return; // of another version of the portal; the page that comes next has it
+      }
+      const { title, rows, summary } = this.spec;
+      const all = rows.flatMap((row) => row.spans);
+      this.from = Math.min(...all.map((one) => one.start));
+      this.to = Math.max(this.from + 1, ...all.map((one) => one.end));
+      this.place.setAttribute("aria-label", `${title}: ${summary}`);
+      this.ticks = make("div", { className: "ticks" });
+      this.ticks.style.gridRow = `1 / ${rows.length + 2}`;
+      this.bars = [];
+      const parts = rows.flatMap((row, place) => {
+        const track = make("div", { className: "track" });
+        const name = make("span", { className: "name", textContent: row.title });
+        for (const node of [track, name]) node.style.gridRow = `${place + 1}`;
+        for (const span of row.spans) {
+          const bar = make("i", { className: `span ${span.kind}` });
+          bar.style.left = `${this.share(span.start)}%`;
+          bar.style.width = `${this.share(span.end) - this.share(span.start)}%`;
+          track.append(bar);
+          this.bars.push({ bar, track, span, row: row.title });
+        }
+        return [name, track];
+      });
+      this.place.replaceChildren(this.ticks, ...parts);
+      this.fit();
+      const pointed = this.reached < this.bars.length - 1 && (this.place.matches(":hover") || this.shadowRoot.activeElement);
+      this.read(pointed ? this.reached : this.bars.length - 1);
+    }
+
+    // Of the whole time, in percent.
+    share(at) {
+      return (100 * (at - this.from)) / (this.to - this.from);
+    }
+
+    // The axis, with as many moments as there is room for.
+    fit() {
+      if (!this.spec) return;
+      const width = (paperWidth() || this.place.clientWidth) - (this.place.clientWidth - this.ticks.clientWidth);
+      const span = this.to - this.from;
+      const { step, found } = moments(this.from, this.to, Math.max(1, Math.floor(width / TICK_WIDTH)));
+      const nodes = found.map((at) => {
+        const tick = make("span", { className: "tick" }, make("span", { textContent: tickWords(at, step, span) }));
+        const place = this.share(at);
+        tick.style.left = `${place}%`;
+        if (place < 5) tick.classList.add("first");
+        if (place > 95) tick.classList.add("last");
+        return tick;
+      });
+      this.ticks.replaceChildren(...nodes);
+    }
+
+    // Which bar is meant: of those in its row the one that is nearest, as some are narrow.
+    point(event) {
+      const track = event.target.closest(".track");
+      if (!track) return;
+      const box = track.getBoundingClientRect();
+      const at = this.from + ((event.clientX - box.left) / box.width) * (this.to - this.from);
+      const away = ({ span }) => Math.max(span.start - at, at - span.end, 0);
+      const own = this.bars.filter((one) => one.track === track);
+      const near = own.reduce((best, one) => (away(one) < away(best) ? one : best));
+      this.read(this.bars.indexOf(near));
+    }
+
+    // What a bar is, with its exact times, until one points at another.
+    read(place) {
+      const found = this.bars[place];
+      if (!found) return;
+      this.reached = place;
+      const { span, row } = found;
+      const whole = this.to - this.from;
+      const times = span.open ? `${this.spec.from} ${exact(span.start, whole)}` : `${exact(span.start, whole)} – ${exact(span.end, whole)}`;
+      this.pointed.textContent = `${row}: ${span.label}, ${times}${span.words ? ` (${span.words})` : ""}`;
+      for (const one of this.bars) one.bar.classList.toggle("reached", one === found);
+    }
+
+    // Left and right go from one bar to the next, Home and End to the first and the last.
+    step(event) {
+      const last = this.bars.length - 1;
+      const to = { ArrowLeft: this.reached - 1, ArrowRight: this.reached + 1, Home: 0, End: last }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      this.read(Math.min(last, Math.max(0, to)));
+      this.status.textContent = this.pointed.textContent;
+    }
+  }
+
+  customElements.define("carme-spans", Spans);
+})();
