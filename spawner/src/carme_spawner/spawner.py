@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -141,6 +142,8 @@ class CarmeSpawner(SlurmSpawner):
         environment = super().get_env()
         # The server itself finds out where it can listen.
         environment.pop("JUPYTERHUB_SERVICE_URL", None)
+        if re.fullmatch(r"[a-z]{2}", language := str((self.user_options or {}).get("language"))):
+            environment["CARME_LANGUAGE"] = language
         return {name: str(value) for name, value in environment.items()}
 
     def user_env(self, env: dict[str, str]) -> dict[str, str]:
@@ -155,7 +158,10 @@ class CarmeSpawner(SlurmSpawner):
         """
         site = self.settings
         given = {"image": site.images.default, "minutes": site.sessions.default_minutes}
-        return SessionOptions.read({**given, **(self.user_options or {})})
+        requested = {**given, **(self.user_options or {})}
+        # That is the server's, see `get_env`; the job itself has none.
+        requested.pop("language", None)
+        return SessionOptions.read(requested)
 
     def request(self) -> JobRequest:
         """The job that this server needs. Raises InvalidRequest."""

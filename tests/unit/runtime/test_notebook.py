@@ -268,6 +268,9 @@ def test_a_line_runs_a_script_and_lists_what_there_is(kernel: Kernel, tmp_path: 
         ("%carme_stage --ver", ["--verify"], "--nodes"),
         ("%carme_stage --verify ", ["device", "none", "read"], "--nodes"),
         ("%carme_stage --verify d", ["device"], "read"),
+        ("data = %carme_stage --ver", ["--verify"], "--nodes"),
+        ("data = %carme_stage --verify ", ["device", "none", "read"], "--nodes"),
+        ("advice = %carme_scale --", ["--network"], "--nodes"),
         ("%carme_scale --", ["--network", "--scale-seconds"], "--nodes"),
         ("%carme_scale --", ["--network"], "--scale-result"),
         ("%%carme_run --backend ", ["torch", "tensorflow"], "--nodes"),
@@ -292,3 +295,4 @@ def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def test_paths_are_completed_as_everywhere(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "training_script.py").write_text("")
     assert kernel.complete("%carme_run -n 2 training_s") == ["training_script.py"]
+    assert "training_script.py" in kernel.complete("data = %carme_stage --nodes 2 training_s")

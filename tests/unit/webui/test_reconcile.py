@@ -446,8 +446,11 @@ def begun(alice: User, broker: FakeBroker, rules) -> Booking:
 
 
 def test_its_session_starts_once_with_all_that_is_booked(begun: Booking, broker: FakeBroker) -> None:
+    begun.owner.language = "de"
+    begun.owner.save()
     reconcile(site_broker(), begun.start)
     made = Session.objects.get()
+    assert made.language == "de"
     begun.refresh_from_db()
     assert made.name == begun.session_name and made.owner == begun.owner and begun.used
     assert made.requested_options == SessionOptions(

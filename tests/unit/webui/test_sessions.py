@@ -9,6 +9,7 @@ from django.utils import timezone
 from carme.jobs import LOG_FOLLOWS
 from carme.sessions import QueueEstimate
 from carme.translation import message
+from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Mirror
 from carme_webui.sessions.models import Session, new_name
 
@@ -32,9 +33,22 @@ def test_a_start_makes_the_hubs_user_and_server(browser: Browser, broker: FakeBr
         "image": "torch", "nodes": 1, "gpus_per_node": 2, "gpu_type": "a100", "minutes": 60,
         "partition": "gpu", "account": None, "qos": None, "reservation": None, "title": "My run",
         "app": "lab", "stage": [], "results": None, "prediction": None,
-        "cpus_per_node": None, "memory_mb_per_node": None,
+        "cpus_per_node": None, "memory_mb_per_node": None, "language": "en",
     }  # fmt: skip
     assert (the().state, the().label) == ("requested", "Requested")
+
+
+def test_jupyterlab_begins_in_the_language_of_the_owners_pages(
+    browser: Browser, alice: User, broker: FakeBroker, hub: FakeHub
+) -> None:
+    browser.defaults["HTTP_ACCEPT_LANGUAGE"] = "de"
+    start(browser)
+    assert hub.called("POST")[-1][1]["user_options"]["language"] == "de"
+    # What they have chosen in their profile comes before what the browser asks for.
+    alice.language = "en"
+    alice.save()
+    start(browser, name="s0000000a")
+    assert hub.called("POST")[-1][1]["user_options"]["language"] == "en"
 
 
 def test_data_and_results_go_to_the_hub_and_wrong_words_are_refused(

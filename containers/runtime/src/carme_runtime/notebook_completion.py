@@ -1,6 +1,7 @@
 """Completion of the magics' options, in IPython and, through its kernel, in JupyterLab."""
 
 import argparse
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,8 @@ def install(shell: Any, stage_parser: Callable[[], argparse.ArgumentParser]) -> 
     }
     for name, parser in parsers.items():
         shell.set_hook("complete_command", _completer(parser), str_key=name)
+        # Its result may get a name: data = %carme_stage ...
+        shell.set_hook("complete_command", _completer(parser), re_key=rf"[^%]*=\s*{re.escape(name)}\s")
 
 
 def _completer(parser: Callable[[], argparse.ArgumentParser]) -> Callable[..., list[str]]:

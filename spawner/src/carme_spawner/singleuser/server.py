@@ -13,7 +13,7 @@ from typing import Any
 from jupyter_server.serverapp import ServerApp
 from jupyterhub.singleuser.extension import JupyterHubSingleUser
 
-from carme_spawner.singleuser import apps, connections, folders, home, panel, workspaces
+from carme_spawner.singleuser import apps, connections, folders, home, language, panel, workspaces
 from carme_spawner.singleuser.address import service_url
 from carme_spawner.singleuser.certificates import Certificates
 from carme_spawner.singleuser.hub import Hub, Refused, Unanswered
@@ -99,6 +99,7 @@ class SessionServer(JupyterHubSingleUser):
         self.programs = apps.install(self.app)
         home.install(self.app)
         workspaces.install(self.app)
+        language.install()
         self.app.web_app.settings["websocket_max_message_size"] = LARGEST_MESSAGE
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.
         page = self.app.web_app.settings.setdefault("page_config_data", {})

@@ -20,6 +20,7 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, Reservation, SessionOptions
 from carme.translation import message
+from carme_webui.accounts.language import language_of
 from carme_webui.bookings import data, notes
 from carme_webui.bookings.models import Booking, Calendar
 from carme_webui.bookings.services import claims, release, reserve
@@ -98,7 +99,7 @@ def _begin_sessions(cluster: Cluster, now: datetime) -> None:
             stage=data.stages_of(row),
             results=row.session_results or None,
         )
-        Session.request(row.owner, options, row.session_name)
+        Session.request(row.owner, options, row.session_name, language_of(row.owner))
         Booking.objects.filter(pk=row.pk).update(used=now)
         logger.info("Booking %s has begun: its session %s is started.", row.name, row.session_name)
 

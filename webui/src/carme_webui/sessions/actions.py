@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from django.conf import settings
 from django.utils import timezone
+from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from carme.broker import BrokerClient
@@ -137,7 +138,7 @@ def minutes_in(booking: Booking) -> int:
 
 def start(owner: User, options: SessionOptions, name: str) -> tuple[Session, bool]:
     """Make the session and request it from the hub; whether it was made now, not by an earlier request."""
-    found, created = Session.request(owner, options, name)
+    found, created = Session.request(owner, options, name, get_language() or "")
     if created:
         tend_soon()
         notifier.notify([owner.username])

@@ -89,11 +89,19 @@ class Hub:
         except (ValueError, ValidationError):
             raise HubError(message("JupyterHub's answer cannot be understood."), REMEDY) from None
 
-    def start(self, user: str, name: str, options: SessionOptions) -> None:
-        """Start the server, making the hub's user first where needed."""
+    def start(self, user: str, name: str, options: SessionOptions, language: str = "") -> None:
+        """Start the server, making the hub's user first where needed.
+
+        Args:
+            user: Whose it is.
+            name: The server's.
+            options: What they request.
+            language: In which its pages begin, such as "de"; empty: in their own.
+        """
+        requested = options.model_dump(exclude=None if options.image_file else {"image_file"})
         body = {
             "display_name": options.title or options.image,
-            "user_options": options.model_dump(exclude=None if options.image_file else {"image_file"}),
+            "user_options": requested | ({"language": language} if language else {}),
         }
         response = self._ask("POST", _path(user, name), body, expected=(404,))
         if response.status_code == 404:

@@ -97,7 +97,8 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
             )
             return
         _note(session, now)
-        hub.start(user, name, resolved(session.requested_options, session.owner))
+        options = resolved(session.requested_options, session.owner)
+        hub.start(user, name, options, session.language)
     except HubSilent:
         pass  # it may have begun: the next poll finds out
     except (HubUnavailable, BrokerUnavailable) as error:

@@ -113,6 +113,8 @@ class Session(models.Model):
     name = models.CharField(max_length=9, unique=True)
     owner = models.ForeignKey(User, on_delete=models.CASCADE)
     options = models.JSONField()
+    # In which JupyterLab begins: that of the owner's pages when they requested it; empty: not known.
+    language = models.CharField(max_length=10, blank=True, default="")
     state = models.CharField(max_length=16, default=SessionState.REQUESTED.value, db_index=True)
     ending = models.CharField(max_length=32, blank=True)
     sentence = SentenceField(blank=True)
@@ -144,17 +146,26 @@ class Session(models.Model):
         return found
 
     @classmethod
-    def request(cls, owner: User, options: SessionOptions, name: str) -> tuple["Session", bool]:
+    def request(
+        cls, owner: User, options: SessionOptions, name: str, language: str = ""
+    ) -> tuple["Session", bool]:
         """The session `name` of this owner, and whether it was made now.
 
         The name comes with the form, so that a form sent twice makes one session.
+
+        Args:
+            owner: Whose it is.
+            options: What they request.
+            name: The session's.
+            language: In which JupyterLab begins, such as "de"; empty: JupyterLab's own.
         """
         with transaction.atomic():
             session, created = cls.objects.get_or_create(
-                name=name, defaults={"owner": owner, "options": options.model_dump()}
+                name=name,
+                defaults={"owner": owner, "options": options.model_dump(), "language": language},
             )
         if session.owner != owner:
-            return cls.request(owner, options, new_name())
+            return cls.request(owner, options, new_name(), language)
         return session, created
 
     def move(self, to: SessionState, **fields: Any) -> bool:

@@ -6,10 +6,9 @@
 (() => {
   'use strict';
 
-  const CATEGORY = 'Session';
-  const EXAMPLES = 'Examples';
-  /** Where they are in the launcher: below the notebooks, which JupyterLab has at 0, and above its consoles at 20. */
-  const RANKS = { [CATEGORY]: 5, [EXAMPLES]: 10 };
+  /** Where the tiles are in the launcher: below the notebooks, which JupyterLab has at 0, and above its consoles at 20. */
+  const SESSION = 5;
+  const EXAMPLES = 10;
   const TERMINAL = 'terminal:create-new';
   const HELP = '/help/';
   /** How often apps of the user's own are looked for while somebody sees the page. */
@@ -39,6 +38,7 @@
   /** What all extensions of the session share, shared.js, once it is there. */
   let help;
   const helping = import(new URL('../../carme-session/static/shared.js', document.currentScript.src));
+  const say = (...sentence) => help.say(...sentence);
   retryThemes();
 
   /** Load a theme's stylesheet again where a request of it was lost.
@@ -82,15 +82,15 @@
       list.append(item);
     }
     const heading = document.createElement('h1');
-    heading.textContent = 'Examples';
+    heading.textContent = say('Examples');
     const hint = document.createElement('p');
     hint.textContent = examples.length
-      ? 'Each opens as a copy of your own, in the folder examples of your home.'
-      : 'This image has no examples. The images torch and tensorflow have some.';
+      ? say('Each opens as a copy of your own, in the folder examples of your home.')
+      : say('This image has no examples. The images torch and tensorflow have some.');
     content.node.append(heading, hint, list);
     const panel = new apputils.MainAreaWidget({ content });
     panel.id = 'carme-examples';
-    panel.title.label = 'Examples';
+    panel.title.label = say('Examples');
     panel.title.icon = icon;
     panel.title.closable = true;
     return panel;
@@ -100,31 +100,31 @@
     const { apputils, services } = modules;
     const { commands } = app;
     commands.addCommand('carme:portal', {
-      label: 'Portal',
-      caption: 'The page of this session: time, log, use, stop',
+      label: say('Portal'),
+      caption: say('The page of this session: time, log, use, stop'),
       icon: icon('portal'),
       execute: () => open(help.portalPage())
     });
     commands.addCommand('hub:control-panel', {
-      label: 'Hub Control Panel',
-      caption: 'Your sessions, in the portal',
+      label: say('Hub Control Panel'),
+      caption: say('Your sessions, in the portal'),
       execute: () => open('/')
     });
     commands.addCommand('carme:help', {
-      label: 'Help',
-      caption: 'The guides of this site',
+      label: say('Help'),
+      caption: say('The guides of this site'),
       icon: icon('help'),
       execute: () => open(HELP)
     });
     commands.addCommand('carme:app', {
-      label: args => args.title || 'App',
-      caption: args => `Open ${args.title} in another tab`,
+      label: args => args.title || say('App'),
+      caption: args => say('Open {title} in another tab', args),
       icon: args => icon(args.name in DRAWINGS ? args.name : 'app'),
       execute: args => open(args.url)
     });
     commands.addCommand('carme:examples', {
-      label: 'Examples',
-      caption: 'Notebooks to begin with',
+      label: say('Examples'),
+      caption: say('Notebooks to begin with'),
       icon: icon('examples'),
       execute: async () => {
         await refresh();
@@ -137,8 +137,8 @@
       }
     });
     commands.addCommand('carme:open-example', {
-      label: args => args.title || 'Open an Example',
-      caption: args => args.description || 'A notebook to begin with',
+      label: args => args.title || say('Open an Example'),
+      caption: args => args.description || say('A notebook to begin with'),
       icon: icon('examples'),
       execute: async ({ name }) => {
         try {
@@ -156,8 +156,8 @@
     app.docRegistry.addWidgetExtension('Notebook', {
       createNew: panel => {
         const button = new apputils.ToolbarButton({
-          label: 'Run All',
-          tooltip: 'Run all cells',
+          label: say('Run All'),
+          tooltip: say('Run all cells'),
           onClick: () => app.commands.execute('notebook:run-all-cells')
         });
         panel.toolbar.insertBefore('cellType', 'carme-run-all', button);
@@ -185,17 +185,18 @@
     addCommands(app, home, refresh, icon, modules);
     addRunAll(app, modules);
 
-    const addTile = item => launcher.add({ ...item, categoryRank: RANKS[item.category] });
+    const category = say('Session');
+    const addTile = (item, categoryRank = SESSION) => launcher.add({ category, ...item, categoryRank });
     const fixed = ['carme:examples', 'carme:portal', 'carme:help'];
-    fixed.forEach((command, place) => launcher && addTile({ command, category: CATEGORY, rank: 100 + place }));
+    fixed.forEach((command, place) => launcher && addTile({ command, rank: 100 + place }));
     // Beside the apps too: JupyterLab's own tile is further down than a page shows.
     app.restored.then(() => {
       if (launcher && commands.hasCommand(TERMINAL)) {
-        addTile({ command: TERMINAL, category: CATEGORY, rank: 50 });
+        addTile({ command: TERMINAL, rank: 50 });
       }
     });
     for (const command of fixed) {
-      palette?.addItem({ command, category: CATEGORY });
+      palette?.addItem({ command, category });
     }
     menu?.fileMenu.addGroup(['carme:extend', 'carme:stop', 'hub:control-panel'].map(command => ({ command })), 100);
     menu?.helpMenu.addGroup([{ command: 'carme:help' }, { command: 'carme:examples' }], 0);
@@ -204,8 +205,8 @@
     function addExamples() {
       home.examples.forEach((args, rank) => {
         if (launcher && !tiles.has(`example ${args.name}`)) {
-          const item = { command: 'carme:open-example', args, category: EXAMPLES, rank };
-          tiles.set(`example ${args.name}`, addTile(item));
+          const item = { command: 'carme:open-example', args, category: say('Examples'), rank };
+          tiles.set(`example ${args.name}`, addTile(item, EXAMPLES));
         }
       });
     }
@@ -228,7 +229,7 @@
       }
       home.apps.forEach((args, rank) => {
         if (launcher && !tiles.has(args.name)) {
-          tiles.set(args.name, addTile({ command: 'carme:app', args, category: CATEGORY, rank }));
+          tiles.set(args.name, addTile({ command: 'carme:app', args, rank }));
         }
       });
       addExamples();

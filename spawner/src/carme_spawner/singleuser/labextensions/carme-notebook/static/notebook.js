@@ -54,6 +54,6 @@
     init: packages => {
       shared = packages;
     },
-    get: async () => (await helping).extension(shared, ['@jupyterlab/notebook'], plugin)
+    get: async () => (await helping).extension(shared, ['@jupyterlab/notebook'], plugin, false)
   };
 })();

@@ -16,13 +16,13 @@
   /** For how long the end of the old session is waited for, and that this page is left, before the user is asked again. */
   const END_MS = 60000;
   const LEAVE_MS = 10000;
-  const AGAIN = 'Start Again';
   const STOPPED = 424; // the hub's answer for a server that does not run
 
   let shared = {};
   /** What all extensions of the session share, shared.js, once it is there. */
   let help;
   const helping = import(new URL('shared.js', document.currentScript.src));
+  const say = (...sentence) => help.say(...sentence);
   const gate = makeGate();
 
   /** What ends all requests of this page to the session, once it is over.
@@ -100,7 +100,7 @@
     let reported = await askPortal();
     while (reported && !reported.over) {
       if (Date.now() > latest) {
-        return 'The new session has to wait until this one has ended on its nodes. Try again in a minute.';
+        return say('The new session has to wait until this one has ended on its nodes. Try again in a minute.');
       }
       await sleep(AGAIN_MS); // what it holds is needed for the new one
       reported = await askPortal();
@@ -111,7 +111,7 @@
       window.location.assign(help.portalPage());
     }
     await sleep(LEAVE_MS);
-    return 'You are still on the page of the old session.';
+    return say('You are still on the page of the old session.');
   }
 
   /** Leave this page for the new session's, with the form that starts it. */
@@ -134,14 +134,14 @@
   async function stopSession() {
     const reported = await askPortal();
     if (!reported) {
-      throw new Error('The portal does not answer, or does not know who you are any more. Sign in there again.');
+      throw new Error(say('The portal does not answer, or does not know who you are any more. Sign in there again.'));
     }
     const body = new URLSearchParams({ csrfmiddlewaretoken: reported.token });
     const response = await fetch(`${help.portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
     // A redirect may lead to the login as well: the state says whether the session ends.
     const after = response.type === 'opaqueredirect' || response.ok ? await askPortal() : null;
     if (!after || !(after.over || after.state === 'stopping')) {
-      throw new Error('The portal could not stop this session. Try again in a minute.');
+      throw new Error(say('The portal could not stop this session. Try again in a minute.'));
     }
   }
 
@@ -185,9 +185,9 @@
         }
         failed += 1;
         if (failed > 1) {
-          show('No answer from this session');
+          show(say('No answer from this session'));
           // JupyterLab may have to load what shows this, which it cannot now.
-          const sentence = 'This session does not answer just now. This page tries again until it does.';
+          const sentence = say('This session does not answer just now. This page tries again until it does.');
           notice ??= Notification.warning(sentence, { autoClose: false });
         }
         await sleep(LOOK_MS);
@@ -216,7 +216,7 @@
       }
       ended = true;
       gate.close();
-      show('This session has ended');
+      show(say('This session has ended'));
       why = reason(reported);
       Dialog.flush();
       await offer();
@@ -231,10 +231,10 @@
       for (let hint = ''; hint !== null; ) {
         const button = await choose(hint);
         hint = null;
-        if (button.label === AGAIN) {
-          show('Starting again');
+        if (button.label === say('Start Again')) {
+          show(say('Starting again'));
           hint = await startAgain();
-          show('This session has ended');
+          show(say('This session has ended'));
         } else if (button.accept) {
           window.location.assign(help.portalPage());
         }
@@ -248,24 +248,24 @@
       const line = document.createElement('p');
       line.style.whiteSpace = 'pre-wrap';
       line.setAttribute('aria-live', 'polite');
-      line.textContent = "The session's page on the portal says why.";
+      line.textContent = say("The session's page on the portal says why.");
       why.then(sentence => {
         line.textContent = sentence;
       });
       const rest = document.createElement('p');
       const names = changed().map(context => context.path);
-      const advice = names.length ? ' Copy what you need before you leave this page.' : '';
+      const advice = names.length ? ` ${say('Copy what you need before you leave this page.')}` : '';
       rest.textContent = savedWords(names) + advice;
       body.node.append(line, rest);
       if (hint) {
         body.node.append(Object.assign(document.createElement('p'), { textContent: hint }));
       }
       const buttons = [
-        Dialog.cancelButton({ label: 'Stay Here' }),
-        Dialog.okButton({ label: 'Go to the Portal', className: 'jp-mod-reject' }),
-        Dialog.okButton({ label: AGAIN, caption: 'The same image, hardware, time and data' })
+        Dialog.cancelButton({ label: say('Stay Here') }),
+        Dialog.okButton({ label: say('Go to the Portal'), className: 'jp-mod-reject' }),
+        Dialog.okButton({ label: say('Start Again'), caption: say('The same image, hardware, time and data') })
       ];
-      const { button } = await showDialog({ title: 'This session has ended', body, buttons, defaultButton: 0 });
+      const { button } = await showDialog({ title: say('This session has ended'), body, buttons, defaultButton: 0 });
       return button;
     }
 
@@ -277,7 +277,7 @@
    * @param names the paths of those that are not
    */
   function savedWords(names) {
-    return names.length ? `Not saved: ${names.join(', ')}.` : 'All documents are saved.';
+    return names.length ? say('Not saved: {names}.', { names: names.join(', ') }) : say('All documents are saved.');
   }
 
   /** The contexts of the open documents that have changed. */
@@ -345,7 +345,7 @@
      */
     async function warnAndSave(sentence, actions) {
       const saving = changedDocuments(app).length > 0;
-      const words = saving ? 'Documents are being saved.' : savedWords([]);
+      const words = saving ? say('Documents are being saved.') : savedWords([]);
       Notification.warning(`${sentence} ${words}`, { autoClose: false, actions });
       if (!saving) {
         return;
@@ -383,26 +383,29 @@
       if (wordsInstead !== null) {
         button.hidden = false;
         button.textContent = wordsInstead;
-        button.title = end.over() ? 'Press to start it again, or to go to the portal.' : '';
+        button.title = end.over() ? say('Press to start it again, or to go to the portal.') : '';
         button.removeAttribute('aria-label');
         return;
       }
       const ends = status.ends && new Date(status.ends);
       const idle = status.stops_idle && new Date(status.stops_idle);
       const more = status.extend
-        ? [{ label: 'Extend', caption: 'Ask for more time', callback: () => commands.execute('carme:extend') }]
+        ? [{ label: say('Extend'), caption: say('Ask for more time'), callback: () => commands.execute('carme:extend') }]
         : [];
       button.hidden = !ends;
-      button.title = 'When this session ends. Press for more time, or to stop it.';
+      button.title = say('When this session ends. Press for more time, or to stop it.');
       if (ends) {
-        button.textContent = `${words(minutesUntil(ends))} left`;
-        button.setAttribute('aria-label', `${button.textContent} in this session, which ends at ${clock(ends)}`);
-        const sentence = left => `This session ends in ${left}, at ${clock(ends)}.`;
+        const time = clock(ends);
+        button.textContent = say('{left} left', { left: words(minutesUntil(ends)) });
+        const label = say('{left} in this session, which ends at {time}', { left: button.textContent, time });
+        button.setAttribute('aria-label', label);
+        const sentence = left => say('This session ends in {left}, at {time}.', { left, time });
         warn('end', ends, status.warned, sentence, more);
       }
       if (idle && (!ends || idle < ends)) {
-        const keep = 'Run something to keep it.';
-        const sentence = left => `Nothing runs in this session; it is stopped in ${left}, at ${clock(idle)}. ${keep}`;
+        const time = clock(idle);
+        const sentence = left =>
+          say('Nothing runs in this session. It stops in {left}, at {time}. To go on, run something.', { left, time });
         warn('idle', idle, status.warned_idle, sentence, []);
       }
     }
@@ -425,7 +428,8 @@
       const content = new widgets.Widget({ node: document.createElement('div') });
       const ends = status.ends && new Date(status.ends);
       const line = document.createElement('p');
-      line.textContent = ends ? `It ends at ${clock(ends)}, in ${words(minutesUntil(ends))}.` : 'It has no end yet.';
+      const values = ends && { time: clock(ends), left: words(minutesUntil(ends)) };
+      line.textContent = ends ? say('It ends at {time}, in {left}.', values) : say('It has no end yet.');
       const label = document.createElement('label');
       const input = Object.assign(document.createElement('input'), {
         className: 'jp-mod-styled',
@@ -434,14 +438,14 @@
         value: EXTEND_MINUTES
       });
       label.style.cssText = 'display: flex; flex-direction: column; gap: 4px;';
-      label.append('More time for this session, in minutes', input);
+      label.append(say('More time for this session, in minutes'), input);
       content.node.append(line, label);
       content.getValue = () => Math.round(Number(input.value));
       const { Dialog } = apputils;
-      const stop = Dialog.warnButton({ label: 'Stop This Session…' });
-      const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: 'Extend' })];
+      const stop = Dialog.warnButton({ label: say('Stop This Session…') });
+      const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: say('Extend') })];
       const answer = await apputils.showDialog({
-        title: 'This session',
+        title: say('This session'),
         body: content,
         buttons,
         defaultButton: 2,
@@ -455,15 +459,15 @@
     }
 
     commands.addCommand('carme:stop', {
-      label: 'Stop This Session…',
-      caption: 'Save all documents, and end the session and its kernels',
+      label: say('Stop This Session…'),
+      caption: say('Save all documents, and end the session and its kernels'),
       isEnabled: () => !end.over(),
       execute: async () => {
         const { Dialog } = apputils;
         const { button } = await apputils.showDialog({
-          title: 'Stop this session?',
-          body: 'All documents are saved first. What is only in the memory of kernels and terminals is lost.',
-          buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: 'Stop' })]
+          title: say('Stop this session?'),
+          body: say('All documents are saved first. What is only in the memory of kernels and terminals is lost.'),
+          buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: say('Stop') })]
         });
         if (!button.accept) {
           return;
@@ -472,7 +476,7 @@
           await save();
           const names = changedDocuments(app).map(context => context.path); // those that changed meanwhile too
           if (names.length) {
-            throw new Error(`${savedWords(names)} The session goes on. Save or close them, then stop it.`);
+            throw new Error(`${savedWords(names)} ${say('The session goes on. Save or close them, then stop it.')}`);
           }
           await stopSession();
         } catch (error) {
@@ -481,8 +485,8 @@
       }
     });
     commands.addCommand('carme:extend', {
-      label: 'Extend This Session…',
-      caption: 'Ask for more time',
+      label: say('Extend This Session…'),
+      caption: say('Ask for more time'),
       isEnabled: () => !end.over(),
       execute: async args => {
         const minutes = args.minutes || (await askForTime());
@@ -492,7 +496,8 @@
         try {
           const body = JSON.stringify({ minutes });
           const { ends } = await help.ask(services, 'carme/extend', { method: 'POST', body });
-          Notification.success(`This session now ends at ${clock(new Date(ends))}.`, { autoClose: 8000 });
+          const sentence = say('This session now ends at {time}.', { time: clock(new Date(ends)) });
+          Notification.success(sentence, { autoClose: 8000 });
         } catch (error) {
           Notification.error(error.message, { autoClose: false });
         }
@@ -500,14 +505,15 @@
       }
     });
     if (palette) {
-      palette.addItem({ command: 'carme:extend', category: 'Session' });
-      palette.addItem({ command: 'carme:stop', category: 'Session' });
+      const category = say('Session');
+      palette.addItem({ command: 'carme:extend', category });
+      palette.addItem({ command: 'carme:stop', category });
     }
 
     // The server is to end, and waits some seconds for its pages to say that all is saved.
     app.serviceManager.events.stream.connect((_, event) => {
       if (event.schema_id === EVENT && event.state === 'ending') {
-        warnAndSave('This session is ending.', [])
+        warnAndSave(say('This session is ending.'), [])
           .then(() => help.ask(services, 'carme/saved', { method: 'POST' }))
           .catch(() => undefined)
           .then(() => end.end(null));

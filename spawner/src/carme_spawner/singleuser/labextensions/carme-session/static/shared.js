@@ -15,15 +15,42 @@ async function load(packages, name) {
   return (await entry.get())();
 }
 
+/** The sentences of the session's extensions in JupyterLab's language, by the English ones. */
+let sentences = {};
+
+/** A sentence in JupyterLab's language; `{name}` in it becomes the value of that name. */
+export function say(sentence, values = {}) {
+  const found = sentences[sentence] || sentence;
+  return found.replace(/\{(\w+)\}/g, (whole, name) => values[name] ?? whole);
+}
+
+/** A plugin whose activation waits until JupyterLab's language is known. */
+function translated(plugin, { ITranslator }) {
+  const { activate, optional = [] } = plugin;
+  return {
+    ...plugin,
+    optional: [...optional, ITranslator],
+    activate: async (app, ...services) => {
+      const translator = services.pop();
+      if (translator?.languageCode?.startsWith('de')) {
+        ({ sentences } = await import('./german.js'));
+      }
+      return activate(app, ...services);
+    }
+  };
+}
+
 /** What a container's `get` answers with.
  *
  * @param packages what JupyterLab shares, as it gave them to `init`
  * @param names the packages that the plugin needs
  * @param plugin makes the plugin of their modules, which come in the order of their names
+ * @param speaks whether it shows sentences
  */
-export async function extension(packages, names, plugin) {
+export async function extension(packages, names, plugin, speaks = true) {
   const made = plugin(...(await Promise.all(names.map(name => load(packages, name)))));
-  return () => ({ __esModule: true, default: made });
+  const whole = speaks ? translated(made, await load(packages, '@jupyterlab/translation')) : made;
+  return () => ({ __esModule: true, default: whole });
 }
 
 /** Ask the session's server; throws an Error with the sentence that it refused with, and its `status`. */
@@ -33,7 +60,7 @@ export async function ask(services, path, init) {
   const response = await services.ServerConnection.makeRequest(url, { cache: 'no-store', ...init }, settings);
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) {
-    const sentence = answer.message || answer.reason || 'The session did not answer. Try again in a minute.';
+    const sentence = answer.message || answer.reason || say('The session did not answer. Try again in a minute.');
     throw Object.assign(new Error(sentence), { status: response.status });
   }
   return answer;

@@ -7,9 +7,6 @@
   'use strict';
 
   const ASK_MS = 15000;
-  const SIGNED_OUT = 'The portal does not know who you are any more. Sign in there again, in another tab.';
-  const LOADING = 'Loading what this session uses.';
-  const NO_ANSWER = 'The portal does not answer just now.';
   /** Where the part of the portal's page stands, which brings no style along: in the panel, and below cells. */
   const PART = ':is(#carme-use, .carme-report)';
   const STYLE = `
@@ -42,17 +39,21 @@
   let help;
   const helping = import(new URL('../../carme-session/static/shared.js', document.currentScript.src));
 
+  const say = (...sentence) => help.say(...sentence);
+  const signedOut = () => say('The portal does not know who you are any more. Sign in there again, in another tab.');
+  const noAnswer = () => say('The portal does not answer just now.');
+
   /** The part of the job's page, or a sentence instead. */
   async function partOf(job) {
     const response = await fetch(`/jobs/${job}/use/`, { cache: 'no-store', redirect: 'manual' });
     if (response.status === 404) {
-      return `There is no job ${job} of yours.`;
+      return say('There is no job {job} of yours.', { job });
     }
     if (!response.ok) {
-      return response.type === 'opaqueredirect' ? SIGNED_OUT : NO_ANSWER;
+      return response.type === 'opaqueredirect' ? signedOut() : noAnswer();
     }
     const page = new DOMParser().parseFromString(await response.text(), 'text/html');
-    return page.querySelector('#use') || SIGNED_OUT;
+    return page.querySelector('#use') || signedOut();
   }
 
   /** A script of the portal, once it has run; it writes numbers and times in the language of the portal's part. */
@@ -80,7 +81,7 @@
     try {
       shown = await partOf(job);
     } catch {
-      shown = NO_ANSWER;
+      shown = noAnswer();
     }
     if (!wanted()) {
       return false;
@@ -88,7 +89,7 @@
     const active = !shown.dataset || shown.hasAttribute('hx-get');
     if (shown.dataset) {
       // The panel may show the same part: names that others refer to are there once.
-      shown.setAttribute('aria-label', `Report of job ${job}`);
+      shown.setAttribute('aria-label', say('Report of job {job}', { job }));
       for (const part of [shown, ...shown.querySelectorAll('[id]')]) {
         part.removeAttribute('id');
       }
@@ -115,7 +116,7 @@
         clearTimeout(this.timer);
         this.generation += 1;
         if (!Number.isSafeInteger(job) || job < 1) {
-          this.node.textContent = 'This output names no job.';
+          this.node.textContent = say('This output names no job.');
         } else {
           const { generation } = this;
           await this.refresh(job, () => !this.isDisposed && generation === this.generation);
@@ -145,14 +146,15 @@
     rendermime?.addFactory(reportFactory({ widgets }), 40);
     const panel = new widgets.Widget({ node: document.createElement('div') });
     panel.id = 'carme-use';
-    panel.title.caption = 'What this session uses, and advice';
-    panel.title.label = 'Use';
+    panel.title.caption = say('What this session uses, and advice');
+    panel.title.label = say('Use');
     panel.node.setAttribute('role', 'region');
+    panel.node.tabIndex = 0; // the keyboard scrolls it
     panel.node.setAttribute('aria-label', panel.title.caption);
     const style = document.createElement('style');
     style.textContent = STYLE;
     const body = document.createElement('div');
-    body.textContent = LOADING; // until the first answer
+    body.textContent = say('Loading what this session uses.'); // until the first answer
     panel.node.append(style, body);
     app.shell.add(panel, 'right', { rank: 900 });
 
@@ -164,9 +166,9 @@
       let shown;
       try {
         job = job || (await help.ask(services, 'carme/status')).job;
-        shown = job ? await partOf(job) : 'This server runs outside of a job.';
+        shown = job ? await partOf(job) : say('This server runs outside of a job.');
       } catch {
-        shown = NO_ANSWER;
+        shown = noAnswer();
       }
       body.replaceChildren(shown);
       if (shown.dataset && shown.dataset.charts) {
@@ -175,15 +177,16 @@
     }
 
     app.commands.addCommand('carme:use', {
-      label: 'Show What This Session Uses',
+      label: say('Show What This Session Uses'),
       caption: panel.title.caption,
       execute: () => {
         app.shell.activateById(panel.id);
+        panel.node.focus();
         return refresh();
       }
     });
     if (palette) {
-      palette.addItem({ command: 'carme:use', category: 'Session' });
+      palette.addItem({ command: 'carme:use', category: say('Session') });
     }
     new MutationObserver(refresh).observe(panel.node, { attributes: true, attributeFilter: ['class'] });
     setInterval(refresh, ASK_MS);

@@ -1,0 +1,99 @@
+"""JupyterLab in the language of the portal's pages, in Chromium, on a real single-user server."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Page, expect
+
+from carme_spawner.singleuser import language
+
+from .conftest import Site, eventually
+from .test_lab_page import BASE, Front, chromium, front, lab_site, page, server
+from .test_singleuser import COMMAND, leave
+
+__all__ = ["chromium", "front", "lab_site", "page", "server"]
+
+EXTENSIONS = Path(language.__file__).with_name("labextensions")
+PLATFORM = Path(__file__).resolve().parents[3] / "containers/images/platform/install"
+#: A sentence in quotes of either kind.
+QUOTED = r"""(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")"""
+#: JupyterLab's own words: a menu, a button of a dialog; Carme's: the tiles, the time, the dialog's title.
+WORDS = {
+    "de": ("Datei", "Abbrechen", "Sitzung", r"noch 1 h \d+ min", "Diese Sitzung"),
+    "en": ("File", "Cancel", "Session", r"1 h \d+ min left", "This session"),
+}
+#: Stores a language as JupyterLab's menu does.
+CHOOSE = """([path, locale]) => fetch(`${path}lab/api/settings/@jupyterlab/translation-extension:plugin`, {
+    method: 'PUT',
+    headers: { 'X-XSRFToken': document.cookie.match(/\\b_xsrf=([^;]*)/)?.[1] },
+    body: JSON.stringify({ raw: JSON.stringify({ locale }) }),
+}).then(response => response.status)"""
+
+
+def test_every_sentence_of_the_extensions_has_a_german_one() -> None:
+    text = "".join(file.read_text() for file in EXTENSIONS.glob("*/static/*.js"))
+    shown = {first or second for first, second in re.findall(rf"\bsay\(\s*{QUOTED}", text)}
+    assert "All documents are saved." in shown
+    german = (EXTENSIONS / "carme-session/static/german.js").read_text()
+    table = rf"^  (?:(\w+)|{QUOTED}):\s+'(.+)',?$"
+    found = {"".join(line[:3]): line[3] for line in re.findall(table, german, re.MULTILINE)}
+    assert set(found) == shown
+    for english, words in found.items():
+        assert sorted(re.findall(r"{\w+}", english)) == sorted(re.findall(r"{\w+}", words)), english
+
+
+def test_images_have_the_language_packs() -> None:
+    for locale in set(language.LOCALES.values()) - {"en"}:
+        assert f"jupyterlab-language-pack-{locale.replace('_', '-')}" in PLATFORM.read_text()
+
+
+@pytest_asyncio.fixture(loop_scope="module", params=["de", "en"])
+async def spoken(request: pytest.FixtureRequest, lab_site: Site) -> AsyncIterator[str]:
+    """The language of the portal's pages when ada has started her session s1, which is ready."""
+    lab_site.broker.command = COMMAND
+    await lab_site.start(image="torch", minutes=60, language=request.param)
+    await eventually(lab_site.is_ready, "JupyterLab is ready")
+    yield request.param
+    await leave(lab_site)
+
+    async def is_known() -> bool:
+        return not await lab_site.server()
+
+    await eventually(is_known, "the hub knows that the session has ended")
+
+
+async def reads(page: Page, words: tuple[str, ...]) -> None:
+    """Wait until JupyterLab and Carme's parts of it are in a language."""
+    menu, button, category, left, title = words
+    await expect(page.get_by_role("menuitem", name=menu, exact=True)).to_be_visible()
+    await expect(page.locator(f'.jp-LauncherCard[data-category="{category}"]').first).to_be_visible()
+    time = page.locator("#carme-session-time button")
+    await expect(time).to_have_text(re.compile(left))
+    await time.click()
+    dialog = page.get_by_role("dialog").filter(has_text=title)
+    await expect(dialog.get_by_role("button", name=button, exact=True)).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(dialog).to_have_count(0)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_it_begins_in_the_portals_language_and_ones_own_choice_stays(
+    spoken: str, front: Front, page: Page
+) -> None:
+    ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
+    front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
+    await page.goto(f"{front.url}{BASE}lab?reset")
+    await reads(page, WORDS[spoken])
+    (other,) = {*WORDS} - {spoken}
+    assert await page.evaluate(CHOOSE, [BASE, language.LOCALES[other]]) == 204
+    stored = front.home / ".jupyter/lab/user-settings/@jupyterlab/translation-extension"
+    assert json.loads((stored / "plugin.jupyterlab-settings").read_text()) == {
+        "locale": language.LOCALES[other]
+    }
+    await page.reload()
+    await reads(page, WORDS[other])
