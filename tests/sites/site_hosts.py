@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +24,22 @@ from carme_demo.registries import host_resolvers
 from carme_demo.settings import Node, Places, Settings, write_atomically
 from host_commands import run_on
 
+from .package_index import PAGES, PackageIndex
+
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "carme/sites"
 ANSIBLE = Path(__file__).resolve().parents[2] / "ansible"
 ADMIN = "admin"
 BOOT_SECONDS = 180
+CALLBACKS = Path(__file__).with_name("ansible_callbacks")
+#: The demo's cache of images. Its layers serve sites as well: each is named by a hash of what it is made of.
+DEMO_IMAGES = Path("/var/lib/carme-demo/cache/images/images")
+#: Below the builder's cache: layers of images, and what pip has built for them.
+LAYERS = ("debian-*", "*_libraries-*", "pip/*/*")
+#: What the hosts' packages are worth: their disks are taken away with them.
+UNSAFE = "force-unsafe-io\n"
+#: The port of the site's mirror of the package index, on the hosts' gateway.
+INDEX_PORT = 18_080
+PYPI = "https://pypi.org/simple"
 #: Ends what hangs: one run of the whole playbook on a busy machine.
 PLAYBOOK_SECONDS = 4 * 3600
 
@@ -67,6 +82,9 @@ class SiteHosts:
         self.settings = Settings(subnet=description.subnet)
         self.machines = {machine.name: machine for machine in description.machines()}
         self._folder = self.places.state / "administrator"
+        self._layers = self.places.cache / "layers"
+        self._builders_cache = self.places.cache / "images/images"
+        self._index: PackageIndex | None = None
 
     # -- making and taking away ------------------------------------------------------------------------------
 
@@ -75,8 +93,11 @@ class SiteHosts:
         install_packages(self.podman.runtime, self.places)
         self.podman.configure()
         self.destroy()
+        self._seed_packages()
+        self._seed_layers()
         found = registries.of_host()
         name = image.prepare(self.podman, self.places, found, self.description.system)
+        found = self._with_own_index(found)
         network = f"{self.places.name}-net"
         description = network_description(network, self.places, self.settings, forwarder=not host_resolvers())
         write_atomically(self.places.networks / f"{network}.json", json.dumps(description), 0o644)
@@ -94,6 +115,9 @@ class SiteHosts:
 
     def destroy(self) -> None:
         """Take hosts, network and shared folders away; image and caches stay."""
+        if self._index:
+            self._index.close()
+            self._index = None
         try:
             present = self.podman.containers()
         except DemoError:
@@ -110,6 +134,47 @@ class SiteHosts:
         leftovers.remove_tree(self.places.shared)
         for file in self.places.networks.glob("*.json"):
             file.unlink()
+
+    def _with_own_index(self, found: registries.Registries) -> registries.Registries:
+        """Have the hosts ask the site's own mirror of the package index, where no proxy is between them."""
+        if found.proxies:
+            return found
+        address = self.settings.gateway
+        options = dict(found.pip)
+        trusted = f"{options.get('trusted-host', '')}\n{address}".strip()
+        # The first to ask for a large file waits until all of it is here.
+        options.setdefault("timeout", "180")
+        options |= {"index-url": f"http://{address}:{INDEX_PORT}{PAGES}", "trusted-host": trusted}
+        return replace(found, pip=tuple(options.items()))
+
+    def _serve_packages(self) -> None:
+        """Serve the mirror from now on; the hosts are there, and with them the address."""
+        if self._index is None and not registries.of_host().proxies:
+            upstream = dict(registries.of_host().pip).get("index-url", PYPI)
+            folder = self.places.cache / "index"
+            self._index = PackageIndex(folder, upstream, self.settings.gateway, INDEX_PORT)
+
+    def _seed_packages(self) -> None:
+        """Give each host the packages that others have fetched. Each has its own folder: apt locks it."""
+        for machine in self.machines.values():
+            mine = self.places.cache / "apt" / machine.name
+            mine.mkdir(parents=True, exist_ok=True)
+            for package in (self.places.cache / "apt").glob("*/*.deb"):
+                _link(package, mine / package.name)
+
+    def _seed_layers(self) -> None:
+        """Give the site's builder of images the layers of earlier sites; images themselves it makes anew."""
+        for known in (self._layers, DEMO_IMAGES):
+            link_layers(known, self._builders_cache)
+
+    def save_layers(self) -> None:
+        """Save the layers that the site has built from its removal, and forget older ones."""
+        link_layers(self._builders_cache, self._layers)
+        current = layers_of(self._builders_cache)
+        names = {layer.name.rpartition("-")[0] for layer in current}
+        for old in layers_of(self._layers) - current:
+            if old.name.rpartition("-")[0] in names:
+                (self._layers / old).unlink()
 
     def _creation_options(self, machine: Node, network: str, pip_folders: list[Path]) -> list[str]:
         options = [
@@ -139,7 +204,10 @@ class SiteHosts:
         for machine in self.machines.values():
             full = self.description.full_name(machine.name)
             lines.append(f"{machine.address} {full} {machine.name}")
-        return {"etc/hosts": ("\n".join(lines).encode() + b"\n", 0o644)}
+        return {
+            "etc/hosts": ("\n".join(lines).encode() + b"\n", 0o644),
+            "etc/dpkg/dpkg.cfg.d/unsafe-io": (UNSAFE.encode(), 0o644),
+        }
 
     def _has_booted(self, host: str) -> bool:
         state = self.run(host, "systemctl", "is-system-running", check=False).stdout.strip()
@@ -227,18 +295,24 @@ class SiteHosts:
         Args:
             log: the name of the file below the site's folder of logs that takes the output.
         """
+        self._serve_packages()
+        self.places.log.mkdir(parents=True, exist_ok=True)
+        times = self.times_of(log)
+        times.unlink(missing_ok=True)
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("ANSIBLE_")
         } | {
             "ANSIBLE_CONFIG": str(ANSIBLE / "ansible.cfg"),
             "ANSIBLE_SSH_ARGS": f"-F {self._folder}/ssh_config -o ControlMaster=auto -o ControlPersist=60s",
+            "ANSIBLE_CALLBACK_PLUGINS": str(CALLBACKS),
+            "ANSIBLE_CALLBACKS_ENABLED": "task_times",
+            "CARME_TASK_TIMES": str(times),
             "ANSIBLE_NOCOLOR": "1",
             "PYTHONUNBUFFERED": "1",
             "LC_ALL": "C.UTF-8",
         }
         command = ["ansible-playbook", *map(str, arguments)]
         command += ["--become-password-file", str(self._folder / "become-password")]
-        self.places.log.mkdir(parents=True, exist_ok=True)
         path = self.places.log / f"{log}.log"
         with path.open("w") as output:
             done = subprocess.run(
@@ -252,6 +326,10 @@ class SiteHosts:
                 check=False,
             )
         return subprocess.CompletedProcess(command, done.returncode, path.read_text(), "")
+
+    def times_of(self, log: str) -> Path:
+        """The file with the times of the tasks of a playbook, by the name of its log."""
+        return self.places.log / f"{log}.times.json"
 
     def checksums(self, host: str, paths: list[str]) -> dict[str, str]:
         """What files below paths are: owner, mode, and the digest of the content or the link's target."""
@@ -297,6 +375,31 @@ class SiteHosts:
             "-prune",
         ]
         return set(self.run(host, *words).stdout.splitlines())
+
+
+def layers_of(folder: Path) -> set[Path]:
+    """The files of layers of images in a builder's cache, seen from there."""
+    return {file.relative_to(folder) for pattern in LAYERS for file in folder.glob(pattern) if file.is_file()}
+
+
+def link_layers(known: Path, target: Path) -> None:
+    """Link the layers of images that one folder has into another one.
+
+    A layer's record, which says that it is complete, comes after it.
+    """
+    for file in sorted(layers_of(known), key=lambda file: (file.suffix == ".json", file.name == "complete")):
+        _link(known / file, target / file)
+
+
+def _link(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        try:
+            os.link(file, target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            shutil.copy2(file, target)
 
 
 def wait_until(what: str, holds: Callable[[], Any], timeout: float) -> Any:

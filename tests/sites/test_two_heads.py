@@ -23,8 +23,8 @@ from carme.validation import Visitor
 from patience import HANG
 
 from . import two_heads
-from .conftest import Record
 from .own_slurm_example import changed_hosts
+from .record import Record
 from .site_hosts import SiteHosts, wait_until
 from .two_heads import ADDRESS, PROGRAM, URL, USERS
 

@@ -38,7 +38,7 @@ from carme_demo.status import wait as wait_for_services
 from demo_site import ROOT, DemoSite, wait_until
 from patience import HANG
 
-from .conftest import Record
+from .record import Record
 
 RELEASE: dict[str, Any] = runpy.run_path(str(ROOT / "release"), run_name="release")
 #: The hosts' name, port and network, which neither the demo nor another site has.

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from install_page import EXPORTERS_GROUP, processes_line
 
+from .conftest import Playbook, show, shown
+
 ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 ROLES = ANSIBLE / "roles"
 TABLE: dict[str, Any] = yaml.safe_load((ROLES / "removal/vars/main.yml").read_text())
@@ -305,6 +307,34 @@ def test_empty_parents_go_and_mounts_stay(tmp_path: Path) -> None:
         printed[name] = done.stdout.strip()
     assert printed == {"empty": str(tmp_path / "empty"), "full": "", "mounted": "", "missing": ""}
     assert (tmp_path / "mounted").is_dir() and not (tmp_path / "empty").exists()
+
+
+def test_units_that_a_host_does_not_have_take_no_time(
+    playbook: Playbook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be one call per host, and a compute node has five of twenty."""
+    program = tmp_path / "systemctl"
+    program.write_text(
+        "#!/bin/sh\nfor unit in carme-janitor.timer carme-broker.service carme-home@.service; do\n"
+        '  case " $* " in *" $unit "*) echo "$unit enabled enabled" ;; esac\ndone\n'
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    names = ("See which units are there", "Stop Carme's services", "Take the units away")
+    look, stop, take = (task for task in tasks(ROLES / "removal") if task["name"] in names)
+    loops = show(f"[{stop['loop'].strip('{} ')}, {take['loop'].strip('{} ')}]")
+    play = {
+        "hosts": "localhost",
+        "connection": "local",
+        "gather_facts": False,
+        "vars_files": [str(ROLES / "removal/vars/main.yml")],
+        "tasks": [look, loops],
+    }
+    file = tmp_path / "playbook.yml"
+    file.write_text(yaml.safe_dump([play]))
+    ((stopped, gone),) = shown(playbook("-i", "localhost,", file))["localhost"]
+    assert stopped == ["carme-broker.service", "carme-janitor.timer"]
+    assert sorted(gone) == ["carme-broker.service", "carme-home@.service", "carme-janitor.timer"]
 
 
 def test_of_a_folder_that_the_site_names_goes_carmes_part() -> None:
