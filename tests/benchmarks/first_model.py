@@ -15,7 +15,6 @@ which it makes, stays with an empty home, and the next run uses it again.
 import argparse
 import contextlib
 import re
-import shutil
 import signal
 import statistics
 import sys
@@ -25,9 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from browser.conftest import DESKTOP, OPTIONS
+from browser.conftest import DESKTOP
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from playwright.sync_api import Error as PlaywrightError
+from real_chromium import OPTIONS, program
 from report import print_table, row, write_json
 
 from demo_site import ROOT, DemoSite, wait_until
@@ -112,7 +112,7 @@ def main() -> None:
 def chromium() -> Iterator[Browser]:
     """The browser."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=program(), args=OPTIONS)
         yield browser
         browser.close()
 

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
+from real_chromium import OPTIONS, program
 
-from demo_site import ROOT, DemoSite
+from demo_site import DemoSite
 from patience import HANG
-
-# Chromium must talk to the site alone, and to nobody in the background.
-OPTIONS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
 
 # What a page is looked at with: a wide screen and a phone.
 DESKTOP: ViewportSize = {"width": 1280, "height": 860}
@@ -71,7 +59,7 @@ def demo() -> DemoSite:
 def chromium() -> Iterator[Browser]:
     expect.set_options(timeout=HANG * 1000)  # its own 5 s are too short for a busy machine
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=program(), args=OPTIONS)
         yield browser
         browser.close()
 
@@ -91,12 +79,12 @@ def page(context: BrowserContext) -> Page:
 
 @pytest.fixture
 def keep(page: Page) -> Callable[[str], None]:
-    """Keeps a screenshot in `artifacts/screenshots`, or in the folder that CARME_SCREENSHOTS names."""
-    folder = Path(os.environ.get("CARME_SCREENSHOTS", ROOT / "artifacts/screenshots"))
-    folder.mkdir(parents=True, exist_ok=True)
+    """Keeps a screenshot where CARME_SCREENSHOTS names a folder: drawing and packing one takes time."""
 
     def screenshot(name: str) -> None:
-        page.screenshot(path=folder / f"{name}.png")
+        if folder := os.environ.get("CARME_SCREENSHOTS"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=Path(folder) / f"{name}.png")
 
     return screenshot
 

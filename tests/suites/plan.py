@@ -73,6 +73,11 @@ def run_quick_lint(files: tuple[str, ...]) -> int:
     return code
 
 
+def _pictures() -> dict[str, str]:
+    """Where a suite that is requested by name keeps pictures of pages; a whole run has no pictures."""
+    return {"CARME_SCREENSHOTS": os.environ.get("CARME_SCREENSHOTS", str(ROOT / "artifacts/screenshots"))}
+
+
 class Plan:
     """Runs the suites of a request.
 
@@ -242,7 +247,7 @@ class Plan:
             return
         debian.prepare_chromium()
         self._hosts.bring_up("browser")
-        self._on_cluster("browser", *self._targets("tests/browser"))
+        self._on_cluster("browser", *self._targets("tests/browser"), environment=_pictures())
 
     def _on_demo(self, suite: str, *options: str, environment: dict[str, str] | None = None) -> None:
         self._pytest(
@@ -259,7 +264,7 @@ class Plan:
         prepare_zabbix(self._python)
         prepare_cgroup_v2(self._python)
         self._hosts.bring_up("monitoring")
-        self._on_demo("monitoring", "--timeout", "900")
+        self._on_demo("monitoring", "--timeout", "900", environment=_pictures())
 
     def _frameworks(self) -> None:
         self._hosts.bring_up("frameworks")
@@ -268,7 +273,7 @@ class Plan:
     def _end_to_end(self) -> None:
         debian.prepare_chromium()
         self._hosts.bring_up("end-to-end")
-        self._on_demo("end-to-end", "--timeout", "900")
+        self._on_demo("end-to-end", "--timeout", "900", environment=_pictures())
 
     def _faults(self) -> None:
         self._hosts.bring_up("faults")

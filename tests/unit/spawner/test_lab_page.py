@@ -16,6 +16,7 @@ import pytest_asyncio
 from aiohttp import web
 from playwright.async_api import Browser as Chromium
 from playwright.async_api import Page, async_playwright, expect
+from real_chromium import OPTIONS, program
 
 from carme_spawner.names import ServerResolver
 from patience import HANG
@@ -25,7 +26,6 @@ from .test_singleuser import COMMAND, leave
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 BASE = "/jupyter/user/ada/s1/"
 HOP = {"connection", "content-encoding", "content-length", "host", "transfer-encoding", "upgrade"}
 
@@ -202,11 +202,11 @@ async def ending(front: Front) -> AsyncIterator[Front]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def chromium() -> AsyncIterator[Chromium]:
     """One Chromium for all tests of a module."""
-    if shutil.which("chromium") is None:
+    if program() is None:
         pytest.skip("Chromium is not installed.")
     expect.set_options(timeout=HANG * 1000)
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
+        browser = await playwright.chromium.launch(executable_path=program(), args=OPTIONS)
         yield browser
         await browser.close()
 

@@ -1,7 +1,6 @@
 """The portal alone, served by uvicorn to a real Chromium; what needs the cluster is in tests/browser."""
 
 import os
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,11 +11,14 @@ from unittest.mock import patch
 import pytest
 import uvicorn
 from django.conf import settings as django_settings
+from django.test import Client
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import BrowserContext, Page, ViewportSize, expect, sync_playwright
+from real_chromium import OPTIONS, program
 
 from carme.jobs import SessionOptions
+from carme_webui.accounts import zone
 from carme_webui.accounts.models import User
 from carme_webui.announcements.models import Maintenance, News
 from carme_webui.api.models import Token
@@ -33,21 +35,19 @@ from patience import HANG
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
 
-OPTIONS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-OPTIONS += ["--disable-component-update", "--disable-sync"]
 DESKTOP: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 375, "height": 740}
 
 
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Chromium]:
-    if shutil.which("chromium") is None:
+    if program() is None:
         pytest.skip("Chromium is not installed.")
     # Playwright's own event loop in this thread makes Django think that it runs in one.
     with pytest.MonkeyPatch.context() as patched, sync_playwright() as playwright:
         patched.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         expect.set_options(timeout=HANG * 1000)
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=OPTIONS)
+        browser = playwright.chromium.launch(executable_path=program(), args=OPTIONS)
         yield browser
         browser.close()
 
@@ -158,6 +158,21 @@ def log_in(page: Page, user: str = "alice") -> None:
     page.get_by_label("User name").fill(user)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Sign in", exact=True).click()
+
+
+def sign_in(page: Page, user: str = "alice") -> None:
+    """What is there after the form (`log_in`), without its two pages: for tests of something else."""
+    client = Client()
+    client.force_login(User.objects.get(username=user))
+    name = django_settings.SESSION_COOKIE_NAME
+    here = page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone")
+    place = {"domain": "localhost", "path": "/", "secure": True, "sameSite": "Lax"}
+    page.context.add_cookies(
+        [
+            {"name": name, "value": client.cookies[name].value, "httpOnly": True, **place},
+            {"name": zone.COOKIE, "value": here, **place},
+        ]
+    )
 
 
 def log_out(page: Page) -> None:

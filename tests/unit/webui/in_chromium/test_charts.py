@@ -22,7 +22,7 @@ from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 
 from ..fake_broker import FakeBroker, make_job, make_session
-from .conftest import DESKTOP, fits, keep, log_in
+from .conftest import DESKTOP, fits, keep, log_in, sign_in
 from .test_accessibility import COLOURS, EVERY, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -115,7 +115,7 @@ def charts(page: Page, a_life: None, broker: FakeBroker, complaints: list[str]) 
     begun = timezone.now() - timedelta(minutes=30)
     Job.store([broker.put(make_job(7, kind="batch", started=begun, submitted=begun, gpus=2, cpus=8))])
     broker.reports[7] = report(7)
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/7/")
     found = page.locator("#use carme-chart")
     expect(found).to_have_count(5)
@@ -130,7 +130,7 @@ def test_charts_are_seen_once_their_style_is_there(page: Page, a_life: None, bro
     page.route(
         re.compile(r"/charts\.[^/]*css"), lambda route: held.append(route) if holds else route.continue_()
     )
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/7/")
     chart = page.locator("carme-chart").first
     expect(chart).to_be_attached()
@@ -294,7 +294,7 @@ def test_stacks_are_read_by_keyboard_and_table(
         make_job(number, user, "COMPLETED", gpus=gpus, ended=middle + timedelta(hours=10), **ran)
         for number, user, gpus in ((101, "alice", 4), (102, "bob", 1))
     )
-    log_in(page)
+    sign_in(page)
     page.goto("/projects/at/vision/")
     chart = page.locator("#months carme-chart")
     expect(chart.locator("canvas")).to_be_visible()
@@ -420,7 +420,7 @@ def test_the_dashboard_shows_what_my_sessions_do(
     Session.objects.filter(name="s12345678").update(state="ready", job_id=7, reported=reported)
     Project.objects.filter(name="vision").update(gpu_hours=500, used={"gpu_hours": 320.0})
     broker.put(make_job(9, user="bob", gpus=2, node_list="n1", started=now, minutes_limit=900))
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     sparks = page.locator("#card-s12345678 carme-sparks")
     expect(sparks.locator("figcaption")).to_have_count(3)
@@ -467,7 +467,7 @@ def test_moments_are_by_the_browsers_clock_with_the_sites_on_hover(
 
 
 def test_terms_are_explained_by_keyboard(page: Page, a_life: None, complaints: list[str]) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     page.get_by_text("More options").click()
     button = page.get_by_role("button", name="What does “Partition” mean?")

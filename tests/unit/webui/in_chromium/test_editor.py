@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from ..fake_broker import FakeBroker
-from .conftest import log_in
+from .conftest import sign_in
 from .test_charts import looks
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -22,7 +22,7 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/submit/")
     editor = page.get_by_label("Script", exact=True)
     editor.fill(SCRIPT)
@@ -72,7 +72,7 @@ def test_sbatch_lines_fill_the_form_in(page: Page, a_life: None, broker: FakeBro
 
 
 def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, broker: FakeBroker) -> None:
-    log_in(page)
+    sign_in(page)
     script = "#!/bin/bash\n#SBATCH --nodes=1 --mem=4G\ntrue\n"
     # A form that begins otherwise: the pattern's two nodes stay, whatever the script asks for.
     page.goto("/jobs/submit/?pattern=distributed")
@@ -101,7 +101,7 @@ def test_what_the_form_shows_is_what_is_submitted(page: Page, a_life: None, brok
 
 
 def test_a_time_is_chosen_by_a_click_or_by_the_script(page: Page, a_life: None, broker: FakeBroker) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/submit/")
     editor, time = page.get_by_label("Script", exact=True), page.get_by_role("group", name="Time")
     editor.fill("#!/bin/bash\n#SBATCH --time=4:00:00\ntrue\n")

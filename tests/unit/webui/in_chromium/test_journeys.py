@@ -21,7 +21,7 @@ from carme_webui.sessions.models import Session
 
 from ..conftest import PASSWORD
 from ..fake_broker import NOW, FakeBroker, make_job
-from .conftest import PHONE, fits, keep, log_in, log_out
+from .conftest import PHONE, fits, keep, log_in, log_out, sign_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -129,7 +129,7 @@ def test_a_token_is_made_used_and_revoked(page: Page, address: str, alice: User)
 
 
 def test_a_file_is_sent_and_fetched(page: Page, a_life: None, broker: FakeBroker, tmp_path: Path) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/files/")
     sent = tmp_path / "photo <b>.bin"
     sent.write_bytes(os.urandom(3_000_000))
@@ -152,7 +152,7 @@ def test_a_file_is_sent_and_fetched(page: Page, a_life: None, broker: FakeBroker
 def test_an_upload_goes_on_in_another_tab_where_it_was_interrupted(
     context: BrowserContext, page: Page, a_life: None, broker: FakeBroker, tmp_path: Path
 ) -> None:
-    log_in(page)
+    sign_in(page)
     file = tmp_path / "weights.bin"
     file.write_bytes(os.urandom(20_000_000))
     sent: list[int] = []
@@ -185,7 +185,7 @@ def test_an_upload_goes_on_in_another_tab_where_it_was_interrupted(
 
 
 def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None, broker: FakeBroker) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/submit/")
     page.get_by_label("Script", exact=True).fill("#!/bin/sh\npython train.py\n")
     page.get_by_label("Image").select_option("torch")
@@ -224,7 +224,7 @@ def test_a_log_begins_at_its_end_and_follows_unless_its_reader_looks_back(
 ) -> None:
     lines = b"".join(b"line %d %s\n" % (number, b"x" * 300) for number in range(40))
     broker.logs[7] = broker.logs[8] = lines
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/7/")
     log = page.locator("#log")
     expect(log).to_contain_text("line 39 ")
@@ -250,7 +250,7 @@ def test_a_log_begins_at_its_end_and_follows_unless_its_reader_looks_back(
 
 
 def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_life: None) -> None:
-    log_in(page)
+    sign_in(page)
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/jobs/")
     header = page.locator("header.top").bounding_box()
@@ -272,7 +272,7 @@ def test_a_phone_has_a_small_header_with_a_menu_for_the_keyboard(page: Page, a_l
 
 
 def test_a_page_on_paper_has_dark_letters_and_no_buttons(page: Page, a_life: None) -> None:
-    log_in(page)
+    sign_in(page)
     page.emulate_media(media="print", color_scheme="dark")
     page.goto("/jobs/7/")
     expect(page.locator(".status .state").first).to_be_visible()
@@ -285,16 +285,10 @@ def test_a_page_on_paper_has_dark_letters_and_no_buttons(page: Page, a_life: Non
     keep(page, "job-on-paper")
 
 
-def test_the_menu_needs_no_javascript(chromium: Chromium, page: Page, address: str, a_life: None) -> None:
-    log_in(page)
-    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
-    context = chromium.new_context(
-        base_url=address,
-        viewport=PHONE,
-        java_script_enabled=False,
-        storage_state=page.context.storage_state(),
-    )
+def test_the_menu_needs_no_javascript(chromium: Chromium, address: str, a_life: None) -> None:
+    context = chromium.new_context(base_url=address, viewport=PHONE, java_script_enabled=False)
     plain = context.new_page()
+    sign_in(plain)
     plain.goto("/")
     plain.get_by_role("button", name="Menu").click()
     plain.get_by_role("link", name="Jobs", exact=True).click()
@@ -306,7 +300,7 @@ def test_what_is_drawn_in_the_calendar_is_booked(page: Page, a_life: None, broke
     free = {"available": True, "state": "IDLE"}
     nodes = [node.model_copy(update=free) for node in broker.cluster.nodes]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
-    log_in(page)
+    sign_in(page)
     page.goto(f"/bookings/?view=day&day={datetime.now(UTC) + timedelta(days=4):%Y-%m-%d}")
     cells = page.locator("#calendar tbody tr").filter(has_text="n2").first.locator("a.free")
     cells.nth(20).scroll_into_view_if_needed()
@@ -328,7 +322,7 @@ def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroke
         number = 20 if task == 3 else 21 + task
         job = make_job(number, state=state, array_id=20, task=task, kind="batch", started=NOW, **reported)
         Job.store([broker.put(job)])
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/20/")
     keep(page, "array-running")
     Job.store([broker.put(broker.queue[20].model_copy(update={"state": JobState.COMPLETED, "ended": NOW}))])
@@ -340,7 +334,7 @@ def test_an_array_with_a_failed_task(page: Page, a_life: None, broker: FakeBroke
 
 
 def test_an_image_of_ones_own_is_built(page: Page, a_life: None, broker: FakeBroker) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/images/")
     page.get_by_role("link", name="Build an image").click()
     page.get_by_label("Name", exact=True).fill("vision")
@@ -465,13 +459,11 @@ def test_an_administrator_makes_a_project_and_its_manager_invites(
     page.get_by_role("button", name="Join Genomes").click()
     expect(page.get_by_role("heading", name="Genomes")).to_be_visible()
     expect(page.get_by_label("Invite a user")).to_have_count(0)
-    log_out(page)
-    log_in(page)
+    sign_in(page)
     page.goto("/projects/at/genomes/")
     page.get_by_role("button", name="Make a manager bob").click()
     expect(page.get_by_role("button", name="Make a member bob")).to_be_visible()
     keep(page, "journey-project-managers")
-    log_out(page)
-    log_in(page, "bob")
+    sign_in(page, "bob")
     page.goto("/projects/at/genomes/")
     expect(page.get_by_label("Invite a user")).to_be_visible()

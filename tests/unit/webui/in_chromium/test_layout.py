@@ -13,7 +13,7 @@ from carme_webui.clocks import site_zone
 from carme_webui.projects.models import Project
 
 from ..fake_broker import FakeBroker
-from .conftest import log_in
+from .conftest import sign_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("a_life")]
 
@@ -42,7 +42,7 @@ OFF_MIDDLE = """(summary) => {
 
 
 def test_signs_of_a_legend_stand_beside_their_own_words(page: Page) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/bookings/")
     expect(page.locator("p.legend")).to_contain_text("waits for approval")
     distances = page.evaluate(DISTANCES)
@@ -51,7 +51,7 @@ def test_signs_of_a_legend_stand_beside_their_own_words(page: Page) -> None:
 
 
 def test_chevrons_stand_on_the_line_of_their_words(page: Page) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     summaries = page.locator(".start-form summary")
     expect(summaries).to_have_count(2)
@@ -60,7 +60,7 @@ def test_chevrons_stand_on_the_line_of_their_words(page: Page) -> None:
 
 
 def test_a_long_scope_of_a_token_does_not_run_below_its_box(page: Page) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/tokens/")
     label = page.locator(".scopes label").filter(has_text="answer invitations")
     box = label.locator("input").bounding_box()
@@ -77,7 +77,7 @@ def test_a_long_scope_of_a_token_does_not_run_below_its_box(page: Page) -> None:
 
 
 def test_facts_of_a_job_take_two_columns_of_a_wide_page(page: Page) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/7/")
     facts = page.locator("dl.pairs dt")
     tops = [fact.bounding_box() for fact in facts.all()[:2]]
@@ -90,7 +90,7 @@ def test_facts_of_a_job_take_two_columns_of_a_wide_page(page: Page) -> None:
 
 
 def test_links_of_a_guides_menu_stand_below_each_other(page: Page) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/help/sessions/")
     menu = page.locator(".guide-menu ul").first
     places = menu.evaluate(
@@ -105,7 +105,7 @@ def test_links_of_a_guides_menu_stand_below_each_other(page: Page) -> None:
 
 
 def test_guides_of_the_help_begin_at_the_edge_of_the_page_in_close_rows(page: Page) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/help/")
     edge = page.get_by_role("heading", name="Guides").bounding_box()
     boxes = [link.bounding_box() for link in page.locator(".guides a").all()]
@@ -118,7 +118,7 @@ def test_guides_of_the_help_begin_at_the_edge_of_the_page_in_close_rows(page: Pa
 
 def test_amounts_of_a_list_begin_and_end_below_each_other(page: Page) -> None:
     Project.objects.filter(name="vision").update(gpus=4, gpu_hours=100)
-    log_in(page)
+    sign_in(page)
     page.goto("/projects/at/vision/")
     bars = [bar.bounding_box() for bar in page.locator(".supplies meter").all()]
     assert len(bars) > 1 and all(bars)
@@ -126,7 +126,7 @@ def test_amounts_of_a_list_begin_and_end_below_each_other(page: Page) -> None:
 
 
 def test_an_administrators_fields_have_the_corners_of_all_others(page: Page) -> None:
-    log_in(page, "root1")
+    sign_in(page, "root1")
     page.goto("/admin/record/")
     corners = page.locator(".record-search :is(input, select)").evaluate_all(
         "(fields) => fields.map((field) => getComputedStyle(field).borderRadius)"
@@ -137,7 +137,7 @@ def test_an_administrators_fields_have_the_corners_of_all_others(page: Page) -> 
 
 @pytest.mark.parametrize("path", ["/bookings/", "/admin/nodes/", "/admin/jobs/", "/admin/record/"])
 def test_paper_has_tables_in_full_and_no_menus(page: Page, path: str) -> None:
-    log_in(page, "root1")
+    sign_in(page, "root1")
     page.set_viewport_size({"width": 718, "height": 1000})  # A4 without its margins
     page.emulate_media(media="print")
     page.goto(path)
@@ -151,7 +151,7 @@ def test_paper_has_tables_in_full_and_no_menus(page: Page, path: str) -> None:
 
 @pytest.mark.parametrize("path", ["/admin/jobs/", "/admin/nodes/", "/admin/users/", "/admin/record/"])
 def test_cells_of_a_row_begin_and_end_at_its_lines(page: Page, path: str) -> None:
-    log_in(page, "root1")
+    sign_in(page, "root1")
     page.goto(path)
     rows = page.locator("tbody tr").evaluate_all(
         """(rows) => rows.map((row) => [...row.cells].map((cell) => cell.getBoundingClientRect()))
@@ -165,7 +165,7 @@ def test_cells_of_a_row_begin_and_end_at_its_lines(page: Page, path: str) -> Non
 def test_bars_of_a_node_begin_and_end_below_each_other(page: Page, broker: FakeBroker) -> None:
     nodes = [node.model_copy(update={"memory_used_mb": 11_700}) for node in broker.cluster.nodes]
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes})
-    log_in(page, "root1")
+    sign_in(page, "root1")
     page.goto("/admin/nodes/")
     bars = [bar.bounding_box() for bar in page.locator("#node-n1 progress").all()]
     assert len(bars) == 3 and all(bars)
@@ -173,7 +173,7 @@ def test_bars_of_a_node_begin_and_end_below_each_other(page: Page, broker: FakeB
 
 
 def test_buttons_of_a_form_stand_in_one_row_in_each_language(page: Page, alice: User) -> None:
-    log_in(page)
+    sign_in(page)
     forms = {"/": ".start-buttons button", "/jobs/submit/": ".submit-form > .actions button"}
     for language in ("en", "de"):
         User.objects.filter(pk=alice.pk).update(language=language)
@@ -194,7 +194,7 @@ def test_an_entry_of_the_calendar_is_read_or_a_dot(page: Page, alice: User) -> N
             gpus_per_node=4, node_names=["n2"], start=day + timedelta(hours=start),
             end=day + timedelta(hours=start + hours), state="approved",
         )  # fmt: skip
-    log_in(page)
+    sign_in(page)
     page.goto("/bookings/")
     short, long = (page.locator(".calendar .item").filter(has_text=name) for name in ("Exam", "Thesis"))
     mark = "(item) => getComputedStyle(item, '::before').content"
@@ -208,7 +208,7 @@ def test_an_entry_of_the_calendar_is_read_or_a_dot(page: Page, alice: User) -> N
 
 
 def test_the_button_that_chooses_files_is_not_cut(page: Page) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/files/")
     needed, there = page.locator("#upload-files").evaluate(
         """(input) => {

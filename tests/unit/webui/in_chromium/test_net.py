@@ -7,7 +7,7 @@ from carme.broker.protocol import NetPicture
 from carme_runtime.petri import Net
 
 from ..fake_broker import NOW, FakeBroker
-from .conftest import keep, log_in
+from .conftest import keep, sign_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -30,7 +30,7 @@ def picture(running: int, **more: str) -> NetPicture:
 
 def test_a_net_is_redrawn_while_it_runs(page: Page, a_life: None, broker: FakeBroker) -> None:
     broker.nets[7] = picture(1)
-    log_in(page)
+    sign_in(page)
     page.goto("/jobs/7/")
     title, net = page.title(), page.locator("#net")
     expect(net.get_by_role("heading", name="Petri net render")).to_be_visible()

@@ -4,10 +4,12 @@ The provider is django-allauth's, in another portal with a database and keys of 
 own. It asks for the password, and for consent as a stranger's provider does.
 """
 
+import contextlib
 import os
 import pwd
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 import httpx
 import pytest
 from django.conf import settings as django_settings
+from django.db import connection
 from playwright.sync_api import Page, expect
 
 from carme.config.settings import OidcSettings
@@ -44,7 +47,6 @@ from carme_webui.accounts.models import User
 
 back, secret, password, name, listening = sys.argv[1:]
 call_command("migrate", verbosity=0)
-call_command("collectstatic", interactive=False, verbosity=0)
 User.objects.create_user(name, password=password)
 client = Client(
     id="portal", name="Carme", type=Client.Type.CONFIDENTIAL, redirect_uris=back, scopes="openid\\nprofile",
@@ -66,7 +68,11 @@ def university(address: str, settings, folder: Path, tmp_path: Path) -> Iterator
     name = pwd.getpwuid(os.getuid()).pw_name
     there = tmp_path / "university"
     shutil.copytree(folder / "secrets", there / "secrets")
-    (there / "state").mkdir()
+    shutil.copytree(folder / "state/static", there / "state/static")
+    if connection.vendor == "sqlite":  # making all tables anew takes seconds
+        with contextlib.closing(sqlite3.connect(there / "state/portal.sqlite3")) as copied:
+            connection.ensure_connection()
+            connection.connection.backup(copied)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

@@ -11,14 +11,14 @@ from carme_webui.accounts.models import User
 from carme_webui.sessions.models import Session
 
 from ..fake_broker import FakeBroker, make_session
-from .conftest import DESKTOP, PHONE, fits, keep, log_in
+from .conftest import DESKTOP, PHONE, fits, keep, sign_in
 from .test_accessibility import EVERY, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, broker: FakeBroker) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     expect(page.locator("#estimate")).to_contain_text("Starts now.")
     broker.starts = lambda requested: datetime.now(UTC) + timedelta(hours=3 if requested.minutes > 60 else 1)
@@ -44,7 +44,7 @@ def test_the_form_says_when_a_session_would_begin(page: Page, a_life: None, brok
 
 
 def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: None) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     page.get_by_role("button", name="Start and open").click()
     expect(page.locator("#opens")).to_have_text("It opens here as soon as it is ready.")
@@ -63,7 +63,7 @@ def test_a_session_opens_by_itself_once_when_it_is_ready(page: Page, a_life: Non
 
 
 def test_more_images_than_are_in_view_are_counted_and_fade_out(page: Page, a_life: None) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     group = page.get_by_role("group", name="Image")
     expect(group.get_by_role("radio")).to_have_count(3)
@@ -77,7 +77,7 @@ def test_more_images_than_are_in_view_are_counted_and_fade_out(page: Page, a_lif
 
 
 def test_a_phone_has_a_button_that_shows_the_start_form(page: Page, a_life: None) -> None:
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     expect(page.get_by_role("link", name="Start a session", exact=True)).to_be_hidden()
     page.set_viewport_size({"width": 390, "height": 844})
@@ -98,7 +98,7 @@ LAST = "() => document.activeElement === document.querySelector('.start-bar butt
 def test_a_phone_has_start_and_what_it_would_start_always_in_view(
     page: Page, a_life: None, broker: FakeBroker, alice: User
 ) -> None:
-    log_in(page)
+    sign_in(page)
     page.emulate_media(reduced_motion="reduce")  # or else the page still moves when it is looked at
     page.goto("/")
     bar, start = page.locator(".start-bar"), page.get_by_role("button", name="Start", exact=True)
@@ -151,7 +151,7 @@ def test_a_phone_has_start_and_what_it_would_start_always_in_view(
 
 
 def test_a_phone_says_at_the_top_that_the_form_needs_a_change(page: Page, a_life: None) -> None:
-    log_in(page)
+    sign_in(page)
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto("/")
     page.get_by_role("group", name="Time").get_by_label("Custom").check()
@@ -185,7 +185,7 @@ def test_a_change_while_the_form_waits_for_an_answer_is_not_lost(
         else:
             route.continue_()
 
-    log_in(page)
+    sign_in(page)
     page.route("**/sessions/estimate/", answer)
     with page.expect_request("**/sessions/estimate/"):
         page.goto("/?scaling=scale.json")
@@ -211,7 +211,7 @@ def test_the_form_advises_how_many_gpus_to_ask_for(page: Page, a_life: None, bro
     partition = Partition(name="gpu", default=True, node_names=[node.name for node in nodes])
     broker.cluster = broker.cluster.model_copy(update={"nodes": nodes, "partitions": [partition]})
     broker.starts = lambda request: datetime.now(UTC) + timedelta(hours=3 if request.nodes > 1 else 0)
-    log_in(page)
+    sign_in(page)
     page.goto("/")
     advice = page.locator("#estimate")
     expect(advice).to_contain_text("Starts now.")

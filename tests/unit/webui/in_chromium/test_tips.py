@@ -12,7 +12,7 @@ from carme_webui.bookings.models import Booking
 from carme_webui.projects.models import Membership, Project
 
 from ..fake_broker import FakeBroker, make_job
-from .conftest import log_in
+from .conftest import sign_in
 from .test_accessibility import EVERY, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -33,8 +33,7 @@ FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimati
 
 
 def test_free_gpus_are_read_by_pointer_and_arrow_keys(page: Page, a_life: None) -> None:
-    log_in(page)
-    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+    sign_in(page)
     page.goto("/")
     table, tip = page.locator("table.free-days"), page.locator(".tip")
     cells = table.locator("td[tabindex]")
@@ -95,8 +94,7 @@ def test_the_calendar_says_who_has_a_node_and_by_what_right(
             start=now + timedelta(hours=hours), end=now + timedelta(hours=hours + 1), state="approved",
             **values,
         )  # fmt: skip
-    log_in(page)
-    expect(page.get_by_role("heading", name="Profile")).to_be_visible()
+    sign_in(page)
     page.goto("/bookings/")
     entries, tip = page.locator("#calendar .item"), page.locator(".tip")
     for name, right in (
