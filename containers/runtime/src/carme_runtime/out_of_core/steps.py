@@ -10,6 +10,7 @@ from carme_runtime.out_of_core.store import Store
 from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Order, Trace
 
 _FARTHEST = 400  # operations that are looked ahead
+_CHANGE, _CHANGE_WITHIN = 64, 8  # parts of the room: such a change counts, at a step's begin and within it
 _AHEAD = 4  # blocks, of the largest, whose room is for what comes before its time, at most
 _SMOOTHING = 0.5  # the weight of the newest time of an operation
 
@@ -217,7 +218,8 @@ class Steps:
         Some room is left out, in which blocks come while others are used. More is moved in less room.
         """
         capacity, file = store.capacity, store.file
-        if self._ordered is trace.operations and abs(capacity - self._ordered_in) <= capacity // 64:
+        enough = capacity // (_CHANGE if self.position <= 0 else _CHANGE_WITHIN)
+        if self._ordered is trace.operations and abs(capacity - self._ordered_in) <= enough:
             return
         self._ordered, self._ordered_in, self.order = trace.operations, capacity, None
         with contextlib.suppress(DoesNotFit):
