@@ -185,3 +185,23 @@ def test_a_later_use_of_gradients_is_refused_in_a_sentence(
         assert script.reason == ""
         with pytest.raises(carme_runtime.CarmeRuntimeError, match=sentence):
             mistake(script)
+
+
+def test_tensors_that_lie_in_the_heap_change_no_step(tmp_path: Path) -> None:
+    """The allocator puts them into what the program has freed there, and they cannot leave."""
+    torch.manual_seed(0)
+    with carme_runtime.memory(limit(40), tmp_path) as budget:
+        model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)])
+        model, optimizer = budget.adopt(model, torch.optim.SGD(model.parameters(), 0.01))
+        followed = []
+        for step in range(8):
+            freed = [bytes(1000) for _ in range(2000)]
+            end = bytes(1000)  # behind them: what is freed does not go back to the kernel
+            if step in (3, 5):
+                freed.clear()
+            optimizer.zero_grad()
+            model(torch.randn(128, 512)).square().mean().backward()
+            optimizer.step()
+            followed.append(budget._steps.followed)
+            assert end
+    assert all(followed[2:]), followed

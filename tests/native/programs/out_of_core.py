@@ -88,7 +88,8 @@ def main(
 
 def planned_bytes(budget: Any, room: int) -> int:
     """What a step moves by Belady's rule in the room that is not for what comes before its time."""
-    return budget._steps.trace.traffic(budget._steps.planned_room or room, 1.0, 1.0).moved
+    steps = budget._steps
+    return steps.trace.traffic(steps.order.room if steps.order else room, 1.0, 1.0).moved
 
 
 def save(

@@ -86,7 +86,7 @@ class Budget:
         """Set up what sees the operations; `stack` takes it away again."""
         if pages.avoid_huge_pages():
             stack.callback(pages.allow_huge_pages)
-        stack.callback(pages.free, _take_blocks_from_malloc())
+        stack.callback(pages.free, taken := _take_blocks_from_malloc())
         limit = Limit(self._size)
         file = spill.SpillFile(self._folder)
         store = Store(file, self._steps.distance)
@@ -94,6 +94,7 @@ class Budget:
         file.measure()
         limit.check(store, anew=True)
         self._operations = operations = watch.Operations(store, self._steps, limit)
+        operations.taken = taken
         stack.callback(self._restore)
         stack.enter_context(_storages_written_by(operations))
         stack.callback(register_optimizer_step_pre_hook(parameter_by_parameter).remove)
@@ -230,6 +231,9 @@ class Budget:
         read_rate, write_rate = _rates(store)
         try:
             traffic = trace.traffic(store.capacity, write_rate, read_rate)
+            order = self._steps.order
+            room = order.room if order else store.capacity
+            predicted = trace.traffic(room, write_rate, read_rate, max(store.capacity - room, 0))
         except DoesNotFit:
             raise limit.too_small(trace.least, "an operation") from None
         return Plan(
@@ -244,7 +248,7 @@ class Budget:
             read_rate=read_rate,
             write_rate=write_rate,
             compute_seconds=trace.seconds,
-            seconds=traffic.seconds,
+            seconds=predicted.seconds,
             measured_seconds=self._steps.seconds,
             measured_read=self._steps.moved[0],
             measured_written=self._steps.moved[1],
@@ -293,6 +297,7 @@ class Budget:
         store = self._operations.store
         self._steps.end_step(store.read, store.written)
         store.end_step()
+        self._operations.after_step()
         if not self._steps.followed and self._steps.count <= _FIRST_STEPS:
             self._operations.end_first_step()
         if self._called is not None:

@@ -1,15 +1,17 @@
 """Follows a program through its steps: records one, and then knows what comes next."""
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from carme_runtime.out_of_core.blocks import Block, State
 from carme_runtime.out_of_core.store import Store
-from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Trace
+from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Order, Trace
 
 _FARTHEST = 400  # operations that are looked ahead
-_AHEAD = 2  # blocks, of the largest, whose room is for what comes before its time
+_CHANGE, _CHANGE_WITHIN = 64, 8  # parts of the room: such a change counts, at a step's begin and within it
+_AHEAD = 4  # blocks, of the largest, whose room is for what comes before its time, at most
 _SMOOTHING = 0.5  # the weight of the newest time of an operation
 
 
@@ -27,6 +29,7 @@ class Steps:
         self.in_step = True  # this step goes as the last one went
         self.followed = False  # the last step went as the one before
         self.seconds = 0.0  # of the last step
+        self.had_additional = False  # the last step made blocks that the recorded one did not
         self.moved = (0, 0)  # bytes that the last step read and wrote
         self.position = -1  # of the last operation that began
         self.now = -1  # the same, counted through all steps that go as the recorded one
@@ -42,9 +45,13 @@ class Steps:
         # Of operations that have been looked at and are to come, those that need more room than all later
         # ones: their numbers, and the bytes, less those that are freed from the step's begin until then.
         self._peaks: deque[tuple[int, int]] = deque()
-        self._leaving: Mapping[int, Sequence[int]] = {}  # see `Trace.leaving`
-        self._leaving_of: object = None  # these operations
-        self.planned_room = 0  # bytes for blocks without those for what comes before its time
+        # Which tensors can be blocks is up to the allocator, and may differ from the recorded step.
+        self._missing: set[int] = set()  # labels of that step that have no block in this one
+        self._has_additional = False  # as `had_additional`, of this step
+        self._additional: set[int] = set()  # labels of blocks of this step that that one does not have
+        self.order: Order | None = None  # of what leaves
+        self._ordered: object = None  # the operations that it is of
+        self._ordered_in = 0  # bytes that the store had then
 
     def new_label(self) -> int:
         """A number for a block that no recorded step knows."""
@@ -73,7 +80,7 @@ class Steps:
             return None
         if self.position < len(self.trace):
             planned = self.trace.operations[self.position]
-            if planned.name == name and planned.uses == tuple(block.label for block in uses):
+            if planned.name == name and self._are_used(planned, uses):
                 for block in uses:
                     self._look_up(block)
                 return planned
@@ -88,14 +95,11 @@ class Steps:
             planned: What `begin` returned.
             made: Blocks that are new.
         """
-        if planned is not None and len(planned.makes) == len(made):
+        if planned is not None:
             planned.seconds += _SMOOTHING * (operation.seconds - planned.seconds)
             planned.workspace = max(planned.workspace, operation.workspace)
-            for block, (label, _) in zip(made, planned.makes, strict=True):
-                self._take(block, label)
+            self._match(planned, made)
             return
-        if planned is not None:
-            self._leave_trace()
         for block in made:
             self._take(block, block.label)
         operation.makes = tuple((block.label, block.size) for block in made)
@@ -103,12 +107,36 @@ class Steps:
         for block in (*made, *(self._by_label[label] for label in operation.uses)):
             self._sizes[block.label] = block.size
 
+    def _are_used(self, planned: Operation, uses: Sequence[Block]) -> bool:
+        """Whether these blocks are those of a recorded operation."""
+        labels = tuple(block.label for block in uses if block.label not in self._additional)
+        if self._missing:
+            return labels == tuple(label for label in planned.uses if label not in self._missing)
+        return labels == planned.uses
+
+    def _match(self, planned: Operation, made: Sequence[Block]) -> None:
+        """Give blocks that an operation made the labels that they had in the recorded step."""
+        expected = list(planned.makes)
+        for block in made:
+            same = (each for each in expected if len(made) == len(planned.makes) or each[1] == block.size)
+            found = next(same, None)
+            if found is None:
+                self._additional.add(block.label)
+                self._has_additional = True
+                self._take(block, block.label)
+            else:
+                expected.remove(found)
+                self._missing.discard(found[0])
+                self._take(block, found[0])
+        self._missing.update(label for label, _ in expected)
+
     def bury(self, dead: Sequence[Block]) -> None:
         """These are gone since the last operation."""
         recording = self._record and not (self.trace and self.in_step)
         for block in dead:
             if self._by_label.get(block.label) is block:
                 del self._by_label[block.label]
+            self._additional.discard(block.label)
             if recording and block.label in self._sizes:
                 # Outputs that were kept over several steps have the same label.
                 if block.label not in self._record[-1].dies:
@@ -138,8 +166,11 @@ class Steps:
                 self.trace = Trace(self._record, self._sizes, self._leftovers_end)
         self._record, self._sizes, self._leftovers_end = [], {}, 0
         self.position, self.in_step = -1, True
+        self.had_additional, self._has_additional = self._has_additional, False
+        self._missing.clear()
         self.count += 1
         if not self.followed:
+            self._additional.clear()
             self.now = -1
             self._seen = 0
             for block in self._by_label.values():
@@ -166,7 +197,8 @@ class Steps:
         elif self.position > 0 and (dies := trace.operations[self.position - 1].dies):
             self.bury(store.collect_of(self.blocks_of(dies)))
         self._plan(store, trace)
-        store.leave_ahead(self.blocks_of(self._leaving.get(self.position, ())))
+        if self.order is not None:
+            store.leave_ahead(self.blocks_of(self.order.leaving.get(self.position, ())))
         depth = min(store.capacity // 4, 256 << 20)
         if store.queued_bytes() > depth // 2:
             return
@@ -183,17 +215,15 @@ class Steps:
     def _plan(self, store: Store, trace: Trace) -> None:
         """Find out what leaves when, by the recorded step and the room that there is.
 
-        Some room is left out, in which blocks come while others are used. The more, the more is moved.
+        Some room is left out, in which blocks come while others are used. More is moved in less room.
         """
-        ahead = min(_AHEAD * max(trace.sizes.values(), default=0), store.capacity // 8)
-        room = max(store.capacity - ahead, min(trace.least, store.capacity))
-        if self._leaving_of is trace.operations and abs(room - self.planned_room) <= ahead // 4:
+        capacity, file = store.capacity, store.file
+        enough = capacity // (_CHANGE if self.position <= 0 else _CHANGE_WITHIN)
+        if self._ordered is trace.operations and abs(capacity - self._ordered_in) <= enough:
             return
-        self._leaving_of, self.planned_room = trace.operations, room
-        try:
-            self._leaving = trace.leaving(room)
-        except DoesNotFit:
-            self._leaving = {}
+        self._ordered, self._ordered_in, self.order = trace.operations, capacity, None
+        with contextlib.suppress(DoesNotFit):
+            self.order = trace.order(capacity, _AHEAD, file.write_rate, file.read_rate)
 
     def _prepare(self, store: Store, trace: Trace, number: int) -> bool:
         """Have the blocks of an operation come. False when that must wait until others have left."""

@@ -5,7 +5,7 @@ Needs nothing but Python, so that plans can be made and tested anywhere.
 
 import math
 from bisect import bisect_right
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -140,43 +140,69 @@ class Trace:
             alive -= sum(self.sizes.get(block, 0) for block in operation.dies)
         return most
 
-    def traffic(self, room: int, write_rate: float, read_rate: float) -> Traffic:
+    def traffic(self, room: int, write_rate: float, read_rate: float, spare: int = 0) -> Traffic:
         """What a step costs in `room` bytes, if always that block leaves whose next use is farthest.
 
         Args:
             room: Bytes for blocks and workspaces.
             write_rate: Bytes in a second that the disk takes.
             read_rate: Bytes in a second that it gives.
+            spare: Bytes besides in which blocks come before others have left.
 
         Raises:
             DoesNotFit: An operation alone needs more.
         """
-        run = _Belady(self, room, write_rate, read_rate)
+        run = _Belady(self, room, (write_rate, read_rate), spare)
         run.step()
         return run.step()  # the first one began with an empty memory
 
-    def leaving(self, room: int) -> Mapping[int, Sequence[int]]:
-        """Blocks that leave in `room` bytes, by the operation that uses them last before they do.
+    def order(self, capacity: int, largest_spare: int, write_rate: float, read_rate: float) -> "Order":
+        """How a step goes in `capacity` bytes.
 
-        The one whose next use is farthest leaves (Belady 1966), and as early as that can be: its place is of
-        no use from then on (the conservative order of Cao, Felten, Karlin and Li 1995).
+        Of spare rooms for up to `largest_spare` blocks it takes that with the shortest step; for one block at
+        least where anything is moved, as transfers take longer now and then than expected.
 
         Raises:
             DoesNotFit: An operation alone needs more.
         """
-        run = _Belady(self, room, 1.0, 1.0)
-        for _ in range(3):  # from the second one on each begins as the one before
-            run.step()
-        return run.leaving
+        block = max(self.sizes.values(), default=0)
+        found: list[Order] = []
+        for blocks in range(largest_spare + 1):
+            room = capacity - blocks * block
+            if found and (room < self.least or not found[0].traffic.moved):
+                break
+            run = _Belady(self, room, (write_rate, read_rate), capacity - room)
+            for _ in range(3):  # from the second one on each begins as the one before
+                traffic = run.step()
+            found.append(Order(room, traffic, run.leaving))
+        return min(found[1:] or found, key=lambda order: order.traffic.seconds)
+
+
+@dataclass(slots=True)
+class Order:
+    """What leaves when in a step.
+
+    The block whose next use is farthest leaves (Belady 1966), and as early as that can be: its place is of no
+    use from then on (the conservative order of Cao, Felten, Karlin and Li 1995).
+
+    Attributes:
+        room: Bytes that blocks are chosen for; what is left of the memory is for those that come early.
+        traffic: What the step costs.
+        leaving: Blocks that leave, by the operation that uses them last before they do.
+    """
+
+    room: int
+    traffic: Traffic
+    leaving: Mapping[int, Sequence[int]]
 
 
 class _Belady:
     """Plays steps through, one after the other."""
 
-    def __init__(self, trace: Trace, room: int, write_rate: float, read_rate: float) -> None:
+    def __init__(self, trace: Trace, room: int, rates: tuple[float, float], spare: int) -> None:
         self.trace = trace
         self.room = room
-        self.rates = write_rate, read_rate
+        self.rates = rates  # of writing and reading
         self.present: dict[int, float] = {}  # when it was used last, in seconds
         self.used = 0
         self.dirty: set[int] = set()
@@ -186,7 +212,8 @@ class _Belady:
         self.last: dict[int, int] = {}  # the operation that used a block last, counted so
         self.next: dict[int, float] = {}  # the one that uses it next
         self.farthest: list[tuple[float, int]] = []  # a heap of the same, and of what was so before
-        self.leaving: dict[int, list[int]] = {}  # in this step: see `Trace.leaving`
+        self.leaving: dict[int, list[int]] = {}  # in this step: see `Order`
+        self.free = deque([(0.0, room + spare)])  # when places were free, in seconds, and their bytes
 
     def step(self) -> Traffic:
         self.traffic, self.leaving = Traffic(), {}
@@ -204,24 +231,21 @@ class _Belady:
 
     def _operation(self, position: int, operation: Operation) -> None:
         self.number += 1
-        uses = set(operation.uses)
-        moved = self.traffic.moved
+        uses, ready = set(operation.uses), 0.0
         for block in uses:
             if block not in self.present:
                 size = self.trace.sizes[block]
                 self._make_room(size, uses)
                 self.traffic.read += size
-                self.transferred += size / self.rates[1]
-                self._enter(block, size)
+                self.transferred = max(self.transferred, self._enter(block, size)) + size / self.rates[1]
+                ready = self.transferred
         for block, _ in operation.makes:
             self._forget(block)
         self._make_room(operation.made_bytes + operation.workspace, uses)
-        if self.traffic.moved != moved:
-            self.computed = max(self.computed, self.transferred)
-        self.computed += operation.seconds
         for block, size in operation.makes:
-            self._enter(block, size)
+            ready = max(ready, self._enter(block, size))
             self.dirty.add(block)
+        self.computed = max(self.computed, ready) + operation.seconds
         self.dirty.update(operation.writes)
         for block in (*uses, *(block for block, _ in operation.makes)):
             self.present[block] = self.computed
@@ -234,15 +258,14 @@ class _Belady:
     def _make_room(self, size: int, pinned: set[int]) -> None:
         while self.used + size > self.room:
             victim = self._victim(pinned)
+            own, left = self.trace.sizes[victim], self.present[victim]
             if victim in self.dirty:
                 self.dirty.discard(victim)
-                self.traffic.written += self.trace.sizes[victim]
+                self.traffic.written += own
                 # It cannot leave before its last use has ended.
-                self.transferred = max(self.transferred, self.present[victim])
-                self.transferred += self.trace.sizes[victim] / self.rates[0]
+                self.transferred = left = max(self.transferred, left) + own / self.rates[0]
             self.leaving.setdefault(self.last[victim] % len(self.trace), []).append(victim)
-            self.used -= self.trace.sizes[victim]
-            del self.present[victim]
+            self._leave(victim, left)
 
     def _victim(self, pinned: set[int]) -> int:
         """The block whose next use is farthest, but for these."""
@@ -261,12 +284,24 @@ class _Belady:
             for entry in passed:
                 heappush(self.farthest, entry)
 
-    def _enter(self, block: int, size: int) -> None:
+    def _enter(self, block: int, size: int) -> float:
+        """Give a block the place that was free first. Returns when it was."""
         self.present[block] = self.computed
         self.used += size
+        since = 0.0
+        while size > 0:
+            since, length = self.free.popleft()
+            if length > size:
+                self.free.appendleft((since, length - size))
+            size -= length
+        return since
+
+    def _leave(self, block: int, since: float) -> None:
+        del self.present[block]
+        self.used -= self.trace.sizes[block]
+        self.free.append((since, self.trace.sizes[block]))
 
     def _forget(self, block: int) -> None:
         self.dirty.discard(block)
         if block in self.present:
-            del self.present[block]
-            self.used -= self.trace.sizes[block]
+            self._leave(block, self.computed)

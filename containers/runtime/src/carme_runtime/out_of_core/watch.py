@@ -30,6 +30,7 @@ from carme_runtime.out_of_core.trace import DoesNotFit, Operation
 
 SMALLEST_BLOCK = 128 << 10  # bytes; smaller tensors stay where they are
 _LARGE = 4 << 20  # bytes that an operation touches from which on its workspace is measured
+_FILLS = 8  # times that the heap's free parts are taken anew, at most
 _HEAVY = ("convolution", "mm", "linear", "lstm", "gru", "rnn", "attention")
 # They change what their schema calls an input.
 _CHANGED_IN_SECRET = {"running_mean", "running_var"}
@@ -72,6 +73,9 @@ class Operations(TorchDispatchMode):
         self._process = os.getpid()
         # What is called when an operation takes a tensor in a storage, by the storage's address.
         self.watched: dict[int, Callable[[], None]] = {}
+        self.taken: list[int] = []  # by `pages.fill_heap`, so that tensors are mappings of their own
+        self._has_holes = False  # of the heap, in which tensors lie
+        self._fills = 0
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -85,7 +89,17 @@ class Operations(TorchDispatchMode):
         return self._run(func, args, kwargs)
 
     def end_step(self) -> None:
-        """A step ends now."""
+        """A step ends now. Take what the heap has free, if tensors lay in it: these could not leave."""
+        if self._has_holes and self._fills < _FILLS:
+            self._has_holes = False
+            self._fills += 1
+            pages.free(self.taken)
+            self.taken[:] = pages.fill_heap(SMALLEST_BLOCK)
+
+    def after_step(self) -> None:
+        """A step has ended. Record the next one anew where tensors can leave since that could not before."""
+        if self.steps.had_additional and self._fills < _FILLS:
+            self.steps.record_anew()
 
     def end_first_step(self) -> None:
         """One of the first steps has ended, and used code that later ones do not."""
@@ -101,7 +115,10 @@ class Operations(TorchDispatchMode):
         """Make a block of a storage, if it can be one."""
         size = storage.nbytes()
         address = storage.data_ptr() if size >= SMALLEST_BLOCK else 0
-        if not address or storage.device.type != "cpu" or not pages.is_mapping(address, size):
+        if not address or storage.device.type != "cpu":
+            return None
+        if not pages.is_mapping(address, size):
+            self._has_holes = True
             return None
         block = Block(Storage(storage), *pages.inner_pages(address, size), self.steps.new_label())
         self.store.add(storage._cdata, block)
