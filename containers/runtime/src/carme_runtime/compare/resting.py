@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 _STOPS, _GOES_ON = b"s", b"g"
-_AGAIN_SECONDS = 0.01  # after which a rank that had not stopped yet is told once more to go on
+_AGAIN_SECONDS = 0.01  # after which a rank that had not stopped yet gets that signal again
 
 
 class Rest:
