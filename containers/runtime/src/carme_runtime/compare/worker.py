@@ -46,7 +46,8 @@ def main() -> None:
     work = Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16)
     step, gradients = program.prepare(work)
     line = come_in(name, rank)
-    line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
+    names = tuple(dict.fromkeys((*program.VERSIONS, *contestant.needs)))
+    line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(names))
     slower = float(os.environ.get(SLOWER, 0))
     servers = companions() if contestant.has_servers else []
     steps = Steps(step, slower, cores, servers, local_size, getattr(program, "settle", None))
