@@ -53,6 +53,26 @@ def test_a_script_trains_on_two_nodes_what_one_process_trains(job: Job, name: st
     assert results(out) == [("2", WEIGHT)] * 2, out
 
 
+KERAS_3 = """
+import keras, tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+x = tf.constant([1.0, 2.0])[:, None]
+model.fit(tf.data.Dataset.from_tensor_slices((x, x)).batch(2), verbose=0)
+"""
+
+
+def test_what_keras_3_cannot_do_is_refused_with_a_sentence(job: Job) -> None:
+    need("tensorflow")
+    pytest.importorskip("keras")
+    run = job.launch("--backend", "tensorflow", "-n", "2", "--", sys.executable, "-c", KERAS_3)
+    out, _ = run.communicate(timeout=2 * HANG)
+    assert run.returncode == 1, out
+    assert "Keras 3 cannot train with MultiWorkerMirroredStrategy. Use tf.keras" in out, out
+
+
 @pytest.mark.parametrize("store", ["dist_sync", "dist_device_sync"])
 def test_mxnet_trains_on_two_nodes_with_a_python_of_its_own(job: Job, store: str) -> None:
     """Its NumPy is one that the others cannot use."""

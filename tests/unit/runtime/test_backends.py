@@ -358,3 +358,12 @@ def test_every_backend_has_its_line_in_the_documentation() -> None:
         assert all(f"`{variable}`" in rows[f"`{name}`"] for variable in backend.sets), name
         assert f"| {backend.starts} | {backend.stops} |" in rows[f"`{name}`"], name
         assert f"carme-run --backend {name}" in page
+
+
+def test_what_keras_3_cannot_do_is_explained() -> None:
+    explains = BACKENDS["tensorflow"].explains
+    trace = 'File "/env/lib/{}/src/utils/traceback_utils.py"\nValueError: Attempt to convert (PerReplica:{{'
+    sentence = explains(trace.format("keras"))
+    assert sentence.startswith("Keras 3 cannot train with MultiWorkerMirroredStrategy. Use tf.keras")
+    assert not explains(trace.format("tf_keras")) and not explains("ValueError: of the script's own")
+    assert not BACKENDS["torch"].explains(trace.format("keras"))

@@ -10,6 +10,8 @@ from carme_runtime.compare import pythons
 
 BEGIN, END = "# user: begin", "# user: end"
 _KERAS = "KERAS_BACKEND"
+#: Of Horovod, whose ranks negotiate all the time: while they are stopped, answers take longer than its 30 s.
+_PATIENT = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "86400"}
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Contestant:
         setting: What the program is started with, such as the backend of torch.distributed.
         environment: What its ranks get on top.
         has_servers: Whether processes beside the ranks do part of a step's work.
+        is_restless: Whether its ranks compute also when they have nothing to do, so that they are stopped
+            between turns.
         is_predicted: Whether its program has `profile` and `machine`, from which `carme_runtime.scaling`
             predicts its steps on more ranks.
     """
@@ -37,6 +41,7 @@ class Contestant:
     setting: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     has_servers: bool = False
+    is_restless: bool = False
     is_predicted: bool = False
 
     def missing(self, python: str = sys.executable) -> list[str]:
@@ -100,7 +105,14 @@ CONTESTANTS = {
             "carme_runtime.horovod",
         ),
         Contestant(
-            "horovod", "PyTorch (Horovod)", "horovod", "torch_horovod", ("torch", "horovod"), "horovod.torch"
+            "horovod",
+            "PyTorch (Horovod)",
+            "horovod",
+            "torch_horovod",
+            ("torch", "horovod"),
+            "horovod.torch",
+            environment=_PATIENT,
+            is_restless=True,
         ),
         Contestant(
             "horovod-tensorflow",
@@ -108,7 +120,8 @@ CONTESTANTS = {
             "horovod",
             "tensorflow_horovod",
             ("tensorflow", "tf_keras", "horovod"),
-            environment={"TF_USE_LEGACY_KERAS": "1"},
+            environment={"TF_USE_LEGACY_KERAS": "1"} | _PATIENT,
+            is_restless=True,
         ),
         Contestant(
             "tensorflow",

@@ -31,6 +31,10 @@ class Line:
         self._socket = connection
         self._file = connection.makefile("rb")
 
+    def fileno(self) -> int:
+        """The connection's descriptor."""
+        return self._socket.fileno()
+
     def send(self, **message: Any) -> None:
         """Raises Lost."""
         try:

@@ -19,6 +19,7 @@ from carme_runtime.compare.contestants import CONTESTANTS
 from carme_runtime.compare.door import Line, come_in
 from carme_runtime.compare.machine import busy_seconds, companions, peak_bytes, used_seconds
 from carme_runtime.compare.programs import Step, Work
+from carme_runtime.compare.resting import Rest
 from carme_runtime.errors import CarmeRuntimeError
 
 if TYPE_CHECKING:
@@ -45,15 +46,17 @@ def main() -> None:
     work = Work(tasks.read(file), rank, ranks, threads, contestant.setting, is_bf16)
     step, gradients = program.prepare(work)
     line = come_in(name, rank)
-    line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(program.VERSIONS))
+    names = tuple(dict.fromkeys((*program.VERSIONS, *contestant.needs)))
+    line.send(ready=True, host=os.uname().nodename, cores=sorted(cores), versions=versions(names))
     slower = float(os.environ.get(SLOWER, 0))
     servers = companions() if contestant.has_servers else []
-    steps = Steps(step, slower, cores, servers, local_size)
+    steps = Steps(step, slower, cores, servers, local_size, getattr(program, "settle", None))
 
     def compared(reference: Path) -> dict[str, Any]:
         return compare_gradients(gradients(), reference, getattr(program, "FROM_WEIGHTS", False), work)
 
-    serve(line, steps, lambda seconds: probed(program, work, seconds, local_size), compared)
+    rest = Rest(line.fileno()).until_order if contestant.is_restless else None
+    serve(line, steps, lambda seconds: probed(program, work, seconds, local_size), compared, rest)
     # Some libraries wait for the other ranks at their end, or for threads of theirs.
     sys.stdout.flush()
     os._exit(0)
@@ -84,8 +87,9 @@ def versions(modules: tuple[str, ...]) -> dict[str, str]:
     """Of those that are installed."""
     found: dict[str, str] = {}
     for name in modules:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
+        for package in (f"{name}-cpu", name):  # what TensorFlow for processors alone is called
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(package)
     return found
 
 
@@ -98,13 +102,20 @@ class Steps:
         cores: Of this rank alone.
         servers: Processes whose work is the contestant's own, wherever it is done.
         local_size: Ranks on this node, which share the servers' work equally.
+        settle: Waits for what a step has left to be done beside the next one.
     """
 
     def __init__(
-        self, step: Step, slower: float, cores: set[int], servers: Sequence[int] = (), local_size: int = 1
+        self,
+        step: Step,
+        slower: float,
+        cores: set[int],
+        servers: Sequence[int] = (),
+        local_size: int = 1,
+        settle: Callable[[], object] | None = None,
     ) -> None:
         self._step, self._slower, self._cores, self._servers = step, slower, cores, servers
-        self._local_size = local_size
+        self._local_size, self._settle = local_size, settle
         self._number = 0
 
     def make(self, count: int) -> dict[str, Any]:
@@ -129,6 +140,8 @@ class Steps:
                     pass
             times.append(1000 * (time.perf_counter() - begin))
             self._number += 1
+        if self._settle:
+            self._settle()  # else it is done while others have their turn
         wall = time.perf_counter() - began
         foreign, now = None, busy_seconds(self._cores)
         if self._cores and busy is not None and now is not None:
@@ -145,10 +158,17 @@ def serve(
     steps: Steps,
     probe: Callable[[float], dict[str, Any]],
     compared: Callable[[Path], dict[str, Any]],
+    rest: Callable[[], object] | None = None,
 ) -> None:
-    """Answer until the comparison has had enough, or is gone. Raises Lost."""
+    """Answer until the comparison has had enough, or is gone; `rest` before each order. Raises Lost."""
+
+    def awaited() -> dict[str, Any]:
+        if rest:
+            rest()
+        return line.receive()
+
     peak = None
-    while not (order := line.receive()).get("end"):
+    while not (order := awaited()).get("end"):
         if "steps" in order:
             line.send(**steps.make(int(order["steps"])))
         elif "gradients" in order:

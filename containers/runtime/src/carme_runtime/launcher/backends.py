@@ -61,6 +61,8 @@ class Backend:
         programs: What is started beside the ranks, one after the other.
         secrets: The names of variables that nobody else may know.
         make_secrets: Their values, new for each run.
+        explains: What the last error output of a rank means, where that is a fault of users that it does not
+            name; else empty.
         driver: Whether the script runs once, on the first node, and `programs` are the ranks' processes.
     """
 
@@ -74,6 +76,7 @@ class Backend:
     programs: Callable[[Setup], list[Program]] = lambda setup: []
     secrets: tuple[str, ...] = ()
     make_secrets: Callable[[], list[str]] = list
+    explains: Callable[[str], str] = lambda output: ""
     driver: bool = False
 
 
@@ -89,6 +92,16 @@ def _tensorflow(setup: Setup) -> Variables:
         }
         for place in setup.places
     }
+
+
+def _explain_tensorflow(output: str) -> str:
+    """Keras 3 fails in words from which nobody learns that it is to blame."""
+    if "/keras/src/" in output and ("PerReplica" in output or "tensorflow/python/distribute/" in output):
+        return (
+            "Keras 3 cannot train with MultiWorkerMirroredStrategy. Use tf.keras, which is tf_keras here, "
+            "instead of keras, or carme_runtime.keras without --backend."
+        )
+    return ""
 
 
 def _jax(setup: Setup) -> Variables:
@@ -245,6 +258,7 @@ BACKENDS = {
         variables=_tensorflow,
         ports=_of_each,
         modules=("tensorflow", "tf_keras"),
+        explains=_explain_tensorflow,
     ),
     "jax": Backend(
         (

@@ -209,7 +209,10 @@ async def _execute(
             failing = await stack.enter_async_context(Programs(backend.programs(setup), environment, cwd))
         if name == "gaspi":
             command = gaspi.wrapped(command)
-        run = Run(fabric, places, command, cwd, environment, rank_options, variables=variables)
+        run = Run(
+            fabric, places, command, cwd, environment, rank_options,
+            variables=variables, explains=backend.explains,
+        )  # fmt: skip
         if failing:
             failing.on_failure(run.fail)
         return await run.execute()

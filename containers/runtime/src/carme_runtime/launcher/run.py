@@ -31,6 +31,7 @@ class Run:
         restart: How often ranks were started before this: logs go on.
         grows: Whether the run is to end because these members leave room for more ranks than it has.
         variables: By rank, what it gets on top of the variables of every run.
+        explains: What the last error output of the rank that failed means; empty where it says so itself.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Run:
         restart: int = 0,
         grows: Callable[[Members], bool] = lambda members: False,
         variables: Mapping[int, Mapping[str, str]] | None = None,
+        explains: Callable[[str], str] = lambda output: "",
     ) -> None:
         self._fabric = fabric
         self._places = places
@@ -52,6 +54,7 @@ class Run:
         self._environment = without_secrets(environment)
         self._rank_options = rank_options
         self._variables = variables or {}
+        self._explains = explains
         self._logs = _open_logs(rank_options.log_folder, places, restart > 0)
         self._grows = grows
         self._loop = asyncio.get_running_loop()
@@ -245,6 +248,8 @@ class Run:
         tail = self._tails[rank].report()
         if ending.has_explained(code, tail):
             return ""
+        if meaning := self._explains(tail):
+            sentence += f" {meaning}"
         if tail:
             sentence += f" Its last error output:\n{tail}"
         return f"{sentence}{more(Section.FAILURE)}\n"

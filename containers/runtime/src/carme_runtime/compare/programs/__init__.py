@@ -3,6 +3,7 @@
 Each module has `prepare(work)`, which returns the step and what returns the first one's gradients, and
 `VERSIONS`, the modules whose versions count. Where gradients are known from the weights alone, it has
 `FROM_WEIGHTS`.
+Where a step leaves work that its loss does not need, it has `settle()`, which waits for that.
 Where steps can be predicted, it also has `profile(work, seconds)` and `machine(ranks_per_node)`.
 """
 

@@ -40,3 +40,8 @@ def prepare(work: Work) -> tuple[Step, Gradients]:
 
     # user: end
     return step, lambda: first_gradients(work.task, model)
+
+
+def settle() -> None:
+    """Wait for the gradients of the last step to be sent and the new weights to come."""
+    mx.nd.waitall()

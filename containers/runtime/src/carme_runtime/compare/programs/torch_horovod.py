@@ -18,7 +18,7 @@ from carme_runtime.compare.programs.torch_networks import (
 )
 from carme_runtime.compare.tasks import MOMENTUM
 
-VERSIONS = ("torch", "horovod")
+VERSIONS = ("torch",)  # Horovod's, where that is what the contestant needs
 
 
 def prepare(work: Work) -> tuple[Step, Gradients]:
