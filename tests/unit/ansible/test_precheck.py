@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from free_ports import free_port
 
 from carme.accounts import is_account_name
 
@@ -503,6 +504,45 @@ def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, A
     done = playbook("-i", hosts, play)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=0" in done.stdout and "changed=1" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("limit", "left_out"), [("portal", "gpu-01.example.org"), ("gpu-01.example.org", "portal")]
+)
+def test_a_limited_run_knows_the_addresses_of_the_others(
+    playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path, limit: str, left_out: str
+) -> None:
+    play = tmp_path / "look.yml"
+    known = (
+        f"[hostvars['{left_out}'].precheck_node_address, hostvars['{left_out}'].ansible_facts.keys() | list]"
+    )
+    looks = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
+    play.write_text(json.dumps([looks, {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}]))
+    settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
+    hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
+    ((address, facts),) = shown(playbook("-i", hosts, "--limit", limit, play))[limit]
+    assert address == "" and "default_ipv4" in facts
+
+
+def test_a_limited_run_names_who_cannot_be_asked(
+    playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    play = tmp_path / "look.yml"
+    play.write_text("- hosts: head:compute\n  gather_facts: true\n  roles: [carme, precheck]\n")
+    settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
+    hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
+    described = json.loads(hosts.read_text())
+    gone = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": free_port()}
+    described["compute"]["hosts"]["gpu-01.example.org"] = gone
+    hosts.write_text(json.dumps(described))
+    done = playbook("-i", hosts, "--limit", "portal", play)
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 2, text
+    assert "--limit leaves gpu-01.example.org out, and it cannot be reached" in text
+    described["compute"]["hosts"]["gpu-01.example.org"] |= {"node_exporter_address": "10.1.0.11"}
+    hosts.write_text(json.dumps(described))
+    done = playbook("-i", hosts, "--limit", "portal", play)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_what_carme_sets_up_itself_is_what_the_inventory_says(
