@@ -20,6 +20,8 @@ ANSIBLE = Path(__file__).resolve().parents[3] / "ansible"
 
 Playbook = Callable[..., subprocess.CompletedProcess[str]]
 
+#: What setup would find of a host; it takes longer than the tasks of most roles.
+FACTS = {"default_ipv4": {"address": "10.1.0.5"}, "all_ipv4_addresses": ["10.1.0.5"]}
 #: What a check of the role carme has refused, where a rescue comes after it.
 REFUSALS = "ansible_failed_result.results | map(attribute='msg', default='') | select | list"
 

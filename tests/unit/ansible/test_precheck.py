@@ -21,7 +21,7 @@ from free_ports import free_port
 
 from carme.accounts import is_account_name
 
-from .conftest import ANSIBLE, Playbook, show, shown
+from .conftest import ANSIBLE, FACTS, Playbook, show, shown
 
 PROGRAM = ANSIBLE / "roles/precheck/files/precheck.py"
 
@@ -491,7 +491,8 @@ def inventory(tmp_path: Path, **variables: Any) -> Path:
 def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
     # The role alone: nothing here may run the whole playbook, which would install Carme on this machine.
     play = tmp_path / "look.yml"
-    play.write_text("- hosts: head:compute\n  gather_facts: true\n  roles: [carme, precheck]\n")
+    (first, *_) = yaml.safe_load((ANSIBLE / "site.yml").read_text())  # with the facts that a site gathers
+    play.write_text(yaml.safe_dump([first | {"hosts": "head:compute", "roles": ["carme", "precheck"]}]))
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1", "precheck_free_gib": 0}
     hosts = inventory(tmp_path, **settings, carme_default_account="carme")
     done = playbook("-i", hosts, play)
@@ -550,31 +551,29 @@ def test_what_carme_sets_up_itself_is_what_the_inventory_says(
 ) -> None:
     play = tmp_path / "look.yml"
     tasks = [{"ansible.builtin.include_vars": {"file": f"{{{{ {name} }}}}"}} for name in ("usual", "known")]
-    looks = {
-        "hosts": "head:compute",
-        "gather_subset": ["!all", "network"],
-        "roles": ["carme"],
-        "tasks": [*tasks, show("precheck_expected")],
-    }
-    play.write_text(json.dumps([looks]))
+    looks = {"hosts": "head:compute", "gather_facts": False, "roles": ["carme"]}
+    play.write_text(json.dumps([looks | {"tasks": [*tasks, show("precheck_expected")]}]))
     role = ANSIBLE / "roles/precheck"
-    known = json.dumps({"usual": str(role / "defaults/main.yml"), "known": str(role / "vars/main.yml")})
+    known = {"usual": str(role / "defaults/main.yml"), "known": str(role / "vars/main.yml")}
+    options = ("-e", json.dumps(known | {"ansible_facts": FACTS}))
 
-    def expected(host: str, groups: dict[str, list[str]], **variables: Any) -> dict[str, Any]:
+    def expected(groups: dict[str, list[str]], **variables: Any) -> dict[str, Any]:
+        """What is expected of each host."""
         hosts = inventory(tmp_path, carme_site_url="https://portal", **variables)
         described = json.loads(hosts.read_text())
         for group, members in groups.items():
             described[group] = {"hosts": dict.fromkeys(members)}
         hosts.write_text(json.dumps(described))
-        return shown(playbook("-i", hosts, "-e", known, play))[host][0]
+        return {host: found for host, (found,) in shown(playbook("-i", hosts, *options, play)).items()}
 
     users = [{"name": "ada", "uid": 2001}]
-    found = expected("portal", {}, carme_users=users)
+    found = expected({}, carme_users=users)["portal"]
     assert (found["uids"], found["installs_slurm"], found["asks_directory"]) == ({"ada": 2001}, False, False)
-    found = expected("portal", {}, carme_users=users, users_source="ldap")
+    found = expected({}, carme_users=users, users_source="ldap")["portal"]
     assert (found["uids"], found["asks_directory"]) == ({}, True)
     both = {"slurm_controller": ["portal"], "slurm_database": ["portal"]}
-    head, node = (expected(host, both) for host in ("portal", "gpu-01.example.org"))
+    found = expected(both)
+    head, node = found["portal"], found["gpu-01.example.org"]
     assert (head["installs_slurm"], node["installs_slurm"]) == (True, False)
     assert (int(head["free_gib"]), int(node["free_gib"])) == (20, 5)
 
@@ -583,12 +582,11 @@ def test_hosts_with_slurms_commands_need_a_slurm_that_carme_installs(
     playbook: Playbook, tmp_path: Path
 ) -> None:
     play = tmp_path / "look.yml"
-    looks = {"hosts": "head:compute", "gather_subset": ["!all", "network"], "roles": ["carme"]}
-    play.write_text(json.dumps([looks]))
+    play.write_text(json.dumps([{"hosts": "head:compute", "gather_facts": False, "roles": ["carme"]}]))
     hosts = inventory(tmp_path)
     described = json.loads(hosts.read_text()) | {"slurm_client": {"hosts": {"portal": None}}}
     hosts.write_text(json.dumps(described))
-    done = playbook("-i", hosts, play)
+    done = playbook("-i", hosts, "-e", json.dumps({"ansible_facts": FACTS}), play)
     text = " ".join(done.stdout.split())
     assert done.returncode != 0 and "Leave all four slurm_* groups empty" in text
 

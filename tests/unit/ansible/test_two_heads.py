@@ -15,15 +15,13 @@ import yaml
 import carme.config
 from carme.heads.promotion import SERVICES
 
-from .conftest import ANSIBLE, REFUSALS, Playbook, show, shown
+from .conftest import ANSIBLE, FACTS, REFUSALS, Playbook, show, shown
 
 # What is read of the role's variables.
 VALUES = (
     "{'toml': lookup('template', template), 'passwords': carme_database_passwords, 'readers': readers, "
     "'starts': carme_starts_services, 'enables': carme_enables_services, 'head': carme_head}"
 )
-#: What setup would find of a head; it takes longer than the role's own tasks.
-FACTS = {"default_ipv4": {"address": "10.1.0.5"}, "all_ipv4_addresses": ["10.1.0.5"]}
 TWO: dict[str, Any] = {
     "carme_hub_database": "postgresql://carme-hub@db.example.org/hub",
     "carme_hub_database_password": "of the hub",
