@@ -3,8 +3,9 @@
     out_of_core.py [--save-on-cpu] [--checkpoint=FILE] [--no-clip] [--step-during-backward]
         [--beside=FOLDER --read=BYTES --written=BYTES] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
-Each line is a JSON object: a step's loss, bit by bit; then the peak of the memory and the plan. With a limit
-a step has the bytes that it moved. With a checkpoint the file is replaced after each step; without a limit training goes on from it, if it is there.
+Each line is a JSON object: a step's loss, bit by bit, and with a limit the bytes that it moved; then the peak
+of the memory and the plan. With a checkpoint the file is replaced after each step; without a limit training
+goes on from it, if it is there.
 With `--beside` each step reads and writes so many bytes of that folder's disk beside its computing. Neither
 waits for the other, and the step ends when both have.
 """
