@@ -30,7 +30,8 @@ from carme_runtime.out_of_core.trace import DoesNotFit, Operation
 
 SMALLEST_BLOCK = 128 << 10  # bytes; smaller tensors stay where they are
 _LARGE = 4 << 20  # bytes that an operation touches from which on its workspace is measured
-_FILLS = 8  # times that the heap's free parts are taken anew, at most
+_FILLS = 8  # times that the heap's free parts are taken, at most
+_RECORDS_ANEW = 2  # times that a step is recorded anew after that, at most
 _HEAVY = ("convolution", "mm", "linear", "lstm", "gru", "rnn", "attention")
 # They change what their schema calls an input.
 _CHANGED_IN_SECRET = {"running_mean", "running_var"}
@@ -75,7 +76,7 @@ class Operations(TorchDispatchMode):
         self.watched: dict[int, Callable[[], None]] = {}
         self.taken: list[int] = []  # by `pages.fill_heap`, so that tensors are mappings of their own
         self._has_holes = False  # of the heap, in which tensors lie
-        self._fills = 0
+        self._fills, self._records_anew = 0, _RECORDS_ANEW
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -98,7 +99,8 @@ class Operations(TorchDispatchMode):
 
     def after_step(self) -> None:
         """A step has ended. Record the next one anew where tensors can leave since that could not before."""
-        if self.steps.had_additional and self._fills < _FILLS:
+        if self.steps.had_additional and self._records_anew > 0:
+            self._records_anew -= 1
             self.steps.record_anew()
 
     def end_first_step(self) -> None:
