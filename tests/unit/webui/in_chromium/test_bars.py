@@ -33,7 +33,7 @@ def test_bars_over_time_are_read_by_pointer_keyboard_and_table(
     User.objects.filter(pk=alice.pk).update(time_zone=name)
     now = timezone.now().replace(microsecond=0)
     submitted, started = now - timedelta(minutes=40), now - timedelta(minutes=30)
-    times = {"submitted": submitted, "started": started}
+    times: dict[str, Any] = {"submitted": submitted, "started": started}
     Job.store([broker.put(make_job(7, kind="batch", nodes=2, node_list="n[1-2]", **times))])
     broker.reports[7] = report(7)
     log_in(page)

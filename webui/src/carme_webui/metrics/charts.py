@@ -13,8 +13,16 @@ from django.utils.translation import gettext as _
 from carme.reports import Advice, Curve, Report
 
 __all__ = [
-    *["Chart", "Growth", "Line", "Multiples", "Part", "Place", "Placed", "Stack"],
-    *["multiples_of", "of_report"],
+    "Chart",
+    "Growth",
+    "Line",
+    "Multiples",
+    "Part",
+    "Place",
+    "Placed",
+    "Stack",
+    "multiples_of",
+    "of_report",
 ]
 
 PERCENT = 100
