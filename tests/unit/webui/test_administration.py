@@ -202,7 +202,7 @@ def test_the_overview_shows_use_queue_failures_and_services(
         ("Memory in use", "0\xa0B / 125\xa0GiB"), ("Jobs running", "1"), ("Jobs waiting", "4"),
     ]  # fmt: skip
     row = re.search(r'<th scope="row">gpu</th>(.*?)</tr>', page)
-    assert row and re.findall("<td>(.*?)</td>", row[1]) == ["1", "3", "3", "1 hour", "2 hours"]
+    assert row and re.findall("<td>(.*?)</td>", row[1]) == ["1", "3", "3", "1\xa0h", "2\xa0h"]
     # Each partition in which jobs wait has its bars, in the unit of the longest wait.
     (chart,) = BeautifulSoup(page, "html.parser")("carme-chart")
     spec = json.loads(str(chart["data-chart"]))

@@ -103,10 +103,11 @@ def test_what_holds_up_a_session_is_drawn_with_the_range_of_its_start(
         spans = {span["kind"]: span for row in spec["rows"] for span in row["spans"]}
         begins = [spans[kind]["start"] for kind in ("queued", "staging", "running")]
         assert begins[0] < begins[1] == first.timestamp() < begins[2] == free.timestamp(), page
-        assert spans["running"]["open"] and spec["summary"].startswith("Its nodes: In use 3"), page
+        assert spec["start"] == begins[0] and spans["running"]["open"], page
+        assert spec["summary"].startswith("Its nodes: In use 3"), page
         (table,) = found.select(".span-table table")
         cells = [[str(cell.get_text()) for cell in row("td")] for row in table("tr")[1:]]
-        assert [row[0] for row in cells] == ["In use", "May start", "Running"]
+        assert [row[0] for row in cells] == ["In use", "May start", "Running at the latest"]
         assert [row[2:] for row in cells][2] == ["\N{EN DASH}"] * 2, "its end is not known"
         (legend,) = (one for one in found(class_="legend") if "In use until" in one.get_text())
         shown = [time["datetime"] for time in legend("time")]

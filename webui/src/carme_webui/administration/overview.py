@@ -17,7 +17,6 @@ from carme.reports.prometheus import Prometheus
 from carme.sessions import Ending
 from carme.translation import translated
 from carme_webui.administration.node_states import state_words
-from carme_webui.clocks import minutes_words
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 from carme_webui.jobs.models import Mirror
@@ -211,7 +210,9 @@ def _waits(queues: Iterable[Queue]) -> Stack | None:
 
 
 def _wait_words(seconds: float) -> str:
-    return minutes_words(max(1, int(seconds // 60)))
+    hours, minutes = divmod(max(1, int(seconds // 60)), 60)
+    parts = [*([_("%s h") % hours] if hours else []), *([_("%s min") % minutes] if minutes else [])]
+    return " ".join(part.replace(" ", "\xa0") for part in parts)
 
 
 def _failures(now: datetime) -> list[Session]:

@@ -54,10 +54,12 @@ class Spans:
     Attributes:
         title: What they show.
         rows: At least one.
+        start: Where the axis begins; None: with the earliest of them.
     """
 
     title: str
     rows: Sequence[Row]
+    start: datetime | None = None
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -68,7 +70,13 @@ class Spans:
     def data(self) -> str:
         """All that the browser draws them from, as JSON; moments are in seconds since 1970."""
         rows = [{"title": row.title, "spans": [_spec(span) for span in row.spans]} for row in self.rows]
-        spec = {"title": self.title, "rows": rows, "summary": self.summary, "from": _("from")}
+        spec = {
+            "title": self.title,
+            "start": self.start.timestamp() if self.start else None,
+            "rows": rows,
+            "summary": self.summary,
+            "from": _("from"),
+        }
         return json.dumps(spec, separators=(",", ":"))
 
     @property

@@ -55,8 +55,8 @@ def waiting(explanation: str, earliest: datetime | None, latest: datetime | None
     if freed:
         rows.append(Row(_("Its nodes"), [Span("queued", _("In use"), now, freed)]))
     if latest:
-        spans = [Span("running", _("Running"), latest, end, is_open=True)]
+        spans = [Span("running", _("Running at the latest"), latest, end, is_open=True)]
         if earliest:
             spans.insert(0, Span("staging", _("May start"), earliest, latest))
         rows.append(Row(_("The job"), spans))
-    return Waiting(Spans(_("Expected start"), rows), freed, earliest, latest)
+    return Waiting(Spans(_("Expected start"), rows, now), freed, earliest, latest)

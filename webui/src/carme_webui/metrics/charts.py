@@ -13,8 +13,16 @@ from django.utils.translation import gettext as _
 from carme.reports import Advice, Curve, Report
 
 __all__ = [
-    *["Chart", "Growth", "Line", "Multiples", "Part", "Place", "Placed", "Stack"],
-    *["multiples_of", "of_report"],
+    "Chart",
+    "Growth",
+    "Line",
+    "Multiples",
+    "Part",
+    "Place",
+    "Placed",
+    "Stack",
+    "multiples_of",
+    "of_report",
 ]
 
 PERCENT = 100
@@ -197,7 +205,7 @@ class Place:
     Attributes:
         at: Where it is.
         label: What it is called.
-        marks: What it is of all places, such as the cheapest.
+        marks: What else it is of all places, such as the cheapest.
         is_chosen: It has a ring, and is shown first.
     """
 
@@ -263,7 +271,7 @@ class Growth:
 
 
 def _marked(place: Place) -> str:
-    return ", ".join([place.label, *place.marks])
+    return ", ".join([place.label, *place.marks, *([_("chosen")] if place.is_chosen else [])])
 
 
 def _short(value: float | None) -> float | None:

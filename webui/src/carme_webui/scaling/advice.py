@@ -130,7 +130,7 @@ class Advice:
             _("Times as fast"),
             _("GPUs") if self.has_gpus else _("Nodes"),
             [
-                Place(each, offer.words, offer.marks, offer.chosen)
+                Place(each, offer.words, [one for one in offer.marks if one != _("chosen")], offer.chosen)
                 for each, offer in zip(ranks, self.offers, strict=True)
             ],
             Line(_("predicted"), [row.speedup for row in rows]),

@@ -170,6 +170,7 @@
       const same = before && before.spark === spec.spark && before.series.map((one) => one.name).join() === spec.series.map((one) => one.name).join();
       if (this.plot && same && !all && !!before.line === !!spec.line) {
         this.plot.setData(rows);
+        if (before.current !== spec.current) this.plot.setCursor({ left: -10, top: -10 }); // it shows the new choice
       } else {
         this.plot?.destroy();
         this.palette = colours(this);
@@ -307,16 +308,18 @@
       return found;
     }
 
-    // A ring around the chosen point, and what points are: below them, where they have room, or above.
+    // A ring around the chosen point, and what points are: below them where the line rises, or above.
     mark(plot) {
       const { ctx } = plot;
+      const { values } = this.lines[0];
       const { left, width } = plot.bbox;
       const ratio = uPlot.pxRatio;
       ctx.save();
+      ctx.setLineDash([]);
       ctx.font = `600 ${12 * ratio}px system-ui, sans-serif`;
       ctx.textBaseline = "middle";
       for (const { place, words, chosen } of this.spec.marks) {
-        const [x, y] = [plot.valToPos(this.times[place], "x", true), plot.valToPos(this.lines[0].values[place], "y", true)];
+        const [x, y] = [plot.valToPos(this.times[place], "x", true), plot.valToPos(values[place], "y", true)];
         if (chosen) {
           ctx.beginPath();
           ctx.arc(x, y, 8 * ratio, 0, 2 * Math.PI);
@@ -324,9 +327,11 @@
           ctx.strokeStyle = this.palette.text;
           ctx.stroke();
         }
-        const below = x + 10 * ratio + ctx.measureText(words).width < left + width;
-        ctx.textAlign = below ? "left" : "right";
-        const to = [x + (below ? 10 : -12) * ratio, y + (below ? 1 : -1) * MARK_HEIGHT * ratio];
+        const long = ctx.measureText(words).width + 10 * ratio;
+        const below = values[place + 1] > values[place] && x + long < left + width;
+        const before = !below && x - long > left;
+        ctx.textAlign = before ? "right" : "left";
+        const to = [x + (before ? -8 : 8) * ratio, y + (below ? 1 : -1) * MARK_HEIGHT * ratio];
         // Legible on lines as well.
         ctx.lineWidth = 4 * ratio;
         ctx.strokeStyle = this.palette.paper;

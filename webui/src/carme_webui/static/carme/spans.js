@@ -54,7 +54,7 @@
       this.place.addEventListener("keydown", (event) => this.step(event));
       this.place.addEventListener("pointermove", (event) => this.point(event), { passive: true });
       this.place.addEventListener("pointerdown", (event) => this.point(event), { passive: true });
-      this.place.addEventListener("pointerleave", () => this.read(this.bars.length - 1));
+      this.place.addEventListener("pointerleave", () => this.rest());
       root.append(this.place, this.pointed, this.status);
       this.sizes = new ResizeObserver(() => this.fit());
     }
@@ -67,7 +67,7 @@
       }
       const { title, rows, summary } = this.spec;
       const all = rows.flatMap((row) => row.spans);
-      this.from = Math.min(...all.map((one) => one.start));
+      this.from = this.spec.start ?? Math.min(...all.map((one) => one.start));
       this.to = Math.max(this.from + 1, ...all.map((one) => one.end));
       this.place.setAttribute("aria-label", `${title}: ${summary}`);
       this.ticks = make("div", { className: "ticks" });
@@ -89,7 +89,14 @@
       this.place.replaceChildren(this.ticks, ...parts);
       this.fit();
       const pointed = this.reached < this.bars.length - 1 && (this.place.matches(":hover") || this.shadowRoot.activeElement);
-      this.read(pointed ? this.reached : this.bars.length - 1);
+      if (pointed) this.read(this.reached);
+      else this.rest();
+    }
+
+    // The last bar stands below the axis until one points at another.
+    rest() {
+      this.read(this.bars.length - 1);
+      this.bars.at(-1).bar.classList.remove("reached");
     }
 
     // Of the whole time, in percent.
@@ -126,7 +133,7 @@
       this.read(this.bars.indexOf(near));
     }
 
-    // What a bar is, with its exact times, until one points at another.
+    // What a bar is, with its exact times.
     read(place) {
       const found = this.bars[place];
       if (!found) return;
