@@ -295,4 +295,6 @@ def shared_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
 def test_paths_are_completed_as_everywhere(kernel: Kernel, tmp_path: Path) -> None:
     (tmp_path / "training_script.py").write_text("")
     assert kernel.complete("%carme_run -n 2 training_s") == ["training_script.py"]
-    assert "training_script.py" in kernel.complete("data = %carme_stage --nodes 2 training_s")
+    for source in ("training_s", "./training_s", str(tmp_path / "training_s")):
+        found = kernel.complete(f"data = %carme_stage --nodes 2 {source}")
+        assert found == [f"{source}cript.py"]

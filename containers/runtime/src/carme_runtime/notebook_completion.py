@@ -3,6 +3,7 @@
 import argparse
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,10 +26,15 @@ def install(shell: Any, stage_parser: Callable[[], argparse.ArgumentParser]) -> 
     for name, parser in parsers.items():
         shell.set_hook("complete_command", _completer(parser), str_key=name)
         # Its result may get a name: data = %carme_stage ...
-        shell.set_hook("complete_command", _completer(parser), re_key=rf"[^%]*=\s*{re.escape(name)}\s")
+        named = rf"[^%]*=\s*{re.escape(name)}\s"
+        shell.set_hook("complete_command", _completer(parser, with_names=True), re_key=named)
 
 
-def _completer(parser: Callable[[], argparse.ArgumentParser]) -> Callable[..., list[str]]:
+def _completer(
+    parser: Callable[[], argparse.ArgumentParser], with_names: bool = False
+) -> Callable[..., list[str]]:
+    """What completes a line; `with_names`: also files of the working folder, which IPython leaves out."""
+
     def complete(shell: Any, event: SimpleNamespace) -> list[str]:
         """IPython calls it for a word of the line; an empty answer leaves paths to IPython."""
         words = event.text_until_cursor.split()
@@ -44,10 +50,17 @@ def _completer(parser: Callable[[], argparse.ArgumentParser]) -> Callable[..., l
             if before in action.option_strings and action.nargs != 0:
                 return [str(choice) for choice in action.choices or ()]
         if not typed.startswith("-"):
-            return []
+            return _files(typed) if with_names and "/" not in typed else []
         return sorted(name for action in actions for name in action.option_strings)
 
     return complete
+
+
+def _files(beginning: str) -> list[str]:
+    """Files and folders of the working folder; those with spaces would need quotes."""
+    found = [path for path in Path().iterdir() if path.name.startswith(beginning)]
+    shown = [path for path in found if beginning or not path.name.startswith(".")]
+    return sorted(f"{path.name}/" if path.is_dir() else path.name for path in shown if " " not in path.name)
 
 
 def _run_parser() -> argparse.ArgumentParser:

@@ -144,12 +144,18 @@
 
   function activate(app, palette, rendermime, { services, widgets }) {
     rendermime?.addFactory(reportFactory({ widgets }), 40);
-    const panel = new widgets.Widget({ node: document.createElement('div') });
+    class Panel extends widgets.Widget {
+      /** JupyterLab calls it when the panel is opened: the keyboard scrolls it then. */
+      onActivateRequest() {
+        this.node.focus();
+      }
+    }
+    const panel = new Panel({ node: document.createElement('div') });
     panel.id = 'carme-use';
     panel.title.caption = say('What this session uses, and advice');
     panel.title.label = say('Use');
     panel.node.setAttribute('role', 'region');
-    panel.node.tabIndex = 0; // the keyboard scrolls it
+    panel.node.tabIndex = 0;
     panel.node.setAttribute('aria-label', panel.title.caption);
     const style = document.createElement('style');
     style.textContent = STYLE;
@@ -179,10 +185,10 @@
     app.commands.addCommand('carme:use', {
       label: say('Show What This Session Uses'),
       caption: panel.title.caption,
-      execute: () => {
+      execute: async () => {
+        await Promise.resolve(); // the list of commands gives the focus back to the document first
         app.shell.activateById(panel.id);
-        panel.node.focus();
-        return refresh();
+        await refresh();
       }
     });
     if (palette) {
