@@ -109,7 +109,7 @@ def test_a_refused_start_keeps_what_was_typed_and_says_why(
     page.get_by_label("Title").fill("Too much")
     page.get_by_label("GPUs per node").fill("9")
     page.get_by_role("button", name="Start", exact=True).click()
-    expect(page.locator(".errorlist")).to_contain_text("9 were asked for")
+    expect(page.locator(".errorlist")).to_contain_text("9 were requested")
     expect(page.get_by_label("Title")).to_have_value("Too much")
     keep("11-refused")
 

@@ -19,15 +19,15 @@ _FOLDER = "/help"
 #: The templates that each section of `docs/users` helps with, as GUIDE#ANCHOR.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "sessions#start": (
-        "The partition {partition_name!r} has {nodes}; {nodes_2} were asked for.",
-        "The nodes of partition {partition_name!r} have no GPUs; {requested} were asked for.",
+        "The partition {partition_name!r} has {nodes}; {nodes_2} were requested.",
+        "The nodes of partition {partition_name!r} have no GPUs; {requested} were requested.",
         "The partition {partition_name!r} has no GPUs of type {kind}; its types are: {kinds}.",
-        "A node has at most {gpus} of type {kind}; {requested} were asked for.",
-        "A node has at most {gpus}; {requested} were asked for.",
-        "The partition {partition!r} has {nodes} with {gpus}; {wanted} were asked for.",
-        "A node of partition {partition_name!r} has at most {processors}; {cpus} were asked for.",
+        "A node has at most {gpus} of type {kind}; {requested} were requested.",
+        "A node has at most {gpus}; {requested} were requested.",
+        "The partition {partition!r} has {nodes} with {gpus}; {wanted} were requested.",
+        "A node of partition {partition_name!r} has at most {processors}; {cpus} were requested.",
         "A node of partition {partition_name!r} has at most {most_memory} MiB of memory; {memory} MiB were "
-        "asked for.",
+        "requested.",
         "No set of nodes of this partition can ever give what the job asks for.",
     ),
     "sessions#time": (
@@ -35,14 +35,14 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "The job asks for more time than its partition allows.",
         "The {what} reached its time limit{limit} and was ended; {again} with more time, or extend it next "
         "time before it ends.",
-        "The {what} was stopped because nothing ran in it; {again} when it is needed.",
+        "The {what} was stopped because nothing ran in it. To continue, {again}.",
     ),
     "sessions#when-something-goes-wrong": (
         "The {what} ran out of memory{memory}; {again} with more memory, or load less at a time.",
         "The {what} ended with exit code {number}{early}; check the log and fix the problem, then {again}.",
         "The {what} was ended by signal {number}{early}; check the log and fix the problem, then {again}.",
     ),
-    "sessions#a-shell-inside": ("The way into the job is not known ({what}).",),
+    "sessions#a-shell-inside": ("Carme cannot find the address of the job's agent ({what}).",),
     "training": ("The training runtime is not installed here.",),
     "training#when-ranks-or-nodes-are-lost": (
         "One of its nodes failed and the {what} ended with it; {again}, it goes to nodes that work.",

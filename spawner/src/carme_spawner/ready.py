@@ -76,7 +76,8 @@ class ReadyHandler(ReportHandler):
         if job is None or not job.is_running:
             # A hub that has just started may learn only a moment later where the job runs.
             raise web.HTTPError(
-                503, "It is not known yet on which nodes the session's job runs. Report again in a moment."
+                503,
+                "The hub does not know yet on which nodes the session's job runs. Report again in a moment.",
             )
         raise web.HTTPError(
             400,

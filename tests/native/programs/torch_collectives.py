@@ -202,7 +202,7 @@ for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64):
 dist.all_reduce(flags := torch.tensor([True, rank == 0]), dist.ReduceOp.BAND)
 assert flags.tolist() == [True, False]
 for op, given, word in (
-    (dist.ReduceOp.BXOR, torch.ones(3), "BXOR was asked for of floating-point numbers"),
+    (dist.ReduceOp.BXOR, torch.ones(3), "BXOR was requested for floating-point numbers"),
     (dist.ReduceOp.AVG, torch.ones(3, dtype=torch.bool), "mean of bool"),
 ):
     try:

@@ -238,10 +238,10 @@ def test_only_a_share_of_the_system_can_be_booked() -> None:
     )  # of 12 GPUs, those of a node that is down included
     assert choose_nodes(proposed(), board([], policy), policy, NOW, BERLIN)
     error = refused(proposed(nodes=2), [], policy)
-    assert "that is 6; 8 were asked for" in error.message
+    assert "that is 6; 8 were requested" in error.message
     assert "Ask for 1 node or fewer" in error.remedy
     error = refused(proposed(), [claim("n1", 90, 100)], policy)
-    assert "2 more can be, and 4 were asked for" in error.message
+    assert "2 more can be booked, and 4 were requested" in error.message
     assert "Fri 20 Nov, 14:40 to 16:40" in error.remedy
     # What jobs and maintenance have is not booked.
     assert choose_nodes(proposed(), board([claim("n1", 90, 100, booked=0)], policy), policy, NOW, BERLIN) == [

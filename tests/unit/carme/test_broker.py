@@ -129,7 +129,7 @@ async def test_what_cannot_start_never_reaches_slurm(site: Any, order: JobReques
     with pytest.raises(InvalidRequest) as caught:
         await site.client.submit(order.model_copy(update={"gpus_per_node": 9}))
     assert caught.value.field == "gpus_per_node"
-    assert str(caught.value) == "A node has at most 4 GPUs of type a100; 9 were asked for. Ask for 1 to 4."
+    assert str(caught.value) == "A node has at most 4 GPUs of type a100; 9 were requested. Ask for 1 to 4."
     assert site.slurm.calls("sbatch") == []
     assert site.audit()[-1]["result"] == "invalid"
 

@@ -90,7 +90,7 @@ async def test_a_batch_job_is_submitted_again_with_its_secrets_which_stay_secret
     assert again.id != job_id and again.name == request_.name
     assert json.loads((folder / "environment.json").read_text()) == {"KEY": "s3cret"}
     (folder / "request.json").unlink()
-    with pytest.raises(NotFound, match="submitted with is not known"):
+    with pytest.raises(NotFound, match="no record of how job"):
         await site.client.resubmit(again.id)
     with pytest.raises(NotFound):
         await site.client.recipe(999)
@@ -115,7 +115,7 @@ async def test_what_an_owner_wrote_into_a_request_is_checked_anew(site: Any, req
     file = site.home / ".local/share/carme/jobs" / (await site.client.job(job_id)).key / "request.json"
     values = json.loads(file.read_text())
     file.write_text(json.dumps(values | {"nodes": 99}))
-    with pytest.raises(InvalidRequest, match="99 were asked for"):
+    with pytest.raises(InvalidRequest, match="99 were requested"):
         await site.client.resubmit(job_id)
     file.write_text(json.dumps(values | {"kind": "session", "image": "torch"}))
     with pytest.raises(NotFound):

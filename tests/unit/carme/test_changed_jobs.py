@@ -192,8 +192,8 @@ async def test_a_suspended_session_says_so_and_its_time_stands_still(site: Any) 
     session = await reaches(site, SessionState.SUSPENDED)
     assert (session.label, session.ends) == ("Suspended", None)
     assert session.sentence.startswith("An administrator suspended the session: ")
-    assert session.sentence.endswith("its time stands still; it goes on by itself with 54 minutes left.")
-    with pytest.raises(InvalidRequest, match="The session is suspended, so its time stands still"):
+    assert session.sentence.endswith("is paused; it resumes automatically with 54 minutes left.")
+    with pytest.raises(InvalidRequest, match="The session is suspended, so its time limit is paused"):
         await site.client.extend(7, 10, user="ada")
     assert (await site.client.job(7)).explanation == session.sentence
     site.slurm.jobs = [JOB | {"e": ends + 420}]

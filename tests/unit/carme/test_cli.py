@@ -230,7 +230,7 @@ async def test_logs(site: Any, file: Path, capsys: pytest.CaptureFixture[str]) -
         (["submit", "nowhere.sh"], "There is no script 'nowhere.sh'. Name a file, or put a command after --"),
         (
             ["submit", "--gpus", "9", "--", "x"],
-            "A node has at most 4 GPUs; 9 were asked for. Ask for 1 to 4.",
+            "A node has at most 4 GPUs; 9 were requested. Ask for 1 to 4.",
         ),
         (["submit", "--time", "soon", "--", "x"], "'soon' is not a length of time."),
         (["submit", "--name", "a/b", "--", "x"], "'name' must be 1 to 64 letters"),

@@ -13,7 +13,7 @@ from carme.help import SECTIONS, help_path
 from carme.translation import joined, message, plural
 
 ROOT = Path(__file__).parents[3]
-NO_GPUS = "The nodes of partition {partition_name!r} have no GPUs; {requested} were asked for."
+NO_GPUS = "The nodes of partition {partition_name!r} have no GPUs; {requested} were requested."
 
 
 def no_gpus() -> InvalidRequest:
@@ -73,7 +73,7 @@ def test_a_command_names_the_address_of_the_sites_portal(
 ) -> None:
     (tmp_path / "carme.toml").write_text('[site]\nurl = "https://a.example"\n[slurm]\ncluster = "c"\n')
     assert main(["status"]) == 1
-    sentence = "carme: The nodes of partition 'cpu' have no GPUs; 2 GPUs were asked for. Ask for 0 GPUs.\n"
+    sentence = "carme: The nodes of partition 'cpu' have no GPUs; 2 GPUs were requested. Ask for 0 GPUs.\n"
     assert capsys.readouterr().err == f"{sentence}More: https://a.example/help/sessions/#start\n"
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     assert main(["status"]) == 1

@@ -266,7 +266,7 @@ def images(settings: Settings) -> ImageCatalogue:
         (
             {"gpus_per_node": 9, "gpu_type": "a100"},
             "gpus_per_node",
-            "A node has at most 4 GPUs of type a100; 9 were asked for. Ask for 1 to 4.",
+            "A node has at most 4 GPUs of type a100; 9 were requested. Ask for 1 to 4.",
         ),
         (
             {"gpus_per_node": 3, "nodes": 2, "gpu_type": "a100"},
@@ -274,14 +274,14 @@ def images(settings: Settings) -> ImageCatalogue:
             "has 1 node with 3 GPUs of type a100",
         ),
         ({"gpus_per_node": 1, "gpu_type": "h100"}, "gpu_type", "its types are: a100 and v100. Choose one"),
-        ({"gpu_type": "a100"}, "gpus_per_node", "no GPU was asked for"),
+        ({"gpu_type": "a100"}, "gpus_per_node", "requested no GPU"),
         (
             {"gpus_per_node": 1, "partition": "cpu"},
             "gpus_per_node",
-            "have no GPUs; 1 were asked for. Ask for 0",
+            "have no GPUs; 1 were requested. Ask for 0",
         ),
         ({"gpu_type": "a100", "gpus_per_node": 1, "partition": "cpu"}, "gpu_type", "its types are: none"),
-        ({"nodes": 3}, "nodes", "The partition 'gpu' has 2 nodes; 3 were asked for. Ask for 1 to 2."),
+        ({"nodes": 3}, "nodes", "The partition 'gpu' has 2 nodes; 3 were requested. Ask for 1 to 2."),
         ({"nodes": 1, "partition": "empty"}, "nodes", "Choose another partition."),
         ({"partition": "gpus"}, "partition", "There is no partition 'gpus'; there are: gpu, cpu and empty."),
         (
@@ -290,7 +290,7 @@ def images(settings: Settings) -> ImageCatalogue:
             "lasts at most 1 day, not 1 day 1 minute. Ask for at most 1 day.",
         ),
         ({"image": "nope"}, "image", "There is no image 'nope'; there are: torch. Choose one of these."),
-        ({"cpus_per_node": 9}, "cpus_per_node", "at most 8 processors; 9 were asked for. Ask for 1 to 8."),
+        ({"cpus_per_node": 9}, "cpus_per_node", "at most 8 processors; 9 were requested. Ask for 1 to 8."),
         ({"memory_mb_per_node": 99999}, "memory_mb_per_node", "at most 16000 MiB"),
         ({"cpus_per_node": 7, "nodes": 2}, "nodes", "has 1 node with so many"),
     ],

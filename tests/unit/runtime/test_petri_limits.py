@@ -32,7 +32,7 @@ def test_a_task_that_never_ends_is_ended_at_its_limit(folder: Path):
         with pytest.raises(PetriError) as caught:
             run.wait(HANG)
         sentence = "Transition endless took longer than its limit of 1 s with 7."
-        assert caught.value.message == sentence and "mend it and resume" in caught.value.remedy
+        assert caught.value.message == sentence and "Fix it and resume" in caught.value.remedy
         assert run.notices == [f"{sentence} It was ended; the task runs again."]
         assert run.marking() == {"x": [7], "y": []}
     with os.fdopen(reading) as lines:

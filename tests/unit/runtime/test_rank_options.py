@@ -330,7 +330,7 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
         (["--output", "none", "x.py"], "invalid choice: 'none'"),
         (["--no-gpu", "--devices-per-rank", "1", "x.py"], "--no-gpu and --devices-per-rank exclude"),
         (["--no-gpu", "--backend", "mpi", "x.py"], "--no-gpu does not go with --backend mpi"),
-        (["--devices-per-rank", "2", "--", "true"], "--devices-per-rank 2 was asked for"),
+        (["--devices-per-rank", "2", "--", "true"], "--devices-per-rank 2 was requested"),
         (["--log-folder", "/proc/none", "--", "true"], "The folder /proc/none for logs cannot be used"),
     ],
 )

@@ -113,7 +113,7 @@ def test_gpus_decide_how_many_ranks(make_job: Callable[..., Job], script: Script
     code, out, errors = job.launch("-n", "4", script(SHOW)).wait()
     assert (code, out) == (2, "")
     assert errors == (
-        "carme-run: 4 ranks were asked for, but the job has room for 3, one per GPU (n1: 2, n2: 1). "
+        "carme-run: 4 ranks were requested, but the job has room for 3, one per GPU (n1: 2, n2: 1). "
         "Use -n 3 or less, or --devices-per-node K for K ranks on each node whatever GPUs it has.\n"
     )
 
@@ -121,7 +121,7 @@ def test_gpus_decide_how_many_ranks(make_job: Callable[..., Job], script: Script
 def test_more_nodes_than_the_job_has(job: Job, script: Script) -> None:
     code, _, errors = job.launch("--nodes", "3", script(SHOW)).wait()
     assert code == 2
-    assert "--nodes 3 was asked for, but the job has 2. Use --nodes 2 or less" in errors
+    assert "--nodes 3 was requested, but the job has 2. Use --nodes 2 or less" in errors
 
 
 def test_standard_error_and_input(job: Job, script: Script) -> None:

@@ -242,7 +242,7 @@ def test_the_end_of_the_job_ends_the_shell(make_job: MakeJob) -> None:
     assert shell.ended() == 1
     shell.close()
     done = run(job, "true")
-    assert (done.returncode, b"The way into the job is not known" in done.stderr) == (1, True)
+    assert (done.returncode, b"Carme cannot find the address of the job's agent" in done.stderr) == (1, True)
 
 
 def test_the_loss_of_its_node_ends_the_shell(make_job: MakeJob) -> None:
@@ -313,5 +313,5 @@ def test_another_user_cannot_read_the_way_in(job: Job) -> None:
         text=True,
     )
     assert done.returncode == 1
-    assert "The way into the job is not known" in done.stderr
+    assert "Carme cannot find the address of the job's agent" in done.stderr
     assert "Permission denied" in done.stderr

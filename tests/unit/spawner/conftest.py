@@ -316,5 +316,5 @@ async def lasting_site(
 
 
 NO_GPU = InvalidRequest(
-    "A node has at most 4 GPUs; 9 were asked for.", "Ask for 1 to 4.", field="gpus_per_node"
+    "A node has at most 4 GPUs; 9 were requested.", "Ask for 1 to 4.", field="gpus_per_node"
 )

@@ -173,7 +173,7 @@ def test_while_slurm_is_away_a_booking_is_made_and_reserved_later(
     assert book(browser).status_code == 302
     made = Booking.objects.get()
     assert made.reserved is None and "Slurm does not answer." in made.problem
-    assert "the portal goes on trying" in browser.get(made.get_absolute_url()).content.decode()
+    assert "the portal keeps trying" in browser.get(made.get_absolute_url()).content.decode()
 
 
 def test_without_the_broker_nothing_can_be_booked_and_the_page_says_so(
@@ -353,7 +353,7 @@ def test_a_free_time_of_a_node_books_that_node(browser: Browser, broker: FakeBro
     answer = book(browser, node_names="n2")
     assert answer.status_code == 422 and "n2 is not free for the whole time" in text(answer)
     assert "has no node n7" in text(book(browser, node_names="n7"))
-    assert "2 nodes are named, and 1 asked for." in text(book(browser, node_names="n1, n2"))
+    assert "You named 2 nodes but requested 1." in text(book(browser, node_names="n1, n2"))
     book(browser, hour=14, nodes=2, node_names="n2")
     assert Booking.objects.latest("pk").node_names == ["n1", "n2"]
 

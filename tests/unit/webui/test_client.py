@@ -297,7 +297,7 @@ def test_what_cannot_be_sent_is_refused_here(
 
 
 def test_refusals_are_carmes_own_errors(client: carme.Client, broker: FakeBroker, live_server: Any) -> None:
-    with pytest.raises(InvalidRequest, match="9 were asked for") as caught:
+    with pytest.raises(InvalidRequest, match="9 were requested") as caught:
         client.submit(["true"], nodes=9)
     assert caught.value.field == "nodes"
     with pytest.raises(NotFound):
@@ -403,4 +403,4 @@ def test_a_booking_with_its_session_and_data_by_command(
     wrong = [*words[:-4], "--image", "no-such"]
     capsys.readouterr()
     assert main(wrong) == 1 and "no-such" in capsys.readouterr().err
-    assert elsewhere("bookings", "list") == [], "half of what was asked for is not kept"
+    assert elsewhere("bookings", "list") == [], "half of what was requested is not kept"

@@ -58,9 +58,8 @@ def test_a_job_shows_the_end_of_its_log_read_as_its_owner(browser: Browser, brok
 
 def test_a_log_that_cannot_be_read_is_a_sentence(browser: Browser, broker: FakeBroker) -> None:
     Job.store([broker.put(make_job(1, key=None))])
-    assert (
-        "Job 1 was not started by Carme, so its log is not known." in browser.get("/jobs/1/").content.decode()
-    )
+    page = browser.get("/jobs/1/").content.decode()
+    assert "Carme did not start job 1, so it does not know where its log is." in page
 
 
 @pytest.mark.usefixtures("still")
@@ -362,7 +361,7 @@ def test_a_script_that_is_no_utf_8_keeps_its_bytes_when_it_is_submitted_once_mor
         ({}, "exactly one of"),
         ({"script": "x", "script_path": "y"}, "exactly one of"),
         ({"script_path": "nothing.sh"}, "There is no script"),
-        ({"script": "x", "nodes": "99"}, "99 were asked for"),
+        ({"script": "x", "nodes": "99"}, "99 were requested"),
         ({"script": "x", "arguments": "'"}, "not closed"),
         ({"script": "x", "image": "none"}, "There is no image"),
         ({"script": "x", "name": "<b>"}, "must be 1 to 64 letters"),

@@ -244,7 +244,7 @@ def test_its_budget_pays_and_its_members_see_it(
     ("limits", "sentence"),
     [
         ({"partitions": ["cpu"]}, "may not use the partition gpu"),
-        ({"gpus": 3}, "3 GPUs at most; 4 were asked for"),
+        ({"gpus": 3}, "3 GPUs at most; 4 were requested"),
         ({"gpu_types": {"a100": 0}}, "0 GPUs at most"),
         ({"minutes": 30}, "30 minutes at most"),
     ],

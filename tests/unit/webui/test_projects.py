@@ -190,7 +190,7 @@ def test_while_slurm_is_away_the_change_waits(
 ) -> None:
     broker.refusal = AWAY
     root.send(f"{PAGE}limits/", f"{PAGE}limits/", title="t", gpus=3)
-    assert "goes on trying" in text(root.get(PAGE))
+    assert "keeps trying" in text(root.get(PAGE))
     assert broker.granted[VISION].resources == {}
     broker.refusal = None
     assert reconcile(site_broker())
@@ -255,7 +255,7 @@ def test_a_session_runs_in_a_project(browser: Browser, vision: Project, hub, at_
     [
         ({"partitions": ["cpu"]}, "may use cpu, not"),
         ({"minutes": 30}, "for 30 minutes at most"),
-        ({"gpus": 0}, "may use 0 GPUs at a time; 1 were asked for"),
+        ({"gpus": 0}, "may use 0 GPUs at a time; 1 were requested"),
         ({"nodes": 0}, "may use 0 nodes"),
         ({"gpu_types": {"a100": 4}}, "so one must be named"),
         ({"gpu_hours": 0}, "has used up"),

@@ -355,7 +355,7 @@ def test_what_cannot_be_started_again_leads_to_the_filled_in_form(
     answer = browser.send(PAGE, f"{PAGE}again/", name="s11111111")
     assert answer.status_code == 422
     page = answer.content.decode()
-    assert "2 were asked for" in page and 'value="My run"' in page
+    assert "2 were requested" in page and 'value="My run"' in page
     assert Session.objects.count() == 1
 
 

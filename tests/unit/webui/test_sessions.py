@@ -208,13 +208,13 @@ def test_while_it_waits_the_page_says_what_to_expect(
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"gpus_per_node": "5"}, "A node has at most 4 GPUs of type a100; 5 were asked for. Ask for 1 to 4."),
+        ({"gpus_per_node": "5"}, "A node has at most 4 GPUs of type a100; 5 were requested. Ask for 1 to 4."),
         ({"minutes": "601"}, "A session lasts at most 10 hours"),
         ({"minutes": "500"}, "lasts at most 8 hours"),
-        ({"nodes": "3"}, "has 2 nodes; 3 were asked for"),
+        ({"nodes": "3"}, "has 2 nodes; 3 were requested"),
         ({"image": "none"}, "There is no image &#x27;none&#x27;; there are: keras and torch."),
         ({"gpu_type": "h100"}, "has no GPUs of type h100; its types are: a100."),
-        ({"partition": "cpu", "gpu_type": ""}, "have no GPUs; 2 were asked for"),
+        ({"partition": "cpu", "gpu_type": ""}, "have no GPUs; 2 were requested"),
         ({"partition": "x y"}, "must be 1 to 64 letters"),
         ({"title": "t" * 81}, "at most 80 characters"),
         ({"title": "a\u202eb"}, "a character that cannot be seen"),
@@ -298,10 +298,10 @@ def test_a_hub_that_does_not_serve_is_a_sentence(
     }[fault]
     assert expected in shown(browser)
     if fault != "token":
-        assert the().state == "requested" and "goes on trying" in shown(browser)
+        assert the().state == "requested" and "keeps trying" in shown(browser)
         rounds(seconds=61)
     assert (the().state, the().ending) == ("ended", "refused")
-    assert expected in shown(browser) and "goes on trying" not in shown(browser)
+    assert expected in shown(browser) and "keeps trying" not in shown(browser)
 
 
 def test_a_hub_that_comes_back_gets_the_start(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:

@@ -387,7 +387,7 @@ def test_what_few_need_is_behind_a_switch(browser: Browser, alice: User, broker:
     refused = browser.send("/", "/sessions/start/", **(FORM | {"cpus_per_node": 99}))
     assert refused.status_code == 422
     page = refused.content.decode()
-    assert "at most 16 processors; 99 were asked for. Ask for 1 to 16." in page
+    assert "at most 16 processors; 99 were requested. Ask for 1 to 16." in page
     assert '<details class="more" open>' in page  # what is wrong is seen
     started = browser.send(
         "/", "/sessions/start/", **(FORM | {"cpus_per_node": 2, "memory_mb_per_node": 5000})

@@ -278,8 +278,8 @@ def _why_none(
     if are_free and board.is_own_limit(start, end, proposed.gpus):
         return _(
             "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
-            "a time for the project {project!r}; {when}, {bookable} more can be, and {gpus} were "
-            "asked for.",
+            "a time for the project {project!r}; {when}, {bookable} more can be booked, and "
+            "{gpus} were requested.",
             own_most=board.own_most,
             gpu_type=proposed.gpu_type,
             partition=proposed.partition,
@@ -291,7 +291,7 @@ def _why_none(
     if are_free:
         return _(
             "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
-            "may be booked at a time; {when}, {bookable} more can be, and {gpus} were asked for.",
+            "may be booked at a time; {when}, {bookable} more can be booked, and {gpus} were requested.",
             share_percent=policy.share_percent,
             gpu_type=proposed.gpu_type,
             partition=proposed.partition,
@@ -345,7 +345,7 @@ def _check_named(proposed: BookingRequest, board: Board) -> None:
     if len(set(proposed.node_names)) > proposed.nodes:
         raise InvalidRequest(
             _(
-                "{named} are named, and {nodes} asked for.",
+                "You named {named} but requested {nodes}.",
                 named=number(len(set(proposed.node_names)), "node"),
                 nodes=proposed.nodes,
             ),
@@ -375,9 +375,9 @@ def _check_size(proposed: BookingRequest, board: Board, policy: BookingSettings)
         raise InvalidRequest(
             plural(
                 "{count} node of partition {partition!r} with {gpus} of type {gpu_type} takes jobs; {nodes} "
-                "were asked for.",
+                "were requested.",
                 "{count} nodes of partition {partition!r} with {gpus} of type {gpu_type} take jobs; {nodes} "
-                "were asked for.",
+                "were requested.",
                 count,
                 partition=proposed.partition,
                 gpus=number(proposed.gpus_per_node, "GPU"),
@@ -392,7 +392,7 @@ def _check_size(proposed: BookingRequest, board: Board, policy: BookingSettings)
     if board.own_most is not None:
         message = _(
             "At most {own_most} GPUs of type {gpu_type} in partition {partition!r} may be booked at "
-            "a time for the project {project!r}; {gpus} were asked for.",
+            "a time for the project {project!r}; {gpus} were requested.",
             own_most=board.own_most,
             gpu_type=proposed.gpu_type,
             partition=proposed.partition,
@@ -403,7 +403,7 @@ def _check_size(proposed: BookingRequest, board: Board, policy: BookingSettings)
     if board.most_booked is not None:
         message = _(
             "At most {share_percent} % of the GPUs of type {gpu_type} in partition {partition!r} "
-            "may be booked at a time, that is {most_booked}; {gpus} were asked for.",
+            "may be booked at a time, that is {most_booked}; {gpus} were requested.",
             share_percent=policy.share_percent,
             gpu_type=proposed.gpu_type,
             partition=proposed.partition,

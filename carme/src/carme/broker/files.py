@@ -139,7 +139,7 @@ class JobFiles:
                 if request.kind == "batch":
                     return request
         raise NotFound(
-            _("What job {job_id} was submitted with is not known (any more).", job_id=job_id),
+            _("Carme has no record of how job {job_id} was submitted.", job_id=job_id),
             _("It is known of batch jobs that Carme started, as long as their folder is there."),
         )
 
@@ -160,7 +160,7 @@ class JobFiles:
         """A part of a file in a job's folder; nothing when there is no such file."""
         if job.key is None:
             raise NotFound(
-                _("Job {job_id} was not started by Carme, so its log is not known.", job_id=job.id),
+                _("Carme did not start job {job_id}, so it does not know where its log is.", job_id=job.id),
                 _("Look for it where the job's own script put it."),
             )
         owner = await asyncio.to_thread(UnixAccount.named, job.user)

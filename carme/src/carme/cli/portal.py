@@ -110,7 +110,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
-    add_image(parser, "a session in this image starts by itself in its first minute")
+    add_image(parser, "start a session in this image automatically in the first minute")
     add_data(parser, "the booking")
 
 
@@ -218,7 +218,7 @@ def _show_booking(options: argparse.Namespace, known: BookingOut) -> int:
     lines = [f"Booking {known.name}: {known.label}, {moment(known.start)} to {moment(known.end)}."]
     if known.session_image:
         data = f", with {', '.join(one.name for one in known.stage)} near it" if known.stage else ""
-        lines.append(f"A session in {known.session_image} starts by itself in its first minute{data}.")
+        lines.append(f"A session in {known.session_image} starts automatically in its first minute{data}.")
     if known.offered_to:
         lines.append(f"{known.offered_to} may take it over.")
     return printed(options, known, *lines)

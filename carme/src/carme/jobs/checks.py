@@ -58,7 +58,7 @@ def check(
     if request.nodes > len(nodes):
         raise InvalidRequest(
             _(
-                "The partition {partition_name!r} has {nodes}; {nodes_2} were asked for.",
+                "The partition {partition_name!r} has {nodes}; {nodes_2} were requested.",
                 partition_name=partition.name,
                 nodes=number(len(nodes), "node"),
                 nodes_2=request.nodes,
@@ -160,7 +160,7 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
     if most == 0:
         raise InvalidRequest(
             _(
-                "The nodes of partition {partition_name!r} have no GPUs; {requested} were asked for.",
+                "The nodes of partition {partition_name!r} have no GPUs; {requested} were requested.",
                 partition_name=partition.name,
                 requested=requested,
             ),
@@ -170,14 +170,14 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
     if requested > most:
         raise InvalidRequest(
             _(
-                "A node has at most {gpus} of type {kind}; {requested} were asked for.",
+                "A node has at most {gpus} of type {kind}; {requested} were requested.",
                 gpus=number(most, "GPU"),
                 kind=kind,
                 requested=requested,
             )
             if kind
             else _(
-                "A node has at most {gpus}; {requested} were asked for.",
+                "A node has at most {gpus}; {requested} were requested.",
                 gpus=number(most, "GPU"),
                 requested=requested,
             ),
@@ -188,7 +188,7 @@ def _check_gpus(request: JobRequest | SessionOptions, partition: Partition, node
     if request.nodes > fitting:
         raise InvalidRequest(
             _(
-                "The partition {partition!r} has {nodes} with {gpus}; {wanted} were asked for.",
+                "The partition {partition!r} has {nodes} with {gpus}; {wanted} were requested.",
                 partition=partition.name,
                 nodes=number(fitting, "node"),
                 gpus=wanted,
@@ -214,7 +214,7 @@ def _check_gpu_type(kind: str, requested: int, partition: Partition, nodes: list
         )
     if requested == 0:
         raise InvalidRequest(
-            _("A GPU type, {kind}, was named, but no GPU was asked for.", kind=kind),
+            _("You chose the GPU type {kind} but requested no GPU.", kind=kind),
             _("Ask for at least 1 GPU, or leave the type open."),
             field="gpus_per_node",
         )
@@ -226,7 +226,7 @@ def _check_size(request: JobRequest | SessionOptions, partition: Partition, node
     if cpus > most_cpus:
         raise InvalidRequest(
             _(
-                "A node of partition {partition_name!r} has at most {processors}; {cpus} were asked for.",
+                "A node of partition {partition_name!r} has at most {processors}; {cpus} were requested.",
                 partition_name=partition.name,
                 processors=number(most_cpus, "processor"),
                 cpus=cpus,
@@ -239,7 +239,7 @@ def _check_size(request: JobRequest | SessionOptions, partition: Partition, node
         raise InvalidRequest(
             _(
                 "A node of partition {partition_name!r} has at most {most_memory} MiB of memory; "
-                "{memory} MiB were asked for.",
+                "{memory} MiB were requested.",
                 partition_name=partition.name,
                 most_memory=most_memory,
                 memory=memory,
@@ -252,7 +252,7 @@ def _check_size(request: JobRequest | SessionOptions, partition: Partition, node
         raise InvalidRequest(
             _(
                 "The partition {partition_name!r} has {nodes} with so many GPUs, processors and so much "
-                "memory; {nodes_2} were asked for.",
+                "memory; {nodes_2} were requested.",
                 partition_name=partition.name,
                 nodes=number(fitting, "node"),
                 nodes_2=request.nodes,

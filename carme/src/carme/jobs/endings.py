@@ -124,7 +124,7 @@ def _cancelled_by_somebody(job: "Job") -> str:
         return ending_sentence(job, Ending.STOPPED)
     what, again = _what(job), _again(job)
     return _(
-        "The {what} was cancelled, and Slurm does not say by whom; {again} when it is needed.",
+        "The {what} was cancelled, and Slurm does not record by whom. To continue, {again}.",
         what=what,
         again=again,
     )
@@ -154,7 +154,7 @@ def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
 
 
 _SENTENCES = {
-    Ending.IDLE: noop("The {what} was stopped because nothing ran in it; {again} when it is needed."),
+    Ending.IDLE: noop("The {what} was stopped because nothing ran in it. To continue, {again}."),
     Ending.TIME_LIMIT: noop(
         "The {what} reached its time limit{limit} and was ended; {again} with more time, or extend it next "
         "time before it ends."
@@ -168,7 +168,8 @@ _SENTENCES = {
         "an administrator that it is not mounted there."
     ),
     Ending.LOST: noop(
-        "Slurm has forgotten the {what}, so how it ended is not known; see its log, then {again}."
+        "Slurm has no record of the {what} any more, so Carme does not know how it ended; check its log, "
+        "then {again}."
     ),
     Ending.REFUSED: noop("Slurm refused the {what}; ask for less, or tell an administrator."),
     Ending.CANCELLED_BY_ADMIN: noop(

@@ -30,7 +30,7 @@ PENDING_REASONS: dict[str, str] = {
     ),
     "Cleaning": noop(
         "The job was put back into the queue and its nodes are still being cleaned "
-        "up{detail}; it starts by itself."
+        "up{detail}; it starts automatically."
     ),
     "Licenses": noop(
         "The job waits for a licence to become free{detail}; it starts when another job gives one back."
@@ -209,19 +209,19 @@ BY_SLURM = "slurm"
 _SUSPENDED = {
     (True, True): noop(
         "Slurm suspended the session in favour of others, or an administrator did: it keeps its memory and "
-        "GPUs, and its time stands still; it goes on by itself{then}."
+        "GPUs, and its time limit is paused; it resumes automatically{then}."
     ),
     (True, False): noop(
-        "An administrator suspended the session: it keeps its memory and GPUs, and its time stands still; "
-        "it goes on by itself{then}."
+        "An administrator suspended the session: it keeps its memory and GPUs, and its time limit is "
+        "paused; it resumes automatically{then}."
     ),
     (False, True): noop(
         "Slurm suspended the job in favour of others, or an administrator did: it keeps its memory and "
-        "GPUs, and its time stands still; it goes on by itself{then}."
+        "GPUs, and its time limit is paused; it resumes automatically{then}."
     ),
     (False, False): noop(
-        "An administrator suspended the job: it keeps its memory and GPUs, and its time stands still; "
-        "it goes on by itself{then}."
+        "An administrator suspended the job: it keeps its memory and GPUs, and its time limit is "
+        "paused; it resumes automatically{then}."
     ),
 }
 

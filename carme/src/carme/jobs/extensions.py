@@ -123,7 +123,7 @@ def _end(job: Job, policy: SessionSettings) -> tuple[datetime, int]:
     ends = job.ends
     if ends is None:
         raise _refused(
-            _("The {what} is suspended, so its time stands still.", what=what),
+            _("The {what} is suspended, so its time limit is paused.", what=what),
             _("Extend it when it has been resumed."),
         )
     if not policy.extend:

@@ -159,8 +159,8 @@ def _read(folder: Path) -> tuple[dict[str, Any], bytes, ssl.SSLContext]:
         system = isinstance(error, OSError)
         what = f"{error.filename or certificate}: {error.strerror}" if system else "a file is damaged"
         raise CarmeError(
-            _("The way into the job is not known ({what}).", what=what),
-            _("Wait until its first program runs; jobs without an image cannot be entered."),
+            _("Carme cannot find the address of the job's agent ({what}).", what=what),
+            _("Wait until the job's first program runs. You cannot open a shell in a job without an image."),
             code="agent",
         ) from None
     return where, key, context

@@ -201,7 +201,7 @@ def split_stages(text: str) -> list[str]:
     """The parts of a text for `parse_stages`. Raises InvalidRequest."""
     if text.count('"') % 2:
         raise InvalidRequest(
-            _("A quotation mark is not closed."), _("Close it, or name one folder by itself."), field="stage"
+            _("A quotation mark is not closed."), _("Close it, or name one folder alone."), field="stage"
         )
     return [part.replace('"', "") for part in _PART.findall(text)]
 

@@ -136,7 +136,7 @@ def refusal(program: str, output: str) -> SlurmError | NotFound | InvalidRequest
         )
     if _NO_ACCOUNTING.search(output):
         return SlurmError(
-            _("This cluster keeps no accounting, so jobs that left the queue are not known."),
+            _("This cluster has no accounting, so Carme does not know jobs that left the queue."),
             _("Ask an administrator to set up slurmdbd."),
             code="no-accounting",
         )

@@ -312,7 +312,7 @@ def become(uid: int, do: Callable[[], str]) -> str:
         message = pipe.read()
     _pid, status = os.waitpid(child, 0)
     if status:
-        raise CarmeError(_("What was to be done as user {uid} failed.", uid=uid), _("See the line above."))
+        raise CarmeError(_("An action as user {uid} failed.", uid=uid), _("See the line above."))
     return message
 
 

@@ -202,7 +202,7 @@ class Validation:
         seen = json.loads(_wanted(cell))
         if len(seen["gpus"]) != self.gpus_per_node:
             raise Failed(
-                f"The notebook sees {len(seen['gpus'])} GPUs and {self.gpus_per_node} were asked for.", ""
+                f"The notebook sees {len(seen['gpus'])} GPUs and {self.gpus_per_node} were requested.", ""
             )
         return f"A cell ran on {seen['host']} as uid {seen['uid']} and sees {len(seen['gpus'])} GPUs."
 

@@ -16,7 +16,7 @@ def threshold(default: int) -> int:
     if not text.isdecimal():
         raise CarmeRuntimeError(
             f"{THRESHOLD}={text} is no size.",
-            "Give a whole number of KiB; 0 reduces every gradient by itself.",
+            "Give a whole number of KiB; 0 reduces each gradient separately.",
         )
     return int(text) << 10
 

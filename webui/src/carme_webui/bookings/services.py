@@ -506,7 +506,7 @@ def check_budget(project: Project | None, proposed: BookingRequest, changed: Boo
         if most is not None and requested > most:
             words = {"nodes": _("nodes"), "gpus_per_node": _("GPUs"), "minutes": _("minutes")}[field]
             raise InvalidRequest(
-                _("The project %(project)s may have %(most)d %(what)s at most; %(requested)d were asked for.")
+                _("The project %(project)s may have %(most)d %(what)s at most; %(requested)d were requested.")
                 % {"project": project.name, "most": most, "what": words, "requested": requested},
                 _("Ask for less, or ask an administrator for more."),
                 field=field,

@@ -108,7 +108,7 @@ class Scope:
             case promql.BinaryExpr():
                 operator = _one_of(_OPERATORS, str(node.op)) + _matched(node.modifier)
                 return f"({self._written(node.lhs)}) {operator} ({self._written(node.rhs)})"
-        raise _refused("The query has a part that is not known here.")
+        raise _refused("The query has an unknown part.")
 
     def _selected(self, node: Any) -> str:
         if node.matchers.or_matchers:
@@ -137,7 +137,7 @@ def _matching(matcher: Any) -> str:
     ):
         if matcher.op == operator:
             return f"{_label(matcher.name)}{sign}{_quoted(matcher.value)}"
-    raise _refused("The query has a matcher that is not known here.")
+    raise _refused("The query has an unknown matcher.")
 
 
 def _matched(modifier: Any) -> str:

@@ -81,7 +81,7 @@ def _check_gpus(gpu_type: str | None, gpus: int, project: Project) -> None:
     if project.gpus is not None and gpus > project.gpus:
         raise InvalidRequest(
             message(
-                "The project {project!r} may use {gpus} at a time; {wanted} were asked for.",
+                "The project {project!r} may use {gpus} at a time; {wanted} were requested.",
                 project=name,
                 gpus=number(project.gpus, "GPU"),
                 wanted=gpus,

@@ -112,7 +112,7 @@ def _check_booking(options: SessionOptions, partition: str, bookings: Sequence[B
     if options.nodes > len(row.node_names):
         raise InvalidRequest(
             message(
-                "The booking has {nodes}; {wanted} were asked for.",
+                "The booking has {nodes}; {wanted} were requested.",
                 nodes=number(len(row.node_names), "node"),
                 wanted=options.nodes,
             ),
@@ -122,7 +122,7 @@ def _check_booking(options: SessionOptions, partition: str, bookings: Sequence[B
     if options.minutes > minutes_in(row):
         raise InvalidRequest(
             message(
-                "The booking lasts {left} more; {wanted} were asked for.",
+                "The booking lasts {left} more; {wanted} were requested.",
                 left=minutes_text(minutes_in(row)),
                 wanted=minutes_text(options.minutes),
             ),

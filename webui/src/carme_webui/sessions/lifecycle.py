@@ -105,7 +105,7 @@ def begin(session: Session, hub: Hub, broker: BrokerClient, now: datetime) -> No
         if now - session.created > PATIENCE:
             _refuse(session, error.text)
         else:
-            trying = message("The portal goes on trying for a minute.")
+            trying = message("The portal retries for a minute.")
             Session.objects.filter(pk=session.pk, state=SessionState.REQUESTED).update(
                 sentence=joined([error.message, trying])
             )

@@ -52,7 +52,7 @@ def joined() -> Ranks:
     if int(size) > 1 and "horovod" not in sys.modules:
         # Each would take the folder for its own, and write whole checkpoints into it beside the others.
         raise InvalidCall(
-            f"Checkpoints were asked for before this rank had joined the {size} ranks of its run.",
+            f"Checkpoints were requested before this rank had joined the {size} ranks of its run.",
             "Make them after parallelize, pipeline, init_process_group or init() of carme_runtime.horovod.",
         )
     return Ranks(0, 1, lambda content: [content])

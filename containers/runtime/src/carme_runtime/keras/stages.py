@@ -108,7 +108,7 @@ class PipelineSteps(Steps):
             shapes = [(t.shape, t.dtype) for t in self._graph.symbols]
             if samples is None or any(None in shape[1:] for shape, _ in shapes):
                 raise InvalidCall(
-                    "How many samples a batch has, or how long they are, is not known before training.",
+                    "The number of samples in a batch, or their length, is unknown before training.",
                     "State batch_size and the shapes in keras.Input, or how many `stages` there are.",
                 )
             example = [

@@ -15,11 +15,11 @@ async def wait_for_nodes(fabric: Fabric, nodes: int | None) -> None:
     if nodes and nodes > members.expected:
         if not fabric.in_job:
             raise CarmeRuntimeError(
-                f"--nodes {nodes} was asked for outside of a job, where there is this host alone.",
+                f"--nodes {nodes} was requested outside of a job, where there is this host alone.",
                 "Start a job with so many nodes and use carme-run there, or leave --nodes out.",
             )
         raise CarmeRuntimeError(
-            f"--nodes {nodes} was asked for, but the job has {members.expected}.",
+            f"--nodes {nodes} was requested, but the job has {members.expected}.",
             f"Use --nodes {members.expected} or less, or start a job with more nodes.",
         )
     with contextlib.suppress(asyncio.TimeoutError):

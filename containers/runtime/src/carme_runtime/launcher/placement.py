@@ -105,7 +105,7 @@ def rank_environment(
 def _too_few_devices(each: int, per_node: int, used: tuple[Member, ...]) -> CarmeRuntimeError:
     listed = ", ".join(f"{member.host}: {member.devices}" for member in used)
     return CarmeRuntimeError(
-        f"--devices-per-rank {each} was asked for, with {per_node} ranks or more on each node, but the job "
+        f"--devices-per-rank {each} was requested, with {per_node} ranks or more on each node, but the job "
         f"has these GPUs: {listed}.",
         "Ask for fewer, or start a job with more GPUs.",
     )
@@ -117,7 +117,7 @@ def _no_room(
     if per_node is not None:
         most = per_node * len(used)
         return CarmeRuntimeError(
-            f"{ranks} ranks were asked for, but --devices-per-node {per_node} leaves room for {most} "
+            f"{ranks} ranks were requested, but --devices-per-node {per_node} leaves room for {most} "
             f"(nodes: {len(used)}).",
             f"Use -n {most} or less, or a larger --devices-per-node.",
         )
@@ -125,6 +125,6 @@ def _no_room(
     listed = ", ".join(f"{member.host}: {count}" for member, count in zip(used, room, strict=True))
     one = "one per GPU " if room == [member.devices for member in used] else ""
     return CarmeRuntimeError(
-        f"{ranks} ranks were asked for, but the job has room for {most}, {one}({listed}).",
+        f"{ranks} ranks were requested, but the job has room for {most}, {one}({listed}).",
         f"Use -n {most} or less, or --devices-per-node K for K ranks on each node whatever GPUs it has.",
     )

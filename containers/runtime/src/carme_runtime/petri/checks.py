@@ -78,8 +78,7 @@ def _capacities(transition: Transition) -> list[Finding]:
                         "capacity",
                         arc.place.name,
                         f"Generator {transition.name} fills place {arc.place.name}, which has a "
-                        "capacity: how many "
-                        "tokens it gives is not known before it ends.",
+                        "capacity: the number of tokens that it gives is unknown before it ends.",
                     )
                 )
     return found

@@ -467,7 +467,7 @@ class Run(Observed):
         self._give_up(sentence, trace)
 
     def _give_up(self, sentence: str, trace: str) -> None:
-        remedy = f"Its tokens are where they were: mend it and resume the run in {self.folder}."
+        remedy = f"Its tokens are unchanged. Fix it and resume the run in {self.folder}."
         self._fail(PetriError(sentence, f"{remedy}\n{trace}" if trace else remedy))
 
     def _take_answer(self, answer: tuple[Any, ...], entries: list[Any]) -> None:

@@ -89,7 +89,7 @@ class Shell:
 
     def _take_input(self, data: bytes) -> None:
         if len(self._waiting) + len(data) > INPUT_LIMIT:
-            raise ValueError("more input than was asked for")
+            raise ValueError("more input than was requested")
         self._waiting += data
         self._input_ended = not data
         self._pass_input()

@@ -152,12 +152,12 @@ def reduction(opts: Any, *tensors: torch.Tensor) -> tuple[str, float | None]:
         if op == known:
             if name in _OF_BITS and any(t.is_floating_point() or t.is_complex() for t in tensors):
                 raise InvalidCall(
-                    f"{name.upper()} was asked for of floating-point numbers.", "Give integers."
+                    f"{name.upper()} was requested for floating-point numbers.", "Give integers."
                 )
             return name, None
     if op == dist.ReduceOp.PREMUL_SUM:
         if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-            raise InvalidCall("PREMUL_SUM was asked for of integers.", "Give floating-point numbers.")
+            raise InvalidCall("PREMUL_SUM was requested for integers.", "Give floating-point numbers.")
         _, factor = op.__getstate__()  # torch has no other way to it
         return "sum", float(factor)
     kind = getattr(op.__getstate__()[0], "name", "of this kind")
@@ -169,7 +169,7 @@ def reduction(opts: Any, *tensors: torch.Tensor) -> tuple[str, float | None]:
 def averages_integers(tensor: torch.Tensor, name: str) -> bool:
     """Whether a mean is a sum that is divided afterwards and cut off, as NCCL does it."""
     if name == "mean" and tensor.dtype == torch.bool:
-        raise InvalidCall("The mean of bool was asked for.", "Use MAX or MIN, or give numbers.")
+        raise InvalidCall("The mean of bool was requested.", "Use MAX or MIN, or give numbers.")
     return name == "mean" and not (tensor.is_floating_point() or tensor.is_complex())
 
 

@@ -55,5 +55,5 @@ class Command(BaseCommand):
                 if created
                 else f"Changed the account {name}."
                 if changed
-                else f"The account {name} is already as asked for."
+                else f"The account {name} already has these settings."
             )

@@ -23,5 +23,5 @@ class Command(BaseCommand):
             self.stdout.write(
                 f"Registered the client {HUB_CLIENT}."
                 if changed
-                else f"The client {HUB_CLIENT} is already as asked for."
+                else f"The client {HUB_CLIENT} already has these settings."
             )
