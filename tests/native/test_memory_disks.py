@@ -93,6 +93,9 @@ def throttled() -> Iterator[Callable[[str, int], Callable[[], None]]]:
     folder = _THROTTLES / f"carme-test-{os.getpid()}"
     with contextlib.ExitStack() as stack:
 
+        def enter() -> None:
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+
         def limit(device: str, rate: int) -> Callable[[], None]:
             try:
                 folder.mkdir()
@@ -101,7 +104,7 @@ def throttled() -> Iterator[Callable[[str, int], Callable[[], None]]]:
                     (folder / f"blkio.throttle.{way}_bps_device").write_text(f"{device} {rate}")
             except OSError as error:
                 pytest.skip(f"the kernel does not throttle disks here: {error}")
-            return lambda: (folder / "cgroup.procs").write_text(str(os.getpid())) and None
+            return enter
 
         yield limit
 

@@ -48,7 +48,7 @@ class Script:
 
     def __init__(self, folder: Path, kind: Callable[..., Any] = torch.optim.SGD, **options: Any) -> None:
         self.budget = carme_runtime.memory(limit(), folder)
-        self.model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
+        self.model: Any = nn.Sequential(*(nn.Linear(256, 256) for _ in range(3)))
         self.optimizer = kind(self.model.parameters(), lr=0.1, **options)
 
     def __enter__(self) -> "Script":
