@@ -69,6 +69,7 @@ def test_jax_reduces_all_gradients_of_a_step_at_once(tmp_path: Path, monkeypatch
     assert not load(tmp_path / "out/compare.json").rows[0].void
 
 
+@pytest.mark.timeout(9 * HANG)  # eight networks, one after the other
 def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> None:
     """In all networks; its NumPy is one that the others cannot use."""
     python = Path(sys.prefix) / "mxnet/bin/python"
@@ -77,7 +78,7 @@ def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> No
     networks = ",".join(NETWORKS)
     names = ("mxnet", "torch-gloo")
     options = ("--python", f"mxnet={python}", "--networks", networks, "--ranks", "2", "--rounds", "1")
-    compare(tmp_path / "out", *names, *options)
+    compare(tmp_path / "out", *names, *options, limit=8 * HANG)
     rows = load(tmp_path / "out/compare.json").rows
     assert [one.void for one in rows] == [""] * len(rows) and len(rows) == 2 * len(NETWORKS)
     assert {one.versions["mxnet"] for one in rows if one.contestant == "mxnet"} == {"1.9.1"}
