@@ -16,4 +16,4 @@ def install() -> None:
     """
     if locale := LOCALES.get(os.environ.get("CARME_LANGUAGE", "")):
         for module in (settings_utils, translations_handler):
-            module.SYS_LOCALE = locale
+            vars(module)["SYS_LOCALE"] = locale
