@@ -155,15 +155,15 @@ class Upstream(ThreadingHTTPServer):
     """A package index with one package, which counts what it is asked for."""
 
     def __init__(self, file: Path) -> None:
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
         page = f'<a href="../../some%20files/{file.name}#sha256={digest}">{file.name}</a>'
         answers = {"/simple/example/": page.encode(), f"/some%20files/{file.name}": file.read_bytes()}
-        asked = self.asked
+        requests = self.requests
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked.append(self.path)
+                requests.append(self.path)
                 content = answers.get(self.path)
                 if content is None:
                     return self.send_error(404)
@@ -194,9 +194,9 @@ def test_the_mirror_of_the_package_index_fetches_what_it_has_not(tmp_path: Path)
             done = download(port, tmp_path / place)
             assert done.returncode == 0, done.stdout + done.stderr
             assert (tmp_path / place / "example-1.0-py3-none-any.whl").exists()
-        assert sorted(upstream.asked) == ["/simple/example/", "/some%20files/example-1.0-py3-none-any.whl"]
+        assert sorted(upstream.requests) == ["/simple/example/", "/some%20files/example-1.0-py3-none-any.whl"]
         missing = download(port, tmp_path / "third", "nothing")
-        assert missing.returncode != 0 and "/simple/nothing/" in upstream.asked
+        assert missing.returncode != 0 and "/simple/nothing/" in upstream.requests
         upstream.shutdown()
         upstream.server_close()
         os.utime(next((tmp_path / "index/pages").glob("*-example")), (0, 0))
