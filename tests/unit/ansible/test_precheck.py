@@ -514,22 +514,24 @@ def test_a_limited_run_knows_the_addresses_of_the_others(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path, limit: str, left_out: str
 ) -> None:
     play = tmp_path / "look.yml"
-    known = (
-        f"[hostvars['{left_out}'].precheck_node_address, hostvars['{left_out}'].ansible_facts.keys() | list]"
-    )
+    other = f"hostvars['{left_out}']"
+    known = f"[{other}.precheck_node_address | default('-'), {other}.ansible_facts.keys() | list]"
     looks = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
     play.write_text(json.dumps([looks, {"hosts": limit, "gather_facts": False, "tasks": [show(known)]}]))
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
     hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
     ((address, facts),) = shown(playbook("-i", hosts, "--limit", limit, play))[limit]
-    assert address == "" and "default_ipv4" in facts
+    assert "default_ipv4" in facts
+    assert address == ("" if limit == "portal" else "-"), "only nodes are reached by Slurm"
 
 
-def test_a_limited_run_names_who_cannot_be_asked(
+def test_a_limited_run_names_who_does_not_answer(
     playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     play = tmp_path / "look.yml"
-    play.write_text("- hosts: head:compute\n  gather_facts: true\n  roles: [carme, precheck]\n")
+    play.write_text(
+        "- hosts: head:compute\n  gather_facts: true\n  tags: [always]\n  roles: [carme, precheck]\n"
+    )
     settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1"}
     hosts = inventory(tmp_path, **settings, carme_node_name="{{ inventory_hostname_short }}")
     described = json.loads(hosts.read_text())
@@ -540,6 +542,8 @@ def test_a_limited_run_names_who_cannot_be_asked(
     text = " ".join(done.stdout.split())
     assert done.returncode == 2, text
     assert "--limit leaves gpu-01.example.org out, and it cannot be reached" in text
+    done = playbook("-i", hosts, "--limit", "portal", "--tags", "portal", play)
+    assert done.returncode == 0, "the portal needs no address of a node: " + done.stdout
     described["compute"]["hosts"]["gpu-01.example.org"] |= {"node_exporter_address": "10.1.0.11"}
     hosts.write_text(json.dumps(described))
     done = playbook("-i", hosts, "--limit", "portal", play)
