@@ -1,22 +1,31 @@
 """What the documentation promises exists: settings, commands with their options, variables and suites."""
 
 import argparse
+import ast
 import contextlib
+import importlib.util
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, get_args
 
+import django.core.management.base
 import pytest
 from pydantic import BaseModel
 
+from carme.backup.main import command_parser as backup_parser
 from carme.cli.parsing import parser as carme_parser
 from carme.config import Settings
+from carme.heads.main import command_parser as head_parser
+from carme.sandbox.supervisor import command_parser as dev_parser
 from carme_runtime.launcher.arguments import parser as run_parser
+from carme_spawner.hub import command_parser as hub_parser
 from suites import arguments
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,14 +94,13 @@ def test_settings_that_a_page_names_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_that_a_page_names_exist(page: str) -> None:
-    missing = [
-        " ".join(words)
-        for words in commands(page)
-        if (words[0] == "carme" and not understands(known_parser("carme"), words[1:]))
-        or (words[0] == "carme-run" and not has_options(known_parser("carme-run"), words[1:]))
-        or (words[0] == "./test" and not is_test(words[1:]))
-    ]
+    missing = [" ".join(words) for words in commands(page) if not is_command(words)]
     assert not missing
+
+
+def test_the_pages_name_each_program_that_is_checked() -> None:
+    named = {words[0] for page in PAGES for words in commands(page)}
+    assert named == {*PARSERS, "carme-run", "carme-portal", "./test"}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.startswith("docs/admins")])
@@ -123,6 +131,15 @@ def test_what_does_not_exist_is_found() -> None:
     assert not {"poll_secs", "CARME_DATUM", "--most-restarts"} & words()
     assert names_of("[slurm] poll_seconds = 2, --no-gpu") == {"poll_seconds", "--no-gpu"}
     assert has_options(run, ["-n", "2", "train.py", "--theirs"]) and not has_options(run, ["--nothing"])
+    assert is_command(["carme-portal", "add-user", "NAME", "--admin"])
+    assert not is_command(["carme-portal", "nothing"])
+    assert not is_command(["carme-portal", "add-user", "--nothing"])
+    assert is_command(["./demo", "--name", "second", "up", "--port", "9443"])
+    assert not is_command(["./demo", "--name", "second", "nothing"])
+    assert not is_command(["./demo", "up", "--nothing"]) and not is_command(["carme-head", "nothing"])
+    assert is_command(["carme-head", "status"]) and not is_command(["carme-backup", "create", "--nothing"])
+    assert is_command(["carme-hub", "--certificates"]) and not is_command(["carme-hub", "--nothing"])
+    assert not is_command(["./dev", "--nothing"]) and not is_command(["./release", "--nothing"])
     assert is_test(["bench", "petri"]) and not is_test(["bench", "nothing"]) and not is_test(["nothing"])
 
 
@@ -142,23 +159,118 @@ def commands(page: str) -> Iterator[list[str]]:
     ]
     for line in [*lines, *SPAN.findall(FENCE.sub("", text))]:
         try:
-            line = line.removeprefix("$ ").removeprefix("sudo ").replace("; ", " ; ")
-            words = shlex.split(line, comments=True)
+            line = re.sub(r"^(?:\$ )?(?:sudo (?:-u [\w-]+ (?:-- )?)?)?(?:/opt/carme/venv/bin/)?", "", line)
+            words = [
+                word if word == "[]" else word.strip("[]")  # what may be left out counts, too
+                for word in shlex.split(line.replace("; ", " ; "), comments=True)
+            ]
         except ValueError:
             continue
         end = [place for place, word in enumerate(words) if word in ("--", "|", "||", "&&", ";", ">", "...")]
         words = words[: end[0]] if end else words
-        if len(words) > 1 and words[0] in ("carme", "carme-run", "./test"):
+        if len(words) > 1 and words[0] in (*PARSERS, "carme-run", "carme-portal", "./test"):
             yield words
+
+
+def demo_parser() -> argparse.ArgumentParser:
+    """The command line of `./demo`, whose package is no part of the product."""
+    sys.path.insert(0, str(ROOT / "ansible/demo"))
+    try:
+        from carme_demo.command_line import parser
+    finally:
+        sys.path.pop(0)
+    return parser()
+
+
+def release_parser() -> argparse.ArgumentParser:
+    """The command line of `./release`, a script without an extension."""
+    loader = SourceFileLoader("release_script", str(ROOT / "release"))
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module.command_parser()
+
+
+#: The programs that argparse reads for, with their command lines.
+PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
+    "carme": carme_parser,
+    "carme-backup": backup_parser,
+    "carme-head": head_parser,
+    "carme-hub": hub_parser,
+    "./demo": demo_parser,
+    "./dev": dev_parser,
+    "./release": release_parser,
+}
 
 
 @cache
 def known_parser(program: str) -> argparse.ArgumentParser:
-    return carme_parser() if program == "carme" else run_parser()
+    return run_parser() if program == "carme-run" else PARSERS[program]()
+
+
+def is_command(words: list[str]) -> bool:
+    """Whether a program has these commands and options."""
+    program, *others = words
+    if program == "./test":
+        return is_test(others)
+    if program == "carme-run":
+        return has_options(known_parser(program), others)
+    if program == "carme-portal":
+        return is_portal_command(others)
+    return understands(known_parser(program), others)
+
+
+def is_portal_command(words: list[str]) -> bool:
+    """Whether this is a command of the portal's or of Django's, with its options."""
+    name = words[0].replace("-", "_")
+    files = [
+        file
+        for folder in (ROOT / "webui/src/carme_webui", Path(django.__file__).parent)
+        for file in folder.rglob(f"management/commands/{name}.py")
+    ]
+    if not files:
+        return name == "help"  # which Django answers without a module
+    given = {word.partition("=")[0] for word in words[1:] if word.startswith("--")}
+    shared = [*files[0].parent.parent.glob("*.py"), ROOT / "carme/src/carme/command_line.py"]
+    return given <= declared_options(files[0], shared)
+
+
+def declared_options(file: Path, shared: list[Path]) -> set[str]:
+    """The options of a command of Django's, read from its source: importing it takes a site.
+
+    Args:
+        file: The command's module.
+        shared: Modules whose functions declare options for several commands.
+    """
+    command = ast.parse(file.read_text())
+    called = {node.id for node in ast.walk(command) if isinstance(node, ast.Name)}
+    functions = [
+        node
+        for other in shared
+        for node in ast.parse(other.read_text()).body
+        if isinstance(node, ast.FunctionDef) and node.name in called
+    ]
+    base = ast.parse(Path(django.core.management.base.__file__).read_text())
+    return {
+        argument.value
+        for tree in (command, base, *functions)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") in ("add_argument", "add_base_argument")
+        for argument in node.args
+        if isinstance(argument, ast.Constant)
+        and isinstance(argument.value, str)
+        and argument.value.startswith("--")
+    }
 
 
 def understands(parser: argparse.ArgumentParser, words: list[str]) -> bool:
     """Whether these are commands and options of a program; names of things may follow."""
+    below = any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
+    if below and words and words[0].startswith("--") and has_options(parser, words[:2]):
+        action = parser._option_string_actions[words[0].partition("=")[0]]
+        return understands(parser, words[1 if action.nargs == 0 or "=" in words[0] else 2 :])
     for action in parser._actions:
         if (
             isinstance(action, argparse._SubParsersAction)
@@ -168,8 +280,15 @@ def understands(parser: argparse.ArgumentParser, words: list[str]) -> bool:
             below = action.choices.get(words[0])
             return below is not None and understands(below, words[1:])
     # What takes all words hands them on to another program.
-    return getattr(parser, "passes_on", False) or all(
-        has_options(parser, words[place : place + 2]) for place, word in enumerate(words) if word[:1] == "-"
+    passes_on = any(action.nargs == argparse.REMAINDER for action in parser._actions)
+    return (
+        passes_on
+        or getattr(parser, "passes_on", False)
+        or all(
+            has_options(parser, words[place : place + 2])
+            for place, word in enumerate(words)
+            if word[:1] == "-"
+        )
     )
 
 

@@ -201,8 +201,8 @@ def move(settings: Settings, target: str) -> str:
     )
 
 
-def main() -> None:
-    """Run the hub until it is ended by a signal."""
+def command_parser() -> argparse.ArgumentParser:
+    """The command line of `carme-hub`."""
     parser = argparse.ArgumentParser(
         prog="carme-hub", description="JupyterHub with the site's configuration."
     )
@@ -216,7 +216,12 @@ def main() -> None:
         help="only copy the database from SQLite to an empty one, postgresql://USER@HOST/NAME; "
         "a password is taken from PGPASSWORD",
     )
-    options = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Run the hub until it is ended by a signal."""
+    options = command_parser().parse_args()
     try:
         if options.move_database:
             print(move(load(options.config), options.move_database))

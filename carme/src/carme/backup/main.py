@@ -33,11 +33,12 @@ examples:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage."""
-    options = _parser().parse_args(arguments)
+    options = command_parser().parse_args(arguments)
     return run_command("carme-backup", lambda: options.run(options))
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The command line of `carme-backup`."""
     parser = argparse.ArgumentParser(
         prog="carme-backup",
         description="Back up what the head of a site holds, encrypted, while the site runs; and put it back.",

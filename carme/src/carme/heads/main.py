@@ -34,11 +34,12 @@ OLD = 120
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; 0: done, 1: refused or failed, 2: wrong usage, 3: another head is active."""
-    options = _parser().parse_args(arguments)
+    options = command_parser().parse_args(arguments)
     return run_command("carme-head", lambda: options.run(options))
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The command line of `carme-head`."""
     parser = argparse.ArgumentParser(
         prog="carme-head",
         description="Which of a site's two heads is active, and how to change that.",

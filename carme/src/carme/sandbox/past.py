@@ -1,4 +1,4 @@
-"""Jobs of the last weeks, so that a sandbox's pages have something to show."""
+"""Jobs of two years, so that a sandbox's pages have something to show."""
 
 import json
 import random
@@ -24,21 +24,24 @@ _ENDS = (
 )
 #: So many of the newest have a folder, with a log and what they were submitted with.
 _WITH_LOG = 12
+#: How the age of jobs grows from each to the next older one, as a power of their number: the last month has
+#: most jobs, and every month has some.
+_GROWTH = 2.0
 
 
-def write_past(folder: Path, accounts: list[SandboxAccount], days: int = 60, a_day: int = 3) -> int:
+def write_past(folder: Path, accounts: list[SandboxAccount], days: int = 730, count: int = 240) -> int:
     """Write jobs that are over into a ledger that has none, the same ones each time; how many.
 
     Args:
         folder: The ledger's, of `SandboxSlurm`.
         accounts: Whose jobs they are, in turns.
-        days: Over how many days, until now.
-        a_day: How many on each.
+        days: Over how many days, until now; the further back, the fewer on each.
+        count: How many in all.
     """
     ledger = Ledger(folder)
     if ledger.jobs:
         return 0
-    jobs = list(_jobs(first_job(folder), accounts, days, a_day))
+    jobs = list(_jobs(first_job(folder), accounts, days, count))
     owners = {account.name: account for account in accounts}
     for job in jobs[-_WITH_LOG:]:
         _write_folder(job, owners[job.user])
@@ -46,12 +49,11 @@ def write_past(folder: Path, accounts: list[SandboxAccount], days: int = 60, a_d
     return len(jobs)
 
 
-def _jobs(first: int, accounts: list[SandboxAccount], days: int, a_day: int) -> Iterator[Job]:
+def _jobs(first: int, accounts: list[SandboxAccount], days: int, count: int) -> Iterator[Job]:
     choice = random.Random(1)
-    count = days * a_day
     now = datetime.now(UTC).replace(microsecond=0)
     for number in range(count):
-        ended = now - timedelta(minutes=20) - timedelta(days=days) * ((count - 1 - number) / count)
+        ended = now - timedelta(minutes=20) - timedelta(days=days) * ((count - 1 - number) / count) ** _GROWTH
         minutes = choice.choice((5, 25, 90, 240))
         started = ended - timedelta(minutes=minutes)
         state, code = choice.choice(_ENDS)

@@ -64,7 +64,7 @@ listen = "{host}:{portal}"
 database = "sqlite:///{folder}/portal/portal.sqlite3"
 redis = "{redis}"
 state_directory = "{folder}/portal"
-history_days = 90
+history_days = 760
 processes = 1
 
 [secrets]

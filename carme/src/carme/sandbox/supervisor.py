@@ -307,8 +307,8 @@ def _write_programs(places: Places, source: Sequence[str]) -> None:
             (home / name).write_text(f'PATH={folders}:"$PATH"\n')
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sandbox with its portal; the exit code."""
+def command_parser() -> argparse.ArgumentParser:
+    """The command line of `./dev`."""
     parser = argparse.ArgumentParser(
         prog="./dev",
         description="Carme on this computer, for developers: portal, broker and sessions over a cluster of "
@@ -324,7 +324,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--no-reload", action="store_true", help="do not restart the portal when its code changes"
     )
     parser.add_argument("--since", type=float, default=time.time(), help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sandbox with its portal; the exit code."""
+    options = command_parser().parse_args(arguments)
     try:
         with _folder(options.folder) as folder:
             return asyncio.run(_up(folder, options))
