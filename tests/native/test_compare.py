@@ -88,15 +88,16 @@ def test_mxnet_with_a_python_of_its_own_does_the_same_work(tmp_path: Path) -> No
         ]
 
 
+@pytest.mark.timeout(5 * HANG)
 def test_horovod_itself_does_the_same_work(tmp_path: Path) -> None:
     """With PyTorch and with TensorFlow, in which it averages the gradients of two ranks."""
     names = [name for name in ("horovod", "horovod-tensorflow") if not CONTESTANTS[name].missing()]
     if not names:
         pytest.skip("Horovod is not installed in this environment")
-    options = ("--networks", "tiny,resnet20", "--ranks", "1,2", "--rounds", "1")
-    compare(tmp_path / "out", *names, "horovod-face", *options)
+    options = ("--networks", "tiny", "--ranks", "2", "--rounds", "1")
+    compare(tmp_path / "out", *names, "horovod-face", *options, limit=4 * HANG)
     rows = load(tmp_path / "out/compare.json").rows
-    assert [one.void for one in rows] == [""] * 4 * (len(names) + 1)
+    assert [one.void for one in rows] == [""] * (len(names) + 1)
     for one in rows:
         assert ("horovod" in one.versions) is (one.contestant in names)
         exact = tasks.make(network_for(one.network), one.batch, 1)
