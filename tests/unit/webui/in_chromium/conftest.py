@@ -166,11 +166,11 @@ def sign_in(page: Page, user: str = "alice") -> None:
     client.force_login(User.objects.get(username=user))
     name = django_settings.SESSION_COOKIE_NAME
     here = page.evaluate("Intl.DateTimeFormat().resolvedOptions().timeZone")
-    place = {"domain": "localhost", "path": "/", "secure": True, "sameSite": "Lax"}
+    values = {name: client.cookies[name].value, zone.COOKIE: here}
     page.context.add_cookies(
         [
-            {"name": name, "value": client.cookies[name].value, "httpOnly": True, **place},
-            {"name": zone.COOKIE, "value": here, **place},
+            {"name": key, "value": value, "domain": "localhost", "path": "/", "secure": True}
+            for key, value in values.items()
         ]
     )
 
