@@ -194,7 +194,15 @@ def test_what_the_user_set_counts_even_as_the_form_begins(browser: Browser, brok
     assert (requested.request.gpus_per_node, requested.request.nodes) == (2, 1)
 
 
-def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
+def bars_of(page: str) -> list[tuple[str, float, float]]:
+    """The bars of a job's page: their kind, and their start and end in minutes from NOW."""
+    (drawn,) = BeautifulSoup(page, "html.parser")("carme-spans")
+    spans = [span for row in json.loads(str(drawn["data-spans"]))["rows"] for span in row["spans"]]
+    begin = NOW.timestamp()
+    return [(one["kind"], (one["start"] - begin) / 60, (one["end"] - begin) / 60) for one in spans]
+
+
+def test_a_jobs_page_shows_its_life_as_bars_with_a_table(
     browser: Browser, alice: User, broker: FakeBroker
 ) -> None:
     times: dict[str, Any] = {"submitted": NOW, "started": NOW + timedelta(minutes=5)}
@@ -202,9 +210,9 @@ def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
     reported = make_job(7, state="COMPLETED", kind="batch", nodes=2, node_list="n[1-2]", **times)
     Job.store([reported])
     page = browser.get("/jobs/7/").content.decode()
-    bars = re.findall(r'<rect class="(\w+)" x="(\d+)" y="1" width="(\d+)"', page)
-    assert bars == [("queued", "0", "250"), ("running", "250", "750"), ("running", "250", "750")]
-    rows = re.findall(r'<th scope="row">([^<]+)</th><td>([^<]+)</td><td><time.*?</td><td>([^<]+)</td>', page)
+    assert bars_of(page) == [("queued", 0, 5), ("running", 5, 20), ("running", 5, 20)]
+    row = r'<th scope="row">([^<]+)</th><td>([^<]+)</td><td><time.*?</td><td><time.*?</td><td>([^<]+)</td>'
+    rows = re.findall(row, page)
     assert rows == [("Queue", "Queued", "5 minutes"), *[(n, "Running", "15 minutes") for n in ("n1", "n2")]]
     # Of a session it is known when its server was there.
     Session.request(alice, SessionOptions(image="torch", minutes=60), "s12345678")
@@ -213,7 +221,7 @@ def test_a_jobs_page_shows_its_life_as_a_picture_with_a_table(
     marks = marks.model_copy(update={"marks": tuple(moved)})
     Session.objects.update(job_id=7, reported=marks.model_dump(mode="json"))
     Job.objects.update(kind="session")
-    assert 'class="staging" x="250" y="1" width="250"' in browser.get("/jobs/7/").content.decode()
+    assert bars_of(browser.get("/jobs/7/").content.decode())[1] == ("staging", 5, 10)
 
 
 def test_an_arrays_tasks_are_a_grid(browser: Browser, broker: FakeBroker) -> None:
