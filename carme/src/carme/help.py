@@ -35,7 +35,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "The job asks for more time than its partition allows.",
         "The {what} reached its time limit{limit} and was ended; {again} with more time, or extend it next "
         "time before it ends.",
-        "The {what} was stopped because nothing ran in it. To continue, {again}.",
+        "The {what} was stopped because nothing ran in it; {again} to continue.",
     ),
     "sessions#when-something-goes-wrong": (
         "The {what} ran out of memory{memory}; {again} with more memory, or load less at a time.",

@@ -76,7 +76,7 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
             Ending.CANCELLED_BY_ADMIN,
             ["An administrator cancelled the session", "ask them"],
         ),
-        ({"state": JobState.CANCELLED}, True, Ending.STOPPED, ["cancelled", "does not say by whom"]),
+        ({"state": JobState.CANCELLED}, True, Ending.STOPPED, ["cancelled", "does not record by whom"]),
         (
             {"state": JobState.CANCELLED, "cancelled_by": "slurm"},
             False,
@@ -100,7 +100,7 @@ def job(state: JobState, kind: str = "session", **values: Any) -> Job:
         ({"state": JobState.FAILED, "exit_code": 3}, False, Ending.DIED_AT_START, ["exit code 3", "log"]),
         ({"state": JobState.FAILED, "exit_code": 0, "signal": 9}, True, Ending.DIED, ["signal 9", "log"]),
         ({"state": JobState.FAILED, "signal": 53}, False, Ending.HOME_NOT_WRITABLE, ["home", "n1"]),
-        ({"state": JobState.FAILED, "reason": FORGOTTEN}, True, Ending.LOST, ["forgotten"]),
+        ({"state": JobState.FAILED, "reason": FORGOTTEN}, True, Ending.LOST, ["no record"]),
         ({"state": JobState.FAILED, "exit_code": Exit.BEGUN_BEFORE}, False, Ending.LOST, ["restarted"]),
         (
             {"state": JobState.FAILED, "exit_code": Exit.IMAGE_MISSING},
@@ -262,7 +262,7 @@ async def test_a_launch_that_slurm_gave_up_is_nobodys_cancellation(site: Any) ->
 async def test_without_accounting_the_end_is_reported_all_the_same(site: Any) -> None:
     site.slurm.fail("sacct", "Slurm accounting storage is disabled")
     site.slurm.jobs = [OURS | {"T": "CANCELLED"}]
-    await explained(site, "was cancelled", "does not say by whom")
+    await explained(site, "was cancelled", "does not record by whom")
     site.slurm.jobs = [OURS | {"A": 8, "T": "RUNNING"}]
     assert [known.id for known in await site.client.jobs()] in ([], [8])
 

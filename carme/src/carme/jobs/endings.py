@@ -124,7 +124,7 @@ def _cancelled_by_somebody(job: "Job") -> str:
         return ending_sentence(job, Ending.STOPPED)
     what, again = _what(job), _again(job)
     return _(
-        "The {what} was cancelled, and Slurm does not record by whom. To continue, {again}.",
+        "The {what} was cancelled, and Slurm does not record by whom; {again} to continue.",
         what=what,
         again=again,
     )
@@ -154,7 +154,7 @@ def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
 
 
 _SENTENCES = {
-    Ending.IDLE: noop("The {what} was stopped because nothing ran in it. To continue, {again}."),
+    Ending.IDLE: noop("The {what} was stopped because nothing ran in it; {again} to continue."),
     Ending.TIME_LIMIT: noop(
         "The {what} reached its time limit{limit} and was ended; {again} with more time, or extend it next "
         "time before it ends."
