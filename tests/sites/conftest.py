@@ -7,7 +7,8 @@ that came to its end.
 """
 
 import os
-from collections.abc import Generator
+import signal
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -40,6 +41,14 @@ __all__ = [
     "validated",
     "visit",
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Take the hosts away also where the suite is ended by SIGTERM, as by timeout(1)."""
+    former = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, former)
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,13 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from carme_demo import image, leftovers, registries
 from carme_demo.errors import DemoError
@@ -315,17 +316,8 @@ class SiteHosts:
         command += ["--become-password-file", str(self._folder / "become-password")]
         path = self.places.log / f"{log}.log"
         with path.open("w") as output:
-            done = subprocess.run(
-                command,
-                cwd=ANSIBLE,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=PLAYBOOK_SECONDS,
-                check=False,
-            )
-        return subprocess.CompletedProcess(command, done.returncode, path.read_text(), "")
+            code = run_group(command, PLAYBOOK_SECONDS, cwd=ANSIBLE, env=environment, output=output)
+        return subprocess.CompletedProcess(command, code, path.read_text(), "")
 
     def times_of(self, log: str) -> Path:
         """The file with the times of the tasks of a playbook, by the name of its log."""
@@ -375,6 +367,30 @@ class SiteHosts:
             "-prune",
         ]
         return set(self.run(host, *words).stdout.splitlines())
+
+
+def run_group(
+    command: list[str], timeout: float, *, cwd: Path, env: Mapping[str, str], output: IO[str]
+) -> int:
+    """Run a program and return its exit code; all that it has started ends with it where we are interrupted.
+
+    Ansible's workers would try to reach hosts that are no more.
+    """
+    process = subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
+    try:
+        return process.wait(timeout)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def layers_of(folder: Path) -> set[Path]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -113,6 +115,24 @@ def test_the_times_of_tasks_are_noted_while_a_playbook_runs(tmp_path: Path) -> N
     assert known[1]["seconds"] >= 1 and all(task["seconds"] is not None for task in known)
     assert "Take long" in done.stdout.partition("See what is there by now")[2]
     assert max(slowest_tasks(times).values()) == next(iter(slowest_tasks(times).values()))
+
+
+def test_what_a_playbook_has_started_ends_with_an_interrupted_run(tmp_path: Path) -> None:
+    def interrupt(number: int, frame: object) -> None:
+        raise RuntimeError("interrupted")
+
+    script = "sleep 600 & echo $! >worker; kill -USR1 $PPID; wait"
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with (tmp_path / "log").open("w") as log, pytest.raises(RuntimeError, match="interrupted"):
+            site_hosts.run_group(["sh", "-c", script], HANG, cwd=tmp_path, env=os.environ, output=log)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    status = Path(f"/proc/{(tmp_path / 'worker').read_text().strip()}/stat")
+    end = time.monotonic() + HANG
+    while status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end, "the worker still runs"
+        time.sleep(0.05)
 
 
 def test_no_times_are_none(tmp_path: Path) -> None:
