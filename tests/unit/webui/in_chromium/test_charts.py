@@ -132,7 +132,7 @@ def test_charts_are_seen_once_their_style_is_there(page: Page, a_life: None, bro
         re.compile(r"/charts\.[^/]*css"), lambda route: held.append(route) if holds else route.continue_()
     )
     sign_in(page)
-    page.goto("/jobs/7/")
+    page.goto("/jobs/7/", wait_until="commit")  # it has loaded once the style is there
     chart = page.locator("carme-chart").first
     expect(chart).to_be_attached()
     expect(chart).to_be_hidden()
