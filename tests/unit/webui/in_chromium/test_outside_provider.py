@@ -59,6 +59,23 @@ settings.SECURE_HSTS_SECONDS = 0
 settings.MIDDLEWARE.remove("carme_webui.security.content_security_policy")
 uvicorn.run("carme_webui.asgi:application", fd=int(listening), lifespan="off")
 """
+CONFIGURATION = """
+[site]
+name = "Example University"
+url = "{issuer}"
+[slurm]
+cluster = "none"
+[broker]
+socket = "{there}/none.sock"
+[images]
+directory = "{there}"
+[portal]
+database = "sqlite:///{there}/state/portal.sqlite3"
+redis = "memory://"
+state_directory = "{there}/state"
+[secrets]
+directory = "{there}/secrets"
+"""
 
 
 @pytest.fixture
@@ -77,25 +94,7 @@ def university(address: str, settings, folder: Path, tmp_path: Path) -> Iterator
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         issuer = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        (there / "carme.toml").write_text(
-            f"""
-[site]
-name = "Example University"
-url = "{issuer}"
-[slurm]
-cluster = "none"
-[broker]
-socket = "{there}/none.sock"
-[images]
-directory = "{there}"
-[portal]
-database = "sqlite:///{there}/state/portal.sqlite3"
-redis = "memory://"
-state_directory = "{there}/state"
-[secrets]
-directory = "{there}/secrets"
-"""
-        )
+        (there / "carme.toml").write_text(CONFIGURATION.format(issuer=issuer, there=there))
         (folder / "secrets/oidc-provider-secret").write_text(SECRET)
         reported = OidcSettings(issuer=issuer, client_id="portal", name="Example University")
         changed = site.site.model_copy(update={"url": address})
