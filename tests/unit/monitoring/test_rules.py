@@ -179,6 +179,8 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     text = done.stdout + done.stderr
     found = re.findall(r"(?ms)^[^\n]* # case (\d+)\"(.*?)(?=^[^\n]* # case |\Z)", text)
     assert done.returncode and found, text
+    # Rules that cannot be loaded or computed end a case before its expression, and no number is there.
+    assert not re.search(r"\b(rule|err): ", text), text
     return {int(number): reported for number, reported in found}
 
 
