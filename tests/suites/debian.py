@@ -104,11 +104,13 @@ def prepare_chromium() -> bool:
     """Chromium's headless shell, for the portal's pages, or the whole browser; whether it is there."""
     if shutil.which("chromium-headless-shell"):
         return True
-    has_browser = bool(shutil.which("chromium"))
+    slow = "Tests of pages take longer in Chromium's whole browser than in its headless shell."
     lacking = "There is no Chromium; the tests of pages in a browser are left out."
-    if has_browser:
-        lacking = "Tests of pages take longer in Chromium's whole browser than in its headless shell."
-    return _installed(lacking, "chromium-headless-shell", "fonts-dejavu-core") or has_browser
+    return (
+        _installed(slow, "chromium-headless-shell", "fonts-dejavu-core")
+        or bool(shutil.which("chromium"))
+        or _installed(lacking, "chromium", "fonts-dejavu-core")
+    )
 
 
 def prepare_postgresql() -> bool:

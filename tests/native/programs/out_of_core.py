@@ -89,7 +89,8 @@ def main(
 def planned_bytes(budget: Any, room: int) -> int:
     """What a step moves by Belady's rule in the room that is not for what comes before its time."""
     steps = budget._steps
-    return steps.trace.traffic(steps.order.room if steps.order else room, 1.0, 1.0).moved
+    order = steps.order_of(steps.trace)
+    return steps.trace.traffic(order.room if order else room, 1.0, 1.0).moved
 
 
 def save(

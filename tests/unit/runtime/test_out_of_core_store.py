@@ -217,6 +217,7 @@ def test_steps_move_as_much_as_beladys_rule_in_the_room_that_is_not_for_what_com
                 program.run([gradient], changes=changes)
         for weight, gradient in zip(weights, gradients, strict=True):
             program.run([weight, gradient])
+        program.store.settle()  # what a step begins to move counts as its own
         program.end_step()
     assert program.steps.followed and program.steps.trace is not None
     assert program.steps.order is not None and program.steps.order.room < 16 * SIZE
@@ -259,6 +260,27 @@ def test_results_that_can_leave_in_one_step_and_not_in_another_change_no_step(pr
         program.end_step()
         followed.append(program.steps.followed)
     assert followed == [False] + 7 * [True]
+
+
+def test_a_step_that_is_left_after_blocks_were_others_is_recorded_anew_by_itself(program: Program) -> None:
+    program.store.capacity = 16 * SIZE
+    weights = [program.new_block() for _ in range(20)]
+    followed: list[bool] = []
+    for step in range(8):
+        is_other = step == 3
+        for weight in weights:
+            made = program.run([weight], lambda: [] if is_other else [program.new_block()])  # noqa: B023
+            program.run([weight, *made])
+            for block in made:
+                block.owner.ended = True  # type: ignore[attr-defined]
+        if is_other:
+            program.run([weights[0]])
+        program.end_step()
+        followed.append(program.steps.followed)
+        assert program.steps.is_mixed == is_other
+        if program.steps.is_mixed:
+            program.steps.record_anew()
+    assert followed == [False, True, True, False, False, True, True, True]
 
 
 def test_pages_of_libraries_go_and_come_back() -> None:

@@ -11,6 +11,7 @@ from carme.sessions import QueueEstimate
 from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Mirror
+from carme_webui.sessions import actions
 from carme_webui.sessions.models import Session, new_name
 
 from .conftest import Browser, tend_all
@@ -49,6 +50,9 @@ def test_jupyterlab_begins_in_the_language_of_the_owners_pages(
     alice.save()
     start(browser, name="s0000000a")
     assert hub.called("POST")[-1][1]["user_options"]["language"] == "en"
+    # A program that starts one by the API names no language.
+    alice.language = "de"
+    assert actions.start(alice, Session.objects.earliest("pk").requested_options, "s0000000b")[0].language == "de"
 
 
 def test_data_and_results_go_to_the_hub_and_wrong_words_are_refused(
@@ -298,10 +302,10 @@ def test_a_hub_that_does_not_serve_is_a_sentence(
     }[fault]
     assert expected in shown(browser)
     if fault != "token":
-        assert the().state == "requested" and "keeps trying" in shown(browser)
+        assert the().state == "requested" and "retries for a minute" in shown(browser)
         rounds(seconds=61)
     assert (the().state, the().ending) == ("ended", "refused")
-    assert expected in shown(browser) and "keeps trying" not in shown(browser)
+    assert expected in shown(browser) and "retries for a minute" not in shown(browser)
 
 
 def test_a_hub_that_comes_back_gets_the_start(browser: Browser, broker: FakeBroker, hub: FakeHub) -> None:

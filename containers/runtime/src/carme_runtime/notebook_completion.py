@@ -1,6 +1,7 @@
 """Completion of the magics' options, in IPython and, through its kernel, in JupyterLab."""
 
 import argparse
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,9 @@ def _completer(
 
 def _files(beginning: str) -> list[str]:
     """Files and folders of the working folder; those with spaces would need quotes."""
-    found = [path for path in Path().iterdir() if path.name.startswith(beginning)]
+    found: list[Path] = []
+    with contextlib.suppress(OSError):  # the folder is gone, or cannot be read
+        found += [path for path in Path().iterdir() if path.name.startswith(beginning)]
     shown = [path for path in found if beginning or not path.name.startswith(".")]
     return sorted(f"{path.name}/" if path.is_dir() else path.name for path in shown if " " not in path.name)
 

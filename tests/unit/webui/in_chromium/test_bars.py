@@ -1,5 +1,6 @@
 """Bars over time, and the curve of how far a training scales, in a browser."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -39,18 +40,21 @@ def test_bars_over_time_are_read_by_pointer_keyboard_and_table(
     log_in(page)
     page.goto("/jobs/7/")
     chart = page.locator("carme-spans")
-    plot = chart.get_by_role("img", name="Timeline: Queue: Queued 10 minutes; n1, n2: Running 30 minutes")
+    # It goes on running while a busy machine shows it.
+    plot = chart.get_by_role(
+        "img", name=re.compile(r"^Timeline: Queue: Queued 10 min.*; n1, n2: Running \d+ min")
+    )
     expect(plot).to_be_visible()
     queued, *running = chart.evaluate(WIDTHS)
-    assert 23 <= queued <= 26 and all(74 <= width <= 77 for width in running) and len(running) == 2
+    assert len(running) == 2 and all(98 <= queued + width <= 102 and width > 2 * queued for width in running)
     first, then = (f"{at.astimezone(ZoneInfo(name)):%H:%M:%S}" for at in (submitted, started))
     pointed = chart.locator(".pointed")
-    expect(pointed).to_have_text(f"n2: Running, from {then} (30 minutes)")
+    expect(pointed).to_have_text(re.compile(rf"n2: Running, from {then} \(\d+ minutes\)"))
     plot.focus()
     page.keyboard.press("Home")
     expect(pointed).to_have_text(f"Queue: Queued, {first} \N{EN DASH} {then} (10 minutes)")
     page.keyboard.press("ArrowRight")
-    expect(chart.get_by_role("status")).to_have_text(f"n1: Running, from {then} (30 minutes)")
+    expect(chart.get_by_role("status")).to_have_text(re.compile(rf"n1: Running, from {then} \(\d+ minutes\)"))
     # What is new leaves what one reads.
     before = chart.get_attribute("data-spans") or ""
     page.evaluate("document.body.dispatchEvent(new Event('update'))")

@@ -138,7 +138,7 @@ def minutes_in(booking: Booking) -> int:
 
 def start(owner: User, options: SessionOptions, name: str) -> tuple[Session, bool]:
     """Make the session and request it from the hub; whether it was made now, not by an earlier request."""
-    found, created = Session.request(owner, options, name, get_language() or "")
+    found, created = Session.request(owner, options, name, owner.language or get_language() or "")
     if created:
         tend_soon()
         notifier.notify([owner.username])

@@ -38,6 +38,9 @@ class Rest:
 
 def main() -> None:
     """Let the process that the first argument names go on when it is to, until it ends."""
+    # They go to all of the rank's group: who is to end is the rank, which can only once it goes on.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     rank, notes, connection = map(int, sys.argv[1:])
     while os.read(notes, 1) == _STOPS:
         ready, _, _ = select.select([connection, notes], [], [])

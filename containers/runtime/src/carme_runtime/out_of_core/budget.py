@@ -231,8 +231,8 @@ class Budget:
         read_rate, write_rate = _rates(store)
         try:
             traffic = trace.traffic(store.capacity, write_rate, read_rate)
-            order = self._steps.order
-            room = order.room if order else store.capacity
+            order = self._steps.order_of(trace)
+            room = min(order.room, store.capacity) if order else store.capacity
             predicted = trace.traffic(room, write_rate, read_rate, max(store.capacity - room, 0))
         except DoesNotFit:
             raise limit.too_small(trace.least, "an operation") from None

@@ -30,6 +30,8 @@ class Steps:
         self.followed = False  # the last step went as the one before
         self.seconds = 0.0  # of the last step
         self.had_additional = False  # the last step made blocks that the recorded one did not
+        # The last step left the recorded one after blocks of it had been others: the two do not go together.
+        self.is_mixed = False
         self.moved = (0, 0)  # bytes that the last step read and wrote
         self.position = -1  # of the last operation that began
         self.now = -1  # the same, counted through all steps that go as the recorded one
@@ -48,6 +50,7 @@ class Steps:
         # Which tensors can be blocks is up to the allocator, and may differ from the recorded step.
         self._missing: set[int] = set()  # labels of that step that have no block in this one
         self._has_additional = False  # as `had_additional`, of this step
+        self._differs = False  # the same, or lacked blocks that the recorded one has
         self._additional: set[int] = set()  # labels of blocks of this step that that one does not have
         self.order: Order | None = None  # of what leaves
         self._ordered: object = None  # the operations that it is of
@@ -129,6 +132,7 @@ class Steps:
                 self._missing.discard(found[0])
                 self._take(block, found[0])
         self._missing.update(label for label, _ in expected)
+        self._differs = self._differs or self._has_additional or bool(expected)
 
     def bury(self, dead: Sequence[Block]) -> None:
         """These are gone since the last operation."""
@@ -166,7 +170,8 @@ class Steps:
                 self.trace = Trace(self._record, self._sizes, self._leftovers_end)
         self._record, self._sizes, self._leftovers_end = [], {}, 0
         self.position, self.in_step = -1, True
-        self.had_additional, self._has_additional = self._has_additional, False
+        self.is_mixed = not self.followed and self._differs
+        self.had_additional, self._has_additional, self._differs = self._has_additional, False, False
         self._missing.clear()
         self.count += 1
         if not self.followed:
@@ -183,6 +188,10 @@ class Steps:
         """
         self.in_step = False
         self._record, self._sizes, self._leftovers_end = [], {}, 0
+
+    def order_of(self, trace: Trace) -> Order | None:
+        """What leaves when in steps that go as this one; None where that is not known yet."""
+        return self.order if self._ordered is trace.operations else None
 
     def look_ahead(self, store: Store) -> None:
         """Let blocks leave whose places are of no use until they are used again, and others come there.

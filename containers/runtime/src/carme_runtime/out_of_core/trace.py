@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 NEVER = math.inf
+_MOST_SPARE = 16  # parts of the memory, of which one block's spare room is one at most
 
 
 @dataclass(slots=True)
@@ -165,7 +166,8 @@ class Trace:
         Raises:
             DoesNotFit: An operation alone needs more.
         """
-        block = max(self.sizes.values(), default=0)
+        # A model may have one block that is far larger than all others.
+        block = min(max(self.sizes.values(), default=0), capacity // _MOST_SPARE)
         found: list[Order] = []
         for blocks in range(largest_spare + 1):
             room = capacity - blocks * block

@@ -99,7 +99,9 @@ class Operations(TorchDispatchMode):
 
     def after_step(self) -> None:
         """A step has ended. Record the next one anew where tensors can leave since that could not before."""
-        if self.steps.had_additional and self._records_anew > 0:
+        if self.steps.is_mixed:
+            self.steps.record_anew()
+        elif self.steps.had_additional and self._records_anew > 0:
             self._records_anew -= 1
             self.steps.record_anew()
 
@@ -112,6 +114,12 @@ class Operations(TorchDispatchMode):
         if tensor.device.type != self.device_type or tensor.layout is not torch.strided:
             return None
         return self.store.blocks.get(tensor.untyped_storage()._cdata)
+
+    def _may_leave(self, tensor: torch.Tensor) -> bool:
+        """Whether it is large enough for a block, wherever it lies now."""
+        if tensor.device.type != self.device_type or tensor.layout is not torch.strided:
+            return False
+        return tensor.untyped_storage().nbytes() >= SMALLEST_BLOCK
 
     def adopt(self, storage: torch.UntypedStorage) -> Block | None:
         """Make a block of a storage, if it can be one."""
@@ -134,7 +142,8 @@ class Operations(TorchDispatchMode):
         if self.watched:
             self._note_use(tensors)
         uses = list({block: None for each in tensors if (block := self.block_of(each)) is not None})
-        if not uses and facts.makes_nothing:
+        # What cannot leave memory in this step may in another: steps have the same operations all the same.
+        if not uses and facts.makes_nothing and not any(map(self._may_leave, tensors)):
             return func(*args, **kwargs)
         changed = facts.changed(args, kwargs)
         written = [block for each in changed if (block := self.block_of(each)) is not None]
