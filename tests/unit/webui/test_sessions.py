@@ -52,7 +52,8 @@ def test_jupyterlab_begins_in_the_language_of_the_owners_pages(
     assert hub.called("POST")[-1][1]["user_options"]["language"] == "en"
     # A program that starts one by the API names no language.
     alice.language = "de"
-    assert actions.start(alice, Session.objects.earliest("pk").requested_options, "s0000000b")[0].language == "de"
+    options = Session.objects.earliest("pk").requested_options
+    assert actions.start(alice, options, "s0000000b")[0].language == "de"
 
 
 def test_data_and_results_go_to_the_hub_and_wrong_words_are_refused(
