@@ -389,7 +389,7 @@ async def test_a_job_that_vanishes_has_an_end(site: Any, accounted: bool) -> Non
     (job,) = (await site.client.events(cursor, wait=30)).jobs
     assert job.is_over
     assert (job.state is JobState.TIMEOUT) is accounted
-    assert accounted or "forgotten" in job.explanation
+    assert accounted or "has no record of the job" in job.explanation
 
 
 async def test_slurm_away(site: Any, order: JobRequest) -> None:

@@ -362,7 +362,7 @@ def test_a_label_survives() -> None:
             SlurmError,
             "does not answer",
         ),
-        ("Slurm accounting storage is disabled", SlurmError, "keeps no accounting"),
+        ("Slurm accounting storage is disabled", SlurmError, "has no accounting"),
         (
             "scancel: error: Kill job error on job id 9: Invalid job id specified",
             NotFound,
