@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import host, image, leftovers, registries, settings, status
+from . import cleanup, host, image, registries, settings, status
 from .deployment import Deployment
 from .errors import DemoError
 from .nodes import Nodes
@@ -300,8 +300,8 @@ class Demo:
             return 0
         with host.only_one(self.places), self.stages.stage("Stop services and nodes"):
             self._nodes(chosen).halt()
-            leftovers.sweep(self.podman, [], chosen.subnet)
-            leftovers.remove_tree(self.places.run)
+            cleanup.sweep(self.podman, [], chosen.subnet)
+            cleanup.remove_tree(self.places.run)
         return 0
 
     def reset(self, *, everything: bool) -> int:
@@ -312,12 +312,12 @@ class Demo:
             return 0
         chosen = chosen or self._settings_when_lost()
         with host.only_one(self.places), self.stages.stage("Remove the nodes and their data"):
-            leftovers.end_processes_in(self.places.state / "tmp")
+            cleanup.end_processes_in(self.places.state / "tmp")
             if self.places.storage.exists():
                 self.podman.configure()
                 self._nodes(chosen).destroy()
-            leftovers.sweep(self.podman, [], chosen.subnet)
-            leftovers.remove_tree(self.places.run)
+            cleanup.sweep(self.podman, [], chosen.subnet)
+            cleanup.remove_tree(self.places.run)
             if everything:
                 host.remove_state(self.places)
         return 0
@@ -340,8 +340,8 @@ class Demo:
             added = host.install_packages(self.podman.runtime, self.places)
         if added:
             self.stages.line(f"  installed: {' '.join(added)}")
-        leftovers.end_processes_in(self.places.state / "tmp")
-        leftovers.remove_tree(self.places.state / "tmp")
+        cleanup.end_processes_in(self.places.state / "tmp")
+        cleanup.remove_tree(self.places.state / "tmp")
         self.podman.configure()
         settings.save(self.places, chosen)
         found = registries.of_host()

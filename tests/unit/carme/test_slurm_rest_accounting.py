@@ -70,7 +70,7 @@ def test_jobs_are_those_of_sacct(release: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(("release", "version"), CASES)
-def test_endings_are_those_of_sacct(release: str, version: str) -> None:
+def test_exit_statuses_are_those_of_sacct(release: str, version: str) -> None:
     case = RECORDED[release]
     sacct, separator = case["sacct"], case["separator"]
     wanted = parsing.outcomes(sacct["outcomes"], separator)

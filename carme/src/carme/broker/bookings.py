@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
-from carme.bookings.agreement import differs, is_maintenance, is_ours, shifted
 from carme.bookings.models import MAXIMUM_MINUTES, Hold, Window
+from carme.bookings.reconcile import differs, is_maintenance, is_ours, shifted
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest, SlurmError
 from carme.jobs import Cluster, Reservation

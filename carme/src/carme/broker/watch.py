@@ -371,12 +371,12 @@ class Watch:
         jobs = {job.id: job for job in found}
         over = [job for job in found if job.is_over]
         unknown = [job.id for job in over if self._exit_code(job) is None]
-        endings = await self._slurm.endings(unknown) if unknown else {}
+        statuses = await self._slurm.exit_statuses(unknown) if unknown else {}
         for job in over:
             old = self._entries.get(job.id)
-            if ending := endings.get(job.id):
+            if status := statuses.get(job.id):
                 jobs[job.id] = job.model_copy(
-                    update={"exit_code": ending.exit_code, "signal": ending.signal or None}
+                    update={"exit_code": status.exit_code, "signal": status.signal or None}
                 )
             elif old:
                 jobs[job.id] = job.model_copy(

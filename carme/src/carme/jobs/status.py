@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, computed_field
 
 from carme.jobs.arrays import count, includes, task_name
 from carme.jobs.cluster import Cluster
-from carme.jobs.endings import ending_of
 from carme.jobs.explanations import BY_SLURM, suspended, waiting_for
 from carme.jobs.nodes import expand
+from carme.jobs.outcome import ending_of
 from carme.jobs.states import Canceller, JobState, Phase
 from carme.scaling.predictions import Prediction
 from carme.translation.models import Sentence, WithMessages

@@ -128,7 +128,7 @@ class SandboxSlurm(Accounting, Reservations):
     async def queue(self) -> list[Job]:
         return [entry.job for entry in self._entries.values()]
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = {job_id: self._entries[job_id].job for job_id in ids if job_id in self._entries}
         return {
             job_id: ExitStatus(job.exit_code, job.signal or 0)

@@ -115,13 +115,13 @@ class SlurmCommands:
             jobs = await asyncio.to_thread(allot) if many else allot()
         return jobs
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))
         done = await run(
             "squeue", "--states=all", "--noheader", f"--jobs={jobs}", "--Format=JobID:20,exit_code:20"
         )
         # With a single id that Slurm has forgotten squeue fails; then nothing is known about it.
-        return parsing.endings(done.output.decode(errors="replace")) if done.code == 0 else {}
+        return parsing.exit_statuses(done.output.decode(errors="replace")) if done.code == 0 else {}
 
     async def outcomes(self, jobs: Iterable[Job]) -> dict[int, Outcome]:
         jobs = list(jobs)

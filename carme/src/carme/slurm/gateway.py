@@ -127,7 +127,7 @@ class Slurm(Protocol):
         """
         ...
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         """How these jobs ended; those that the controller has forgotten are left out."""
         ...
 

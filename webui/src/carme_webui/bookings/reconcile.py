@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from carme.bookings import BookingState, Cause, board_of
-from carme.bookings.agreement import is_ours, plan
+from carme.bookings.reconcile import is_ours, plan
 from carme.bookings.slots import Need
 from carme.broker import BrokerClient
 from carme.errors import CarmeError

@@ -26,9 +26,9 @@ from carme.bookings import (
     choose_nodes,
     needs_approval,
 )
-from carme.bookings.agreement import is_ours
 from carme.bookings.claims import of_jobs, of_reservations
 from carme.bookings.policy import nearest_starts
+from carme.bookings.reconcile import is_ours
 from carme.broker import BrokerClient
 from carme.config import BookingSettings, Settings
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError

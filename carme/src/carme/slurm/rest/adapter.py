@@ -69,8 +69,8 @@ class SlurmRest(SlurmCommands):
         self._count = len(jobs)
         return jobs
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
-        return await self._read("jobs/", "jobs", lambda jobs: records.endings(jobs, ids))
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+        return await self._read("jobs/", "jobs", lambda jobs: records.exit_statuses(jobs, ids))
 
     async def visible_jobs(self, ids: Iterable[int], account: UnixAccount) -> set[int]:
         if not self._server.acts_for_users:

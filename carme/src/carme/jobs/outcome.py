@@ -1,4 +1,4 @@
-"""Why a job or session is over: its ending, and the sentence that names the cause and the next step."""
+"""The outcome of a job or session: how it ended, and the sentence with the cause and the next step."""
 
 from typing import TYPE_CHECKING
 

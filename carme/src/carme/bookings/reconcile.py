@@ -1,7 +1,7 @@
-"""What is to be done so that Slurm's reservations and the bookings agree again. Pure functions.
+"""Reconcile Slurm's reservations with the bookings: what to change. Pure functions.
 
-Whatever was away for however long, the portal, the broker or Slurm: the bookings are what is to be, the
-reservations with names of ours are what is, and each look works out anew what is missing.
+The bookings are the desired state, the reservations with names of ours the actual one. Each call compares
+both anew, so it does not matter whether the portal, the broker or Slurm was away, nor for how long.
 """
 
 import re
