@@ -18,8 +18,8 @@ from carme.bookings import (
     BookingState,
     Cause,
     Claim,
-    Hold,
     Need,
+    ReservationSpec,
     Standing,
     board_of,
     check_rules,
@@ -409,7 +409,7 @@ def test_every_time_that_clocks_show_is_found_again(local: datetime, name: str) 
 # --- reconciliation with Slurm ----------------------------------------------------------------------------
 
 
-def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> Hold:
+def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> ReservationSpec:
     start, end = NOW + timedelta(minutes=first), NOW + timedelta(minutes=last)
     values: dict[str, Any] = {
         "name": name,
@@ -419,7 +419,7 @@ def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> Hold:
         "start": start,
         "end": end,
     }
-    return Hold(**(values | fields))
+    return ReservationSpec(**(values | fields))
 
 
 A, B, C = (f"carme-{letter * 12}" for letter in "abc")

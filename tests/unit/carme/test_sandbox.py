@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import carme_runtime
-from carme.bookings.models import Hold
+from carme.bookings.models import ReservationSpec
 from carme.broker import AsyncBrokerClient
 from carme.broker.server import Server
 from carme.broker.service import Broker
@@ -274,7 +274,7 @@ async def test_a_drained_node_gets_no_jobs(sandbox: Sandbox) -> None:
 
 async def test_a_booking_is_for_its_users(sandbox: Sandbox) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
-    hold = Hold(
+    hold = ReservationSpec(
         name="carme-0123456789ab",
         partition="gpu",
         node_names=["n1", "n2"],

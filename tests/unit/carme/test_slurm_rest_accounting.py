@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.errors import SlurmError
 from carme.jobs import Job, JobState
 from carme.slurm import parsing
@@ -96,7 +96,7 @@ async def test_history_is_requested_as_sacct_requests_it(rest: RecordedRest, slu
 
 
 NAME, MAINTENANCE = "carme-0123456789ab", "carme-maintenance-0123456789ab"
-HOLD = Hold(
+HOLD = ReservationSpec(
     name=NAME,
     partition="gpu",
     node_names=["n1", "n2"],

@@ -350,7 +350,7 @@ def reserve(booking: Booking, broker: BrokerClient) -> None:
         CarmeError: Slurm or the broker refuses.
     """
     try:
-        broker.reserve(booking.hold, user=booking.owner.username)
+        broker.reserve(booking.reservation_spec, user=booking.owner.username)
     except CarmeError as error:
         Booking.objects.filter(pk=booking.pk).update(reserved=None, problem=error.text)
         if not _away(error):

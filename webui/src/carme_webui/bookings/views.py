@@ -31,7 +31,7 @@ from carme_webui.bookings.share import share_of
 from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.caches import derived
 from carme_webui.clocks import reader_zone, span_words
-from carme_webui.cluster import broker, images, picture
+from carme_webui.cluster import broker, cluster_cache, images
 from carme_webui.datasets import datasets_of
 from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
@@ -405,7 +405,7 @@ def _day(text: str) -> date | None:
 def _look() -> tuple[Cluster | None, list[tuple[RunningJob, list[str]]], list[Reservation], str]:
     """The cluster and who uses it, or why it cannot be seen."""
     try:
-        return picture.cluster(), picture.running(), picture.reservations(), ""
+        return cluster_cache.cluster(), cluster_cache.running(), cluster_cache.reservations(), ""
     except CarmeError as error:
         return None, [], [], explained(error)
 

@@ -29,7 +29,7 @@ from carme.reports.text import facts as facts_of
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
+from carme_webui.cluster import BROKER_TIMEOUT, broker, cluster_cache
 from carme_webui.files.places import Place, shown
 from carme_webui.help_links import explained
 from carme_webui.images.catalogue import images_of
@@ -414,7 +414,7 @@ def _mine(request: HttpRequest, job_id: int) -> Job:
 
 def _look() -> tuple[Cluster | None, str]:
     try:
-        return picture.cluster(), ""
+        return cluster_cache.cluster(), ""
     except CarmeError as error:
         return None, explained(error)
 

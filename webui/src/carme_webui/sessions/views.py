@@ -26,9 +26,9 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import minutes_words
-from carme_webui.cluster import broker, picture, supplies
+from carme_webui.cluster import broker, cluster_cache, supplies
 from carme_webui.datasets import datasets_of
-from carme_webui.files.room import refusal
+from carme_webui.files.quota import refusal
 from carme_webui.help_links import explained
 from carme_webui.images.catalogue import images_of, resolved
 from carme_webui.jobs.arrays import add_progress
@@ -71,8 +71,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
-# A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
-# answer: the broker looks at the nodes at the first poll after half a minute, and if calm makes every fourth.
+# An answer about the cluster that is older than so many seconds and looks at the queue says that Slurm does
+# not answer: the broker looks at the nodes at the first poll after half a minute, and if calm makes every
+# fourth.
 FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
 # Seconds between two signs of life on a stream of updates, and after which the browser opens a new one: then
 # its login is checked again.
@@ -351,7 +352,7 @@ def _start(request: HttpRequest, options: SessionOptions, name: str) -> HttpResp
 def _look() -> tuple[Cluster | None, str]:
     """The cluster, or why it cannot be seen."""
     try:
-        cluster = picture.cluster()
+        cluster = cluster_cache.cluster()
     except CarmeError as error:
         if not isinstance(error, BrokerUnavailable):
             logger.warning("The cluster cannot be seen: %s", error)
@@ -426,7 +427,7 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
 
 def _plan() -> Forecast | None:
     try:
-        return picture.forecast()
+        return cluster_cache.forecast()
     except CarmeError:
         return None  # what is free now is still worth showing
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, JobState, Licence, Reservation
 from carme.jobs.access import Association
@@ -233,10 +233,10 @@ class SlurmRest(SlurmCommands):
             return await super().leave_reservation(job_id)
         await self._change(f"job/{job_id}", {"reservation": ""})
 
-    async def make_reservation(self, hold: Hold) -> None:
+    async def make_reservation(self, spec: ReservationSpec) -> None:
         if not await self._can_reserve():
-            return await super().make_reservation(hold)
-        await self._make_reservation(orders.reservation(hold))
+            return await super().make_reservation(spec)
+        await self._make_reservation(orders.reservation(spec))
 
     async def make_maintenance(self, window: Window) -> None:
         if not await self._can_reserve():
