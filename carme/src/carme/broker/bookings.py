@@ -32,10 +32,10 @@ class Bookings:
         """Those that have not ended, as Slurm knew them some seconds ago at most."""
         async with self._turn:
             if time.monotonic() >= self._seen_at + LOOK_SECONDS:
-                await self._look()
+                await self._read_reservations()
             return self._seen
 
-    async def _look(self) -> dict[str, Reservation]:
+    async def _read_reservations(self) -> dict[str, Reservation]:
         self._seen = await self._slurm.reservations()
         self._seen_at = time.monotonic()
         return {one.name: one for one in self._seen}
@@ -83,14 +83,14 @@ class Bookings:
     ) -> Reservation:
         """Make a reservation, change it, or leave it as it is; what Slurm then has."""
         async with self._turn:
-            there = (await self._look()).get(wanted.name)
+            there = (await self._read_reservations()).get(wanted.name)
             if there is None:
                 await make()
             elif is_other(there):
                 await self._change(wanted, there)
             else:
                 return there
-            saved = (await self._look()).get(wanted.name)
+            saved = (await self._read_reservations()).get(wanted.name)
         if saved is None:
             raise _lost(wanted.name)
         return saved
@@ -152,7 +152,7 @@ class Bookings:
                 _("Change it with 'scontrol'."),
             )
         async with self._turn:
-            there = (await self._look()).get(name)
+            there = (await self._read_reservations()).get(name)
             if there is None:
                 return
             try:
@@ -161,7 +161,7 @@ class Bookings:
                 if error.code != "reservation-in-use":
                     raise
                 await self._empty(there)
-            await self._look()
+            await self._read_reservations()
 
     async def _empty(self, reservation: Reservation) -> None:
         """Give back a reservation that jobs use."""

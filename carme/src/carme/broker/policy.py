@@ -123,7 +123,7 @@ class Policy:
         while True:
             try:
                 answer = await asyncio.to_thread(self._prometheus.ask, "/api/v1/alerts", ())
-                await self.look(firing(answer, self._policy.alerts), datetime.now(UTC))
+                await self.evaluate(firing(answer, self._policy.alerts), datetime.now(UTC))
                 self._troubled = False
             except (CarmeError, OSError, KeyError, TypeError, ValidationError) as error:
                 if not self._troubled:
@@ -180,7 +180,7 @@ class Policy:
             return f"{text}."
         return f"{text}: unless that changes, the job is stopped at {end:%Y-%m-%d %H:%M} UTC."
 
-    async def look(self, alerts: Mapping[int, list[Alert]], now: datetime) -> None:
+    async def evaluate(self, alerts: Mapping[int, list[Alert]], now: datetime) -> None:
         """Warn and stop by what fires now."""
         every = timedelta(minutes=self._policy.every_minutes)
         before = _STORED.dump_json(self._warned)

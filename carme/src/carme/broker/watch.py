@@ -66,8 +66,8 @@ class _Entry:
 class Watch:
     """Polls Slurm and keeps the latest picture. While Slurm is away the last picture stays.
 
-    A poll takes Slurm's pulse, and looks at the queue only if that has changed: how much the controller is
-    asked depends neither on the users nor on their jobs.
+    A poll takes Slurm's pulse, and looks at the queue only if that has changed: how often it queries the
+    controller depends neither on the users nor on their jobs.
 
     Args:
         seconds: Between two polls.
@@ -239,7 +239,7 @@ class Watch:
         number = self._polls
         begun = time.process_time()
         try:
-            await self._look(number)
+            await self._poll_jobs(number)
             if self._failure:
                 _log.info("Slurm answers again.")
             self._failure = None
@@ -263,7 +263,7 @@ class Watch:
             self._finished = number
             self._polled.notify_all()
 
-    async def _look(self, number: int) -> None:
+    async def _poll_jobs(self, number: int) -> None:
         taken = datetime.now(UTC)
         found = await self._queue()
         if await self._take(found, number):

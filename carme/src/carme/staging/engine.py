@@ -293,7 +293,7 @@ class _Run:
             opened.callback(os.close, one)
             other = os.open(destination, tree.FOLDER)
             opened.callback(os.close, other)
-            if single or names or not self._look(one, other, destination, replace, dry):
+            if single or names or not self._find_changes(one, other, destination, replace, dry):
                 self._copy(source, destination, one, other, replace, dry, single)
             if options.durable and not dry:
                 tree.write_out(other)
@@ -302,7 +302,7 @@ class _Run:
         if notify:
             notify(self._progress())
 
-    def _look(self, source: int, destination: int, path: str, replace: bool, dry: bool) -> bool:
+    def _find_changes(self, source: int, destination: int, path: str, replace: bool, dry: bool) -> bool:
         """Find what has changed since it was copied; whether there is nothing more to do.
 
         What has not is counted, the rest waits in the queue. Nothing is written, so that no record is needed,

@@ -82,7 +82,7 @@ class TimeLeft:
 
         activity = Activity(self._server)
         while True:
-            self._look(activity)
+            self._refresh(activity)
             await self._post(activity)
             due = time.monotonic() + REPORT_SECONDS
             while (left := due - time.monotonic()) > 0 and not self._now.is_set():
@@ -90,12 +90,12 @@ class TimeLeft:
                     async with asyncio.timeout(min(left, LOOK_SECONDS)):
                         await self._now.wait()
                 except TimeoutError:
-                    self._look(activity)
+                    self._refresh(activity)
             self._now.clear()
 
-    def _look(self, activity: "Activity") -> None:
+    def _refresh(self, activity: "Activity") -> None:
         try:
-            activity.look()
+            activity.refresh()
         except Exception:
             # A kernel that is just being started has no activity yet; the reports must go on.
             self._server.log.exception("What is in use in this session could not be looked at.")

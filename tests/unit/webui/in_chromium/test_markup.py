@@ -126,7 +126,7 @@ def test_every_text_is_shown_as_text(
 
 
 def _after(browser: Browser, who: User, address: str, to: str) -> dict[str, str]:
-    """What is wrong with where a form led."""
+    """What is wrong with the page that a form redirected to."""
     if urlsplit(to).scheme or urlsplit(to).netloc or to.startswith("//"):
         return {f"{who} {address}": f"leads to {to}"}
     message = _wrong(browser.get(urljoin(f"/{address}", to)))

@@ -134,7 +134,7 @@ class Shown:
 @require_safe
 def dashboard(request: HttpRequest) -> HttpResponse:
     """My sessions, the start form, and what is free."""
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     name = request.GET.get("again")
     earlier = own_sessions(signed_in(request)).filter(name=name).first() if name else None
     form = _form(request, cluster, options=earlier.requested_options if earlier else None)
@@ -145,13 +145,13 @@ def dashboard(request: HttpRequest) -> HttpResponse:
 @require_safe
 def dashboard_live(request: HttpRequest) -> HttpResponse:
     """The part of the dashboard that changes."""
-    return render(request, "sessions/dashboard_live.html", _live(request, *_look()))
+    return render(request, "sessions/dashboard_live.html", _live(request, *_cluster_state()))
 
 
 @require_POST
 def start(request: HttpRequest) -> HttpResponse:
     """Check the form and start a session."""
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     form = _form(request, cluster, data=request.POST)
     if full := refusal(signed_in(request)):
         form.add_error(None, full)
@@ -164,7 +164,7 @@ def start(request: HttpRequest) -> HttpResponse:
 @require_POST
 def estimate(request: HttpRequest) -> HttpResponse:
     """The part of the form that says when what it asks for would begin."""
-    cluster, _banner = _look()
+    cluster, _banner = _cluster_state()
     named = request.POST.get("hardware", "").startswith(OF_PRESET)
     form = _form(request, cluster, data=request.POST, presets=None if named else [])
     context: dict[str, Any] = {}
@@ -218,7 +218,7 @@ def probes(request: HttpRequest) -> HttpResponse:
 def save_preset(request: HttpRequest) -> HttpResponse:
     """Remember what the form asks for, under its title; one of the same name is replaced."""
     user = signed_in(request)
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     form = _form(request, cluster, data=request.POST)
     if form.is_valid() and form.options is not None:
         try:
@@ -245,7 +245,7 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     options = _mine(request, name).requested_options
     fresh = request.POST.get("name", "")
     data = {key: "" if value is None else value for key, value in values_of(options).items()}
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     form = _form(request, cluster, data=data | {"name": fresh})
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner)}
@@ -349,7 +349,7 @@ def _start(request: HttpRequest, options: SessionOptions, name: str) -> HttpResp
     return redirect(f"{found.get_absolute_url()}{opens}")
 
 
-def _look() -> tuple[Cluster | None, str]:
+def _cluster_state() -> tuple[Cluster | None, str]:
     """The cluster, or why it cannot be seen."""
     try:
         cluster = cluster_cache.cluster()
@@ -436,7 +436,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     version = notifier.version(signed_in(request).username)  # first: what comes meanwhile is an update
     found = _mine(request, name)
     mirror = Mirror.load()
-    cluster, silence = _look()
+    cluster, silence = _cluster_state()
     banner = mirror.silence or silence
     job = found.job
     log = tail(job, broker()) if found.wants_log and job is not None else Tail()

@@ -109,7 +109,7 @@ class SlurmRest(SlurmCommands):
             return await super().associations(user)
         which = {"user": user, "cluster": self._cluster}
         answer = await self._server.get("associations/", database=True, query=which)
-        return self._made(answer.get("associations"), lambda rows: records.associations(rows, user))
+        return self._converted(answer.get("associations"), lambda rows: records.associations(rows, user))
 
     async def _read(self, path: str, key: str, made: Callable[[Any], _T], *, user: str = "") -> _T:
         """What `made` makes of a list in an answer.
@@ -118,9 +118,9 @@ class SlurmRest(SlurmCommands):
             SlurmError: Slurm does not answer, or the answer lacks what is needed.
         """
         document = await self._server.get(path, user=user)
-        return await self._server.in_thread(lambda: self._made(document.get(key), made))
+        return await self._server.in_thread(lambda: self._converted(document.get(key), made))
 
-    def _made(self, value: Any, made: Callable[[Any], _T], method: str = "GET") -> _T:
+    def _converted(self, value: Any, made: Callable[[Any], _T], method: str = "GET") -> _T:
         try:
             return made(value)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -160,7 +160,7 @@ class SlurmRest(SlurmCommands):
         """What `made` makes of these jobs of the accounting, as its administrator sees them."""
         query = {**which, **({"cluster": self._cluster} if self._cluster else {})}
         document = await self._server.get("jobs/", database=True, query=query)
-        return await self._server.in_thread(lambda: self._made(document.get("jobs"), made))
+        return await self._server.in_thread(lambda: self._converted(document.get("jobs"), made))
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -187,14 +187,14 @@ class SlurmRest(SlurmCommands):
         folder = job_folder(owner, order.key)
         body = orders.description(order, owner, folder, job_script(submission))
         answer = await self._server.send("POST", "job/submit", body, user=owner.name, proof="job_id")
-        return self._made(answer, records.submitted, "POST")
+        return self._converted(answer, records.submitted, "POST")
 
     async def cancel(self, job: str, owner: UnixAccount) -> None:
         if not self._server.acts_for_users:
             return await super().cancel(job, owner)
         answer = await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
         # Whether it was refused stands in the answer to what succeeded.
-        if words := self._made(answer.get("status", []), records.refused, "DELETE"):
+        if words := self._converted(answer.get("status", []), records.refused, "DELETE"):
             raise refusal(PROGRAM, words)
 
     async def set_limit(self, job: str, minutes: int) -> None:

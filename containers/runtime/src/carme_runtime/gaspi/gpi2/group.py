@@ -276,7 +276,7 @@ class Gpi2Group:
 
     def _take(self, member: int, call: Call, expected: int) -> memoryview:
         rank = self.ranks[member]
-        message = self._context.mail.take(rank, self._key, call.deadline, self._look)
+        message = self._context.mail.take(rank, self._key, call.deadline, self._raise_error)
         if message is None:
             raise Timeout(
                 f"Rank {rank} did not come to {call.doing} within {call.timeout} ms of rank "
@@ -305,7 +305,7 @@ class Gpi2Group:
 
     # Breaking up
 
-    def _look(self) -> None:
+    def _raise_error(self) -> None:
         if self._error:
             raise self._error
 
@@ -375,7 +375,7 @@ class Gpi2Group:
         others = [self.ranks[member] for member in self._others()]
         looked = time.monotonic()
         while True:
-            self._look()
+            self._raise_error()
             for member in sorted(self._others(), key=lambda m: (m < self._next_sender, m)):
                 waiting = self._context.mail.waiting(self.ranks[member], self._letter_key(tag))
                 with self._letters_lock:
@@ -399,7 +399,7 @@ class Gpi2Group:
         rank, key = self.ranks[member], self._letter_key(tag)
         while True:
             if wait:
-                message = self._context.mail.take(rank, key, deadline, self._look)
+                message = self._context.mail.take(rank, key, deadline, self._raise_error)
             else:
                 message = self._context.mail.poll(rank, key)
             if message is None:
