@@ -19,7 +19,6 @@ LEFT_TYPE_CIRCLES = {
     "carme_runtime.launcher.backends": 3,
     "carme_runtime.petri.control": 6,
     "carme_spawner.activity": 6,
-    "carme_webui.jobs.arrays": 2,
 }
 
 
