@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--json", action="store_true", help="print for programs")
     command("run", "run the main job as an ordinary user: start a notebook and train over the nodes")
-    _add_looks(command)
+    _add_inspection(command)
     command("down", "stop everything, keep the nodes' disks: the next up takes seconds")
     reset = command("reset", "remove the nodes and all data; downloaded packages and images stay")
     reset.add_argument(
@@ -103,8 +103,8 @@ def _add_hosts(command: Command) -> None:
     hosts.set_defaults(images=None, monitoring=None, horovod=None)
 
 
-def _add_looks(command: Command) -> None:
-    """What looks inside the nodes."""
+def _add_inspection(command: Command) -> None:
+    """Commands that inspect the nodes."""
     shell = command("shell", "open a shell as root on a node, or run a command there")
     shell.add_argument("node", help="head, n1, n2 ...")
     shell.add_argument(

@@ -486,7 +486,7 @@ class CarmeSpawner(SlurmSpawner):
             # JupyterHub hears of it as of any other end of the job.
             in_background(asyncio.create_task(self.end(int(self.job_id), Ending.IDLE)))
 
-    async def look_for_server(self) -> None:
+    async def find_server(self) -> None:
         """Find out whether the server still answers, and notify the broker when that has changed."""
         server = self.server
         if server is None:

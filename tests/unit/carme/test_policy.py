@@ -262,7 +262,7 @@ class TestWithPrometheus:
     def settings(
         self, settings: Settings, prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
     ) -> Settings:
-        monkeypatch.setattr("carme.broker.policy.LOOK_SECONDS", 0.2)
+        monkeypatch.setattr("carme.broker.policy.POLL_SECONDS", 0.2)
         update = {
             "prometheus": prometheus.url,
             "certificates": prometheus.certificates,

@@ -15,7 +15,7 @@ from carme.translation import message as _
 from carme.wording import listing
 
 # However many calendars are open, Slurm's reservations are queried at most this often.
-LOOK_SECONDS = 3.0
+POLL_SECONDS = 3.0
 
 
 class Bookings:
@@ -26,12 +26,12 @@ class Bookings:
         self._slurm = slurm
         self._turn = asyncio.Lock()
         self._seen: list[Reservation] = []
-        self._seen_at = -LOOK_SECONDS
+        self._seen_at = -POLL_SECONDS
 
     async def reservations(self) -> list[Reservation]:
         """Those that have not ended, as Slurm knew them some seconds ago at most."""
         async with self._turn:
-            if time.monotonic() >= self._seen_at + LOOK_SECONDS:
+            if time.monotonic() >= self._seen_at + POLL_SECONDS:
                 await self._read_reservations()
             return self._seen
 

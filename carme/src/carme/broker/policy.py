@@ -33,7 +33,7 @@ __all__ = ["Alert", "Policy", "Warned", "firing"]
 
 _log = logging.getLogger("carme.broker")
 
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 MOST_STOPS = 20  # in one look: a rule that went wrong must not end everything at once
 FILE = "warnings.json"
 STOPS_PUBLISHED = timedelta(days=1)  # a portal that was away learns of a stop all the same
@@ -129,7 +129,7 @@ class Policy:
                 if not self._troubled:
                     _log.warning("The policy about jobs cannot be followed: %s", error)
                 self._troubled = True
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def remember(self) -> None:
         """Take up what was counted before a restart."""

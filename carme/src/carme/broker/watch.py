@@ -139,7 +139,7 @@ class Watch:
             raise self._failure or _not_yet()
         return self._cluster
 
-    async def look_at_nodes(self) -> Cluster:
+    async def poll_nodes(self) -> Cluster:
         """The nodes and partitions as they are now. Raises SlurmError when Slurm does not answer."""
         self._cluster = await self._slurm.cluster()
         self._cluster_seen = time.monotonic()
@@ -275,7 +275,7 @@ class Watch:
         await self._cancel_headless(ours)
         await self._close_lost()
         if time.monotonic() >= self._cluster_due:
-            await self.look_at_nodes()
+            await self.poll_nodes()
             await self._show(taken)
         if self._extras_due <= time.monotonic() < self._observed_until:
             self._extras_due = time.monotonic() + CLUSTER_EVERY

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from carme.errors import CarmeError
 from carme.launch.exits import Exit, LaunchError
 from carme.launch.preparation import Allocation
-from carme.launch.programs import LOOK_SECONDS, Programs, say, without_export
+from carme.launch.programs import POLL_SECONDS, Programs, say, without_export
 from carme.launch.spec import JobSpec
 
 ANNOUNCE_SECONDS = 120.0  # for the first agent to listen; images on a busy file system start slowly
@@ -137,7 +137,7 @@ class Lost:
 def _announced(programs: Programs, first: int, file: str) -> str | None:
     """`HOST:PORT` of the first agent; None when it has ended instead."""
     end = time.monotonic() + ANNOUNCE_SECONDS
-    while not programs.has_ended(first, LOOK_SECONDS):
+    while not programs.has_ended(first, POLL_SECONDS):
         try:
             with open(file, encoding="utf-8") as opened:
                 where = json.load(opened)

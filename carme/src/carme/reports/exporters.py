@@ -31,8 +31,8 @@ from carme.translation import message as _
 __all__ = ["Exporters"]
 
 PATIENCE = 3.0  # seconds for one node
-LOOK_SECONDS = 6.0  # for all nodes of a job
-CONNECTIONS, CONNECTIONS_PER_LOOK = 8, 4  # at the same time
+POLL_SECONDS = 6.0  # for all nodes of a job
+CONNECTIONS, CONNECTIONS_PER_SAMPLE = 8, 4  # at the same time
 LEAST_SECONDS = 10.0  # between two polls of a job, also after a failed one
 FORGOTTEN_SECONDS = 900.0  # after the last sample of it
 MOST_JOBS, MOST_NODES, MOST_SAMPLES = 256, 32, 480
@@ -199,7 +199,7 @@ class Exporters:
 
     async def _sample(self, job: Job, addresses: Mapping[str, str]) -> tuple[dict[_Key, float], str]:
         """What the exporters serve, or why none of them answers."""
-        turns = asyncio.Semaphore(CONNECTIONS_PER_LOOK)  # one job's nodes leave threads for other jobs
+        turns = asyncio.Semaphore(CONNECTIONS_PER_SAMPLE)  # one job's nodes leave threads for other jobs
 
         async def answer(node: str) -> dict[_Key, float]:
             address = addresses.get(node, node)
@@ -211,7 +211,7 @@ class Exporters:
         tasks = [asyncio.ensure_future(answer(node)) for node in expand(job.node_list)[:MOST_NODES]]
         try:
             if tasks:
-                await asyncio.wait(tasks, timeout=LOOK_SECONDS)
+                await asyncio.wait(tasks, timeout=POLL_SECONDS)
         finally:
             for task in tasks:
                 task.cancel()
@@ -219,7 +219,7 @@ class Exporters:
         failures: list[str] = []
         for served in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(served, asyncio.CancelledError):
-                failures.append(f"no answer within {LOOK_SECONDS:g} s")
+                failures.append(f"no answer within {POLL_SECONDS:g} s")
             elif isinstance(served, (OSError, http.client.HTTPException, ValueError)):
                 failures.append(str(getattr(served, "strerror", None) or served or type(served).__name__))
             elif isinstance(served, BaseException):
@@ -230,7 +230,7 @@ class Exporters:
 
     def _ask(self, node: str, address: str, job_id: int) -> dict[_Key, float]:
         """A job's series on a node. Raises OSError, HTTPException, ValueError."""
-        until = time.monotonic() + LOOK_SECONDS
+        until = time.monotonic() + POLL_SECONDS
         try:
             text = self._read(node, address, until)
         except OSError as failure:

@@ -36,7 +36,7 @@ REMEMBERED_SECONDS = 300.0
 #: The notebooks that images have in /opt/carme/examples; where this is no checkout there are none.
 EXAMPLES = Path(__file__).parents[4] / "containers/images/examples"
 #: Seconds between two checks of what the clock alone changes.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 def first_job(folder: Path) -> int:
@@ -496,13 +496,13 @@ class SandboxSlurm(Accounting, Reservations):
 
     async def _follow_clock(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
-                self._look_at_clock()
+                self._check_clock()
             except CarmeError:
                 _log.exception("A look at the clock failed.")
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """End what has no time left, forget what was over long ago, start what may start now."""
         now = datetime.now(UTC)
         over = self._expire()

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from carme_spawner.singleuser.activity import Activity
 
 REPORT_SECONDS = 30.0
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 
 #: What open pages get at once, by Jupyter Server's events.
 EVENT = "https://schema.carme/session"
@@ -87,7 +87,7 @@ class TimeLeft:
             due = time.monotonic() + REPORT_SECONDS
             while (left := due - time.monotonic()) > 0 and not self._now.is_set():
                 try:
-                    async with asyncio.timeout(min(left, LOOK_SECONDS)):
+                    async with asyncio.timeout(min(left, POLL_SECONDS)):
                         await self._now.wait()
                 except TimeoutError:
                     self._refresh(activity)

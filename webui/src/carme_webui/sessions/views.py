@@ -74,7 +74,7 @@ RECENT = timedelta(days=2)
 # An answer about the cluster that is older than so many seconds and looks at the queue says that Slurm does
 # not answer: the broker looks at the nodes at the first poll after half a minute, and if calm makes every
 # fourth.
-FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
+FRESH_SECONDS, FRESH_POLLS = 40.0, 6
 # Seconds between two signs of life on a stream of updates, and after which the browser opens a new one: then
 # its login is checked again.
 HEARTBEAT = 15.0
@@ -363,7 +363,7 @@ def _cluster_state() -> tuple[Cluster | None, str]:
 def _silence(taken: datetime) -> str:
     """A sentence when what is known of the cluster is old."""
     age = timezone.now() - taken
-    if age.total_seconds() < FRESH_SECONDS + FRESH_LOOKS * settings.SITE.slurm.poll_seconds:
+    if age.total_seconds() < FRESH_SECONDS + FRESH_POLLS * settings.SITE.slurm.poll_seconds:
         return ""
     return _(
         "Slurm has not answered for %s. What is shown is as old; running sessions go on."

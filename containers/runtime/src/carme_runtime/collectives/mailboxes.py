@@ -21,7 +21,7 @@ from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.collectives.group import Group
 
 _ALIGNMENT = 128
-_LOOK_MS = 200  # between two checks of whether the others still run
+_POLL_MS = 200  # between two checks of whether the others still run
 _QUEUE = 7
 _COLLECT_FROM = 8  # mailboxes that somebody seems to have
 
@@ -175,7 +175,7 @@ class Mailboxes:
     def _wait(self, notification: int, other: int) -> None:
         """Wait for a notification from `other`, and clear it."""
         began, started = time.monotonic(), time.perf_counter()
-        while not self._is_set(notification, other, _LOOK_MS):
+        while not self._is_set(notification, other, _POLL_MS):
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
                 raise Timeout(
                     f"No message came from rank {other} in time{_activity()}.", "See what that rank does."
@@ -189,7 +189,7 @@ class Mailboxes:
         if context.notify_waitsome(number, notification, 1, milliseconds) >= 0:
             return True
         # Transports may ask the others themselves, which takes long where one was stopped.
-        if not milliseconds or time.monotonic() - self._looked < _LOOK_MS / 1000:
+        if not milliseconds or time.monotonic() - self._looked < _POLL_MS / 1000:
             return False
         self._looked = time.monotonic()
         states = context.state_vector()
