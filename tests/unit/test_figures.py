@@ -16,7 +16,6 @@ LEFT_CIRCLES: dict[str, int] = {}
 
 #: The same of circles in which some imports are for type checkers alone.
 LEFT_TYPE_CIRCLES = {
-    "carme_runtime.launcher.backends": 3,
     "carme_runtime.petri.control": 6,
     "carme_spawner.activity": 6,
 }
