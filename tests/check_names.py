@@ -6,8 +6,11 @@ functions, classes, arguments and variables count, where they are defined, and s
 are names themselves: keys, kinds, addresses, entries of `__all__`. In C, C++ and JavaScript all names
 outside of comments and texts count. EARLIER has what must stay.
 
-Words of IN_PROSE are refused in sentences, too: in comments and docstrings of Python, and in pages of
-documentation. There a program reports, prints, notifies or queries.
+Words of WHOLE are refused where they are the whole name of a function or class of the product.
+
+Words of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python, in pages of
+documentation, and in templates, scripts and configuration. There a program reports, prints, notifies or
+queries.
 """
 
 import ast
@@ -53,8 +56,18 @@ INSTEAD = {
     "wishes": "requested, options",
 }
 
-#: Earlier names that still work and warn, and what is in databases and journals: each with its files' ends.
+#: What functions and classes of the product are not called, whatever underscores are before it.
+WHOLE = {
+    "look": "poll, read, sample, snapshot",
+    "made": "what it makes: build_pipeline",
+    "one": "what it is: job, node, row",
+    "other": "what it is: job, node, row",
+}
+
+#: Earlier names that still work and warn, and what is in databases, journals and pickles: each with its
+#: files' ends.
 EARLIER = {
+    "_made": ("torch/stepping.py",),
     "asked_once": ("projects/models.py",),
     "kept": ("petri/memory.py", "petri/ranges.py"),
     "take_in": ("client/admin.py", "commands/take_in.py"),
@@ -71,6 +84,8 @@ IN_PROSE = {
     **{
         word: INSTEAD[word] for word in ("errands", "keeper", "outlook", "prospect", "prospects", "strangers")
     },
+    "asked": "requested, queried, invited",
+    "led": "redirected, resulted in",
     "lest": "so that ... not",
     "said": "reported, printed, given",
     "telling": "reporting, notifying",
@@ -87,6 +102,9 @@ NAME = re.compile(r"[A-Za-z_]\w*(?:-\w+)*")
 
 #: Files in which names are found as words; other people's are in `vendor`.
 OTHER_SUFFIXES = (".c", ".h", ".cpp", ".hpp", ".js")
+
+#: Files whose text as a whole counts as sentences; their names have no words of IN_PROSE either.
+TEXTS = ("*.md", "*.html", "*.js", "*.css", "*.yml", "*.j2", "*.toml", "*package.json")
 
 #: How many definitions still have the word. Lower a number when names are gone; never raise one.
 LEFT: dict[str, int] = {}
@@ -131,19 +149,57 @@ def sentences(source: str) -> Iterator[tuple[str, int]]:
                     yield text, line
 
 
+def messages(source: str) -> Iterator[tuple[str, int]]:
+    """Texts of a Python module that are no docstrings and have several words, each with its first line."""
+    tree = ast.parse(source)
+    described = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in described and len(text.split()) > 1:
+                yield text, node.lineno
+
+
+def _prose_of(file: str, source: str) -> Iterator[tuple[str, int]]:
+    """What people read of a file, each text with its first line."""
+    if not file.endswith(".py"):
+        yield source, 1
+        return
+    yield from sentences(source)
+    if not file.startswith("tests/") and "/migrations/" not in file:
+        yield from messages(source)
+
+
 def found_in_prose() -> list[str]:
     """Where sentences have a word of IN_PROSE, as `file:line: word. Write: ...`."""
-    pattern = re.compile(rf"(?<![\w`'\"-])({'|'.join(IN_PROSE)})(?![\w`'\"-])", re.IGNORECASE)
+    pattern = re.compile(rf"(?<![\w`'\"{{-])({'|'.join(IN_PROSE)})(?![\w`'\"-])", re.IGNORECASE)
     found = []
-    for file in _listed("*.py", "*.md"):
+    for file in _listed("*.py", *TEXTS):
         source = (ROOT / file).read_text()
         if Path(file).name in HISTORY or not pattern.search(source):
             continue
-        for text, first in [(source, 1)] if file.endswith(".md") else sentences(source):
+        for text, first in _prose_of(file, source):
             for match in pattern.finditer(text):
                 line = first + text.count("\n", 0, match.start())
                 found.append(f"{file}:{line}: {match[0]!r}. Write: {IN_PROSE[match[0].lower()]}.")
     return found
+
+
+def found_whole() -> list[str]:
+    """Functions and classes of the product whose whole name is a word of WHOLE, likewise."""
+    return [
+        f"{file}:{node.lineno}: {node.name!r}. Write: {WHOLE[node.name.strip('_').lower()]}."
+        for file in _listed("*.py")
+        if not file.startswith("tests/")
+        for node in ast.walk(ast.parse((ROOT / file).read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        if node.name.strip("_").lower() in WHOLE and not file.endswith(EARLIER.get(node.name, ()))
+    ]
 
 
 def words_of(name: str) -> set[str]:
@@ -197,6 +253,9 @@ def main() -> int:
             print("\n".join(f"  {place}" for place in places[word]))
         elif count < left:
             print(f"Only {count} names have the word {word!r} now: lower it in LEFT from {left}.")
+    if whole := found_whole():
+        failed = True
+        print("Functions and classes with a name that says nothing:", *whole, sep="\n  ")
     if sentences_with := found_in_prose():
         failed = True
         print("Sentences with words of another meaning:", *sentences_with, sep="\n  ")

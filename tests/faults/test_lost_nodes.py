@@ -179,7 +179,7 @@ def test_a_job_ends_with_its_first_node_and_leaves_nothing_on_the_others(demo: D
 def test_a_session_goes_on_without_a_node_and_says_so(demo: DemoSite) -> None:
     start = {"image": "base", "nodes": "2", "gpus_per_node": "0", "minutes": "10", "title": "Two nodes"}
     # A round of slurmctld's pings takes 12 s while a node is away. With a SlurmdTimeout of 6 s it may
-    # give up the other node as well, which it has not asked meanwhile.
+    # give up the other node as well, which it has not queried meanwhile.
     with demo.slurm_settings("SlurmdTimeout=20\n"), demo.visitor("user1") as visitor:
         name = visitor.start(start)
         visitor.wait(name, "ready", timeout=HANG)

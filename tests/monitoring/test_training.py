@@ -25,7 +25,7 @@ CANNOT_BE = {"Disks", "Threads"}
 
 
 def empty(visitor: Visitor, where: str, boards: list[str], values: dict[str, str]) -> set[str]:
-    """Panels of the boards one of whose questions the portal answers with nothing, asked as Grafana asks."""
+    """Panels of the boards with a query of Grafana that the portal answers with nothing."""
     found = set()
     for uid in boards:
         for panel in BOARDS[uid].panels:

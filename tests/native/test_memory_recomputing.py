@@ -143,7 +143,7 @@ def test_layers_of_models_that_a_script_calls_are_computed_again_without_a_chang
 def test_stages_of_a_pipeline_choose_themselves(tmp_path: Path) -> None:
     reported = list[Any]()
     with carme_runtime.memory(limit(), tmp_path) as limited_budget:
-        leave_recomputation()  # nothing where nobody has asked for any
+        leave_recomputation()  # nothing where nobody has requested any
         limited_budget.recompute_called(reported.append)
         model = row(nn.Tanh())
         model(torch.ones(2, 4)).sum().backward()

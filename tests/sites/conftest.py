@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite(f"{__package__}.own_slurm_tests")
-
-from .own_slurm_steps import (  # noqa: E402
+from .own_slurm_steps import (
     again,
     batch_job,
     booking,
@@ -27,7 +25,7 @@ from .own_slurm_steps import (  # noqa: E402
     validated,
     visit,
 )
-from .record import Record  # noqa: E402
+from .record import Record
 
 __all__ = [
     "again",

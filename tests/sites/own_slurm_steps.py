@@ -1,6 +1,6 @@
 """A site with a Slurm of its own gets Carme as docs/admins/install.md says, and loses it: the steps.
 
-Each is a fixture. A test file says with SITE which site it is about.
+Each is a fixture of a class of tests, which says with SITE which site it is about.
 """
 
 from __future__ import annotations
@@ -85,10 +85,10 @@ class Visit:
         }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def visit(request: pytest.FixtureRequest, keep_site: bool, resume_site: bool) -> Iterator[Visit]:
     """The site as its administrators have it: Slurm works, Carme is not there."""
-    kind: ExistingSlurm = request.module.SITE
+    kind: ExistingSlurm = request.cls.SITE
     record = Record(kind.name, resume_site)
     site = SiteHosts(kind.description)
     try:
@@ -106,7 +106,7 @@ def visit(request: pytest.FixtureRequest, keep_site: bool, resume_site: bool) ->
                 site.destroy()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def looked(visit: Visit) -> Visit:
     """The page's steps 1 to 3: described, looked at, done what it says, looked at again."""
     example = visit.example
@@ -139,7 +139,7 @@ def looked(visit: Visit) -> Visit:
     return visit
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def installed(looked: Visit) -> Visit:
     """Step 4 without images, by the page's commands, and what comes after it on nodes that users share."""
     (_look, words, _images) = looked.example.commands("site.yml")
@@ -157,7 +157,7 @@ def installed(looked: Visit) -> Visit:
     return looked
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def images(installed: Visit) -> Visit:
     """The images, by the page's last command of step 4; their layers serve the next site of this cache."""
     (_look, _site, words) = installed.example.commands("site.yml")
@@ -169,7 +169,7 @@ def images(installed: Visit) -> Visit:
     return installed
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def validated(images: Visit) -> Visit:
     """Step 5."""
     (words,) = images.example.commands("validate.yml")
@@ -189,7 +189,7 @@ class Booking:
     released: bool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def main_job(images: Visit) -> dict[str, Any]:
     """The verdict of `carme validate --training`: a session over two nodes in which a model is trained."""
     site, example, record = images.site, images.example, images.record
@@ -206,7 +206,7 @@ def main_job(images: Visit) -> dict[str, Any]:
     return record.results["main job"]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def booking(images: Visit) -> Booking:
     """A booking that begins at once, with a job of its owner in it."""
     site, record = images.site, images.record
@@ -240,7 +240,7 @@ def booking(images: Visit) -> Booking:
     return made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def batch_job(images: Visit) -> str:
     """The state in which a batch job over both nodes ended that Carme submitted for a user."""
     record = images.record
@@ -274,7 +274,7 @@ def ended(site: SiteHosts, job: str) -> str:
     return wait_until(f"job {job} has ended", line, HANG)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def again(installed: Visit, request: pytest.FixtureRequest) -> Visit:
     """The page's installation once more, after users have worked."""
     attempt(request, "images", "main_job", "booking", "batch_job", "validated")
@@ -284,7 +284,7 @@ def again(installed: Visit, request: pytest.FixtureRequest) -> Visit:
     return installed
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def removed(looked: Visit, request: pytest.FixtureRequest) -> Visit:
     """Carme is taken away with its data, also where it was not installed to the end, and the site goes on."""
     attempt(request, "installed", "again")

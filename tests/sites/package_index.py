@@ -20,7 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
-#: Seconds for which a page is taken as it is; later it is asked for again, and is used if no answer comes.
+#: Seconds for which a page is taken as it is; later it is requested again, and is used if no answer comes.
 PAGE_SECONDS = 12 * 3600
 #: Seconds that the index has for each piece of an answer.
 ANSWER_SECONDS = 180
@@ -135,7 +135,7 @@ class PackageIndex:
 
 
 def _own(page: str, link: str) -> str:
-    """A link of a page, as it is asked for here."""
+    """A link of a page, as it is requested here."""
     address, fragment = urldefrag(urljoin(page, unescape(link)))
     scheme, _, rest = address.partition("://")
     return f'href="{escape(f"{FILES}{scheme}/{rest}")}{"#" if fragment else ""}{escape(fragment)}"'

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from carme_demo import image, leftovers, registries
+from carme_demo import cleanup, image, registries
 from carme_demo.errors import DemoError
 from carme_demo.host import install_packages
 from carme_demo.nodes import files_archive, network_description, tar_archive
@@ -131,8 +131,8 @@ class SiteHosts:
                 left = self.podman.container(name)
                 self.podman.run("rm", "--force", "--ignore", "--time", "5", left, check=False, timeout=120)
                 self.podman.run("rm", "--force", "--storage", left, check=False, timeout=120)
-        leftovers.sweep(self.podman, present, self.description.subnet)
-        leftovers.remove_tree(self.places.shared)
+        cleanup.sweep(self.podman, present, self.description.subnet)
+        cleanup.remove_tree(self.places.shared)
         for file in self.places.networks.glob("*.json"):
             file.unlink()
 

@@ -42,12 +42,32 @@ def test_banned_words_are_found_in_comments_docstrings_and_pages(
         'def f():\n    """Its wish-list."""\n    return "told"  # fine\n'
     )
     (tmp_path / "page.md").write_text("Slurm\ntells it.\n")
+    (tmp_path / "page.html").write_text('<p class="told">\nIt was told.</p>\n')
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/b.py").write_text('words = "It said {told}."\n')
     (tmp_path / "CHANGELOG.md").write_text("It was told.\n")
     for words in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(check_names, "ROOT", tmp_path)
     found = [place.rpartition(". Write")[0] for place in check_names.found_in_prose()]
-    assert found == ["a.py:3: 'Whoever'", "a.py:2: 'told'", "page.md:2: 'tells'"]
+    assert found == [
+        "a.py:3: 'Whoever'", "a.py:2: 'told'", "a.py:3: 'said'", "page.html:2: 'told'", "page.md:2: 'tells'",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["def look", "async def _look", "class Look", "def one"])
+def test_a_function_or_class_says_what_it_does_or_is(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    colon = ":" if name.startswith("class") else "():"
+    (tmp_path / "tests").mkdir()
+    for file in ("a.py", "tests/a.py"):
+        (tmp_path / file).write_text(f"one = 1\n\n\n{name}{colon}\n    pass\n")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(check_names, "ROOT", tmp_path)
+    found = check_names.found_whole()
+    assert [place.rpartition(". Write")[0] for place in found] == [f"a.py:4: {name.split()[-1]!r}"]
 
 
 def test_what_may_stay_is_there() -> None:

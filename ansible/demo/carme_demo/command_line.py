@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from . import host, image, leftovers, registries, settings, status
+from . import cleanup, host, image, registries, settings, status
 from .deployment import Deployment
 from .errors import DemoError
 from .nodes import Nodes
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--json", action="store_true", help="print for programs")
     command("run", "run the main job as an ordinary user: start a notebook and train over the nodes")
-    _add_looks(command)
+    _add_inspection(command)
     command("down", "stop everything, keep the nodes' disks: the next up takes seconds")
     reset = command("reset", "remove the nodes and all data; downloaded packages and images stay")
     reset.add_argument(
@@ -103,8 +103,8 @@ def _add_hosts(command: Command) -> None:
     hosts.set_defaults(images=None, monitoring=None, horovod=None)
 
 
-def _add_looks(command: Command) -> None:
-    """What looks inside the nodes."""
+def _add_inspection(command: Command) -> None:
+    """Commands that inspect the nodes."""
     shell = command("shell", "open a shell as root on a node, or run a command there")
     shell.add_argument("node", help="head, n1, n2 ...")
     shell.add_argument(
@@ -300,8 +300,8 @@ class Demo:
             return 0
         with host.only_one(self.places), self.stages.stage("Stop services and nodes"):
             self._nodes(chosen).halt()
-            leftovers.sweep(self.podman, [], chosen.subnet)
-            leftovers.remove_tree(self.places.run)
+            cleanup.sweep(self.podman, [], chosen.subnet)
+            cleanup.remove_tree(self.places.run)
         return 0
 
     def reset(self, *, everything: bool) -> int:
@@ -312,12 +312,12 @@ class Demo:
             return 0
         chosen = chosen or self._settings_when_lost()
         with host.only_one(self.places), self.stages.stage("Remove the nodes and their data"):
-            leftovers.end_processes_in(self.places.state / "tmp")
+            cleanup.end_processes_in(self.places.state / "tmp")
             if self.places.storage.exists():
                 self.podman.configure()
                 self._nodes(chosen).destroy()
-            leftovers.sweep(self.podman, [], chosen.subnet)
-            leftovers.remove_tree(self.places.run)
+            cleanup.sweep(self.podman, [], chosen.subnet)
+            cleanup.remove_tree(self.places.run)
             if everything:
                 host.remove_state(self.places)
         return 0
@@ -340,8 +340,8 @@ class Demo:
             added = host.install_packages(self.podman.runtime, self.places)
         if added:
             self.stages.line(f"  installed: {' '.join(added)}")
-        leftovers.end_processes_in(self.places.state / "tmp")
-        leftovers.remove_tree(self.places.state / "tmp")
+        cleanup.end_processes_in(self.places.state / "tmp")
+        cleanup.remove_tree(self.places.state / "tmp")
         self.podman.configure()
         settings.save(self.places, chosen)
         found = registries.of_host()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import commands, leftovers
+from . import cleanup, commands
 from .errors import DemoError
 from .podman import Runtime
 from .registries import missing_programs
@@ -130,10 +130,10 @@ def remove_state(places: Places) -> None:
     """Remove the state folder with all it holds; the lock goes last."""
     for entry in list(places.state.iterdir()) if places.state.exists() else []:
         if entry.is_dir():
-            leftovers.remove_tree(entry)
+            cleanup.remove_tree(entry)
         elif entry != places.lock:
             entry.unlink(missing_ok=True)
-    leftovers.remove_tree(places.state)
+    cleanup.remove_tree(places.state)
 
 
 def last_lines(log: Path | None, count: int = 15) -> list[str]:

@@ -9,7 +9,7 @@ import tarfile
 import time
 from pathlib import Path
 
-from . import leftovers
+from . import cleanup
 from .errors import DemoError
 from .podman import LABEL, Container, Podman, ulimits
 from .registries import Registries, host_resolvers
@@ -82,13 +82,13 @@ class Nodes:
             present = self.present()
         except DemoError:
             # Podman cannot even read its state: first without what is only valid until a reboot.
-            leftovers.sweep(self.podman, [], self.settings.subnet)
+            cleanup.sweep(self.podman, [], self.settings.subnet)
             try:
                 self.present()
             except DemoError:
-                leftovers.sweep(self.podman, [], self.settings.subnet)
-                leftovers.remove_tree(self.places.storage)
-                leftovers.remove_tree(self.places.networks)
+                cleanup.sweep(self.podman, [], self.settings.subnet)
+                cleanup.remove_tree(self.places.storage)
+                cleanup.remove_tree(self.places.networks)
                 self.podman.configure()
             return True
         broken = [each for each in present.values() if each.claims_to_run and not each.is_alive]
@@ -97,7 +97,7 @@ class Nodes:
         for node, each in present.items():
             if each.is_alive:
                 self._stop(node)
-        leftovers.sweep(self.podman, list(present.values()), self.settings.subnet)
+        cleanup.sweep(self.podman, list(present.values()), self.settings.subnet)
         return True
 
     def bring_up(self, image: str) -> list[str]:
@@ -261,7 +261,7 @@ class Nodes:
         for name in present:
             if present[name].is_alive:
                 self._stop(name)
-        leftovers.sweep(self.podman, list(present.values()), self.settings.subnet)
+        cleanup.sweep(self.podman, list(present.values()), self.settings.subnet)
         self._ensure_network()
         made = []
         if not self._start(node):
@@ -330,7 +330,7 @@ class Nodes:
         for name in sorted(present, key=lambda each: each == "head"):
             if present[name].is_alive:
                 self._stop(name)
-        leftovers.sweep(self.podman, list(self.present().values()), self.settings.subnet)
+        cleanup.sweep(self.podman, list(self.present().values()), self.settings.subnet)
 
     def _stop_services(self) -> None:
         try:
@@ -355,9 +355,9 @@ class Nodes:
         self.repair()
         for name in self.present():
             self.remove(name)
-        leftovers.sweep(self.podman, [], self.settings.subnet)
-        leftovers.remove_tree(self.places.shared)
-        leftovers.remove_tree(self.places.networks)
+        cleanup.sweep(self.podman, [], self.settings.subnet)
+        cleanup.remove_tree(self.places.shared)
+        cleanup.remove_tree(self.places.networks)
         self.places.deployed.unlink(missing_ok=True)
 
 

@@ -1,7 +1,8 @@
 """What goes over the wire of the portal's REST API: for the portal and for the Python client."""
 
+import warnings
 from datetime import date, datetime
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -37,7 +38,7 @@ __all__ = [
     "PresetOut",
     "Problem",
     "ProjectOut",
-    "RoomOut",
+    "QuotaOut",
     "SessionOut",
     "Slot",
     "Submitted",
@@ -46,6 +47,17 @@ __all__ = [
 ]
 
 Item = TypeVar("Item")
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        """The earlier name of `QuotaOut`."""
+        if name != "RoomOut":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            "carme.api.RoomOut is carme.api.QuotaOut now. Use that.", DeprecationWarning, stacklevel=2
+        )
+        return QuotaOut
 
 
 class Problem(BaseModel):
@@ -381,8 +393,8 @@ class FolderOut(BaseModel):
     more: bool
 
 
-class RoomOut(BaseModel):
-    """How much room there is in one of my folders, in bytes; `words` says it for people.
+class QuotaOut(BaseModel):
+    """The quota and the free space of one of my folders, in bytes; `words` says it for people.
 
     `level` is `near` or `full` where it runs out; `used` and `limit` are of my quota, where there is one.
     """

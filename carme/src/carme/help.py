@@ -109,7 +109,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
         "The image {image} is not what it was when it was built, or you may not read it; choose another one, "
         "or build it again and {again}.",
     ),
-    "files#how-much-room-you-have": (
+    "files#your-quota": (
         "Your quota is used up, so {name!r} does not fit.",
         "{path} is full ({words}): nothing can be written there, {what}.",
         "Your home directory cannot be written on {where}; see that it is yours and has space left, or tell "

@@ -57,7 +57,7 @@ class OrphanCleanup:
         for session in self._lasting_strays():
             if session.job_id not in self._ending:
                 self._ending[session.job_id] = asyncio.create_task(self._end(session))
-        await asyncio.gather(*(self._look_for(spawner) for spawner in self.silent()))
+        await asyncio.gather(*(self._find_server(spawner) for spawner in self.silent()))
 
     def silent(self) -> Iterator[CarmeSpawner]:
         """Servers of whom nothing has been heard, or that did not answer when they were looked for."""
@@ -106,9 +106,9 @@ class OrphanCleanup:
                 if isinstance(spawner, CarmeSpawner):
                     yield spawner
 
-    async def _look_for(self, spawner: CarmeSpawner) -> None:
+    async def _find_server(self, spawner: CarmeSpawner) -> None:
         async with self._places:
-            await spawner.look_for_server()
+            await spawner.find_server()
 
     async def _end(self, session: Session) -> None:
         note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=_UNKNOWN)

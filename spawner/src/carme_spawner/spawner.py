@@ -373,15 +373,15 @@ class CarmeSpawner(SlurmSpawner):
 
     def start_polling(self) -> None:
         """Notify JupyterHub at once when the job has ended; nothing is polled."""
-        self.watcher.listen(int(self.job_id), self._look)
-        self._look()
+        self.watcher.listen(int(self.job_id), self._check_job)
+        self._check_job()
 
     def stop_polling(self) -> None:
         """Notify JupyterHub no more."""
         if self.job_id:
             self.watcher.ignore(int(self.job_id))
 
-    def _look(self) -> None:
+    def _check_job(self) -> None:
         job = self.watcher.find(int(self.job_id))
         # Without callbacks nobody is there yet to clean up; `add_poll_callback` looks again.
         if self._callbacks and (job is None or job.is_over or not serves(job, self.session_name)):
@@ -486,7 +486,7 @@ class CarmeSpawner(SlurmSpawner):
             # JupyterHub hears of it as of any other end of the job.
             in_background(asyncio.create_task(self.end(int(self.job_id), Ending.IDLE)))
 
-    async def look_for_server(self) -> None:
+    async def find_server(self) -> None:
         """Find out whether the server still answers, and notify the broker when that has changed."""
         server = self.server
         if server is None:

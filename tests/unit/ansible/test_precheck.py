@@ -297,7 +297,7 @@ def test_proc_is_looked_at_on_nodes_of_a_slurm_of_the_sites_own(site: Callable[.
 
 def look_at_proc(mounts: Path, *groups: str) -> dict[str, Any]:
     precheck, wanted = module("precheck"), {"host": "n", "exporter_groups": groups}
-    return precheck.look("proc", lambda wanted: precheck.processes(wanted, mounts), wanted)
+    return precheck.run_check("proc", lambda wanted: precheck.processes(wanted, mounts), wanted)
 
 
 def module(name: str) -> Any:

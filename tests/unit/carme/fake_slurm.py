@@ -9,7 +9,7 @@ lacks (by id: `submitted`, or `ended` if it does not know them by their ids eith
 fail, `fail-NAME` with what it writes to standard error.
 Every call is written to `calls`, as a literal of Python.
 
-A broker asks it some ten times a second, and most of its time would be that of imports: what is asked often
+A broker asks it some ten times a second, and most of its time would be that of imports: what is queried often
 does without.
 """
 

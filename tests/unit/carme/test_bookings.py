@@ -1,4 +1,4 @@
-"""Bookings: their states, the site's rules, free slots, local times, and agreement with Slurm."""
+"""Bookings: their states, the site's rules, free slots, local times, and reconciliation with Slurm."""
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -18,8 +18,8 @@ from carme.bookings import (
     BookingState,
     Cause,
     Claim,
-    Hold,
     Need,
+    ReservationSpec,
     Standing,
     board_of,
     check_rules,
@@ -27,9 +27,9 @@ from carme.bookings import (
     may_follow,
     needs_approval,
 )
-from carme.bookings.agreement import plan
 from carme.bookings.claims import of_jobs, of_reservations
 from carme.bookings.clock import day_bounds, from_local, moment_text, span_text
+from carme.bookings.reconcile import plan
 from carme.config import BookingSettings, Settings
 from carme.errors import InvalidRequest
 from carme.jobs import Cluster, Job, JobState, Node, Partition, Reservation
@@ -406,10 +406,10 @@ def test_every_time_that_clocks_show_is_found_again(local: datetime, name: str) 
         assert moment.astimezone(zone).replace(tzinfo=None) == local
 
 
-# --- agreement with Slurm --------------------------------------------------------------------------------
+# --- reconciliation with Slurm ----------------------------------------------------------------------------
 
 
-def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> Hold:
+def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> ReservationSpec:
     start, end = NOW + timedelta(minutes=first), NOW + timedelta(minutes=last)
     values: dict[str, Any] = {
         "name": name,
@@ -419,7 +419,7 @@ def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> Hold:
         "start": start,
         "end": end,
     }
-    return Hold(**(values | fields))
+    return ReservationSpec(**(values | fields))
 
 
 A, B, C = (f"carme-{letter * 12}" for letter in "abc")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carme.bookings import Hold, Window
+from carme.bookings import ReservationSpec, Window
 from carme.errors import Denied, InvalidRequest, SlurmError
 from carme.jobs import JobRequest
 from carme.slurm import parsing
@@ -16,14 +16,14 @@ from carme.slurm.refusals import refusal
 NAME = "carme-aaaaaaaaaaaa"
 
 
-def hold(first: int = 60, last: int = 180, **fields: Any) -> Hold:
+def hold(first: int = 60, last: int = 180, **fields: Any) -> ReservationSpec:
     """A hold that begins so many minutes from now and ends after so many."""
     now = datetime.now(UTC).replace(microsecond=0)
     values: dict[str, Any] = {
         "name": NAME, "partition": "gpu", "node_names": ["n1"], "users": ["ada"],
         "start": now + timedelta(minutes=first), "end": now + timedelta(minutes=last),
     }  # fmt: skip
-    return Hold(**(values | fields))
+    return ReservationSpec(**(values | fields))
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ async def test_a_booking_in_which_jobs_run_ends_now_and_slurm_ends_them(portal: 
     ],
 )
 async def test_what_there_is_not_is_refused_before_slurm_is_queried(
-    portal: Any, wanted: Hold, words: str
+    portal: Any, wanted: ReservationSpec, words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=words):
         await portal.client.reserve(wanted, user="ada")

@@ -137,14 +137,14 @@ async def test_a_copy_that_goes_while_a_job_is_submitted(
     nodes = site.slurm.state / "nodes"
     before = nodes.read_text()
     nodes.write_text(before.replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
-    look = watch.Watch.look_at_nodes
+    look = watch.Watch.poll_nodes
 
     async def looked(self: watch.Watch) -> Cluster:
         found = await look(self)
         nodes.write_text(before)
         return found
 
-    monkeypatch.setattr(watch.Watch, "look_at_nodes", looked)
+    monkeypatch.setattr(watch.Watch, "poll_nodes", looked)
     await site.client.submit(with_data)
     refused, taken = site.slurm.calls("sbatch")
     assert options(refused)["prefer"] == feature and "prefer" not in options(taken)

@@ -117,14 +117,14 @@ def test_tasks_in_the_accounting(name: str, expected: dict[str, object]) -> None
     assert parsing.array_of(name) == expected
 
 
-def test_endings_of_a_newer_slurm() -> None:
-    found = parsing.endings(f"{39:<20}{'3:0':<20}\n{40:<20}{'0:9':<20}\n")
+def test_exit_statuses_of_a_newer_slurm() -> None:
+    found = parsing.exit_statuses(f"{39:<20}{'3:0':<20}\n{40:<20}{'0:9':<20}\n")
     assert (found[39].exit_code, found[39].signal) == (3, 0)
     assert (found[40].exit_code, found[40].signal) == (0, 9)
 
 
-def test_endings() -> None:
-    found = parsing.endings(f"{1:<20}{768:<20}\n{2:<20}{9:<20}\nslurm_load_jobs error: x\n")
+def test_exit_statuses() -> None:
+    found = parsing.exit_statuses(f"{1:<20}{768:<20}\n{2:<20}{9:<20}\nslurm_load_jobs error: x\n")
     assert found == {1: (3, 0), 2: (0, 9)}
 
 

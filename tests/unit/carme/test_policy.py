@@ -69,9 +69,9 @@ class Site:
             raise SlurmError("Slurm does not answer.", "Wait.")
         self.stopped.append(one.id)
 
-    async def look(self, *alerts: Alert, after: float = 60) -> None:
+    async def evaluate(self, *alerts: Alert, after: float = 60) -> None:
         self.now += timedelta(minutes=after)
-        await self.policy.look({one.job_id: [one] for one in alerts}, self.now)
+        await self.policy.evaluate({one.job_id: [one] for one in alerts}, self.now)
 
     def record(self) -> list[tuple[str, str]]:
         if not self.log.exists():
@@ -85,21 +85,21 @@ WARN, STOP = ("policy_warn", "ok"), ("policy_stop", "ok")
 
 async def test_a_job_is_stopped_after_its_warnings_and_not_before(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=2)
-    await site.look(alert())
+    await site.evaluate(alert())
     (message,) = site.policy.notices(site.jobs[0])
     assert message.text == (
         "Job 7 idles. This is warning 1 of 2: "
         "unless that changes, the job is stopped at 2026-01-01 08:00 UTC."
     )
     assert message.change == "End it."
-    await site.look(alert(), after=30)  # the same warning still
+    await site.evaluate(alert(), after=30)  # the same warning still
     assert site.record() == [WARN]
-    await site.look(alert(), after=30)
-    await site.look(alert(), after=59)
+    await site.evaluate(alert(), after=30)
+    await site.evaluate(alert(), after=59)
     assert site.record() == [WARN, WARN] and site.stopped == []
-    await site.look(alert(), after=1)
+    await site.evaluate(alert(), after=1)
     assert site.record() == [WARN, WARN, STOP] and site.stopped == [7]
-    await site.look(alert())
+    await site.evaluate(alert())
     assert site.stopped == [7]
     entry = json.loads(site.log.read_text().splitlines()[-1])
     assert (entry["user"], entry["job_id"], entry["alerts"], entry["warnings"]) == ("ada", 7, [IDLE], 2)
@@ -108,19 +108,19 @@ async def test_a_job_is_stopped_after_its_warnings_and_not_before(settings: Sett
 async def test_a_stop_is_shown_for_a_day_and_survives_a_restart(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
     assert site.policy.warnings() == []
-    await site.look(alert())
+    await site.evaluate(alert())
     (shown,) = site.policy.warnings()
     assert (shown.job_id, shown.user, shown.count, shown.most, shown.stopped) == (7, "ada", 1, 1, None)
     assert shown.ends == site.now + timedelta(hours=1)
     assert [(one.text, one.change) for one in shown.what] == [("Job 7 idles.", "End it.")]
-    await site.look(alert())
+    await site.evaluate(alert())
     site.jobs = []
-    await site.look()
+    await site.evaluate()
     site.policy = site.anew()
     site.policy.remember()
     (shown,) = site.policy.warnings()
     assert shown.stopped is not None and shown.ends is None
-    await site.look(after=24 * 60)
+    await site.evaluate(after=24 * 60)
     assert site.policy.warnings() == []
 
 
@@ -128,19 +128,19 @@ async def test_rules_that_only_warn_end_nothing(settings: Settings, tmp_path: Pa
     other = alert().model_copy(update={"name": "CarmeOther"})
     site = Site(settings, tmp_path, alerts=[IDLE, "CarmeOther"], stop=[IDLE], warnings=1)
     for _ in range(3):
-        await site.look(other)
+        await site.evaluate(other)
     assert site.record() == [WARN] and site.policy.warnings()[0].ends is None
     # Of what can end it the owner is warned first.
-    await site.look(alert())
+    await site.evaluate(alert())
     assert site.record() == [WARN, WARN] and site.stopped == []
-    await site.look(alert())
+    await site.evaluate(alert())
     assert site.stopped == [7]
 
 
 async def test_by_default_nothing_is_stopped_but_it_is_on_record(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path)
     for _ in range(6):
-        await site.look(alert())
+        await site.evaluate(alert())
     assert site.record() == [WARN, WARN, WARN, ("policy_stop", "dry_run")] and site.stopped == []
     (message,) = site.policy.notices(site.jobs[0])
     assert message.text == "Job 7 idles. This is warning 3 of 3."
@@ -154,24 +154,24 @@ async def test_who_is_exempt_is_left_alone(
 ) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1, **exempt)
     for _ in range(4):
-        await site.look(alert())
+        await site.evaluate(alert())
     assert site.record() == [] and site.stopped == [] and site.policy.notices(site.jobs[0]) == []
 
 
 async def test_a_job_that_works_again_begins_anew(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
-    await site.look(alert())
-    await site.look()
-    await site.look()  # an interval of quiet
-    await site.look(alert())
+    await site.evaluate(alert())
+    await site.evaluate()
+    await site.evaluate()  # an interval of quiet
+    await site.evaluate(alert())
     assert site.record() == [WARN, WARN] and site.stopped == []
 
 
 async def test_what_is_quiet_for_a_moment_is_not_forgotten(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
-    await site.look(alert())
-    await site.look(after=30)
-    await site.look(alert(), after=30)
+    await site.evaluate(alert())
+    await site.evaluate(after=30)
+    await site.evaluate(alert(), after=30)
     assert site.stopped == [7]
 
 
@@ -179,29 +179,29 @@ async def test_another_job_with_the_number_is_not_punished_for_the_first(
     settings: Settings, tmp_path: Path
 ) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
-    await site.look(alert())
+    await site.evaluate(alert())
     site.jobs = [job(started=BEGIN + timedelta(hours=6))]
     assert site.policy.notices(site.jobs[0]) == []
-    await site.look(alert())
+    await site.evaluate(alert())
     assert site.stopped == []
     site.jobs = [job(user="bob")]
-    await site.look(alert())  # the alert is about ada's
+    await site.evaluate(alert())  # the alert is about ada's
     assert site.stopped == [] and site.record() == [WARN, WARN]
 
 
 async def test_warnings_survive_a_restart_and_damage_begins_anew(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
-    await site.look(alert())
+    await site.evaluate(alert())
     file = settings.broker.state_directory / FILE
     assert file.stat().st_mode & 0o777 == 0o600
     site.policy = site.anew()
     site.policy.remember()
-    await site.look(alert())
+    await site.evaluate(alert())
     assert site.stopped == [7]
     file.write_text("{")
     site.policy = site.anew()
     site.policy.remember()
-    await site.look(alert())
+    await site.evaluate(alert())
     assert site.stopped == [7]
 
 
@@ -212,19 +212,19 @@ async def test_a_rule_that_went_wrong_does_not_end_everything_at_once(
     numbers = range(1, 2 * MOST_STOPS)
     site.jobs = [job(number) for number in numbers]
     everywhere = [alert(number) for number in numbers]
-    await site.look(*everywhere)
-    await site.look(*everywhere)
+    await site.evaluate(*everywhere)
+    await site.evaluate(*everywhere)
     assert len(site.stopped) == MOST_STOPS
 
 
 async def test_what_slurm_refuses_is_tried_again(settings: Settings, tmp_path: Path) -> None:
     site = Site(settings, tmp_path, stop=True, warnings=1)
-    await site.look(alert())
+    await site.evaluate(alert())
     site.refuse = True
-    await site.look(alert())
+    await site.evaluate(alert())
     assert site.record()[-1] == ("policy_stop", "slurm")
     site.refuse = False
-    await site.look(alert(), after=1)
+    await site.evaluate(alert(), after=1)
     assert site.stopped == [7]
 
 
@@ -262,7 +262,7 @@ class TestWithPrometheus:
     def settings(
         self, settings: Settings, prometheus: Prometheus, monkeypatch: pytest.MonkeyPatch
     ) -> Settings:
-        monkeypatch.setattr("carme.broker.policy.LOOK_SECONDS", 0.2)
+        monkeypatch.setattr("carme.broker.policy.POLL_SECONDS", 0.2)
         update = {
             "prometheus": prometheus.url,
             "certificates": prometheus.certificates,

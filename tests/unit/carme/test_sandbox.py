@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 import carme_runtime
-from carme.bookings.models import Hold
+from carme.bookings.models import ReservationSpec
 from carme.broker import AsyncBrokerClient
 from carme.broker.server import Server
 from carme.broker.service import Broker
@@ -24,8 +24,8 @@ from carme.jobs import Job, JobRequest, JobState
 from carme.projects import Grant
 from carme.sandbox import SandboxSlurm, accounts_in, processes
 from carme.sandbox.gateway import first_job
-from carme.sandbox.past import write_past
 from carme.sandbox.processes import JobProcess
+from carme.sandbox.sample_jobs import write_sample_jobs
 from carme.sandbox.site import Addresses, make_site
 from carme.slurm.account import UnixAccount, pretend_accounts
 from patience import HANG
@@ -274,7 +274,7 @@ async def test_a_drained_node_gets_no_jobs(sandbox: Sandbox) -> None:
 
 async def test_a_booking_is_for_its_users(sandbox: Sandbox) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
-    hold = Hold(
+    hold = ReservationSpec(
         name="carme-0123456789ab",
         partition="gpu",
         node_names=["n1", "n2"],
@@ -322,8 +322,8 @@ async def test_the_accounting_outlives_the_sandbox(tmp_path: Path) -> None:
 
 async def test_jobs_of_two_years_are_in_the_history_with_their_logs(tmp_path: Path) -> None:
     places = make_site(tmp_path, Addresses(1, 1, 1, 1, redis=False), ["ada", "ben"])
-    assert write_past(places.slurm, accounts_in(places.homes)) == 240
-    assert write_past(places.slurm, accounts_in(places.homes)) == 0
+    assert write_sample_jobs(places.slurm, accounts_in(places.homes)) == 240
+    assert write_sample_jobs(places.slurm, accounts_in(places.homes)) == 0
     async with running(tmp_path) as sandbox:
         now = datetime.now(UTC)
         found = await sandbox.client.history(None, now - timedelta(days=760), limit=1000)

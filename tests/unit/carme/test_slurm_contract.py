@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.errors import SlurmError
 from carme.jobs import JobRequest, Share
 from carme.launch.spec import JobSpec
@@ -115,10 +115,10 @@ async def test_a_limit_is_changed(adapter: SimpleNamespace) -> None:
 NAME = "carme-0123456789ab"
 
 
-def hold(**values: Any) -> Hold:
+def hold(**values: Any) -> ReservationSpec:
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     span = {"start": start, "end": start + timedelta(hours=1)}
-    return Hold.model_validate(
+    return ReservationSpec.model_validate(
         {"name": NAME, "partition": "gpu", "node_names": ["n1"], "users": ["ada"], **span, **values}
     )
 

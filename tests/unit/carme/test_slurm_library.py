@@ -336,7 +336,7 @@ async def test_a_library_that_fails_leaves_the_commands(
     assert await look(library) == known
     (record,) = caplog.records  # one sentence, however often it is called
     assert record.getMessage().startswith(reason)
-    assert record.getMessage().endswith(" Slurm's commands are asked instead for 60 seconds.")
+    assert record.getMessage().endswith(" Slurm's commands are used instead for 60 seconds.")
     # After a while it is tried again.
     host.mode("")
     monkeypatch.setattr(library, "_resting_until", 0.0)

@@ -118,7 +118,7 @@ async def test_it_reads_the_same_as_the_commands(
 
 
 async def test_how_jobs_ended(slurm: SlurmRest) -> None:
-    assert await slurm.endings([1, 2, 3, 999]) == {1: (3, 0), 2: (0, 0), 3: (0, 9)}
+    assert await slurm.exit_statuses([1, 2, 3, 999]) == {1: (3, 0), 2: (0, 0), 3: (0, 9)}
 
 
 async def test_the_pulse_changes_with_a_job_and_not_by_itself(rest: RecordedRest, slurm: SlurmRest) -> None:

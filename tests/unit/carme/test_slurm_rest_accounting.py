@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.errors import SlurmError
 from carme.jobs import Job, JobState
 from carme.slurm import parsing
@@ -70,7 +70,7 @@ def test_jobs_are_those_of_sacct(release: str, version: str) -> None:
 
 
 @pytest.mark.parametrize(("release", "version"), CASES)
-def test_endings_are_those_of_sacct(release: str, version: str) -> None:
+def test_exit_statuses_are_those_of_sacct(release: str, version: str) -> None:
     case = RECORDED[release]
     sacct, separator = case["sacct"], case["separator"]
     wanted = parsing.outcomes(sacct["outcomes"], separator)
@@ -96,7 +96,7 @@ async def test_history_is_requested_as_sacct_requests_it(rest: RecordedRest, slu
 
 
 NAME, MAINTENANCE = "carme-0123456789ab", "carme-maintenance-0123456789ab"
-HOLD = Hold(
+HOLD = ReservationSpec(
     name=NAME,
     partition="gpu",
     node_names=["n1", "n2"],

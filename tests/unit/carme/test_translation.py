@@ -16,8 +16,8 @@ from carme.broker.protocol import Failure
 from carme.cli import main
 from carme.errors import CarmeError, InvalidRequest, NotFound
 from carme.jobs import JobRequest, minutes_text
-from carme.jobs.endings import ending_of, ending_sentence, without_log
 from carme.jobs.explanations import PENDING_REASONS, suspended, waiting_for
+from carme.jobs.outcome import ending_of, ending_sentence, without_log
 from carme.jobs.states import JobState
 from carme.jobs.status import Job
 from carme.launch.exits import Exit

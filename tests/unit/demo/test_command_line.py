@@ -142,7 +142,7 @@ def test_a_reset_without_settings_leaves_the_network_of_another_demo(
 ) -> None:
     swept: list[str] = []
     monkeypatch.setattr(
-        command_line.leftovers, "sweep", lambda podman, containers, subnet: swept.append(subnet)
+        command_line.cleanup, "sweep", lambda podman, containers, subnet: swept.append(subnet)
     )
     places = Places(name, tmp_path / "lib", tmp_path / "run")
     places.cache.mkdir(parents=True)

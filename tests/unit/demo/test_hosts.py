@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from carme_demo import host, image
+from carme_demo.cleanup import end_processes_in, mounts_below, stale_rules
 from carme_demo.errors import DemoError
-from carme_demo.leftovers import end_processes_in, mounts_below, stale_rules
 from carme_demo.nodes import Nodes, files_archive, hosts_file, network_description
 from carme_demo.podman import Podman, choose_runtime, engine_configuration, process_exists
 from carme_demo.registries import Registries

@@ -282,7 +282,7 @@ def test_which_services_answer(answering: tuple[str, str]):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         gone = f"http://127.0.0.1:{closed.getsockname()[1]}/"
-        found = Health({"well": answering[0], "behind": answering[1], "gone": gone}).look()
+        found = Health({"well": answering[0], "behind": answering[1], "gone": gone}).check()
     assert {name: answer.up for name, answer in found.items()} == {
         "well": True,
         "behind": False,

@@ -1,4 +1,4 @@
-"""Grafana's dashboards: each question can be asked and answered, and nothing lies on something else."""
+"""Grafana's dashboards: each query can be sent and answered, and nothing lies on something else."""
 
 from __future__ import annotations
 

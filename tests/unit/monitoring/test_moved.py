@@ -40,7 +40,7 @@ def test_a_job_has_what_all_its_steps_have_moved(processes: Path, tmp_path: Path
     for pid in (101, 102, 103):
         counts(processes, pid, 10 * pid, pid)
     moved = MovedBytes(tmp_path / "jobs.json", processes)
-    moved.look({7: {"batch": [101], "0": [102, 103]}, 8: {"batch": []}})
+    moved.update({7: {"batch": [101], "0": [102, 103]}, 8: {"batch": []}})
     usage = Usage(7, steps={"batch": StepUsage(), "0": StepUsage(), "1": StepUsage()})
     MovedRecords(tmp_path / "jobs.json").add_to([usage])
     assert (usage.read_bytes, usage.written_bytes) == (3060, 306)
@@ -55,17 +55,17 @@ def test_what_has_ended_stays_counted_and_is_counted_once(processes: Path, tmp_p
     moved = MovedBytes(file, processes)
     counts(processes, 101, 0, 0)
     counts(processes, 102, 500, 50)
-    moved.look({7: {"batch": [101, 102]}})
+    moved.update({7: {"batch": [101, 102]}})
     counts(processes, 101, 510, 51)  # it waited for the other, which had read a little more
-    moved.look({7: {"batch": [101]}})
+    moved.update({7: {"batch": [101]}})
     assert moved_bytes(file) == (510, 51)
     counts(processes, 103, 40, 4)
-    moved.look({7: {"batch": [101], "0": [103]}})
+    moved.update({7: {"batch": [101], "0": [103]}})
     assert moved_bytes(file) == (550, 55)
-    moved.look({7: {"batch": [101]}})  # nobody waited: the step is over
+    moved.update({7: {"batch": [101]}})  # nobody waited: the step is over
     assert moved_bytes(file) == (550, 55)
     counts(processes, 101, 520, 51)
-    moved.look({7: {"batch": [101]}})
+    moved.update({7: {"batch": [101]}})
     assert moved_bytes(file) == (560, 55)
 
 
@@ -73,13 +73,13 @@ def test_a_reader_that_was_restarted_goes_on_and_counts_nothing_twice(processes:
     file = tmp_path / "jobs.json"
     counts(processes, 101, 100, 10)
     counts(processes, 102, 900, 90)
-    MovedBytes(file, processes).look({7: {"batch": [101, 102]}})
+    MovedBytes(file, processes).update({7: {"batch": [101, 102]}})
     moved = MovedBytes(file, processes)
     counts(processes, 101, 103, 10)
-    moved.look({7: {"batch": [101]}})
+    moved.update({7: {"batch": [101]}})
     assert moved_bytes(file) == (1000, 100)
     counts(processes, 101, 105, 10)
-    moved.look({7: {"batch": [101]}})
+    moved.update({7: {"batch": [101]}})
     assert moved_bytes(file) == (1002, 100)
 
 
@@ -87,11 +87,11 @@ def test_a_job_that_has_ended_is_forgotten(processes: Path, tmp_path: Path):
     file = tmp_path / "jobs.json"
     counts(processes, 101, 100, 10)
     moved = MovedBytes(file, processes)
-    moved.look({7: {"batch": [101]}})
-    moved.look({})
+    moved.update({7: {"batch": [101]}})
+    moved.update({})
     assert moved_bytes(file) == (None, None)
     counts(processes, 101, 30, 3)
-    moved.look({7: {"batch": [101]}})  # its number is used again
+    moved.update({7: {"batch": [101]}})  # its number is used again
     assert moved_bytes(file) == (30, 3)
 
 
@@ -103,7 +103,7 @@ def test_a_file_of_something_else_is_as_none(text: str, processes: Path, tmp_pat
     file.write_text(text)
     assert moved_bytes(file) in ((None, None), (0, 0))
     counts(processes, 101, 30, 3)
-    MovedBytes(file, processes).look({7: {"0": [101]}})
+    MovedBytes(file, processes).update({7: {"0": [101]}})
     assert moved_bytes(file) == (30, 3)
 
 

@@ -13,9 +13,10 @@ from carme.jobs.templates import TEMPLATES
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.members import Member, Members
 from carme_runtime.launcher import place
-from carme_runtime.launcher.backends import BACKENDS, Setup, Variables
+from carme_runtime.launcher.backends import BACKENDS, Variables
 from carme_runtime.launcher.dask_scheduler import bound
 from carme_runtime.launcher.ray_start import with_port_written
+from carme_runtime.launcher.run_setup import Setup
 
 from .conftest import Process, clean_environment
 
@@ -189,7 +190,7 @@ def test_dasks_workers_share_the_cores_and_gpus_of_their_node() -> None:
 
 def test_dasks_pages_are_an_app_of_a_session(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where it has apps, and its folder is nobody else's; the next one is not in the way of the first."""
-    monkeypatch.setattr("carme_runtime.launcher.dask.importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("carme_runtime.launcher.dask_pages.importlib.util.find_spec", lambda name: name)
     name = f"test-{secrets.token_hex(4)}"
     session = {
         "SLURM_JOB_ID": name,
@@ -225,7 +226,7 @@ def test_dasks_pages_are_an_app_of_a_session(monkeypatch: pytest.MonkeyPatch, tm
         session["SLURMD_NODENAME"] = "n2"
         assert shown() == ("", None)  # the scheduler is not on the session's node
         session["SLURMD_NODENAME"] = "n1"
-        monkeypatch.setattr("carme_runtime.launcher.dask.importlib.util.find_spec", lambda name: None)
+        monkeypatch.setattr("carme_runtime.launcher.dask_pages.importlib.util.find_spec", lambda name: None)
         assert shown() == ("", None)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from carme_runtime.ranks import leftovers
+from carme_runtime.ranks import orphans
 from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
 
 from .conftest import PATIENCE, Job, Process, clean_environment
@@ -167,21 +167,21 @@ def test_a_run_that_goes_on_is_left_alone(
 
 
 def test_marks_that_mean_nothing_here_are_left_alone(tmp_path: Path) -> None:
-    mine = leftovers.mark(3)
+    mine = orphans.mark(3)
     namespace = mine.partition("]")[0]
     gone = f"{namespace}]:{2**22 + 1}:5:1"  # more than numbers of processes go to
     marks = ["", "pid:[1]:2:3:4", f"{namespace}]:1", f"{namespace}]:a:b:c", mine, gone]
     script = tmp_path / f"sleeps-{time.monotonic_ns()}.py"
     script.write_text("import time; time.sleep(300)")
     sleepers = [
-        subprocess.Popen([sys.executable, str(script)], env=clean_environment(**{leftovers.MARK: each}))
+        subprocess.Popen([sys.executable, str(script)], env=clean_environment(**{orphans.MARK: each}))
         for each in marks
     ]
     try:
         for number, over, expected in ((None, False, {gone}), (None, True, {gone, mine})):
-            found = leftovers.clear(lambda run: over and run == 3, str(script), "", number)  # noqa: B023
+            found = orphans.clear(lambda run: over and run == 3, str(script), "", number)  # noqa: B023
             assert {marks[[p.pid for p in sleepers].index(each.pid)] for each in found} == expected
-        found = leftovers.clear(lambda run: True, str(script), mine, signal.SIGTERM, PATIENCE)
+        found = orphans.clear(lambda run: True, str(script), mine, signal.SIGTERM, PATIENCE)
         assert [(each.pid, each.ended) for each in found] == [(sleepers[-1].pid, True)]
         assert [sleeper.poll() is None for sleeper in sleepers[:-1]] == [True] * 5
     finally:

@@ -90,7 +90,7 @@ def test_who_waits_sees_that_the_coordinators_thread_has_ended(folder: Path, mon
     def end(*_: Any) -> Any:
         raise Ended
 
-    monkeypatch.setattr(runs, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(runs, "_POLL_SECONDS", 0.1)
     net = Net("ended")
     net.add("wait", net.place("x", tokens=[1]) >> None, lambda x: threading.Event().wait())
     with net.start(folder=folder, workers=1) as started:

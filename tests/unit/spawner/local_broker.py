@@ -89,7 +89,7 @@ class LocalSlurm:
     async def queue(self) -> list[Job]:
         return list(self.jobs.values())
 
-    async def endings(self, ids: Any) -> dict[int, ExitStatus]:
+    async def exit_statuses(self, ids: Any) -> dict[int, ExitStatus]:
         jobs = [self.jobs[job_id] for job_id in ids if job_id in self.jobs]
         return {job.id: ExitStatus(job.exit_code, 0) for job in jobs if job.exit_code is not None}
 

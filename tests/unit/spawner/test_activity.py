@@ -196,7 +196,7 @@ async def thaw(running: Site, monkeypatch: pytest.MonkeyPatch) -> Callable[[], N
     frozen.touch()
     with monkeypatch.context() as impatient:
         impatient.setattr(spawner, "ANSWER", 0.2)
-        await own(running).look_for_server()
+        await own(running).find_server()
     await eventually(lambda: running.broker.session(100).state is SessionState.LOST, "the broker knows")
     monkeypatch.setattr(spawner, "ANSWER", HANG)
     return frozen.unlink
@@ -207,7 +207,7 @@ async def test_a_server_that_does_not_answer_is_noted_and_found_again(
 ) -> None:
     assert running.broker.cancelled == []
     thaw()
-    await own(running).look_for_server()
+    await own(running).find_server()
     await eventually(lambda: running.broker.session(100).state is SessionState.READY, "the broker knows")
 
 

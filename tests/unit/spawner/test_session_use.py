@@ -34,7 +34,7 @@ def nvmlDeviceGetUtilizationRates(handle):
 
 
 async def test_reports_go_on_when_one_look_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Activity, "look", Mock(side_effect=RuntimeError("a kernel is being started")))
+    monkeypatch.setattr(Activity, "refresh", Mock(side_effect=RuntimeError("a kernel is being started")))
     hub = Mock(post=AsyncMock(return_value={"ends": None}))
     reports = TimeLeft(hub, Mock())
     reports.start()

@@ -44,7 +44,7 @@ def wait_until(holds: Callable[[], object]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Whether this process runs no more; one for whose end nobody has asked yet does not either."""
+    """Whether this process runs no more; one for whose end nobody has waited yet does not either."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -23,6 +23,7 @@ from sites.record import Record, attempt, slowest_tasks
 
 from patience import HANG
 from suites.arguments import SITES
+from suites.plan import tests_of_site
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -228,7 +229,10 @@ def test_the_mirror_of_the_package_index_fetches_what_it_has_not(tmp_path: Path)
 
 def test_each_site_has_its_tests() -> None:
     for site in SITES:
-        assert (TESTS / f"sites/test_{site.replace('-', '_').replace('.', '_')}.py").exists(), site
+        file, _colons, name = tests_of_site(site).partition("::")
+        source = (TESTS.parent / file).read_text()
+        assert not name or f"class {name}(" in source, site
+        assert "def test_" in source, site
 
 
 def test_sites_differ_in_what_their_own_files_say() -> None:

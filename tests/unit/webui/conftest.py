@@ -121,7 +121,7 @@ from carme_webui.accounts import directory, login  # noqa: E402
 from carme_webui.accounts.models import User  # noqa: E402
 from carme_webui.api import limits  # noqa: E402
 from carme_webui.api.models import SCOPES, Token  # noqa: E402
-from carme_webui.cluster import picture  # noqa: E402
+from carme_webui.cluster import cluster_cache  # noqa: E402
 from carme_webui.notifier import notifier  # noqa: E402
 from carme_webui.sessions.lifecycle import due_sessions, tend_named  # noqa: E402
 
@@ -176,7 +176,7 @@ def _static() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _fresh_cache(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # The tests' broker changes between two questions.
-    monkeypatch.setattr(picture, "seconds", 0.0)
+    monkeypatch.setattr(cluster_cache, "seconds", 0.0)
     monkeypatch.setattr("carme_webui.cluster.ACCESS_SECONDS", 0.0)
     # So do the tests themselves, to the database, without notifying anybody.
     monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 0.0)
@@ -197,7 +197,7 @@ def remembering(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("there is no Redis; ./test fetches it")
     monkeypatch.setattr("carme_webui.caches.SHARED_SECONDS", 3600.0)
     monkeypatch.setattr("carme_webui.bookings.table.SECONDS", 3600.0)
-    monkeypatch.setattr(picture, "seconds", 3600.0)
+    monkeypatch.setattr(cluster_cache, "seconds", 3600.0)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, MutableMapping
 from datetime import UTC, datetime
 from typing import Any, Unpack
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.errors import NotFound
 from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Reservation, StartEstimate, arrays
 from carme.jobs.access import Association
@@ -128,9 +128,9 @@ class MemorySlurm:
     async def reservations(self) -> list[Reservation]:
         return list(self.reserved.values())
 
-    async def make_reservation(self, hold: Hold) -> None:
+    async def make_reservation(self, spec: ReservationSpec) -> None:
         fields = {"name", "start", "end", "node_names", "users", "accounts"}
-        self.reserved[hold.name] = Reservation(**hold.model_dump(include=fields))
+        self.reserved[spec.name] = Reservation(**spec.model_dump(include=fields))
 
     async def make_maintenance(self, window: Window) -> None:
         self.reserved[window.name] = Reservation(**window.model_dump(), users=["root"], maintenance=True)

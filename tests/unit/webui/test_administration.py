@@ -381,19 +381,19 @@ def test_an_account_is_closed_and_opened(root: Browser, alice: User, browser: Br
     assert root.get("/admin/").status_code == 200, "nobody shuts themselves out"
 
 
-# --- looking as a user -----------------------------------------------------------------------------------
+# --- impersonating a user --------------------------------------------------------------------------------
 
 
-def look(root: Browser) -> None:
+def impersonate(root: Browser) -> None:
     page = "/admin/users/at/alice/"
-    assert root.send(page, page, do="look").status_code == 302
+    assert root.send(page, page, do="impersonate").status_code == 302
 
 
 def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     root: Browser, browser: Browser, admin: User, alice: User, broker: FakeBroker
 ) -> None:
     services.create(admin, "vision", "Computer vision", alice, site_broker())
-    look(root)
+    impersonate(root)
     page = text(root.get("/projects/"))
     assert "My projects" in page and "You are viewing as alice (read-only)." in page
     assert [str(entry) for entry in AuditEntry.objects.filter(by=admin)] == [
@@ -401,13 +401,13 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     ]  # fmt: skip
     assert root.get("/admin/").status_code == 403
     # The parts that pages of the user load by themselves.
-    loaded = ("/files/room/", "/metrics/sparks/", "/jobs/month/", "/jobs/1/use/", "/jobs/1/facts/")
+    loaded = ("/files/quota/", "/metrics/sparks/", "/jobs/month/", "/jobs/1/use/", "/jobs/1/facts/")
     for part in (*loaded, "/bookings/share/"):
         assert root.get(part).status_code != 403, part
     token = root.token("/projects/")
     assert root.send_with(token, "/sessions/estimate/", user="root1", minutes="5").status_code == 200
-    assert AuditEntry.objects.filter(by=admin).count() == 3  # with the second look at the projects
-    root.send("/projects/", "/admin/look/end/")
+    assert AuditEntry.objects.filter(by=admin).count() == 3  # with the second visit of the projects
+    root.send("/projects/", "/admin/impersonation/end/")
     assert "All projects" in text(root.get("/projects/"))
 
 
@@ -419,7 +419,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
 def test_secrets_and_sign_ins_are_not_shown(
     root: Browser, alice: User, broker: FakeBroker, page: str
 ) -> None:
-    look(root)
+    impersonate(root)
     assert root.get(page).status_code == 403
 
 
@@ -427,7 +427,7 @@ def test_the_secret_address_of_the_calendar_is_not_shown(
     root: Browser, browser: Browser, alice: User, broker: FakeBroker
 ) -> None:
     assert "feed-heading" in text(browser.get("/bookings/"))
-    look(root)
+    impersonate(root)
     assert "feed-heading" not in text(root.get("/bookings/"))
 
 
@@ -441,7 +441,7 @@ def test_files_of_the_home_are_neither_listed_nor_read(
     assert "Cheapest" in text(browser.send("/", "/sessions/estimate/", **form))
     assert "scale.json" in browser.get("/sessions/probes/").content.decode()
     broker.requests.clear()
-    look(root)
+    impersonate(root)
     token = root.token("/projects/")
     answer = root.send_with(token, "/sessions/estimate/", user="root1", **form)
     assert answer.status_code == 200 and "Cheapest" not in text(answer) and "Starts now" in text(answer)
@@ -450,7 +450,7 @@ def test_files_of_the_home_are_neither_listed_nor_read(
 
 
 def test_guides_can_be_read_meanwhile(root: Browser, alice: User, broker: FakeBroker) -> None:
-    look(root)
+    impersonate(root)
     assert root.get("/help/").status_code == root.get("/help/sessions/").status_code == 200
 
 
@@ -459,23 +459,23 @@ def test_nothing_can_be_changed_meanwhile(
 ) -> None:
     services.create(admin, "vision", "Computer vision", alice, site_broker())
     token = root.token("/projects/at/vision/")
-    look(root)
+    impersonate(root)
     for page in ("/projects/at/vision/", "/sessions/start/", "/profile/read/", "/projects/at/vision/state/"):
         assert root.send_with(token, page, user="root1", do="close").status_code == 403
     assert Project.objects.get().closed is None
 
 
-def test_nobody_else_can_look_and_admins_are_not_looked_at(
+def test_only_admins_impersonate_and_nobody_impersonates_admins(
     root: Browser, browser: Browser, admin: User, alice: User
 ) -> None:
     other = User.objects.create_user("root2", password=PASSWORD, is_staff=True)
     page = f"/admin/users/at/{other.username}/"
-    root.send(page, page, do="look")
+    root.send(page, page, do="impersonate")
     assert "You are viewing as" not in text(root.get("/profile/"))
-    look(root)
+    impersonate(root)
     admin.is_staff = False
     admin.save()
-    assert "alice" not in text(root.get("/profile/")), "whose rights end looks no more"
+    assert "alice" not in text(root.get("/profile/")), "without the rights the read-only view ends"
 
 
 def test_no_page_asks_more_with_more_rows(

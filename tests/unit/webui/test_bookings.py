@@ -536,7 +536,7 @@ def test_a_booking_is_handed_over(
     browser: Browser, other: Browser, alice: User, bob: User, broker: FakeBroker, rules
 ) -> None:
     row = make(alice, users=["bob"], session_image="torch")
-    broker.reservations[row.name] = Reservation(**row.hold.model_dump(exclude={"partition"}))
+    broker.reservations[row.name] = Reservation(**row.reservation_spec.model_dump(exclude={"partition"}))
     assert "bob may take over" in act(browser, row, "offer", user=" bob ")
     assert row.owner == alice and row.offered_to == bob
     assert "Offered to you" in other.get("/bookings/").content.decode()

@@ -9,6 +9,7 @@ import pytest
 from django.utils import timezone
 
 import carme
+from carme import api
 from carme.cli import main
 from carme.errors import InvalidRequest, NotFound
 from carme_webui.accounts.models import User
@@ -45,7 +46,11 @@ def test_a_file_goes_there_and_back(client: carme.Client, home: Path, tmp_path: 
     assert client.files.rename(folder, "newer") == f"{home}/newer"
     client.files.delete(f"{home}/newer")
     assert [one.name for one in home.iterdir()] == [here.name] and client.files.places()[0].path == str(home)
-    assert client.files.room()[0].free > 0
+    assert client.files.quotas()[0].free > 0
+    with pytest.warns(DeprecationWarning, match=r"files\.quotas"):
+        assert client.files.room()[0].path == client.files.quotas()[0].path
+    with pytest.warns(DeprecationWarning, match="QuotaOut"):
+        assert getattr(api, "RoomOut") is api.QuotaOut  # noqa: B009 - no type checker knows it
 
 
 def test_an_empty_file_goes_there_and_back(client: carme.Client, home: Path, tmp_path: Path) -> None:

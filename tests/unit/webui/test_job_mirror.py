@@ -15,7 +15,7 @@ from carme.translation import translated
 from carme_webui.accounts.models import User
 from carme_webui.cluster import broker as site_broker
 from carme_webui.jobs import backfill
-from carme_webui.jobs.backfill import read_past
+from carme_webui.jobs.backfill import backfill_jobs
 from carme_webui.jobs.models import Job, Mirror
 from carme_webui.profile.models import Notice
 
@@ -228,11 +228,11 @@ def test_the_accounting_of_years_is_read_backwards_once(db, broker: FakeBroker, 
     for number, age in days.items():
         broker.leave(make_job(number, state="COMPLETED", submitted=now - timedelta(days=age)))
     broker.leave(make_job(5, state="RUNNING", submitted=now - timedelta(days=2)))  # the sync's
-    read_past(site_broker(), now)
+    backfill_jobs(site_broker(), now)
     assert states() == dict.fromkeys((2, 3, 4), "COMPLETED"), "no older one, and none that runs"
     requested = len(broker.requests_of("history"))
     Job.objects.filter(id=2).update(name="as it was")
-    read_past(site_broker(), now)
+    backfill_jobs(site_broker(), now)
     assert len(broker.requests_of("history")) == requested + 1, "only the last day is read again"
     assert Job.objects.get(id=2).name == "as it was"
 
@@ -243,7 +243,7 @@ def test_more_jobs_than_are_reported_at_once_are_all_read(db, broker: FakeBroker
     now = timezone.now()
     for number in range(1, 41):
         broker.leave(make_job(number, state="COMPLETED", submitted=now - timedelta(hours=3 * number)))
-    read_past(site_broker(), now)
+    backfill_jobs(site_broker(), now)
     assert len(states()) == 40
 
 
@@ -251,7 +251,7 @@ def test_a_broker_that_dies_meanwhile_loses_nothing(db, broker: FakeBroker, fold
     now = timezone.now()
     broker.leave(make_job(1, state="COMPLETED", submitted=now - timedelta(days=100)))
     (folder / "broker.sock").rename(folder / "away.sock")
-    assert read_past(site_broker(), now) == 0 and Mirror.load().past is None
+    assert backfill_jobs(site_broker(), now) == 0 and Mirror.load().past is None
     (folder / "away.sock").rename(folder / "broker.sock")
-    read_past(site_broker(), now)
+    backfill_jobs(site_broker(), now)
     assert states() == {1: "COMPLETED"}

@@ -25,7 +25,7 @@ from carme_webui.api import schemas
 from carme_webui.bookings import table
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import DerivedValues, ObjectCache, cache_key, shared
-from carme_webui.cluster import Picture, shown_seconds
+from carme_webui.cluster import ClusterCache, shown_seconds
 from carme_webui.images.models import ImageState, OwnImage
 from carme_webui.jobs.mirror import mirror
 from carme_webui.jobs.models import OLD_AFTER, Mirror
@@ -117,7 +117,7 @@ def test_a_broker_that_hangs_holds_up_one_page(broker: FakeBroker) -> None:
         assert answer.wait(HANG)
         return "new"
 
-    shown = Picture()
+    shown = ClusterCache()
     shown.seconds = 0.0  # as if the broker took longer than its answers are shown
     assert shown._cached("test", lambda: "old") == "old"
     with ThreadPoolExecutor(2) as pages:
@@ -140,7 +140,7 @@ def test_no_page_waits_for_a_broker_that_takes_long_while_there_is_an_answer(
         assert answer.wait(HANG)
         return "new"
 
-    shown = Picture()
+    shown = ClusterCache()
     assert shown._cached("test", lambda: "old") == "old"
     cluster.caches["pages"].delete("broker-test-new")  # as if its time were over
     assert shown._cached("test", ask) == shown._cached("test", ask) == "old"
@@ -159,7 +159,7 @@ def test_a_short_question_holds_up_no_page_either_while_the_broker_is_busy(
         return "new"
 
     monkeypatch.setattr(cluster, "SLOW_SECONDS", HANG)  # this thread may have had to wait for a processor
-    shown = Picture()
+    shown = ClusterCache()
     assert shown._cached("test", lambda: "old") == "old"
     monkeypatch.setattr(cluster, "WAIT_SECONDS", HANG)
     cluster.caches["pages"].delete("broker-test-new")  # as if its time were over
@@ -181,7 +181,7 @@ def test_where_no_thread_can_be_made_a_later_page_asks(
 
     monkeypatch.setattr(cluster, "WAIT_SECONDS", HANG)
     monkeypatch.setattr(cluster, "SLOW_SECONDS", HANG)
-    shown = Picture()
+    shown = ClusterCache()
     assert shown._cached("test", lambda: "old") == "old"
     cluster.caches["pages"].delete("broker-test-new")  # as if its time were over
     with monkeypatch.context() as full:
@@ -205,7 +205,7 @@ def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBrok
         assert answer.wait(HANG)
         return number
 
-    shown = Picture()
+    shown = ClusterCache()
     shown._asking["test"] = cast(threading.Lock, SimpleNamespace(acquire=acquire, release=lock.release))
     with ThreadPoolExecutor(4) as pages:
         try:
@@ -224,7 +224,7 @@ def test_those_who_want_a_new_answer_at_the_same_time_share_one(broker: FakeBrok
 def test_what_a_user_may_use_holds_up_no_page_but_who_just_joined_a_project_waits_for_it(
     alice: User, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster.picture, "seconds", None)
+    monkeypatch.setattr(cluster.cluster_cache, "seconds", None)
     monkeypatch.setattr(cluster, "WAIT_SECONDS", 0.0)
     requested, answer = threading.Event(), threading.Event()
     real = cluster.broker
@@ -245,7 +245,7 @@ def test_what_a_user_may_use_holds_up_no_page_but_who_just_joined_a_project_wait
 
 def test_an_answer_that_stayed_the_same_is_not_read_again(broker: FakeBroker) -> None:
     broker.cluster = CLUSTER.model_copy(update={"taken": timezone.now()})
-    shown = Picture()
+    shown = ClusterCache()
     shown.seconds = 0.0
     nodes, jobs = shown.cluster(), shown.running()
     assert shown.cluster() is nodes and shown.running() is jobs == []
@@ -277,10 +277,10 @@ def test_a_failure_is_shown_no_longer_however_long_it_took(
     def fail() -> str:
         raise BrokerUnavailable("The broker does not answer.")
 
-    picture = Picture()
-    assert picture._cached("slow", lambda: "answer") == "answer"
+    cluster_cache = ClusterCache()
+    assert cluster_cache._cached("slow", lambda: "answer") == "answer"
     with pytest.raises(BrokerUnavailable):
-        picture._cached("failed", fail)
+        cluster_cache._cached("failed", fail)
     least = settings.SITE.slurm.poll_seconds
     assert shown["broker-slow-new"] == max(least, cluster.REST_SECONDS)
     assert shown["broker-failed-new"] == least < cluster.REST_SECONDS
@@ -334,7 +334,7 @@ def test_pages_find_what_they_derive_of_a_new_answer(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster, "BROKER_TIMEOUT", HANG)  # so long the earlier answer stays
-    shown = Picture()
+    shown = ClusterCache()
     shown.seconds = 0.0
     first = shown.cluster()
     cluster.supplies(first)

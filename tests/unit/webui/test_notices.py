@@ -233,14 +233,14 @@ def test_each_user_chooses(browser: Browser, reachable: User, post: MailServer) 
 
 def test_language_and_look_are_chosen(browser: Browser, alice: User) -> None:
     assert "data-theme" not in browser.get("/profile/").content.decode()
-    browser.send("/profile/", "/profile/look/", language="de", theme="dark")
+    browser.send("/profile/", "/profile/appearance/", language="de", theme="dark")
     page = browser.get("/profile/").content.decode()
     assert '<html lang="de" data-theme="dark">' in page
     for strange in ({"theme": "pink"}, {"language": "tlh"}, {"theme": '"><script>'}):
-        browser.send("/profile/", "/profile/look/", **strange)
+        browser.send("/profile/", "/profile/appearance/", **strange)
         alice.refresh_from_db()
         assert (alice.language, alice.theme) == ("de", "dark")
-    browser.send("/profile/", "/profile/look/", language="", theme="")
+    browser.send("/profile/", "/profile/appearance/", language="", theme="")
     assert '<html lang="en">' in browser.get("/profile/").content.decode()
     german = browser.get("/profile/", headers={"accept-language": "de-CH,de;q=0.9"})
     assert '<html lang="de">' in german.content.decode()
@@ -352,7 +352,9 @@ def test_a_booking_is_decided_begins_and_is_given_back(
 def _reservation_of(row: Booking):
     from carme.jobs import Reservation
 
-    return Reservation(**row.hold.model_dump(include={"name", "start", "end", "node_names", "users"}))
+    return Reservation(
+        **row.reservation_spec.model_dump(include={"name", "start", "end", "node_names", "users"})
+    )
 
 
 def test_every_move_of_a_booking_is_on_record(alice: User, broker: FakeBroker) -> None:

@@ -59,7 +59,7 @@ def holds_socket(process: int, number: str) -> bool:
 
 
 def lives(process: int) -> bool:
-    """Whether a process has not ended; one that nobody has asked about since is still listed."""
+    """Whether a process has not ended; one that nobody has waited for since is still listed."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

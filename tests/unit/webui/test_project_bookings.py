@@ -206,7 +206,7 @@ def test_its_sessions_are_the_projects(
 def _reserve(row: Booking):
     from carme.broker import protocol
 
-    return protocol.Reserve(hold=row.hold, user=row.owner.username)
+    return protocol.Reserve(hold=row.reservation_spec, user=row.owner.username)
 
 
 def test_its_budget_pays_and_its_members_see_it(
@@ -277,7 +277,7 @@ def test_it_is_handed_over_within_the_project_only(
         services.accept(row, stranger, _site(), site_broker())
     services.offer(row, "bob")
     services.accept(row, bob, _site(), site_broker())
-    assert row.owner == bob and row.hold.accounts == ["carme-vision"]
+    assert row.owner == bob and row.reservation_spec.accounts == ["carme-vision"]
 
 
 def _site():

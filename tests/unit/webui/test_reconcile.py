@@ -37,7 +37,7 @@ def state(row: Booking) -> tuple[str, str]:
 
 
 def reservation(row: Booking, **fields: Any) -> Reservation:
-    values = row.hold.model_dump(include={"name", "start", "end", "node_names", "users"})
+    values = row.reservation_spec.model_dump(include={"name", "start", "end", "node_names", "users"})
     return Reservation(**(values | fields))
 
 

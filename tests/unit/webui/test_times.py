@@ -250,10 +250,10 @@ def test_ones_own_choice_comes_first_and_nonsense_is_ignored(
         assert browser.get("/profile/").status_code == 200
     alice.refresh_from_db()
     assert alice.browser_zone == "" and zone_of(alice) is None
-    look = {"language": "", "theme": ""}
-    browser.send("/profile/", "/profile/look/", time_zone="x", **look)
+    appearance = {"language": "", "theme": ""}
+    browser.send("/profile/", "/profile/appearance/", time_zone="x", **appearance)
     assert "no such choice" in text(browser.get("/profile/"))
-    browser.send("/profile/", "/profile/look/", time_zone="America/New_York", **look)
+    browser.send("/profile/", "/profile/appearance/", time_zone="America/New_York", **appearance)
     browser.cookies["carme_zone"] = "Asia/Tokyo"
     assert "selected>America/New_York" in text(browser.get("/profile/"))
     alice.refresh_from_db()

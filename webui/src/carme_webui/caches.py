@@ -108,7 +108,7 @@ class DerivedValues:
             key: Names what is made. Whatever `make` reads besides the object belongs into it.
             make: Makes it of the object, or later of another one (`renew`).
         """
-        found = self._made(source, key, make)
+        found = self._derived(source, key, make)
         found.is_used = True
         return cast(T, found.value)
 
@@ -116,10 +116,10 @@ class DerivedValues:
         """Make of an object what was requested from its predecessor, and of what was made of that."""
         for key, earlier in list(self._values.get(id(before), {}).items()):
             if earlier.is_used:
-                made = self._made(source, key, earlier.make)
+                made = self._derived(source, key, earlier.make)
                 self.renew(earlier.value, made.value)
 
-    def _made(self, source: S, key: Hashable, make: Callable[[S], Any]) -> _Derived:
+    def _derived(self, source: S, key: Hashable, make: Callable[[S], Any]) -> _Derived:
         number = id(source)
         values = self._values.get(number)
         if values is None:

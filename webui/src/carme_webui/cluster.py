@@ -21,14 +21,14 @@ from carme.jobs.nodes import expand
 from carme_webui.caches import derived
 
 __all__ = [
-    "Picture",
+    "ClusterCache",
     "Supply",
     "access_of",
     "broker",
+    "cluster_cache",
     "entry_points",
     "fitted",
     "images",
-    "picture",
     "shown_seconds",
     "supplies",
 ]
@@ -81,7 +81,7 @@ SLOW_SECONDS = 0.05
 _Expanded = tuple[list[RunningJob], list[tuple[RunningJob, list[str]]]]
 
 
-class Picture:
+class ClusterCache:
     """What the broker reported a moment ago, for pages that only show it; not for who decides something.
 
     Each process asks once in the time between two polls of Slurm, as the broker itself knows nothing newer,
@@ -230,8 +230,8 @@ def _renew(before: _Known[Any] | None, known: _Known[Any]) -> None:
         logger.exception("What pages derive of an answer of the broker could not be made ahead")
 
 
-picture = Picture()
-"""The picture of this process."""
+cluster_cache = ClusterCache()
+"""The cache of this process."""
 
 
 #: After so many seconds the broker is queried again for what somebody may use. The first page after them may
@@ -247,7 +247,7 @@ def access_of(user: str, *, anew: bool = False) -> Access:
         anew: Only what the broker says from now on, whatever is cached.
     """
     try:
-        return picture.access(user, anew=anew)
+        return cluster_cache.access(user, anew=anew)
     except CarmeError:
         return Access(user=user)
 

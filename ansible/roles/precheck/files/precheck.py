@@ -1,4 +1,4 @@
-"""Look at one host before anything of it is changed. Changes nothing.
+"""Check one host before anything of it is changed. Changes nothing.
 
 Usage: precheck.py EXPECTED, where EXPECTED is JSON: precheck_expected of the role precheck.
 Prints {"findings": [{"name", "host", "ok", "stops", "detail", "remedy"}, ...], "site_files": [PATH, ...],
@@ -226,7 +226,7 @@ def checks(wanted):
     return table
 
 
-def look(name, check, wanted):
+def run_check(name, check, wanted):
     """One finding."""
     result = {"name": name, "host": wanted["host"], "ok": True, "stops": False, "remedy": ""}
     try:
@@ -247,7 +247,7 @@ def main(wanted):
             known[user["name"]] = pwd.getpwnam(user["name"]).pw_uid
         except KeyError:
             continue
-    found = [look(name, check, wanted) for name, check in checks(wanted)]
+    found = [run_check(name, check, wanted) for name, check in checks(wanted)]
     return {
         "findings": found,
         "site_files": wanted["site_files"],

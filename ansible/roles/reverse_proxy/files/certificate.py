@@ -187,7 +187,7 @@ def hand_on(options):
     print(f"Handed the certificate on to {len(programs)} programs of {folder}")
 
 
-def look_at_end(options):
+def check_expiry(options):
     """Say when a certificate that nobody renews is to be replaced, as the last one that came by ACME."""
     seconds = str(DAYS_LEFT * 86400)
     done = run(["openssl", "x509", "-noout", "-checkend", seconds, "-in", options.certificate])
@@ -231,7 +231,7 @@ def main(arguments=None):
     options = options_of(arguments)
     os.umask(0o022)  # who starts it by hand may have another: nginx must read what it writes
     failures = []
-    for step in (renew if options.directory else look_at_end, serve, hand_on):
+    for step in (renew if options.directory else check_expiry, serve, hand_on):
         try:
             step(options)
         except Failed as failure:

@@ -31,7 +31,7 @@ from carme.backup.sealing import Opened, Sealed, read_key
 from carme.config import load
 from carme.errors import CarmeError
 
-__all__ = ["MAKES_OWNERS", "Made", "check", "create", "restore"]
+__all__ = ["MAKES_OWNERS", "Manifest", "check", "create", "restore"]
 
 ABOUT = "about.json"  # the first member
 FILES = "files"
@@ -49,7 +49,7 @@ _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
-class Made:
+class Manifest:
     """What a backup is: `postgresql` has the account that owns each database of a server."""
 
     version: str
@@ -65,7 +65,7 @@ def create(target: Path, key: Path, config: Path, also: list[Path], images: bool
     secret, settings = read_key(key), load(config)
     what = contents(settings, config, also, images)
     owners = {"hub": settings.hub.state_directory, "portal": settings.portal.state_directory}
-    about = Made(
+    about = Manifest(
         version=__version__,
         host=socket.gethostname(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -126,7 +126,7 @@ def _put_text(archive: tarfile.TarFile, name: str, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(backup: Path, key: Path) -> Iterator[tuple[Made, tarfile.TarFile]]:
+def _opened(backup: Path, key: Path) -> Iterator[tuple[Manifest, tarfile.TarFile]]:
     secret = read_key(key)
     try:
         with backup.open("rb") as file:
@@ -137,7 +137,7 @@ def _opened(backup: Path, key: Path) -> Iterator[tuple[Made, tarfile.TarFile]]:
                     raise CarmeError("The backup does not say what it is.", "Use another backup.")
                 text = archive.extractfile(first)
                 assert text is not None
-                yield Made(**json.load(text)), archive
+                yield Manifest(**json.load(text)), archive
             if opened.read():  # to its marked end, so that nothing is missing
                 raise CarmeError("The backup holds more than its archive.", "Use another backup.")
     except OSError as error:
@@ -146,7 +146,7 @@ def _opened(backup: Path, key: Path) -> Iterator[tuple[Made, tarfile.TarFile]]:
         raise CarmeError(f"The backup cannot be read: {error}.", "Use another backup.") from None
 
 
-def check(backup: Path, key: Path) -> tuple[Made, list[str], list[str]]:
+def check(backup: Path, key: Path) -> tuple[Manifest, list[str], list[str]]:
     """Read a backup as a whole.
 
     Returns:
@@ -204,7 +204,7 @@ def _numbers(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)]
 
 
-def restore(backup: Path, key: Path, into: Path | None = None) -> tuple[Made, int]:
+def restore(backup: Path, key: Path, into: Path | None = None) -> tuple[Manifest, int]:
     """Put back what is in a backup, with its owners by name; what the backup is, and the number of files.
 
     What is there and not in the backup stays. The site's services must be stopped.
@@ -453,7 +453,7 @@ def _owner(member: tarfile.TarInfo, owned: bool) -> tuple[int, int] | None:
     return uid, gid
 
 
-def _load_database(archive: tarfile.TarFile, member: tarfile.TarInfo, about: Made, scratch: Path) -> None:
+def _load_database(archive: tarfile.TarFile, member: tarfile.TarInfo, about: Manifest, scratch: Path) -> None:
     """Into the server that the restored configuration names."""
     name = Path(member.name).stem
     settings = load(about.config)

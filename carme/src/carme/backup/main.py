@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from carme import __version__
-from carme.backup.archive import MAKES_OWNERS, Made, check, create, restore
+from carme.backup.archive import MAKES_OWNERS, Manifest, check, create, restore
 from carme.backup.sealing import make_key
 from carme.backup.services import require_stopped
 from carme.command_line import add_config, run_command
@@ -114,5 +114,5 @@ def _restore(options: argparse.Namespace) -> int:
     return 0
 
 
-def _about(about: Made) -> str:
+def _about(about: Manifest) -> str:
     return f"Backup of {about.host}, made by Carme {about.version} at {about.time}."

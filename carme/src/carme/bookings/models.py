@@ -10,7 +10,7 @@ from carme.accounts import is_account_name
 from carme.jobs.requests import Word
 from carme.translation import message as _
 
-__all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "BookingRequest", "Hold", "Window"]
+__all__ = ["MAINTENANCE_PATTERN", "NAME_PATTERN", "YEARS", "BookingRequest", "ReservationSpec", "Window"]
 
 #: Reservations of Slurm with such names are Carme's; all others are the administrators' own.
 NAME_PATTERN = r"carme-[0-9a-f]{12}"
@@ -103,7 +103,7 @@ class _Reserved(BaseModel):
         return self
 
 
-class Hold(_Reserved):
+class ReservationSpec(_Reserved):
     """What Slurm is to keep for a booking: these nodes, whole, for users or for a project's account.
 
     `name` is the reservation's, see NAME_PATTERN.

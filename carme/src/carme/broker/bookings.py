@@ -5,8 +5,8 @@ import time
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
-from carme.bookings.agreement import differs, is_maintenance, is_ours, shifted
-from carme.bookings.models import MAXIMUM_MINUTES, Hold, Window
+from carme.bookings.models import MAXIMUM_MINUTES, ReservationSpec, Window
+from carme.bookings.reconcile import differs, is_maintenance, is_ours, shifted
 from carme.config import Settings
 from carme.errors import Denied, InvalidRequest, SlurmError
 from carme.jobs import Cluster, Reservation
@@ -15,7 +15,7 @@ from carme.translation import message as _
 from carme.wording import listing
 
 # However many calendars are open, Slurm's reservations are queried at most this often.
-LOOK_SECONDS = 3.0
+POLL_SECONDS = 3.0
 
 
 class Bookings:
@@ -26,32 +26,32 @@ class Bookings:
         self._slurm = slurm
         self._turn = asyncio.Lock()
         self._seen: list[Reservation] = []
-        self._seen_at = -LOOK_SECONDS
+        self._seen_at = -POLL_SECONDS
 
     async def reservations(self) -> list[Reservation]:
         """Those that have not ended, as Slurm knew them some seconds ago at most."""
         async with self._turn:
-            if time.monotonic() >= self._seen_at + LOOK_SECONDS:
-                await self._look()
+            if time.monotonic() >= self._seen_at + POLL_SECONDS:
+                await self._read_reservations()
             return self._seen
 
-    async def _look(self) -> dict[str, Reservation]:
+    async def _read_reservations(self) -> dict[str, Reservation]:
         self._seen = await self._slurm.reservations()
         self._seen_at = time.monotonic()
         return {one.name: one for one in self._seen}
 
-    async def reserve(self, hold: Hold, cluster: Cluster) -> Reservation:
+    async def reserve(self, spec: ReservationSpec, cluster: Cluster) -> Reservation:
         """Make Slurm keep what a booking holds. What is kept already is left as it is.
 
         Raises:
             InvalidRequest: It holds something that there is not, or cannot be booked.
             SlurmError: Slurm refused, or is away.
         """
-        self._check(hold, cluster)
+        self._check(spec, cluster)
         return await self._settle(
-            hold,
-            lambda there: differs(hold, there, datetime.now(UTC)),
-            lambda: self._slurm.make_reservation(hold),
+            spec,
+            lambda there: differs(spec, there, datetime.now(UTC)),
+            lambda: self._slurm.make_reservation(spec),
         )
 
     async def maintain(self, window: Window, cluster: Cluster) -> Reservation:
@@ -77,61 +77,63 @@ class Bookings:
 
     async def _settle(
         self,
-        wanted: Hold | Window,
+        wanted: ReservationSpec | Window,
         is_other: Callable[[Reservation], bool],
         make: Callable[[], Awaitable[None]],
     ) -> Reservation:
         """Make a reservation, change it, or leave it as it is; what Slurm then has."""
         async with self._turn:
-            there = (await self._look()).get(wanted.name)
+            there = (await self._read_reservations()).get(wanted.name)
             if there is None:
                 await make()
             elif is_other(there):
                 await self._change(wanted, there)
             else:
                 return there
-            saved = (await self._look()).get(wanted.name)
+            saved = (await self._read_reservations()).get(wanted.name)
         if saved is None:
             raise _lost(wanted.name)
         return saved
 
-    async def _change(self, hold: Hold | Window, there: Reservation) -> None:
+    async def _change(self, spec: ReservationSpec | Window, there: Reservation) -> None:
         # Slurm refuses to set what it has already once jobs run there, so only what differs is set.
         await self._slurm.change_reservation(
-            hold.name,
-            start=hold.start if hold.start != there.start and there.start > datetime.now(UTC) else None,
-            end=hold.end if hold.end != there.end else None,
-            node_names=hold.node_names if set(hold.node_names) != set(there.node_names) else (),
-            users=hold.users if isinstance(hold, Hold) and set(hold.users) != set(there.users) else (),
+            spec.name,
+            start=spec.start if spec.start != there.start and there.start > datetime.now(UTC) else None,
+            end=spec.end if spec.end != there.end else None,
+            node_names=spec.node_names if set(spec.node_names) != set(there.node_names) else (),
+            users=spec.users
+            if isinstance(spec, ReservationSpec) and set(spec.users) != set(there.users)
+            else (),
         )
 
-    def _check(self, hold: Hold, cluster: Cluster) -> None:
-        if not self._settings.booking_policy(hold.partition).enabled:
+    def _check(self, spec: ReservationSpec, cluster: Cluster) -> None:
+        if not self._settings.booking_policy(spec.partition).enabled:
             raise InvalidRequest(
-                _("GPUs of partition {partition!r} cannot be booked.", partition=hold.partition),
+                _("GPUs of partition {partition!r} cannot be booked.", partition=spec.partition),
                 _("An administrator can allow it in [bookings] of carme.toml."),
                 field="partition",
             )
-        _check_time(hold.end, "The booking")
+        _check_time(spec.end, "The booking")
         members = {one.name: one.node_names for one in cluster.partitions}
-        if hold.partition not in members:
+        if spec.partition not in members:
             raise InvalidRequest(
                 _(
                     "There is no partition {partition!r}; there are: {members}.",
-                    partition=hold.partition,
+                    partition=spec.partition,
                     members=listing(members),
                 ),
                 _("Choose one of these."),
                 field="partition",
             )
-        if strange := sorted(set(hold.node_names) - set(members[hold.partition])):
+        if strange := sorted(set(spec.node_names) - set(members[spec.partition])):
             raise InvalidRequest(
                 _(
                     "The partition {partition!r} has no node {strange!r}.",
-                    partition=hold.partition,
+                    partition=spec.partition,
                     strange=strange[0],
                 ),
-                _("It has: {members}.", members=listing(members[hold.partition])),
+                _("It has: {members}.", members=listing(members[spec.partition])),
                 field="node_names",
             )
 
@@ -150,7 +152,7 @@ class Bookings:
                 _("Change it with 'scontrol'."),
             )
         async with self._turn:
-            there = (await self._look()).get(name)
+            there = (await self._read_reservations()).get(name)
             if there is None:
                 return
             try:
@@ -159,7 +161,7 @@ class Bookings:
                 if error.code != "reservation-in-use":
                     raise
                 await self._empty(there)
-            await self._look()
+            await self._read_reservations()
 
     async def _empty(self, reservation: Reservation) -> None:
         """Give back a reservation that jobs use."""

@@ -33,7 +33,7 @@ __all__ = ["Alert", "Policy", "Warned", "firing"]
 
 _log = logging.getLogger("carme.broker")
 
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 MOST_STOPS = 20  # in one look: a rule that went wrong must not end everything at once
 FILE = "warnings.json"
 STOPS_PUBLISHED = timedelta(days=1)  # a portal that was away learns of a stop all the same
@@ -123,13 +123,13 @@ class Policy:
         while True:
             try:
                 answer = await asyncio.to_thread(self._prometheus.ask, "/api/v1/alerts", ())
-                await self.look(firing(answer, self._policy.alerts), datetime.now(UTC))
+                await self.evaluate(firing(answer, self._policy.alerts), datetime.now(UTC))
                 self._troubled = False
             except (CarmeError, OSError, KeyError, TypeError, ValidationError) as error:
                 if not self._troubled:
                     _log.warning("The policy about jobs cannot be followed: %s", error)
                 self._troubled = True
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     def remember(self) -> None:
         """Take up what was counted before a restart."""
@@ -180,7 +180,7 @@ class Policy:
             return f"{text}."
         return f"{text}: unless that changes, the job is stopped at {end:%Y-%m-%d %H:%M} UTC."
 
-    async def look(self, alerts: Mapping[int, list[Alert]], now: datetime) -> None:
+    async def evaluate(self, alerts: Mapping[int, list[Alert]], now: datetime) -> None:
         """Warn and stop by what fires now."""
         every = timedelta(minutes=self._policy.every_minutes)
         before = _STORED.dump_json(self._warned)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
-from carme.bookings import Hold, Window
+from carme.bookings import ReservationSpec, Window
 from carme.broker.operations import OPERATIONS, Operation, observers, operation, services
 from carme.broker.overview import Overview, RunningJob
 from carme.errors import CarmeError, family
@@ -408,14 +408,14 @@ class GetReservations(Operation[list[Reservation]]):
 class Reserve(Operation[Reservation]):
     """Make or change the reservation of `user`'s booking, so that it is as `hold` says."""
 
-    hold: Hold
+    hold: ReservationSpec
     user: SomeUser
 
     def audit(self) -> dict[str, Any]:
-        hold = self.hold
-        times = {"start": hold.start.isoformat(), "end": hold.end.isoformat()}
-        nodes = {"name": hold.name, "nodes": hold.node_names}
-        return {**nodes, **times, "users": hold.users, "accounts": hold.accounts}
+        spec = self.hold
+        times = {"start": spec.start.isoformat(), "end": spec.end.isoformat()}
+        nodes = {"name": spec.name, "nodes": spec.node_names}
+        return {**nodes, **times, "users": spec.users, "accounts": spec.accounts}
 
 
 @operation("maintain", services("reserve nodes for maintenance"))

@@ -48,7 +48,7 @@ class StageIns:
                 return job.id
         with context.audit.audited(peer, request, owner.name) as entry:
             order = await self._submitter.order(_as_job(request), owner)
-            cluster = await context.watch.look_at_nodes()
+            cluster = await context.watch.poll_nodes()
             order = booked_stage_in_order(order, request.node_names, owner, cluster)
             if order is None:
                 entry.drop()
@@ -63,7 +63,7 @@ class StageIns:
         """The order, which begins when a stage-in job, submitted here, has copied the data."""
         context = self._context
         # Copies come and go faster than the snapshot is renewed.
-        cluster = await context.watch.look_at_nodes()
+        cluster = await context.watch.poll_nodes()
         order = replace(order, prefer=preference(order, owner, cluster))
         first = stage_in_order(order, owner, cluster, context.settings.staging.minutes)
         if first is None:

@@ -66,8 +66,8 @@ class _Entry:
 class Watch:
     """Polls Slurm and keeps the latest picture. While Slurm is away the last picture stays.
 
-    A poll takes Slurm's pulse, and looks at the queue only if that has changed: how much the controller is
-    asked depends neither on the users nor on their jobs.
+    A poll takes Slurm's pulse, and looks at the queue only if that has changed: how often it queries the
+    controller depends neither on the users nor on their jobs.
 
     Args:
         seconds: Between two polls.
@@ -139,7 +139,7 @@ class Watch:
             raise self._failure or _not_yet()
         return self._cluster
 
-    async def look_at_nodes(self) -> Cluster:
+    async def poll_nodes(self) -> Cluster:
         """The nodes and partitions as they are now. Raises SlurmError when Slurm does not answer."""
         self._cluster = await self._slurm.cluster()
         self._cluster_seen = time.monotonic()
@@ -239,7 +239,7 @@ class Watch:
         number = self._polls
         begun = time.process_time()
         try:
-            await self._look(number)
+            await self._poll_jobs(number)
             if self._failure:
                 _log.info("Slurm answers again.")
             self._failure = None
@@ -263,7 +263,7 @@ class Watch:
             self._finished = number
             self._polled.notify_all()
 
-    async def _look(self, number: int) -> None:
+    async def _poll_jobs(self, number: int) -> None:
         taken = datetime.now(UTC)
         found = await self._queue()
         if await self._take(found, number):
@@ -275,7 +275,7 @@ class Watch:
         await self._cancel_headless(ours)
         await self._close_lost()
         if time.monotonic() >= self._cluster_due:
-            await self.look_at_nodes()
+            await self.poll_nodes()
             await self._show(taken)
         if self._extras_due <= time.monotonic() < self._observed_until:
             self._extras_due = time.monotonic() + CLUSTER_EVERY
@@ -371,12 +371,12 @@ class Watch:
         jobs = {job.id: job for job in found}
         over = [job for job in found if job.is_over]
         unknown = [job.id for job in over if self._exit_code(job) is None]
-        endings = await self._slurm.endings(unknown) if unknown else {}
+        statuses = await self._slurm.exit_statuses(unknown) if unknown else {}
         for job in over:
             old = self._entries.get(job.id)
-            if ending := endings.get(job.id):
+            if status := statuses.get(job.id):
                 jobs[job.id] = job.model_copy(
-                    update={"exit_code": ending.exit_code, "signal": ending.signal or None}
+                    update={"exit_code": status.exit_code, "signal": status.signal or None}
                 )
             elif old:
                 jobs[job.id] = job.model_copy(

@@ -62,9 +62,9 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     delete = actions.add_parser("delete", help="delete a file, or a folder with all that is in it")
     delete.add_argument("path", metavar="PATH")
     delete.set_defaults(run=_delete)
-    room = actions.add_parser("room", help="show your quota and the free space")
-    room.set_defaults(run=_room)
-    for one in (every, upload, download, make, rename, delete, room):
+    quota = actions.add_parser("quota", aliases=["room"], help="show your quota and the free space")
+    quota.set_defaults(run=_quota)
+    for one in (every, upload, download, make, rename, delete, quota):
         add_json(one)
 
 
@@ -123,10 +123,10 @@ def _delete(options: argparse.Namespace) -> int:
     return printed(options, {"deleted": options.path}, f"Deleted {options.path}.")
 
 
-def _room(options: argparse.Namespace) -> int:
+def _quota(options: argparse.Namespace) -> int:
     with client() as portal:
-        found = portal.files.room()
-    return listed(options, found, ["FOLDER", "ROOM"], lambda one: [one.path, one.words])
+        found = portal.files.quotas()
+    return listed(options, found, ["FOLDER", "QUOTA"], lambda one: [one.path, one.words])
 
 
 # --- presets ---------------------------------------------------------------------------------------------

@@ -111,11 +111,11 @@ class Bookings:
         sent = {"start": start.isoformat(), "minutes": minutes, "gpu_type": gpu_type, "gpus_per_node": gpus}
         sent |= {"partition": partition, "nodes": nodes, "title": title, "users": users or []}
         sent |= {"project": project}
-        return self._made(self._connection.ask("POST", "bookings", sent))
+        return self._booking(self._connection.ask("POST", "bookings", sent))
 
     def get(self, name: str) -> Booking:
         """One that I may see. Raises NotFound."""
-        return self._made(self._connection.ask("GET", f"bookings/{name}"))
+        return self._booking(self._connection.ask("GET", f"bookings/{name}"))
 
     def list(self, *, state: str | None = None, limit: int | None = 50) -> list[Booking]:
         """My bookings, newest first.
@@ -124,11 +124,11 @@ class Bookings:
             state: `requested`, `approved`, `active` or `ended`.
             limit: How many at most; None: all.
         """
-        return [self._made(one) for one in items(self._connection, "bookings", limit, state=state)]
+        return [self._booking(one) for one in items(self._connection, "bookings", limit, state=state)]
 
     def usable(self) -> list[Booking]:
         """Those in which I may run something, mine and others', the next one first."""
-        return [self._made(one) for one in self._connection.ask("GET", "bookings/usable")]
+        return [self._booking(one) for one in self._connection.ask("GET", "bookings/usable")]
 
     def kinds(self) -> list[api.NodeKind]:
         """Which nodes can be booked."""
@@ -142,5 +142,5 @@ class Bookings:
         found = self._connection.ask("GET", "bookings/slots", **query, partition=partition, nodes=nodes)
         return [api.Slot.model_validate(one) for one in found]
 
-    def _made(self, found: object) -> Booking:
+    def _booking(self, found: object) -> Booking:
         return Booking(self._connection, api.BookingOut.model_validate(found))

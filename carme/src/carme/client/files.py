@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlencode
@@ -40,9 +41,14 @@ class Files:
         """The folders that the portal shows, with all that is in them."""
         return [api.PlaceOut.model_validate(one) for one in self._connection.ask("GET", "files/places")]
 
-    def room(self) -> list[api.RoomOut]:
-        """How much room I have there."""
-        return [api.RoomOut.model_validate(one) for one in self._connection.ask("GET", "files/room")]
+    def quotas(self) -> list[api.QuotaOut]:
+        """My quotas there, and the free space."""
+        return [api.QuotaOut.model_validate(one) for one in self._connection.ask("GET", "files/room")]
+
+    def room(self) -> list[api.QuotaOut]:
+        """The earlier name of `quotas`."""
+        warnings.warn("files.room is files.quotas now. Use that.", DeprecationWarning, stacklevel=2)
+        return self.quotas()
 
     def upload(
         self, file: str | Path, path: str, *, replace: bool = False, progress: Progress | None = None

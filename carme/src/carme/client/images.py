@@ -117,17 +117,17 @@ class Images:
             text = _read(Path(str(requirements if definition is None else definition)))
         requested = {"name": name, "kind": "definition" if definition is not None else "requirements"}
         requested |= {"text": text, "base": base, "title": title, "folder": folder, "project": project}
-        return self._made(self._connection.ask("POST", "images/own", requested))
+        return self._image(self._connection.ask("POST", "images/own", requested))
 
     def get(self, reference: str) -> Image:
         """One of mine by its name, or another's as `name@owner`. Raises NotFound."""
-        return self._made(self._connection.ask("GET", f"images/own/{reference}"))
+        return self._image(self._connection.ask("GET", f"images/own/{reference}"))
 
     def list(self) -> list[Image]:
         """Those that I have built, and those that projects of mine share."""
-        return [self._made(one) for one in self._connection.ask("GET", "images/own")]
+        return [self._image(one) for one in self._connection.ask("GET", "images/own")]
 
-    def _made(self, found: object) -> Image:
+    def _image(self, found: object) -> Image:
         return Image(self._connection, api.ImageBuild.model_validate(found))
 
 

@@ -74,7 +74,7 @@ class Projects:
         self._connection.ask("DELETE", f"projects/{name}/members/{user}")
 
     def invitations(self) -> list[api.InvitationOut]:
-        """Projects that I am asked to join."""
+        """Projects that I am invited to join."""
         return [api.InvitationOut.model_validate(one) for one in self._connection.ask("GET", "invitations")]
 
     def accept(self, invitation: api.InvitationOut) -> None:

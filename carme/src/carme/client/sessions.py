@@ -124,11 +124,11 @@ class Sessions:
         sent |= {"cpus_per_node": cpus, "memory_mb_per_node": memory_mb}
         sent |= {"account": account, "qos": qos, "stage": list(stage), "results": results}
         sent |= {"prediction": prediction and prediction.model_dump()}
-        return self._made(self._connection.ask("POST", "sessions", sent))
+        return self._session(self._connection.ask("POST", "sessions", sent))
 
     def get(self, name: str) -> Session:
         """One of my sessions. Raises NotFound."""
-        return self._made(self._connection.ask("GET", f"sessions/{name}"))
+        return self._session(self._connection.ask("GET", f"sessions/{name}"))
 
     def list(self, *, active: bool | None = True, limit: int | None = 50) -> list[Session]:
         """My sessions, newest first.
@@ -137,7 +137,7 @@ class Sessions:
             active: Those that are not over, those that are, or all (None).
             limit: How many at most; None: all.
         """
-        return [self._made(one) for one in items(self._connection, "sessions", limit, active=active)]
+        return [self._session(one) for one in items(self._connection, "sessions", limit, active=active)]
 
-    def _made(self, found: object) -> Session:
+    def _session(self, found: object) -> Session:
         return Session(self._connection, api.SessionOut.model_validate(found))

@@ -4,7 +4,9 @@ from carme.jobs import arrays
 from carme.jobs.access import Access, Association, usable, usable_partitions
 from carme.jobs.checks import Share, check, check_access, partition_of, share
 from carme.jobs.cluster import Cluster, Licence, Node, Partition, Reservation
-from carme.jobs.endings import (
+from carme.jobs.explanations import waiting_for
+from carme.jobs.forecast import Forecast, GpuForecast, forecast
+from carme.jobs.outcome import (
     FORGOTTEN,
     LOG_FOLLOWS,
     NEVER_BEGUN,
@@ -12,8 +14,6 @@ from carme.jobs.endings import (
     last_lines,
     without_log,
 )
-from carme.jobs.explanations import waiting_for
-from carme.jobs.forecast import Forecast, GpuForecast, forecast
 from carme.jobs.requests import MAXIMUM_MINUTES, JobRequest, SessionOptions, refusal
 from carme.jobs.stages import TARGETS, Stage, parse_stages, split_stages, stage_text, stage_words
 from carme.jobs.states import TRANSITIONS, JobState, Phase

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -12,7 +12,7 @@ from carme.translation import message as _
 from carme.wording import listing
 
 if TYPE_CHECKING:
-    from carme.datasets import Datasets
+    from carme.datasets.models import Dataset
 
 __all__ = [
     "TARGETS",
@@ -145,7 +145,15 @@ class _List(BaseModel):
         return cls(stage=stages)
 
 
-def parse_stages(parts: str | Iterable[str], datasets: "Datasets") -> list[Stage]:
+class Catalogue(Protocol):
+    """Where names of datasets are looked up: `carme.datasets.Datasets`."""
+
+    def get(self, name: str) -> "Dataset":
+        """The dataset of this name. Raises NotFound."""
+        ...
+
+
+def parse_stages(parts: str | Iterable[str], datasets: Catalogue) -> list[Stage]:
     """What `scratch:/data/imagenet mnist ram:cifar@1a2b3c "/data/of me"` asks for.
 
     Args:

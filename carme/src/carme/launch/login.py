@@ -27,7 +27,7 @@ _NOT_PASSED = ("LC_ALL", "SLURM_EXPORT_ENV", "_", "PWD", "OLDPWD", "SHLVL")
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 _MOST = 8 << 20  # bytes; no program can be started with more
 _ERRORS = 4096  # bytes of what failing login files wrote last
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _WITHOUT = "The job runs without what they set."
 
 
@@ -180,7 +180,7 @@ def _code(program: int, end: float) -> int | None:
     while not os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT | os.WNOHANG):
         if time.monotonic() >= end:
             return None
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     status = os.waitid(os.P_PID, program, os.WEXITED | os.WNOWAIT)
     assert status is not None
     return status.si_status if status.si_code == os.CLD_EXITED else 128 + status.si_status

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from carme.errors import CarmeError
 from carme.launch.exits import Exit, LaunchError
 from carme.launch.preparation import Allocation
-from carme.launch.programs import LOOK_SECONDS, Programs, say, without_export
+from carme.launch.programs import POLL_SECONDS, Programs, say, without_export
 from carme.launch.spec import JobSpec
 
 ANNOUNCE_SECONDS = 120.0  # for the first agent to listen; images on a busy file system start slowly
@@ -74,7 +74,7 @@ class Others:
     def failed(self) -> int | None:
         """The exit code with which they ended, unasked, before all of them had joined; None: they did not."""
         if self._programs.has_ended(self._together) and not self._programs.stopping:
-            self._look()
+            self._read_present()
             if len(self._joined) < self._allocation.nodes - 1:
                 return self._programs.wait(self._together)
         return None
@@ -83,7 +83,7 @@ class Others:
         """Start the agents of lost nodes, each time after a longer pause."""
         for program in self._alone:
             self._programs.has_ended(program)
-        present = self._look()
+        present = self._read_present()
         if present is None or self._programs.stopping:
             return
         self._lost = {node: lost for node, lost in self._lost.items() if node not in present}
@@ -109,7 +109,7 @@ class Others:
             if not self._programs.has_ended(program, max(0.0, end - time.monotonic())):
                 self._programs.end(program)
 
-    def _look(self) -> set[str] | None:
+    def _read_present(self) -> set[str] | None:
         """The nodes that are there, by the list that the first agent keeps; None: it keeps none now."""
         try:
             with open(f"{self._allocation.private}/{HOSTS}", encoding="utf-8") as opened:
@@ -137,7 +137,7 @@ class Lost:
 def _announced(programs: Programs, first: int, file: str) -> str | None:
     """`HOST:PORT` of the first agent; None when it has ended instead."""
     end = time.monotonic() + ANNOUNCE_SECONDS
-    while not programs.has_ended(first, LOOK_SECONDS):
+    while not programs.has_ended(first, POLL_SECONDS):
         try:
             with open(file, encoding="utf-8") as opened:
                 where = json.load(opened)

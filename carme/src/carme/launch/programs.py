@@ -11,7 +11,7 @@ from types import FrameType
 from carme.launch.exits import Exit, LaunchError
 
 STOP_SECONDS = 25  # between passing SIGTERM on and SIGKILL; less than Slurm's KillWait, so that we clean up
-LOOK_SECONDS = 0.02  # between two checks of something that cannot be waited for
+POLL_SECONDS = 0.02  # between two checks of something that cannot be waited for
 #: What Python ignores, and a program that it starts should not.
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 
@@ -65,7 +65,7 @@ class Programs:
             self._reap(program, os.WNOHANG)
             if program in self._codes or time.monotonic() >= end:
                 break
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         return program in self._codes
 
     def end(self, program: int) -> None:

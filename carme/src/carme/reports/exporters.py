@@ -31,11 +31,11 @@ from carme.translation import message as _
 __all__ = ["Exporters"]
 
 PATIENCE = 3.0  # seconds for one node
-LOOK_SECONDS = 6.0  # for all nodes of a job
-CONNECTIONS, CONNECTIONS_PER_LOOK = 8, 4  # at the same time
+POLL_SECONDS = 6.0  # for all nodes of a job
+CONNECTIONS, CONNECTIONS_PER_SAMPLE = 8, 4  # at the same time
 LEAST_SECONDS = 10.0  # between two polls of a job, also after a failed one
-FORGOTTEN_SECONDS = 900.0  # after the last look at it
-MOST_JOBS, MOST_NODES, MOST_LOOKS = 256, 32, 480
+FORGOTTEN_SECONDS = 900.0  # after the last sample of it
+MOST_JOBS, MOST_NODES, MOST_SAMPLES = 256, 32, 480
 MOST_VALUES = 8_000_000  # of all jobs, of 8 bytes each
 MOST_SERIES = 2048  # of a job on a node
 MOST_KEYS = 50 * MOST_SERIES  # of a job: it begins anew over them
@@ -77,7 +77,7 @@ class _Key(NamedTuple):
     cause: str = ""
 
 
-class _Look(NamedTuple):
+class _Sample(NamedTuple):
     """What the exporters served at a moment, in seconds since 1970: a value for each key, or NaN."""
 
     moment: float
@@ -85,16 +85,16 @@ class _Look(NamedTuple):
 
 
 class _Followed:
-    """A job that somebody looks at.
+    """A job that somebody observes.
 
     Attributes:
-        keys: Its series with their places in the values of looks, which share them.
+        keys: Its series with their places in the values of samples, which share them.
         size: What all that takes, in values.
-        failure: When the last look failed, and why; None: it did not.
+        failure: When the last sample failed, and why; None: it did not.
     """
 
     def __init__(self) -> None:
-        self.looks: deque[_Look] = deque()
+        self.samples: deque[_Sample] = deque()
         self.keys: dict[_Key, int] = {}
         self.size = 0
         self.wanted = 0.0
@@ -102,32 +102,32 @@ class _Followed:
         self.lock = asyncio.Lock()
 
     def add(self, moment: float, found: dict[_Key, float]) -> None:
-        """Keep a look."""
+        """Keep a sample."""
         if len(self.keys.keys() | found.keys()) > MOST_KEYS:
             self.clear()
         for key in found:
             self.keys.setdefault(key, len(self.keys))
         values = array("d", (found.get(key, math.nan) for key in self.keys))
-        self.looks.append(_Look(moment, values))
+        self.samples.append(_Sample(moment, values))
         self._measure()
-        if len(self.looks) > MOST_LOOKS:
+        if len(self.samples) > MOST_SAMPLES:
             self.drop()
 
     def drop(self) -> None:
-        """Forget the oldest look."""
-        self.looks.popleft()
-        if not self.looks:
+        """Forget the oldest sample."""
+        self.samples.popleft()
+        if not self.samples:
             self.keys.clear()
         self._measure()
 
     def clear(self) -> None:
-        """Forget all looks."""
-        self.looks.clear()
+        """Forget all samples."""
+        self.samples.clear()
         self.keys.clear()
         self._measure()
 
     def _measure(self) -> None:
-        self.size = KEY_VALUES * len(self.keys) + sum(len(look.values) for look in self.looks)
+        self.size = KEY_VALUES * len(self.keys) + sum(len(sample.values) for sample in self.samples)
 
 
 class Exporters:
@@ -171,35 +171,35 @@ class Exporters:
         while len(self._followed) > MOST_JOBS:
             del self._followed[min(self._followed, key=lambda number: self._followed[number].wanted)]
         async with followed.lock:
-            if job.started and followed.looks and followed.looks[0].moment < job.started.timestamp():
+            if job.started and followed.samples and followed.samples[0].moment < job.started.timestamp():
                 followed.clear()  # of an earlier job of the number
             if followed.failure and now - followed.failure[0] < LEAST_SECONDS:
                 raise _unanswered(followed.failure[1])
-            if not followed.looks or now - followed.looks[-1].moment >= LEAST_SECONDS:
-                found, why = await self._look(job, addresses or {})
+            if not followed.samples or now - followed.samples[-1].moment >= LEAST_SECONDS:
+                found, why = await self._sample(job, addresses or {})
                 followed.failure = (self._clock(), why) if why else None
                 if why:
                     raise _unanswered(why)
                 followed.add(now, found)
                 self._bound(followed)
-            keys, looks = list(followed.keys), list(followed.looks)
-            return await asyncio.get_running_loop().run_in_executor(self._summing, _summary, keys, looks)
+            keys, samples = list(followed.keys), list(followed.samples)
+            return await asyncio.get_running_loop().run_in_executor(self._summing, _summary, keys, samples)
 
     def _bound(self, current: _Followed) -> None:
-        """Forget the oldest looks of all jobs while they are too many, but not the last at this job."""
+        """Forget the oldest samples of all jobs while they are too many, but not the last of this job."""
         while sum(known.size for known in self._followed.values()) > MOST_VALUES:
             others = [
                 known
                 for known in self._followed.values()
-                if len(known.looks) > (1 if known is current else 0)
+                if len(known.samples) > (1 if known is current else 0)
             ]
             if not others:
                 return
-            min(others, key=lambda known: known.looks[0].moment).drop()
+            min(others, key=lambda known: known.samples[0].moment).drop()
 
-    async def _look(self, job: Job, addresses: Mapping[str, str]) -> tuple[dict[_Key, float], str]:
+    async def _sample(self, job: Job, addresses: Mapping[str, str]) -> tuple[dict[_Key, float], str]:
         """What the exporters serve, or why none of them answers."""
-        turns = asyncio.Semaphore(CONNECTIONS_PER_LOOK)  # one job's nodes leave threads for other jobs
+        turns = asyncio.Semaphore(CONNECTIONS_PER_SAMPLE)  # one job's nodes leave threads for other jobs
 
         async def answer(node: str) -> dict[_Key, float]:
             address = addresses.get(node, node)
@@ -211,7 +211,7 @@ class Exporters:
         tasks = [asyncio.ensure_future(answer(node)) for node in expand(job.node_list)[:MOST_NODES]]
         try:
             if tasks:
-                await asyncio.wait(tasks, timeout=LOOK_SECONDS)
+                await asyncio.wait(tasks, timeout=POLL_SECONDS)
         finally:
             for task in tasks:
                 task.cancel()
@@ -219,7 +219,7 @@ class Exporters:
         failures: list[str] = []
         for served in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(served, asyncio.CancelledError):
-                failures.append(f"no answer within {LOOK_SECONDS:g} s")
+                failures.append(f"no answer within {POLL_SECONDS:g} s")
             elif isinstance(served, (OSError, http.client.HTTPException, ValueError)):
                 failures.append(str(getattr(served, "strerror", None) or served or type(served).__name__))
             elif isinstance(served, BaseException):
@@ -230,7 +230,7 @@ class Exporters:
 
     def _ask(self, node: str, address: str, job_id: int) -> dict[_Key, float]:
         """A job's series on a node. Raises OSError, HTTPException, ValueError."""
-        until = time.monotonic() + LOOK_SECONDS
+        until = time.monotonic() + POLL_SECONDS
         try:
             text = self._read(node, address, until)
         except OSError as failure:
@@ -297,22 +297,22 @@ class _Window:
     Attributes:
         step: Seconds: of a long time they are longer, so that lines stay short.
         count: Values of each line.
-        looks: By the places of their steps.
-        columns: Series of each metric, with their places in the values of looks.
+        samples: By the places of their steps.
+        columns: Series of each metric, with their places in the values of samples.
     """
 
-    def __init__(self, keys: Sequence[_Key], looks: Sequence[_Look]) -> None:
-        begin = looks[0].moment
-        self.step = max(SHORTEST_STEP, math.ceil((looks[-1].moment - begin) / POINTS))
-        at_place = {round((look.moment - begin) / self.step): look for look in looks}
-        self.looks = sorted(at_place.items())
-        self.count = self.looks[-1][0] + 1
+    def __init__(self, keys: Sequence[_Key], samples: Sequence[_Sample]) -> None:
+        begin = samples[0].moment
+        self.step = max(SHORTEST_STEP, math.ceil((samples[-1].moment - begin) / POINTS))
+        at_place = {round((sample.moment - begin) / self.step): sample for sample in samples}
+        self.samples = sorted(at_place.items())
+        self.count = self.samples[-1][0] + 1
         self.columns: dict[str, list[tuple[int, _Key]]] = {}
         for column, key in enumerate(keys):
             self.columns.setdefault(key.name, []).append((column, key))
 
     def levels(self, name: str) -> dict[_Key, _Line]:
-        """A metric's values, straight lines between two looks."""
+        """A metric's values, straight lines between two samples."""
         return self._lines(name, _level)
 
     def speeds(self, name: str, cause: str = "") -> dict[_Key, _Line]:
@@ -327,7 +327,7 @@ class _Window:
     def values(self, column: int) -> list[tuple[int, float]]:
         """What is known of a series, with the places."""
         known = (
-            (place, look.values[column]) for place, look in self.looks if column < len(look.values)
+            (place, sample.values[column]) for place, sample in self.samples if column < len(sample.values)
         )  # those before its first value are shorter
         return [(place, value) for place, value in known if not math.isnan(value)]
 
@@ -360,17 +360,17 @@ def _speed(line: _Line, place: int, value: float, then: int, last: float) -> Non
         line[place + 1 : then + 1] = [(last - value) / (then - place)] * (then - place)
 
 
-def _summary(keys: Sequence[_Key], looks: Sequence[_Look]) -> tuple[Usage | None, list[Curve]]:
-    if not looks:  # other jobs needed their place
+def _summary(keys: Sequence[_Key], samples: Sequence[_Sample]) -> tuple[Usage | None, list[Curve]]:
+    if not samples:  # other jobs needed their place
         return None, []
-    window = _Window(keys, looks)
+    window = _Window(keys, samples)
     found: dict[str, Series] = {}
     for name, metric in _LEVELS.items():
         found[name] = {(key.node, key.gpu): line for key, line in window.levels(metric).items()}
     for name, metric in _SPEEDS.items():
         found[name] = {(key.node, ""): line for key, line in window.speeds(metric).items()}
     found |= _training(window)
-    begin, seconds = looks[0].moment, looks[-1].moment - looks[0].moment
+    begin, seconds = samples[0].moment, samples[-1].moment - samples[0].moment
     usage = usage_of(found, seconds, window.step, _ranks(window))
     if usage is None:
         return None, []

@@ -36,7 +36,7 @@ REMEMBERED_SECONDS = 300.0
 #: The notebooks that images have in /opt/carme/examples; where this is no checkout there are none.
 EXAMPLES = Path(__file__).parents[4] / "containers/images/examples"
 #: Seconds between two checks of what the clock alone changes.
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 
 
 def first_job(folder: Path) -> int:
@@ -128,7 +128,7 @@ class SandboxSlurm(Accounting, Reservations):
     async def queue(self) -> list[Job]:
         return [entry.job for entry in self._entries.values()]
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = {job_id: self._entries[job_id].job for job_id in ids if job_id in self._entries}
         return {
             job_id: ExitStatus(job.exit_code, job.signal or 0)
@@ -496,13 +496,13 @@ class SandboxSlurm(Accounting, Reservations):
 
     async def _follow_clock(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
             try:
-                self._look_at_clock()
+                self._check_clock()
             except CarmeError:
                 _log.exception("A look at the clock failed.")
 
-    def _look_at_clock(self) -> None:
+    def _check_clock(self) -> None:
         """End what has no time left, forget what was over long ago, start what may start now."""
         now = datetime.now(UTC)
         over = self._expire()

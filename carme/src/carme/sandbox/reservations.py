@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Unpack
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.jobs import Cluster, Job, Reservation
 from carme.slurm.gateway import ReservationChanges
 from carme.slurm.refusals import refusal
@@ -64,14 +64,14 @@ class Reservations:
             for one in self._reserved.values()
         ]
 
-    async def make_reservation(self, hold: Hold) -> None:
+    async def make_reservation(self, spec: ReservationSpec) -> None:
         await self._reserve(
             _Reserved(
-                hold.name,
-                *self._span(hold.start, hold.end),
-                tuple(hold.node_names),
-                tuple(hold.users),
-                tuple(hold.accounts),
+                spec.name,
+                *self._span(spec.start, spec.end),
+                tuple(spec.node_names),
+                tuple(spec.users),
+                tuple(spec.accounts),
             )
         )
 

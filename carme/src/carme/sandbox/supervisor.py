@@ -20,9 +20,9 @@ from pathlib import Path
 
 from carme.errors import CarmeError, ConfigError
 from carme.sandbox.accounts import accounts_in
-from carme.sandbox.past import write_past
 from carme.sandbox.processes import SANDBOX, end_marked
 from carme.sandbox.redis import redis_command
+from carme.sandbox.sample_jobs import write_sample_jobs
 from carme.sandbox.site import Addresses, Places, make_site
 
 __all__ = ["main"]
@@ -152,7 +152,7 @@ class Sandbox:
             redis=self.redis is not None,
         )
         self.places = make_site(folder, self.addresses, list(USERS))
-        write_past(self.places.slurm, accounts_in(self.places.homes))
+        write_sample_jobs(self.places.slurm, accounts_in(self.places.homes))
         self.passwords = {name: secrets.token_urlsafe(9) for name in USERS}
         self._source = [path for path in sys.path if path.endswith("/src")]
         _write_programs(self.places, self._source)

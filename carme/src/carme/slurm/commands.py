@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Unpack
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.errors import CarmeError, SlurmError
 from carme.jobs import (
     Cluster,
@@ -115,13 +115,13 @@ class SlurmCommands:
             jobs = await asyncio.to_thread(allot) if many else allot()
         return jobs
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         jobs = ",".join(map(str, ids))
         done = await run(
             "squeue", "--states=all", "--noheader", f"--jobs={jobs}", "--Format=JobID:20,exit_code:20"
         )
         # With a single id that Slurm has forgotten squeue fails; then nothing is known about it.
-        return parsing.endings(done.output.decode(errors="replace")) if done.code == 0 else {}
+        return parsing.exit_statuses(done.output.decode(errors="replace")) if done.code == 0 else {}
 
     async def outcomes(self, jobs: Iterable[Job]) -> dict[int, Outcome]:
         jobs = list(jobs)
@@ -149,15 +149,15 @@ class SlurmCommands:
     async def reservations(self) -> list[Reservation]:
         return parsing.reservations(await _ask("scontrol", "--oneliner", "show", "reservation"))
 
-    async def make_reservation(self, hold: Hold) -> None:
+    async def make_reservation(self, spec: ReservationSpec) -> None:
         # What the program calls "now" is later than the moment at which it was started.
-        begun = hold.start <= datetime.now(UTC)
+        begun = spec.start <= datetime.now(UTC)
         await _ask(
-            *["scontrol", "create", "reservation", f"ReservationName={hold.name}"],
-            *[f"StartTime={'now' if begun else _moment(hold.start)}", f"EndTime={_moment(hold.end)}"],
-            *[f"PartitionName={hold.partition}", f"Nodes={','.join(hold.node_names)}"],
+            *["scontrol", "create", "reservation", f"ReservationName={spec.name}"],
+            *[f"StartTime={'now' if begun else _moment(spec.start)}", f"EndTime={_moment(spec.end)}"],
+            *[f"PartitionName={spec.partition}", f"Nodes={','.join(spec.node_names)}"],
             # Slurm would want both of a job, were both named.
-            f"Accounts={','.join(hold.accounts)}" if hold.accounts else f"Users={','.join(hold.users)}",
+            f"Accounts={','.join(spec.accounts)}" if spec.accounts else f"Users={','.join(spec.users)}",
             # Jobs that still wait for it at its end wait like all others then; else Slurm would hold them.
             "Flags=NO_HOLD_JOBS_AFTER",
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol, TypedDict, Unpack
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.jobs import (
     Cluster,
     Job,
@@ -127,7 +127,7 @@ class Slurm(Protocol):
         """
         ...
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
         """How these jobs ended; those that the controller has forgotten are left out."""
         ...
 
@@ -147,7 +147,7 @@ class Slurm(Protocol):
         """Reservations that have not ended."""
         ...
 
-    async def make_reservation(self, hold: Hold) -> None:
+    async def make_reservation(self, spec: ReservationSpec) -> None:
         """Keep nodes for users, from now where the start has passed; only Slurm's operators may."""
         ...
 

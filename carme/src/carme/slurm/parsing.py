@@ -136,7 +136,7 @@ def _has_end(state: JobState) -> bool:
     return state.phase is Phase.RUNNING and state is not JobState.SUSPENDED
 
 
-def endings(output: str) -> dict[int, ExitStatus]:
+def exit_statuses(output: str) -> dict[int, ExitStatus]:
     """How jobs ended, by id: squeue shows `CODE:SIGNAL` (24.11) or the plain wait status (22.05)."""
     found = {}
     for line in output.splitlines():

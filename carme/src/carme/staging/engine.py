@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from carme.errors import CarmeError
-from carme.staging import few, tree
+from carme.staging import incremental, tree
 from carme.staging.attributes import AttributeCopier
 from carme.staging.digests import algorithm
 from carme.staging.native import Entries, Found, Native, chosen, hasher, library
@@ -207,9 +207,9 @@ def start(name: str, *arguments: Any, notify: Notify | None) -> Any:
     # Where nobody has imported it there are no others, and to import it takes as long as a thousand files.
     threading = sys.modules.get("threading")
     if threading and threading.active_count() > 1:
-        from carme.staging import alone
+        from carme.staging import in_subprocess
 
-        return alone.run(globals()[name], *arguments, notify=notify)
+        return in_subprocess.run(globals()[name], *arguments, notify=notify)
     return globals()[name](*arguments, notify=notify)
 
 
@@ -293,7 +293,7 @@ class _Run:
             opened.callback(os.close, one)
             other = os.open(destination, tree.FOLDER)
             opened.callback(os.close, other)
-            if single or names or not self._look(one, other, destination, replace, dry):
+            if single or names or not self._find_changes(one, other, destination, replace, dry):
                 self._copy(source, destination, one, other, replace, dry, single)
             if options.durable and not dry:
                 tree.write_out(other)
@@ -302,7 +302,7 @@ class _Run:
         if notify:
             notify(self._progress())
 
-    def _look(self, source: int, destination: int, path: str, replace: bool, dry: bool) -> bool:
+    def _find_changes(self, source: int, destination: int, path: str, replace: bool, dry: bool) -> bool:
         """Find what has changed since it was copied; whether there is nothing more to do.
 
         What has not is counted, the rest waits in the queue. Nothing is written, so that no record is needed,
@@ -323,7 +323,7 @@ class _Run:
         if not native or not native.copies:
             self.queue.folders([("", False)])
             return False
-        changed: list[Found] | None = [] if not dry and few.suits(options) else None
+        changed: list[Found] | None = [] if not dry and incremental.suits(options) else None
         files = 0
         same = True
         # More than cores: while one waits for the device, another one looks.
@@ -335,14 +335,14 @@ class _Run:
             if changed is not None:
                 changed += found
                 files += sum(len(each.entries) if each.entries else 1 for each in found)
-                if files <= few.FEW:
+                if files <= incremental.MOST_FILES:
                     continue
                 found, changed = changed, None
             same = same and not found
             self._wait(found)
         if not changed:
             return same
-        rest = few.copy_few(native, copier, source, destination, path, changed, self._copied)
+        rest = incremental.copy_changed(native, copier, source, destination, path, changed, self._copied)
         if self.result.counts.copied:
             self._choose_digest()
         if rest:

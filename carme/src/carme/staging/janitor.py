@@ -329,7 +329,8 @@ def ask(*words: str) -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CarmeError(
-            _("{program} cannot be asked: {error}.", program=words[0], error=error), _("See that Slurm runs.")
+            _("{program} cannot be queried: {error}.", program=words[0], error=error),
+            _("See that Slurm runs."),
         ) from None
     if done.returncode:
         raise CarmeError(

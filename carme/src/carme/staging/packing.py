@@ -126,7 +126,7 @@ def _make(program: str, source: str, writing: str, compression: str, workers: in
         message = [line.strip() for line in made.stdout.splitlines() if line.strip()]
         last = tree.shown(message[-1] if message else "nothing")
         raise CarmeError(
-            _("The image could not be made: mksquashfs said: {last}.", last=last),
+            _("The image could not be made: mksquashfs reported: {last}.", last=last),
             _("See to that, then run the same command again."),
         )
 

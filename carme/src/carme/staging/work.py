@@ -297,7 +297,7 @@ class Copier(ContentCopier):
                 elif kind == "d":
                     self.report.folders.append((join(path, name), True))
                 else:
-                    self._other(source, name, target, path, None)
+                    self._copy_node(source, name, target, path, None)
             except OSError as error:
                 self.problem(join(path, name), error)
         return waits != len(self.report.large) + len(self.report.links) + len(self.report.folders)
@@ -377,12 +377,12 @@ class Copier(ContentCopier):
                 if its is None:
                     self.problem(join(path, name), "it vanished before it was read")
                 else:
-                    added |= self._one(source, name, target, path, its, own)
+                    added |= self._copy_entry(source, name, target, path, its, own)
             except OSError as error:
                 self.problem(join(path, name), error)
         return added
 
-    def _one(
+    def _copy_entry(
         self,
         source: int,
         name: str,
@@ -429,7 +429,7 @@ class Copier(ContentCopier):
             self.report.counts.bytes_copied += its.st_size
             self.report.actions.append(("copy", where))
             return True
-        return self._other(source, name, target, path, own)
+        return self._copy_node(source, name, target, path, own)
 
     def _update(self, source: int, name: str, target: int, goal: str, where: str) -> None:
         """A file whose contents are the same: set what else is not."""
@@ -461,7 +461,7 @@ class Copier(ContentCopier):
         finally:
             os.close(one)
 
-    def _other(self, source: int, name: str, target: int, path: str, own: os.stat_result | None) -> bool:
+    def _copy_node(self, source: int, name: str, target: int, path: str, own: os.stat_result | None) -> bool:
         """A symlink, FIFO, socket or device; whether it is new or replaced."""
         counts, goal = self.report.counts, self.goal(name)
         status = os.stat(name, dir_fd=source, follow_symlinks=False)

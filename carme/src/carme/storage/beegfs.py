@@ -252,7 +252,7 @@ class BeeGFS:
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise CarmeError(f"{words[0]} cannot be asked: {error}.", "Tell an administrator.") from None
+            raise CarmeError(f"{words[0]} cannot be queried: {error}.", "Tell an administrator.") from None
         if done.returncode:
             message = (done.stderr.strip() or done.stdout.strip()).splitlines()
             why = message[-1][:200] if message else "it says nothing"

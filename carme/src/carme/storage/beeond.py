@@ -37,7 +37,7 @@ PLACES = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/opt/beegfs/sbin"
 #: The folder with a file for each instance since the host's start; it is empty after the next one.
 MARKS = Path("/run/carme-beeond")
 SECONDS = 120  # for it to start on all nodes
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 _JOB = re.compile(r"[0-9]{1,12}")
 
 
@@ -167,7 +167,7 @@ class BeeOND:
                 raise CarmeError(
                     f"BeeOND was not there after {seconds:.0f} s.", f"See what the prolog of {first} says."
                 )
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def _is_mounted(self, job: str) -> bool:
         return os.path.ismount(self.mounts / job)

@@ -168,7 +168,7 @@ class NotebookKernel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open.close()
-        # The server may be gone, or its visitor signed out: then the kernel goes without being asked.
+        # The server may be gone, or its visitor signed out: then the kernel ends by itself.
         with contextlib.suppress(httpx.TransportError):
             self._http.delete(
                 f"{self._server_url}api/kernels/{self._kernel_id}", headers=self._xsrf_headers()

@@ -15,7 +15,7 @@ void Context::segment_alloc(int id, uint64_t size) {
     if (id < 0 || id >= max_segments)
         throw invalid("Segment " + std::to_string(id) + " is out of range.",
                       "Use a number from 0 to " + std::to_string(max_segments - 1) + ".");
-    if (size == 0) throw invalid("A segment of no bytes was asked for.", "Give a size of at least one byte.");
+    if (size == 0) throw invalid("A segment of no bytes was requested.", "Give a size of at least one byte.");
     std::lock_guard lock(segments_mutex_);
     if (segments_[size_t(id)].mapping)
         throw invalid("Segment " + std::to_string(id) + " exists already.", "Delete it first, or use another number.");

@@ -90,7 +90,7 @@ class Watch:
     def _work(self) -> None:
         try:
             while not self._stopped.wait(self._pause):
-                waiting = self._look()
+                waiting = self._check_threads()
                 requested = self._answer(asking=False)
                 if waiting and not requested:  # else another one was the first to ask
                     self._report(waiting)
@@ -99,7 +99,7 @@ class Watch:
             self._waiting.clear()
             atexit.unregister(self.stop)
 
-    def _look(self) -> str:
+    def _check_threads(self) -> str:
         """What has waited for too long, unless that was reported already."""
         now, before, self._waiting = time.monotonic(), self._waiting, {}
         found = ""

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     disable_created_metrics()  # they double the counters' series and say nothing new
     client = BrokerClient(settings.broker.socket, timeout=PATIENCE)
     health = Health(addresses(settings))
-    return serve(parser.prog, options, ClusterCollector(client.overview, health.look))
+    return serve(parser.prog, options, ClusterCollector(client.overview, health.check))
 
 
 if __name__ == "__main__":

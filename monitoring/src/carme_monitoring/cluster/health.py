@@ -40,7 +40,7 @@ class Health:
         self._addresses = dict(addresses)
         self._threads = ThreadPoolExecutor(max_workers=max(1, len(addresses)), thread_name_prefix="health")
 
-    def look(self) -> dict[str, Answer]:
+    def check(self) -> dict[str, Answer]:
         """How each service answers now; takes `PATIENCE` seconds at most."""
         return dict(zip(self._addresses, self._threads.map(_ask, self._addresses.values()), strict=True))
 

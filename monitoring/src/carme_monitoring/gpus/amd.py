@@ -209,7 +209,7 @@ class AmdLibrary:
             try:
                 self._devices.append(_Device(index, handle, calls))
             except _Failed as error:
-                _log.warning("AMD GPU %d cannot be asked: %s", index, error)
+                _log.warning("AMD GPU %d cannot be queried: %s", index, error)
 
     def _read(self, calls: _Calls, device: _Device, processes: dict[int, list[GpuProcess]]) -> GpuReading:
         try:

@@ -239,7 +239,7 @@ class NvidiaLibrary:
             try:
                 self._devices.append(_Device(index, nvml.nvmlDeviceGetHandleByIndex(index)))
             except (nvml.NVMLError, _Lost) as error:
-                _log.warning("GPU %d cannot be asked: %s", index, error)
+                _log.warning("GPU %d cannot be queried: %s", index, error)
         self._listen()
 
     def _listen(self) -> None:

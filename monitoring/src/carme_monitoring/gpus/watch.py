@@ -14,13 +14,13 @@ from carme_monitoring.gpus.reading import (
     LibraryState,
 )
 
-__all__ = ["GpuWatch", "Look"]
+__all__ = ["GpuWatch", "Snapshot"]
 
 _log = logging.getLogger("carme.monitoring")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Snapshot:
     """One pass over a library: its state, the GPUs, and the seconds that it took."""
 
     state: LibraryState
@@ -36,21 +36,21 @@ class _Reader:
         self._wanted = threading.Semaphore(0)
         self._done = threading.Condition()
         self._requested = self._answered = 0
-        self._look = Look(LibraryState.MISSING, (), 0.0)
+        self._snapshot = Snapshot(LibraryState.MISSING, (), 0.0)
         self._last_report: object = None
         threading.Thread(target=self._run, name=f"gpus-{library.vendor}", daemon=True).start()
 
-    def look(self, limit: float) -> Look:
-        """A fresh look, or the state HANGING when it takes longer than `limit` seconds."""
+    def read(self, limit: float) -> Snapshot:
+        """A new snapshot, or the state HANGING when it takes longer than `limit` seconds."""
         with self._done:
             if self._requested == self._answered:
                 self._requested += 1
                 self._wanted.release()
             wanted = self._requested
             if self._done.wait_for(lambda: self._answered >= wanted, limit):
-                return self._look
+                return self._snapshot
         self._report(LibraryState.HANGING, f"did not answer within {limit:g} s")
-        return Look(LibraryState.HANGING, (), limit)
+        return Snapshot(LibraryState.HANGING, (), limit)
 
     def _run(self) -> None:
         while True:
@@ -66,7 +66,7 @@ class _Reader:
                 _log.exception("Reading the GPUs through %s failed.", self.library.vendor)
                 readings, state, message = [], LibraryState.FAILED, repr(error)
             with self._done:
-                self._look = Look(state, readings, time.monotonic() - begun)
+                self._snapshot = Snapshot(state, readings, time.monotonic() - begun)
                 self._answered += 1
                 self._done.notify_all()
             self._report(state, message)
@@ -89,16 +89,16 @@ class GpuWatch:
 
     Args:
         libraries: One of each vendor.
-        limit: Seconds that a look may take before the library counts as hanging.
+        limit: Seconds that a snapshot may take before the library counts as hanging.
     """
 
     def __init__(self, libraries: Sequence[GpuLibrary], limit: float = 5.0) -> None:
         self._readers = [_Reader(library) for library in libraries]
         self._limit = limit
 
-    def looks(self) -> dict[str, Look]:
-        """A fresh look at each vendor's GPUs, by vendor."""
+    def snapshots(self) -> dict[str, Snapshot]:
+        """A new snapshot of each vendor's GPUs, by vendor."""
         end = time.monotonic() + self._limit
         return {
-            reader.library.vendor: reader.look(max(0.0, end - time.monotonic())) for reader in self._readers
+            reader.library.vendor: reader.read(max(0.0, end - time.monotonic())) for reader in self._readers
         }

@@ -61,7 +61,7 @@ class Usage:
         read_bytes, written_bytes: Of disks. Version 1 does not report: see `MovedRecords`.
         threads: At this moment.
         devices: Device files of GPUs (minors) that it may open; None if the kernel does not say, or was not
-            asked.
+            queried.
     """
 
     job_id: int

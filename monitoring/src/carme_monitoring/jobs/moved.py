@@ -56,7 +56,7 @@ class MovedBytes:
             for job_id, steps in _read(file).items()
         }
 
-    def look(self, jobs: Steps) -> None:
+    def update(self, jobs: Steps) -> None:
         """Count what these processes have done by now; jobs that are not among them have ended.
 
         Raises:

@@ -90,7 +90,7 @@ class Network:
             saved = {id(job) for job in longest_ago}
             for job_id, job in self._jobs.items():
                 if id(job) in saved:
-                    self._look(job, processes_of(job_id))
+                    self._find_namespaces(job, processes_of(job_id))
             return self._all()
 
     def _all(self) -> dict[int, Traffic]:
@@ -111,7 +111,7 @@ class Network:
             self._alone = None
         return found
 
-    def _look(self, job: _Job, processes: Iterable[int]) -> None:
+    def _find_namespaces(self, job: _Job, processes: Iterable[int]) -> None:
         """Find out in which namespaces the job's own processes are; slurmstepd is root's."""
         job.looked = self._pass
         own = _inode(f"{self._processes}/self/net/dev")

@@ -70,21 +70,21 @@ class NodeCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """All metrics, from one pass."""
         begun = time.monotonic()
-        looks = self._gpus.looks()
+        snapshots = self._gpus.snapshots()
         allocations = self._allocations.all()
         usages = self._cgroups.usage(owned=allocations)
         if self._moved:
             self._moved.add_to(usages)
         users = {usage.job_id: self._user(usage, allocations.get(usage.job_id)) for usage in usages}
-        readings = [reading for look in looks.values() for reading in look.readings]
+        readings = [reading for snapshot in snapshots.values() for reading in snapshot.readings]
         states = GaugeMetricFamily(
             "carme_gpu_library_state",
             "1 for the state in which the library of a GPU vendor is.",
             labels=("vendor", "state"),
         )
-        for vendor, look in looks.items():
+        for vendor, snapshot in snapshots.items():
             for state in LibraryState:
-                states.add_metric((vendor, state.value), float(look.state is state))
+                states.add_metric((vendor, state.value), float(snapshot.state is state))
         yield states
         yield from _gpu_metrics(readings)
         yield from self._owners(readings, usages, allocations, users)

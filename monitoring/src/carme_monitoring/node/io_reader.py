@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     cgroups, moved = Cgroups(options.cgroups), MovedBytes(options.file)
     while True:
         try:
-            moved.look(cgroups.processes_by_step())
+            moved.update(cgroups.processes_by_step())
         except OSError as error:
             _log.error(
                 "%s cannot be written: %s. See that its folder is there and belongs to this account; "

@@ -107,8 +107,8 @@ class Activity:
         now = time.time()
         self.last = {"kernels": now, "terminals": now, "gpus": None, "ranks": None}
 
-    def look(self) -> None:
-        """Look again; often enough that a short computation is not overlooked."""
+    def refresh(self) -> None:
+        """Read the activity again; often enough that no short computation is missed."""
         now = time.time()
         manager = self.server.kernel_manager
         kernels = [manager.get_kernel(name) for name in manager.list_kernel_ids()]

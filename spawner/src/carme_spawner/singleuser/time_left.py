@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from carme_spawner.singleuser.activity import Activity
 
 REPORT_SECONDS = 30.0
-LOOK_SECONDS = 5.0
+POLL_SECONDS = 5.0
 
 #: What open pages get at once, by Jupyter Server's events.
 EVENT = "https://schema.carme/session"
@@ -82,20 +82,20 @@ class TimeLeft:
 
         activity = Activity(self._server)
         while True:
-            self._look(activity)
+            self._refresh(activity)
             await self._post(activity)
             due = time.monotonic() + REPORT_SECONDS
             while (left := due - time.monotonic()) > 0 and not self._now.is_set():
                 try:
-                    async with asyncio.timeout(min(left, LOOK_SECONDS)):
+                    async with asyncio.timeout(min(left, POLL_SECONDS)):
                         await self._now.wait()
                 except TimeoutError:
-                    self._look(activity)
+                    self._refresh(activity)
             self._now.clear()
 
-    def _look(self, activity: "Activity") -> None:
+    def _refresh(self, activity: "Activity") -> None:
         try:
-            activity.look()
+            activity.refresh()
         except Exception:
             # A kernel that is just being started has no activity yet; the reports must go on.
             self._server.log.exception("What is in use in this session could not be looked at.")

@@ -291,7 +291,7 @@ def judge_refused_forms(eyes: "Eyes", who: str) -> None:
         with page.expect_navigation(wait_until="domcontentloaded") as sent:
             page.evaluate(
                 """() => {
-                  const form = document.querySelector("main form[method=post]:not([action*=look])");
+                  const form = document.querySelector("main form[method=post]:not([action*=impersonation])");
                   for (const one of form.querySelectorAll("input:not([type=hidden]), textarea"))
                     one.value = "";
                   form.noValidate = true;

@@ -110,7 +110,11 @@ def test_every_text_is_shown_as_text(
     for who in (bob, alice, root):
         browser = _signed_in(who)
         for address in addresses:
-            if "look/end" in address or address.startswith("accounts/logout") or address == "updates/":
+            if (
+                "impersonation/end" in address
+                or address.startswith("accounts/logout")
+                or address == "updates/"
+            ):
                 continue
             answer = browser.get(f"/{address}")
             if message := _wrong(answer):
@@ -122,7 +126,7 @@ def test_every_text_is_shown_as_text(
 
 
 def _after(browser: Browser, who: User, address: str, to: str) -> dict[str, str]:
-    """What is wrong with where a form led."""
+    """What is wrong with the page that a form redirected to."""
     if urlsplit(to).scheme or urlsplit(to).netloc or to.startswith("//"):
         return {f"{who} {address}": f"leads to {to}"}
     message = _wrong(browser.get(urljoin(f"/{address}", to)))
@@ -137,7 +141,7 @@ def test_what_every_form_is_sent_comes_back_as_text(
         browser = _signed_in(who)
         token = browser.token("/jobs/submit/")
         for address in (concrete(route) for route in routes()):
-            if address.startswith(("accounts/", "identity/")) or "look/end" in address:
+            if address.startswith(("accounts/", "identity/")) or "impersonation/end" in address:
                 continue  # signs out
             answer = browser.send_with(token, f"/{address}", **FIELDS)
             if message := _wrong(answer):

@@ -135,7 +135,7 @@ class LdapBackend(ModelBackend):
             secret = settings.SITE.secret("ldap-password") if settings.SITE.ldap.bind_dn else ""
             entry = look_up(name, password or "", settings.SITE.ldap, secret)
         except (LDAPException, ConfigError, OSError) as error:
-            logger.error("The directory %s cannot be asked: %s", settings.SITE.ldap.url, error)
+            logger.error("The directory %s cannot be queried: %s", settings.SITE.ldap.url, error)
             raise ValidationError(_away()) from None
         if entry is None:
             return None

@@ -16,15 +16,15 @@ KEY = "carme-looks-as"
 SECONDS = 1800.0
 #: All that may be seen; what is not named is not, such as recovery codes, or the sign-in to JupyterHub.
 PAGES = ("/sessions/", "/jobs/", "/bookings/", "/projects/", "/announcements/", "/maintenance/", "/help/")
-EXACTLY = ("/", "/live/", "/updates/", "/profile/", "/files/room/", "/metrics/sparks/")
+EXACTLY = ("/", "/live/", "/updates/", "/profile/", "/files/quota/", "/metrics/sparks/")
 #: What the form for a session asks; it changes nothing.
 ESTIMATE = "/sessions/estimate/"
-#: What open pages load by themselves is no new look.
+#: What open pages load by themselves is no new visit.
 BY_THEMSELVES = (
     *(
         "live/",
         "updates/",
-        "/files/room/",
+        "/files/quota/",
         "/metrics/sparks/",
         "/jobs/month/",
         "/use/",
@@ -43,7 +43,7 @@ def begin(request: HttpRequest, user: User) -> None:
 
 
 def end(request: HttpRequest) -> None:
-    """Be oneself again."""
+    """End the read-only view; the login sees its own pages again."""
     if entry := request.session.pop(KEY, None):
         user = User.objects.filter(pk=entry[0]).first()
         AuditEntry.objects.create(by_id=request.user.pk, text=f"ended to look at the pages of {user}")
@@ -56,7 +56,7 @@ def impersonating(
 
     def middleware(request: HttpRequest) -> HttpResponse:
         entry = request.session.get(KEY)
-        if not entry or request.path == "/admin/look/end/":
+        if not entry or request.path == "/admin/impersonation/end/":
             return get_response(request)
         admin = request.user
         number, since = entry

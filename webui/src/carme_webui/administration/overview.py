@@ -41,7 +41,7 @@ NOT_STARTED = (Ending.DIED_AT_START, Ending.IMAGE_MISSING, Ending.HOME_NOT_WRITA
 #: Units of waits, each with its seconds, and the waits up to which it is used.
 _UNITS = (("min", 60, 3 * 3600), ("h", 3600, 3 * 86400), ("d", 86400, inf))
 #: What is older than so many polls of Slurm is a problem.
-STALE_LOOKS, STALE_SECONDS = 6, 40
+STALE_POLLS, STALE_SECONDS = 6, 40
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _failures(now: datetime) -> list[Session]:
 
 def _services(cluster: Cluster | None, failure: str, now: datetime) -> list[Service]:
     mirror = Mirror.load()
-    stale = timedelta(seconds=STALE_SECONDS + STALE_LOOKS * settings.SITE.slurm.poll_seconds)
+    stale = timedelta(seconds=STALE_SECONDS + STALE_POLLS * settings.SITE.slurm.poll_seconds)
     fresh = cluster is not None and now - cluster.taken < stale
     return [
         Service(_("Broker"), cluster is not None, failure or _("answers")),

@@ -18,5 +18,5 @@ urlpatterns = [
     path("users/", views.users, name="admin-users"),
     path("users/new/", views.new_user, name="admin-new-user"),
     path("users/at/<str:name>/", views.user, name="admin-user"),
-    path("look/end/", views.end_look, name="admin-end-look"),
+    path("impersonation/end/", views.end_impersonation, name="admin-end-impersonation"),
 ]

@@ -43,7 +43,7 @@ from carme_webui.sessions.models import Session
 
 __all__ = [
     "approvals",
-    "end_look",
+    "end_impersonation",
     "export_record",
     "for_admins",
     "home",
@@ -322,7 +322,7 @@ def user(request: HttpRequest, name: str) -> HttpResponse:
 
 def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
     match request.POST.get("do"):
-        case "look" if not found.is_staff and found.is_active:
+        case "impersonate" if not found.is_staff and found.is_active:
             impersonation.begin(request, found)
             return redirect("dashboard")
         case "close" if found != by:
@@ -343,7 +343,7 @@ def _act(request: HttpRequest, by: User, found: User) -> HttpResponse:
 
 
 @require_POST
-def end_look(request: HttpRequest) -> HttpResponse:
-    """Be oneself again."""
+def end_impersonation(request: HttpRequest) -> HttpResponse:
+    """End the read-only view of a user's pages."""
     impersonation.end(request)
     return redirect("admin-users")

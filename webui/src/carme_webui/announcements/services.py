@@ -8,7 +8,7 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from carme.bookings import BookingState
-from carme.bookings.agreement import is_maintenance, shifted
+from carme.bookings.reconcile import is_maintenance, shifted
 from carme.broker import BrokerClient
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
 from carme.jobs import Job

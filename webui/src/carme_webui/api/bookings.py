@@ -27,7 +27,7 @@ from carme_webui.api.schemas import Paging, page_of
 from carme_webui.bookings import services
 from carme_webui.bookings.forms import kinds_for
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, images, picture
+from carme_webui.cluster import broker, cluster_cache, images
 from carme_webui.jobs import submissions
 from carme_webui.notifier import notifier
 from carme_webui.titles import tidy
@@ -89,7 +89,7 @@ def usable_bookings(request: HttpRequest) -> Any:
 @router.get("/kinds", response=answers(list[wire.NodeKind]))
 def booking_kinds(request: HttpRequest) -> Any:
     """Which nodes I can book."""
-    return [wire.NodeKind.model_validate(kind) for kind in kinds_for(asker(request), picture.cluster())]
+    return [wire.NodeKind.model_validate(kind) for kind in kinds_for(asker(request), cluster_cache.cluster())]
 
 
 @router.get("/slots", response=answers(list[wire.Slot]))

@@ -17,7 +17,7 @@ from carme_webui.api.schemas import Words
 from carme_webui.cluster import broker
 from carme_webui.files import services
 from carme_webui.files.places import key_of, path_of_query, places_of, shown, within
-from carme_webui.files.room import rooms
+from carme_webui.files.quota import folder_quotas
 
 __all__ = ["BYTES", "UploadName", "router"]
 
@@ -81,18 +81,18 @@ def list_places(request: HttpRequest) -> Any:
     return [wire.PlaceOut(name=place.name, path=place.path) for place in places_of(_readable(request))]
 
 
-@router.get("/room", response=answers(list[wire.RoomOut]))
-def file_room(request: HttpRequest) -> Any:
-    """How much room I have there."""
+@router.get("/room", response=answers(list[wire.QuotaOut]))
+def file_quotas(request: HttpRequest) -> Any:
+    """My quotas there, and the free space."""
     found = []
-    for room in rooms(require(request, "files-read")):
-        quota = room.space.quota
+    for folder in folder_quotas(require(request, "files-read")):
+        quota = folder.space.quota
         limits = [one for one in (quota.soft, quota.limit) if one] if quota else []
         found.append(
-            wire.RoomOut(
-                **{name: getattr(room, name) for name in ("name", "level", "words")},
-                path=room.space.path,
-                free=room.space.free,
+            wire.QuotaOut(
+                **{name: getattr(folder, name) for name in ("name", "level", "words")},
+                path=folder.space.path,
+                free=folder.space.free,
                 used=quota.used if quota else None,
                 limit=min(limits, default=None),
             )

@@ -61,7 +61,7 @@ class State(Body):
 
 
 class Invited(Body):
-    """Who is asked to join."""
+    """Who is invited to join."""
 
     user: Words
 
@@ -181,7 +181,7 @@ def _member(request: HttpRequest, name: str, user: str) -> Membership:
 
 @invitations.get("", response=answers(list[wire.InvitationOut]))
 def list_invitations(request: HttpRequest) -> Any:
-    """Projects that I am asked to join."""
+    """Projects that I am invited to join."""
     return [_invitation(row) for row in _mine(asker(request))]
 
 

@@ -32,8 +32,8 @@ from carme_webui.api.answers import ERRORS, GONE, REFUSED, answers
 from carme_webui.api.problems import CONTENT_TYPE, of_error, problem
 from carme_webui.api.schemas import page_of
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import broker, entry_points, picture
-from carme_webui.files.room import check_room
+from carme_webui.cluster import broker, cluster_cache, entry_points
+from carme_webui.files.quota import check_quota
 from carme_webui.files.services import numbers_of
 from carme_webui.images.catalogue import images_of
 from carme_webui.jobs import submissions
@@ -111,7 +111,7 @@ def profile(request: HttpRequest) -> wire.Account:
 @general.get("/cluster", response=answers(wire.Overview))
 def cluster(request: HttpRequest) -> HttpResponse:
     """Partitions, nodes, and the GPUs that are free now; of hidden partitions those limited to me."""
-    found = picture.cluster()
+    found = cluster_cache.cluster()
     own = usable_by(asker(request), found) or found
     names = {one.name for one in own.partitions}
     shown = [one for one in found.partitions if not one.hidden or one.name in names]
@@ -184,7 +184,7 @@ def start_session(request: HttpRequest, requested: schemas.SessionStart) -> Any:
     projects = list(Project.of(user))
     access, seen = access_for(user), broker().cluster()
     actions.check_options(options, seen, images_of(user), settings.SITE, usable, projects, access)
-    check_room(user)
+    check_quota(user)
     found, created = actions.start(user, options, requested.name or new_name())
     return Status(HTTPStatus.CREATED if created else HTTPStatus.OK, _session(found))
 

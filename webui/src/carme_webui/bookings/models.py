@@ -10,7 +10,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 
-from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingRequest, BookingState, Cause, Hold
+from carme.bookings import CAUSES, STATES, TRANSITIONS, BookingRequest, BookingState, Cause, ReservationSpec
 from carme.config import BookingSettings, Settings
 from carme_webui.accounts.models import User
 from carme_webui.clocks import reader_zone, span_words
@@ -183,9 +183,9 @@ class Booking(models.Model):
         return row is not None
 
     @property
-    def hold(self) -> Hold:
+    def reservation_spec(self) -> ReservationSpec:
         """What Slurm is to keep for it."""
-        return Hold(
+        return ReservationSpec(
             name=self.name,
             partition=self.partition,
             node_names=self.node_names,

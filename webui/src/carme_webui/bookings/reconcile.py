@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from carme.bookings import BookingState, Cause, board_of
-from carme.bookings.agreement import is_ours, plan
+from carme.bookings.reconcile import is_ours, plan
 from carme.bookings.slots import Need
 from carme.broker import BrokerClient
 from carme.errors import CarmeError
@@ -197,8 +197,8 @@ def _move(
 
 def _agree(broker: BrokerClient, reservations: list[Reservation], now: datetime) -> None:
     rows = {row.name: row for row in Booking.open().exclude(state=BookingState.REQUESTED)}
-    todo = plan((row.hold for row in rows.values()), reservations, now)
-    changed = {hold.name for hold in todo.keep}
+    todo = plan((row.reservation_spec for row in rows.values()), reservations, now)
+    changed = {spec.name for spec in todo.keep}
     agreeing = Booking.objects.filter(name__in=rows.keys() - changed, reserved=None)
     agreeing.update(reserved=now)
     # Where there is no row at all another database has them, as on a new head before its backup is restored.
@@ -212,8 +212,8 @@ def _agree(broker: BrokerClient, reservations: list[Reservation], now: datetime)
             broker.release(name, user=row.owner.username if row else "root")
         except CarmeError as error:
             logger.warning("The reservation %s is deleted later: %s", name, error)
-    for hold in todo.keep:
-        row = rows[hold.name]
+    for spec in todo.keep:
+        row = rows[spec.name]
         row.refresh_from_db()  # its owner may have changed or deleted it by now
         _try(row, broker)
 

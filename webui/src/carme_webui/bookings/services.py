@@ -26,9 +26,9 @@ from carme.bookings import (
     choose_nodes,
     needs_approval,
 )
-from carme.bookings.agreement import is_ours
 from carme.bookings.claims import of_jobs, of_reservations
 from carme.bookings.policy import nearest_starts
+from carme.bookings.reconcile import is_ours
 from carme.broker import BrokerClient
 from carme.config import BookingSettings, Settings
 from carme.errors import BrokerUnavailable, CarmeError, InvalidRequest, SlurmError
@@ -117,7 +117,7 @@ def book(owner: User, proposed: BookingRequest, site: Settings, broker: BrokerCl
     _check_users(proposed, owner)
     project = _project(proposed, owner)
     policy = _rules(site, proposed.partition, project)
-    cluster, jobs, reservations = _look(broker)
+    cluster, jobs, reservations = _cluster_state(broker)
     _check_access(proposed, owner, project, cluster)
     now = timezone.now()
     with _readers_clocks() as zone, transaction.atomic():
@@ -152,7 +152,7 @@ def change(booking: Booking, proposed: BookingRequest, site: Settings, broker: B
     """
     policy = _rules(site, proposed.partition, booking.project)
     _check_users(proposed, booking.owner)
-    cluster, jobs, reservations = _look(broker)
+    cluster, jobs, reservations = _cluster_state(broker)
     _check_access(proposed, booking.owner, booking.project, cluster)
     now = timezone.now()
     with _readers_clocks() as zone, transaction.atomic():
@@ -350,7 +350,7 @@ def reserve(booking: Booking, broker: BrokerClient) -> None:
         CarmeError: Slurm or the broker refuses.
     """
     try:
-        broker.reserve(booking.hold, user=booking.owner.username)
+        broker.reserve(booking.reservation_spec, user=booking.owner.username)
     except CarmeError as error:
         Booking.objects.filter(pk=booking.pk).update(reserved=None, problem=error.text)
         if not _away(error):
@@ -383,7 +383,7 @@ def free_starts(
     """
     project = Project.objects.filter(name=proposed.project, closed=None).first() if proposed.project else None
     policy = _rules(site, proposed.partition, project)
-    cluster, jobs, reservations = _look(broker)
+    cluster, jobs, reservations = _cluster_state(broker)
     board = board_of(
         *(proposed.partition, proposed.gpu_type, proposed.gpus_per_node),
         *(cluster, claims(jobs, reservations, booking), policy, *_own_share(project, site, booking)),
@@ -391,7 +391,7 @@ def free_starts(
     return nearest_starts(proposed, board, policy, timezone.now())
 
 
-def _look(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reservation]]:
+def _cluster_state(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reservation]]:
     return broker.cluster(), broker.jobs(), broker.reservations()
 
 

@@ -8,7 +8,7 @@ from django.utils.formats import date_format
 from django.utils.translation import gettext as _
 
 from carme.bookings import BookingState, Cause
-from carme.bookings.agreement import is_ours
+from carme.bookings.reconcile import is_ours
 from carme.config import BookingSettings
 from carme.jobs import Reservation
 from carme_webui.accounts.models import User

@@ -21,7 +21,7 @@ from django.utils.translation import get_language
 from django.utils.translation import gettext as _
 
 from carme.bookings import BookingState
-from carme.bookings.agreement import is_ours
+from carme.bookings.reconcile import is_ours
 from carme.broker.protocol import RunningJob
 from carme.jobs import Reservation
 from carme_webui.accounts.models import User

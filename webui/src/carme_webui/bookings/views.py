@@ -31,7 +31,7 @@ from carme_webui.bookings.share import share_of
 from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.caches import derived
 from carme_webui.clocks import reader_zone, span_words
-from carme_webui.cluster import broker, images, picture
+from carme_webui.cluster import broker, cluster_cache, images
 from carme_webui.datasets import datasets_of
 from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
@@ -58,7 +58,7 @@ def calendar(request: HttpRequest) -> HttpResponse:
     view = view if view in VIEWS else "week"
     first = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
     days, length = VIEWS[view]
-    cluster, running, reservations, banner = _look()
+    cluster, running, reservations, banner = _cluster_state()
     offered = kinds(cluster, settings.SITE)
     kind = _chosen(offered, request.GET.get("kind", ""))
     page = Paginator(_nodes(cluster, kind), LANES).get_page(request.GET.get("page"))
@@ -98,7 +98,7 @@ def share(request: HttpRequest) -> HttpResponse:
     view = request.GET.get("view", "")
     view = view if view in VIEWS else "week"
     first = _day(request.GET.get("day", "")) or now.astimezone(zone).date()
-    cluster, _running, reservations, _banner = _look()
+    cluster, _running, reservations, _banner = _cluster_state()
     offered = kinds(cluster, settings.SITE)
     kind = _chosen(offered, request.GET.get("kind", ""))
     stack = None
@@ -116,7 +116,7 @@ def share(request: HttpRequest) -> HttpResponse:
 def new(request: HttpRequest) -> HttpResponse:
     """The form, and the booking that comes of it."""
     user = signed_in(request)
-    cluster, _running, _reservations, banner = _look()
+    cluster, _running, _reservations, banner = _cluster_state()
     offered = kinds_for(user, cluster)
     if request.method != "POST":
         form = BookingForm(
@@ -149,7 +149,7 @@ def booking(request: HttpRequest, name: str) -> HttpResponse:
     """One booking."""
     user = signed_in(request)
     found = _visible(user, name)
-    *_rest, banner = _look()
+    *_rest, banner = _cluster_state()
     return render(
         request,
         "bookings/booking.html",
@@ -176,7 +176,7 @@ def change(request: HttpRequest, name: str) -> HttpResponse:
     found = _own(signed_in(request), name)
     if found.is_over:
         return redirect(found)
-    cluster, _running, _reservations, banner = _look()
+    cluster, _running, _reservations, banner = _cluster_state()
     offered = kinds_for(found.owner, cluster)
     if request.method != "POST":
         return _form_page(request, BookingForm(offered=offered, booking=found), banner, found)
@@ -402,10 +402,10 @@ def _day(text: str) -> date | None:
     return day if day.year in YEARS else None
 
 
-def _look() -> tuple[Cluster | None, list[tuple[RunningJob, list[str]]], list[Reservation], str]:
+def _cluster_state() -> tuple[Cluster | None, list[tuple[RunningJob, list[str]]], list[Reservation], str]:
     """The cluster and who uses it, or why it cannot be seen."""
     try:
-        return picture.cluster(), picture.running(), picture.reservations(), ""
+        return cluster_cache.cluster(), cluster_cache.running(), cluster_cache.reservations(), ""
     except CarmeError as error:
         return None, [], [], explained(error)
 

@@ -15,7 +15,7 @@ from carme.errors import CarmeError
 from carme.jobs import Node
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
-from carme_webui.cluster import broker, picture
+from carme_webui.cluster import broker, cluster_cache
 from carme_webui.datasets.catalogue import UserDatasets, datasets_of
 from carme_webui.datasets.forms import DatasetForm, request_of, suggested
 from carme_webui.files.places import path_of_query
@@ -59,7 +59,7 @@ def add(request: HttpRequest) -> HttpResponse:
 
 def _nodes() -> list[Node]:
     try:
-        return picture.cluster().nodes
+        return cluster_cache.cluster().nodes
     except CarmeError:
         return []
 

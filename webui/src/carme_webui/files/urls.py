@@ -6,7 +6,7 @@ from carme_webui.files import views
 
 urlpatterns = [
     path("", views.folder, name="files"),
-    path("room/", views.room, name="room"),
+    path("quota/", views.quota, name="files-quota"),
     path("download/", views.download, name="file-download"),
     path("upload/", views.upload, name="file-upload"),
     path("make/", views.make, name="file-make"),

@@ -17,11 +17,11 @@ from carme_webui.accounts.login import signed_in
 from carme_webui.cluster import broker
 from carme_webui.files import services
 from carme_webui.files.places import crumbs, key_of, path_of_query, places_of, shown, value_of_query, within
-from carme_webui.files.room import rooms
+from carme_webui.files.quota import folder_quotas
 from carme_webui.help_links import explained
 from carme_webui.scaling.probes import looks_like_result
 
-__all__ = ["delete", "download", "folder", "make", "rename", "room", "upload"]
+__all__ = ["delete", "download", "folder", "make", "quota", "rename", "upload"]
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def folder(request: HttpRequest) -> HttpResponse:
 
 
 @require_safe
-def room(request: HttpRequest) -> HttpResponse:
-    """The part of the dashboard that says how much room I have; empty while nobody knows."""
+def quota(request: HttpRequest) -> HttpResponse:
+    """The part of the dashboard that shows my quotas; empty while nobody knows them."""
     try:
-        found = rooms(signed_in(request))
+        found = folder_quotas(signed_in(request))
     except CarmeError:
         found = []
-    return render(request, "files/room.html", {"rooms": found})
+    return render(request, "files/quota.html", {"quotas": found})
 
 
 @require_safe

@@ -15,7 +15,7 @@ from carme.broker import BrokerClient
 from carme.errors import CarmeError
 from carme_webui.jobs.models import Job, Mirror
 
-__all__ = ["read_past"]
+__all__ = ["backfill_jobs"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ RECENT = timedelta(days=1)
 SECONDS = 30.0  # one round reads as many pieces as it can in this time
 
 
-def read_past(broker: BrokerClient, now: datetime | None = None) -> int:
+def backfill_jobs(broker: BrokerClient, now: datetime | None = None) -> int:
     """One round; the number of jobs that were read.
 
     Args:

@@ -20,7 +20,7 @@ from carme_webui.sentences import SentenceField
 from carme_webui.sessions.clock import Remaining
 
 if TYPE_CHECKING:
-    from carme_webui.jobs.arrays import Progress
+    from carme_webui.jobs.progress import Progress
 
 __all__ = ["Job", "Mirror", "silence"]
 

@@ -19,7 +19,7 @@ from carme.sessions import Extension
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
 from carme_webui.datasets import datasets_of
-from carme_webui.files.room import check_room
+from carme_webui.files.quota import check_quota
 from carme_webui.images.catalogue import resolved
 from carme_webui.notifier import notifier
 from carme_webui.scaling import Probe
@@ -228,14 +228,14 @@ def _check_booking(request: JobRequest, user: User) -> None:
 def estimate(request: JobRequest, user: User, broker: BrokerClient) -> StartEstimate:
     """Check a request as a submission would, and ask Slurm when it would begin. Raises CarmeError."""
     _check_booking(request, user)
-    check_room(user)
+    check_quota(user)
     return broker.test(request, user=user.username)
 
 
 def submit(request: JobRequest, user: User, broker: BrokerClient) -> int:
     """Submit a request as the user; the job's number. Raises CarmeError."""
     _check_booking(request, user)
-    check_room(user)
+    check_quota(user)
     job_id = broker.submit(request, user=user.username)
     notifier.notify([user.username])
     return job_id

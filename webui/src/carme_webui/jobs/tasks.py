@@ -2,7 +2,7 @@
 
 from carme_webui.celery import app
 from carme_webui.cluster import broker
-from carme_webui.jobs.backfill import read_past
+from carme_webui.jobs.backfill import backfill_jobs
 from carme_webui.jobs.warnings import send_warnings
 
 __all__ = ["mirror_past", "warn"]
@@ -11,7 +11,7 @@ __all__ = ["mirror_past", "warn"]
 @app.task
 def mirror_past() -> None:
     """Bring a further piece of Slurm's accounting into the portal's history."""
-    read_past(broker())
+    backfill_jobs(broker())
 
 
 @app.task

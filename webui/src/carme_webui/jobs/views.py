@@ -29,7 +29,7 @@ from carme.reports.text import facts as facts_of
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import BROKER_TIMEOUT, broker, picture
+from carme_webui.cluster import BROKER_TIMEOUT, broker, cluster_cache
 from carme_webui.files.places import Place, shown
 from carme_webui.help_links import explained
 from carme_webui.images.catalogue import images_of
@@ -208,7 +208,7 @@ def recipe(request: HttpRequest, job_id: int) -> HttpResponse:
 def submit(request: HttpRequest) -> HttpResponse:
     """The form, the check of what it says, and the job that comes of it."""
     user = signed_in(request)
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     if request.method != "POST":
         form = _form(user, cluster, initial=_begin(request))
         return _form_page(request, form, banner)
@@ -253,7 +253,7 @@ def directives(request: HttpRequest) -> HttpResponse:
 def predict(request: HttpRequest) -> HttpResponse:
     """The part of the form that says when such a job would begin, its cost, and what a probe predicts."""
     user = signed_in(request)
-    cluster, _banner = _look()
+    cluster, _banner = _cluster_state()
     form = _form(user, cluster, data=request.POST)
     form.is_valid()
     context: dict[str, Any] = {"problems": [p for name in SCALING for p in form.errors.get(name, [])]}
@@ -412,9 +412,9 @@ def _mine(request: HttpRequest, job_id: int) -> Job:
     return get_object_or_404(own_jobs(signed_in(request)), id=job_id)
 
 
-def _look() -> tuple[Cluster | None, str]:
+def _cluster_state() -> tuple[Cluster | None, str]:
     try:
-        return picture.cluster(), ""
+        return cluster_cache.cluster(), ""
     except CarmeError as error:
         return None, explained(error)
 

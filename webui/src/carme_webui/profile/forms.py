@@ -9,11 +9,11 @@ from django.utils.translation import gettext_lazy as _
 from carme_webui.accounts.models import THEMES, User
 from carme_webui.accounts.zone import zone_names
 
-__all__ = ["LookForm"]
+__all__ = ["AppearanceForm"]
 
 
-class LookForm(forms.ModelForm):
-    """Language, look and clocks of the pages."""
+class AppearanceForm(forms.ModelForm):
+    """Language, appearance and time zone of the pages."""
 
     language = forms.ChoiceField(label=_("Language"), required=False)
     theme = forms.ChoiceField(label=_("Appearance"), required=False, choices=THEMES.items())

@@ -15,12 +15,12 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from carme_webui.accounts.login import sign_out_of_hub, signed_in
-from carme_webui.profile.forms import LookForm
+from carme_webui.profile.forms import AppearanceForm
 from carme_webui.profile.kinds import Kind, choices_of, choose
 from carme_webui.profile.models import Notice
 from carme_webui.profile.notices import read_all
 
-__all__ = ["HINTS", "dismiss", "look", "notify", "password", "profile", "read"]
+__all__ = ["HINTS", "appearance", "dismiss", "notify", "password", "profile", "read"]
 
 SHOWN = 20
 #: Hints for newcomers; each is shown until they dismiss it.
@@ -34,7 +34,7 @@ def profile(request: HttpRequest) -> HttpResponse:
     context = {
         "second_factor": is_mfa_enabled(user),
         "notices": Notice.objects.filter(user=user, on_page=True)[:SHOWN],
-        "look": LookForm(instance=user),
+        "appearance": AppearanceForm(instance=user),
         "kinds": choices_of(user),
         "mails": bool(settings.SITE.mail.server),
     }
@@ -61,10 +61,10 @@ def dismiss(request: HttpRequest, name: str) -> HttpResponse:
 
 
 @require_POST
-def look(request: HttpRequest) -> HttpResponse:
-    """Choose the language, the look and the clocks of my pages."""
+def appearance(request: HttpRequest) -> HttpResponse:
+    """Choose the language, appearance and time zone of my pages."""
     user = signed_in(request)
-    form = LookForm(request.POST, instance=user)
+    form = AppearanceForm(request.POST, instance=user)
     if form.is_valid():
         user.save(update_fields=["language", "theme", "time_zone"])
         with translation.override(user.language or translation.get_language()):

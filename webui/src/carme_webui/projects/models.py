@@ -1,4 +1,4 @@
-"""A project, who is in it, and who is asked to join."""
+"""A project, who is in it, and who is invited to join."""
 
 from typing import Any
 
@@ -233,7 +233,7 @@ class Membership(models.Model):
 
 
 class Invitation(models.Model):
-    """Somebody who is asked to join; the row goes with the answer."""
+    """Somebody who is invited to join; the row goes with the answer."""
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="invitations")
     user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="invitations")

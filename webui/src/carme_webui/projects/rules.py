@@ -6,7 +6,7 @@ from carme.errors import CarmeError, InvalidRequest
 from carme.jobs import JobRequest, SessionOptions, minutes_text
 from carme.translation import message
 from carme.wording import listing, number
-from carme_webui.cluster import picture
+from carme_webui.cluster import cluster_cache
 from carme_webui.projects.models import Project
 
 __all__ = ["check_project", "refused_partitions", "refused_words"]
@@ -104,7 +104,7 @@ def _check_gpus(gpu_type: str | None, gpus: int, project: Project) -> None:
 def refused_partitions(project: Project) -> list[str]:
     """The partitions that the project may use and in which Slurm lets no job of its account start."""
     try:
-        return [] if project.closed else project.refused_by(picture.cluster())
+        return [] if project.closed else project.refused_by(cluster_cache.cluster())
     except CarmeError:
         return []
 

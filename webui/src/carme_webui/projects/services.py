@@ -149,7 +149,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
 
     Raises:
         Denied: The caller is no manager.
-        InvalidRequest: There is no such user, or they are in it, or asked, already.
+        InvalidRequest: There is no such user, or they are in it, or invited, already.
     """
     require_manager(by, project)
     user = User.objects.filter(username=name, is_active=True).first()

@@ -266,13 +266,13 @@ class StartForm(TimeFields, ScalingFields):
         Most readers are shown the same fields.
         """
         if self.is_bound:
-            return self._made()
+            return self._rendered()
         key = cache_key(
             "start-form", reader_zone().key, *(_attributes(field) for field in self.visible_fields())
         )
-        return cached("pages", key, self._made, FIELDS_SECONDS)
+        return cached("pages", key, self._rendered, FIELDS_SECONDS)
 
-    def _made(self) -> SafeString:
+    def _rendered(self) -> SafeString:
         return render_to_string("sessions/start_fields.html", {"form": self})
 
     def _choices(self, name: str, choices: list[tuple[Any, Any]]) -> None:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 # A start of which no job has come after this time is given up.
 PATIENCE = timedelta(seconds=60)
 # The hub answers a start within a second; if no job is known after this time, it is queried.
-LOOK_AFTER = timedelta(seconds=2)
+POLL_AFTER = timedelta(seconds=2)
 # Two requests at once to stop one server disturb each other, and a hub that finds a dead job by itself may
 # still want to say why.
 ASK_AGAIN_AFTER = timedelta(seconds=10)
@@ -52,7 +52,7 @@ def due_sessions() -> list[str]:
     )
 
     def is_due(session: Session) -> bool:
-        wait = LOOK_AFTER if session.state == SessionState.REQUESTED else ASK_AGAIN_AFTER
+        wait = POLL_AFTER if session.state == SessionState.REQUESTED else ASK_AGAIN_AFTER
         return session.requested_at is None or now - session.requested_at > wait
 
     return [session.name for session in Session.objects.filter(to_do) if is_due(session)]

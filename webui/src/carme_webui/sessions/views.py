@@ -26,9 +26,9 @@ from carme_webui.accounts.models import User
 from carme_webui.announcements.models import latest_news
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import minutes_words
-from carme_webui.cluster import broker, picture, supplies
+from carme_webui.cluster import broker, cluster_cache, supplies
 from carme_webui.datasets import datasets_of
-from carme_webui.files.room import refusal
+from carme_webui.files.quota import refusal
 from carme_webui.help_links import explained
 from carme_webui.images.catalogue import images_of, resolved
 from carme_webui.jobs.arrays import add_progress
@@ -71,9 +71,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 RECENT = timedelta(days=2)
-# A picture of the cluster that is older than so many seconds and looks at the queue says that Slurm does not
-# answer: the broker looks at the nodes at the first poll after half a minute, and if calm makes every fourth.
-FRESH_SECONDS, FRESH_LOOKS = 40.0, 6
+# An answer about the cluster that is older than so many seconds and looks at the queue says that Slurm does
+# not answer: the broker looks at the nodes at the first poll after half a minute, and if calm makes every
+# fourth.
+FRESH_SECONDS, FRESH_POLLS = 40.0, 6
 # Seconds between two signs of life on a stream of updates, and after which the browser opens a new one: then
 # its login is checked again.
 HEARTBEAT = 15.0
@@ -133,7 +134,7 @@ class Shown:
 @require_safe
 def dashboard(request: HttpRequest) -> HttpResponse:
     """My sessions, the start form, and what is free."""
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     name = request.GET.get("again")
     earlier = own_sessions(signed_in(request)).filter(name=name).first() if name else None
     form = _form(request, cluster, options=earlier.requested_options if earlier else None)
@@ -144,13 +145,13 @@ def dashboard(request: HttpRequest) -> HttpResponse:
 @require_safe
 def dashboard_live(request: HttpRequest) -> HttpResponse:
     """The part of the dashboard that changes."""
-    return render(request, "sessions/dashboard_live.html", _live(request, *_look()))
+    return render(request, "sessions/dashboard_live.html", _live(request, *_cluster_state()))
 
 
 @require_POST
 def start(request: HttpRequest) -> HttpResponse:
     """Check the form and start a session."""
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     form = _form(request, cluster, data=request.POST)
     if full := refusal(signed_in(request)):
         form.add_error(None, full)
@@ -163,7 +164,7 @@ def start(request: HttpRequest) -> HttpResponse:
 @require_POST
 def estimate(request: HttpRequest) -> HttpResponse:
     """The part of the form that says when what it asks for would begin."""
-    cluster, _banner = _look()
+    cluster, _banner = _cluster_state()
     named = request.POST.get("hardware", "").startswith(OF_PRESET)
     form = _form(request, cluster, data=request.POST, presets=None if named else [])
     context: dict[str, Any] = {}
@@ -217,7 +218,7 @@ def probes(request: HttpRequest) -> HttpResponse:
 def save_preset(request: HttpRequest) -> HttpResponse:
     """Remember what the form asks for, under its title; one of the same name is replaced."""
     user = signed_in(request)
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     form = _form(request, cluster, data=request.POST)
     if form.is_valid() and form.options is not None:
         try:
@@ -244,7 +245,7 @@ def again(request: HttpRequest, name: str) -> HttpResponse:
     options = _mine(request, name).requested_options
     fresh = request.POST.get("name", "")
     data = {key: "" if value is None else value for key, value in values_of(options).items()}
-    cluster, banner = _look()
+    cluster, banner = _cluster_state()
     form = _form(request, cluster, data=data | {"name": fresh})
     if not form.is_valid() or form.options is None:
         context = {"form": form, **_live(request, cluster, banner)}
@@ -348,10 +349,10 @@ def _start(request: HttpRequest, options: SessionOptions, name: str) -> HttpResp
     return redirect(f"{found.get_absolute_url()}{opens}")
 
 
-def _look() -> tuple[Cluster | None, str]:
+def _cluster_state() -> tuple[Cluster | None, str]:
     """The cluster, or why it cannot be seen."""
     try:
-        cluster = picture.cluster()
+        cluster = cluster_cache.cluster()
     except CarmeError as error:
         if not isinstance(error, BrokerUnavailable):
             logger.warning("The cluster cannot be seen: %s", error)
@@ -362,7 +363,7 @@ def _look() -> tuple[Cluster | None, str]:
 def _silence(taken: datetime) -> str:
     """A sentence when what is known of the cluster is old."""
     age = timezone.now() - taken
-    if age.total_seconds() < FRESH_SECONDS + FRESH_LOOKS * settings.SITE.slurm.poll_seconds:
+    if age.total_seconds() < FRESH_SECONDS + FRESH_POLLS * settings.SITE.slurm.poll_seconds:
         return ""
     return _(
         "Slurm has not answered for %s. What is shown is as old; running sessions go on."
@@ -426,7 +427,7 @@ def _live(request: HttpRequest, cluster: Cluster | None, banner: str) -> dict[st
 
 def _plan() -> Forecast | None:
     try:
-        return picture.forecast()
+        return cluster_cache.forecast()
     except CarmeError:
         return None  # what is free now is still worth showing
 
@@ -435,7 +436,7 @@ def _session_context(request: HttpRequest, name: str) -> dict[str, Any]:
     version = notifier.version(signed_in(request).username)  # first: what comes meanwhile is an update
     found = _mine(request, name)
     mirror = Mirror.load()
-    cluster, silence = _look()
+    cluster, silence = _cluster_state()
     banner = mirror.silence or silence
     job = found.job
     log = tail(job, broker()) if found.wants_log and job is not None else Tail()

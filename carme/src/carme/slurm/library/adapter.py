@@ -95,5 +95,5 @@ class SlurmLibrary(SlurmCommands):
         except Exception as error:
             reason = error.message if isinstance(error, LibraryFailed) else f"pyslurm raised {error!r}."
             self._resting_until = time.monotonic() + REST
-            _log.warning("%s Slurm's commands are asked instead for %.0f seconds.", reason, REST)
+            _log.warning("%s Slurm's commands are used instead for %.0f seconds.", reason, REST)
             return None

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar, Unpack
 from urllib.parse import quote
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.errors import CarmeError
 from carme.jobs import Cluster, Job, JobState, Licence, Reservation
 from carme.jobs.access import Association
@@ -69,8 +69,8 @@ class SlurmRest(SlurmCommands):
         self._count = len(jobs)
         return jobs
 
-    async def endings(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
-        return await self._read("jobs/", "jobs", lambda jobs: records.endings(jobs, ids))
+    async def exit_statuses(self, ids: Iterable[int]) -> dict[int, ExitStatus]:
+        return await self._read("jobs/", "jobs", lambda jobs: records.exit_statuses(jobs, ids))
 
     async def visible_jobs(self, ids: Iterable[int], account: UnixAccount) -> set[int]:
         if not self._server.acts_for_users:
@@ -109,7 +109,7 @@ class SlurmRest(SlurmCommands):
             return await super().associations(user)
         which = {"user": user, "cluster": self._cluster}
         answer = await self._server.get("associations/", database=True, query=which)
-        return self._made(answer.get("associations"), lambda rows: records.associations(rows, user))
+        return self._converted(answer.get("associations"), lambda rows: records.associations(rows, user))
 
     async def _read(self, path: str, key: str, made: Callable[[Any], _T], *, user: str = "") -> _T:
         """What `made` makes of a list in an answer.
@@ -118,9 +118,9 @@ class SlurmRest(SlurmCommands):
             SlurmError: Slurm does not answer, or the answer lacks what is needed.
         """
         document = await self._server.get(path, user=user)
-        return await self._server.in_thread(lambda: self._made(document.get(key), made))
+        return await self._server.in_thread(lambda: self._converted(document.get(key), made))
 
-    def _made(self, value: Any, made: Callable[[Any], _T], method: str = "GET") -> _T:
+    def _converted(self, value: Any, made: Callable[[Any], _T], method: str = "GET") -> _T:
         try:
             return made(value)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -160,7 +160,7 @@ class SlurmRest(SlurmCommands):
         """What `made` makes of these jobs of the accounting, as its administrator sees them."""
         query = {**which, **({"cluster": self._cluster} if self._cluster else {})}
         document = await self._server.get("jobs/", database=True, query=query)
-        return await self._server.in_thread(lambda: self._made(document.get("jobs"), made))
+        return await self._server.in_thread(lambda: self._converted(document.get("jobs"), made))
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -187,14 +187,14 @@ class SlurmRest(SlurmCommands):
         folder = job_folder(owner, order.key)
         body = orders.description(order, owner, folder, job_script(submission))
         answer = await self._server.send("POST", "job/submit", body, user=owner.name, proof="job_id")
-        return self._made(answer, records.submitted, "POST")
+        return self._converted(answer, records.submitted, "POST")
 
     async def cancel(self, job: str, owner: UnixAccount) -> None:
         if not self._server.acts_for_users:
             return await super().cancel(job, owner)
         answer = await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
         # Whether it was refused stands in the answer to what succeeded.
-        if words := self._made(answer.get("status", []), records.refused, "DELETE"):
+        if words := self._converted(answer.get("status", []), records.refused, "DELETE"):
             raise refusal(PROGRAM, words)
 
     async def set_limit(self, job: str, minutes: int) -> None:
@@ -233,10 +233,10 @@ class SlurmRest(SlurmCommands):
             return await super().leave_reservation(job_id)
         await self._change(f"job/{job_id}", {"reservation": ""})
 
-    async def make_reservation(self, hold: Hold) -> None:
+    async def make_reservation(self, spec: ReservationSpec) -> None:
         if not await self._can_reserve():
-            return await super().make_reservation(hold)
-        await self._make_reservation(orders.reservation(hold))
+            return await super().make_reservation(spec)
+        await self._make_reservation(orders.reservation(spec))
 
     async def make_maintenance(self, window: Window) -> None:
         if not await self._can_reserve():

@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Unpack
 
-from carme.bookings.models import Hold, Window
+from carme.bookings.models import ReservationSpec, Window
 from carme.slurm.account import UnixAccount
 from carme.slurm.folder import log_name
 from carme.slurm.gateway import Order, ReservationChanges
@@ -62,14 +62,14 @@ def description(order: Order, owner: UnixAccount, folder: Path, script: str) -> 
     return {"job": job | {name: value for name, value in optional.items() if value}}
 
 
-def reservation(hold: Hold) -> dict[str, Any]:
+def reservation(spec: ReservationSpec) -> dict[str, Any]:
     """The body that makes a reservation; from now where its start has passed."""
     # Slurm would want both of a job, were both named.
-    whose = {"accounts": list(hold.accounts)} if hold.accounts else {"users": list(hold.users)}
+    whose = {"accounts": list(spec.accounts)} if spec.accounts else {"users": list(spec.users)}
     return {
-        **_period(hold.name, max(hold.start, datetime.now(UTC)), hold.end),
-        "partition": hold.partition,
-        "node_list": list(hold.node_names),
+        **_period(spec.name, max(spec.start, datetime.now(UTC)), spec.end),
+        "partition": spec.partition,
+        "node_list": list(spec.node_names),
         **whose,
         # Jobs that still wait for it at its end wait like all others then; else Slurm would hold them.
         "flags": ["NO_HOLD_JOBS_AFTER_END"],

@@ -117,7 +117,7 @@ def _task(value: Any) -> str:
     return "N/A" if task is None else str(task)
 
 
-def endings(jobs: Iterable[Record], ids: Iterable[int]) -> dict[int, ExitStatus]:
+def exit_statuses(jobs: Iterable[Record], ids: Iterable[int]) -> dict[int, ExitStatus]:
     """How these of the jobs ended."""
     wanted = set(ids)
     return {

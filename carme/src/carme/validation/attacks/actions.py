@@ -38,7 +38,7 @@ def _errno(error: OSError) -> str:
 def read(path: str) -> Outcome:
     """Read a file; globs are allowed."""
     try:
-        with open(_one(path), "rb") as file:
+        with open(_first_match(path), "rb") as file:
             data = file.read(1 << 16)
     except OSError as error:
         return False, _errno(error)
@@ -48,7 +48,7 @@ def read(path: str) -> Outcome:
 def enter(path: str) -> Outcome:
     """List a folder."""
     try:
-        names = os.listdir(_one(path))
+        names = os.listdir(_first_match(path))
     except OSError as error:
         return False, _errno(error)
     return bool(names), f"{len(names)} names seen"
@@ -83,7 +83,7 @@ def leave_text(path: str, text: str) -> Outcome:
     return True, "written"
 
 
-def _one(path: str) -> str:
+def _first_match(path: str) -> str:
     return next(iter(glob.glob(path)), path)
 
 
@@ -92,7 +92,7 @@ def connect_unix(path: str) -> Outcome:
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(SECONDS)
-            connection.connect(_one(path))
+            connection.connect(_first_match(path))
     except OSError as error:
         return False, _errno(error)
     return True, "connected"
@@ -196,7 +196,7 @@ def run(arguments: list[str], texts: list[str], stdin: str = "") -> Outcome:
     message = f"{done.stdout}\n{done.stderr}".strip()
     reached = any(text in message for text in texts) if texts else done.returncode == 0
     last = message.splitlines()[-1] if message else "nothing"
-    return reached, f"exit code {done.returncode}, said: {last[:160]}"
+    return reached, f"exit code {done.returncode}, output: {last[:160]}"
 
 
 def tcp_ports_of(user: str) -> list[tuple[str, int]]:
@@ -317,7 +317,7 @@ def broker(path: str, question: dict[str, Any], text: str = "") -> Outcome:
 
 def load(path: str) -> Any:
     """What a JSON file holds."""
-    with open(_one(path), encoding="utf-8") as file:
+    with open(_first_match(path), encoding="utf-8") as file:
         return json.load(file)
 
 

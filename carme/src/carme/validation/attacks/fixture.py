@@ -156,7 +156,7 @@ class Fixture:
             Executor(attacker.name, attacker.account.home, self._beside_victim())
         )
         self._reach_node()
-        self._look()
+        self._find_targets()
 
     def _within(self, player: Player) -> list[str]:
         """The arguments that run a program in a session's job, outside of its container."""
@@ -195,7 +195,7 @@ class Fixture:
                 "-e validation_attacks=false.",
             ) from None
 
-    def _look(self) -> None:
+    def _find_targets(self) -> None:
         """What an attacker can find out or guess, and what the victim knows."""
         executor, victim = self.victim_node, self.victim
         self.victims_gpus = executor.ask("gpus_allowed")

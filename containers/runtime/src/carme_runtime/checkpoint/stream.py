@@ -277,10 +277,10 @@ def _without_tensors(state: Any, tensors: list[Any]) -> Any:
 def with_tensors(structure: Any, layout: Layout, stream: np.ndarray, copies: bool = True) -> Any:
     """A structure, or a part of it, with its tensors: copies, or views of the stream."""
 
-    def made(kind: str, number: int) -> Any:
+    def tensor_of(kind: str, number: int) -> Any:
         return (_tensor if kind == _TENSOR else _array)(layout, number, stream, copies)
 
-    return _with(structure, made)
+    return _with(structure, tensor_of)
 
 
 def _with(structure: Any, made: Callable[[str, int], Any]) -> Any:

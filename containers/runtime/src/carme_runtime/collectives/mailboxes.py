@@ -21,7 +21,7 @@ from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.collectives.group import Group
 
 _ALIGNMENT = 128
-_LOOK_MS = 200  # between two checks of whether the others still run
+_POLL_MS = 200  # between two checks of whether the others still run
 _QUEUE = 7
 _COLLECT_FROM = 8  # mailboxes that somebody seems to have
 
@@ -52,7 +52,7 @@ class Box:
 
 
 @dataclass
-class _Made:
+class _Mailboxes:
     """The mailboxes of a context on this rank.
 
     Args:
@@ -66,7 +66,7 @@ class _Made:
     collect_at: int = _COLLECT_FROM
 
 
-_made: "weakref.WeakKeyDictionary[Any, _Made]" = weakref.WeakKeyDictionary()
+_made: "weakref.WeakKeyDictionary[Any, _Mailboxes]" = weakref.WeakKeyDictionary()
 
 
 class Mailboxes:
@@ -100,7 +100,7 @@ class Mailboxes:
                 ends[rank] += box.slots * box.room
         self._numbers = segments_of(context, group, max(ends[self._me], 1), timeout)
         self._memory = context.segment_array(self._numbers[self._me])
-        made = _made.setdefault(context, _Made())
+        made = _made.setdefault(context, _Mailboxes())
         made.living.add(self)
         self._drop = weakref.finalize(self, made.dropped.append, self._numbers)
         self._drop.atexit = False
@@ -175,7 +175,7 @@ class Mailboxes:
     def _wait(self, notification: int, other: int) -> None:
         """Wait for a notification from `other`, and clear it."""
         began, started = time.monotonic(), time.perf_counter()
-        while not self._is_set(notification, other, _LOOK_MS):
+        while not self._is_set(notification, other, _POLL_MS):
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):
                 raise Timeout(
                     f"No message came from rank {other} in time{_activity()}.", "See what that rank does."
@@ -189,7 +189,7 @@ class Mailboxes:
         if context.notify_waitsome(number, notification, 1, milliseconds) >= 0:
             return True
         # Transports may ask the others themselves, which takes long where one was stopped.
-        if not milliseconds or time.monotonic() - self._looked < _LOOK_MS / 1000:
+        if not milliseconds or time.monotonic() - self._looked < _POLL_MS / 1000:
             return False
         self._looked = time.monotonic()
         states = context.state_vector()
@@ -272,7 +272,7 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
         group: For no other use meanwhile.
         timeout: Milliseconds after which waiting is given up; -1: never.
     """
-    made = _made.setdefault(context, _Made())
+    made = _made.setdefault(context, _Mailboxes())
     if len(made.living) >= made.collect_at:
         gc.collect()  # a model and what is attached to it hold each other
         made.collect_at = max(_COLLECT_FROM, 2 * len(made.living))

@@ -349,7 +349,7 @@ def _how(result: Result) -> list[str]:
         "Lines are those that a user writes to train like this, without the network and its data. Start is "
         "the time from the command to ranks that are ready for their first step. Memory is the most that a "
         "rank had at once. J a step is the energy that the first node's processors (RAPL) and GPUs (NVML) "
-        "drew meanwhile, whoever used them; it has no column where these counters cannot be read.",
+        "drew meanwhile, for all programs; it has no column where these counters cannot be read.",
     )
     return [_headed("how"), "<ul>", *(f"<li>{point}</li>" for point in points), "</ul>"]
 

@@ -139,7 +139,7 @@ class PipelineSteps(Steps):
                 "Make the same model on all ranks. Layers need the same names, too.",
             )
         same_randomness(self._world)
-        self._pipe = self._made(example, whole_batch)
+        self._pipe = self._build_pipeline(example, whole_batch)
         self._world.stages = self._pipe.plan().schedule.ranks
         known = {id(v) for v in self._graph.variables.values()}
         for v in self._model.variables:
@@ -240,7 +240,7 @@ class PipelineSteps(Steps):
         """The model as a graph, with its `variables`, `stages`, `symbols`, `inputs_of` and `outputs_of`."""
 
     @abstractmethod
-    def _made(self, example: tuple[Any, ...], whole_batch: bool) -> Any:
+    def _build_pipeline(self, example: tuple[Any, ...], whole_batch: bool) -> Any:
         """The pipeline, for batches as large as the example."""
 
     @abstractmethod

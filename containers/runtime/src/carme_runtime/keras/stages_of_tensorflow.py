@@ -60,7 +60,7 @@ class TensorFlowPipelineSteps(PipelineSteps):
     def _graph_of(self, model: Any) -> Calls:
         return Calls(model)
 
-    def _made(self, example: tuple[Any, ...], whole_batch: bool) -> TensorFlowPipeline:
+    def _build_pipeline(self, example: tuple[Any, ...], whole_batch: bool) -> TensorFlowPipeline:
         wanted, world = self._wanted, self._world
         state = _state_factor(getattr(self._model, "optimizer", None))
         stages = self.stages or wanted.stages

@@ -23,7 +23,7 @@ class TorchPipelineSteps(PipelineSteps):
     def _graph_of(self, model: Any) -> KerasGraph:
         return KerasGraph(model)
 
-    def _made(self, example: tuple[Any, ...], whole_batch: bool) -> Pipeline:
+    def _build_pipeline(self, example: tuple[Any, ...], whole_batch: bool) -> Pipeline:
         wanted, marked = self._wanted, self._graph.stages > 1
         self._graph.train()
         with torch.enable_grad():  # also where the first batch is for prediction

@@ -31,7 +31,7 @@ def measured(calls: Calls, example: Sequence[Any], samples: Sequence[int], secon
     Raises:
         InvalidCall: The model cannot run with the example.
     """
-    return _Measurement(calls).made(example, sorted(set(samples)), seconds)
+    return _Measurement(calls).measure(example, sorted(set(samples)), seconds)
 
 
 class _Measurement:
@@ -39,10 +39,10 @@ class _Measurement:
         self._tf: Any = import_module("tensorflow")
         self._calls, self._graph = calls, calls.graph()
 
-    def made(self, example: Sequence[Any], sizes: list[int], seconds: float) -> Graph:
+    def measure(self, example: Sequence[Any], sizes: list[int], seconds: float) -> Graph:
         began = time.perf_counter()
-        smallest = {v.name: v for v in self._look(self._resized(example, sizes[0]))}
-        largest = {v.name: v for v in self._look(self._resized(example, sizes[-1]))}
+        smallest = {v.name: v for v in self._all_values(self._resized(example, sizes[0]))}
+        largest = {v.name: v for v in self._all_values(self._resized(example, sizes[-1]))}
         took = max(time.perf_counter() - began, 1e-6)
         repeats = max(1, min(_MOST_REPEATS, int(seconds / took)))
         timings: dict[str, list[Timing]] = {call.name: [] for call in self._calls.calls}
@@ -69,7 +69,7 @@ class _Measurement:
         tf = self._tf
         return [tf.gather(tensor, tf.range(samples) % len(tensor)) for tensor in example]
 
-    def _look(self, example: list[Any]) -> Iterator[Value]:
+    def _all_values(self, example: list[Any]) -> Iterator[Value]:
         """All values, by running every call once."""
         reached = self._graph.with_gradients
         for name, tensor in zip(self._calls.inputs, example, strict=True):

@@ -1,11 +1,10 @@
 """What `--backend` sets, starts and stops for each framework: one entry of `BACKENDS` each."""
 
-import functools
 import importlib.util
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
@@ -14,36 +13,11 @@ from carme_runtime.fabric.members import Member
 from carme_runtime.launcher import dask, gaspi, horovod, ray
 from carme_runtime.launcher.placement import Place, is_spread
 from carme_runtime.launcher.programs import Process, Program
+from carme_runtime.launcher.run_setup import Setup
 
 Variables = dict[int, dict[str, str]]
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")  # that gRPC reads
 PORT_TRIES = 20  # per port: a node may name one twice, as nothing listens there yet
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What the variables of a run are made from.
-
-    Args:
-        places: Of all ranks.
-        ports: Free ones, in the order of the backend's `ports`; a dry run has 0 for each.
-        caller: The environment that ranks get from who starts them.
-        devices_per_rank: What the option of that name says.
-        no_gpu: What the option of that name says.
-        secrets: By name, those variables of the run that nobody else may know; a dry run has others for them.
-    """
-
-    places: list[Place]
-    ports: list[int]
-    caller: Mapping[str, str] = field(default_factory=dict)
-    devices_per_rank: int | None = None
-    no_gpu: bool = False
-    secrets: Mapping[str, str] = field(default_factory=dict)
-
-    @functools.cached_property
-    def pages(self) -> dask.Pages | None:
-        """Where a run of Dask shows its pages: this run's own as long as there is this setup."""
-        return dask.pages_of(self)
 
 
 @dataclass(frozen=True)

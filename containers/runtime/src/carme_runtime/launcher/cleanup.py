@@ -10,7 +10,7 @@ from typing import Any
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric
 from carme_runtime.fabric.members import Member
-from carme_runtime.ranks.leftovers import MARK
+from carme_runtime.ranks.orphans import MARK
 
 SECONDS = 60.0  # that a node may take to answer
 NOT_ALL_ENDED = 1
@@ -24,7 +24,7 @@ async def execute(
     dry_run: bool,
     environment: Mapping[str, str] = os.environ,
 ) -> int:
-    """End the leftovers on `nodes`, and say which there were; the exit code, 0 where none is left.
+    """End the orphaned processes on `nodes`, and say which there were; the exit code, 0 where none is left.
 
     Args:
         fabric: By which the nodes are queried.

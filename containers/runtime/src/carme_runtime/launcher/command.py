@@ -24,6 +24,7 @@ from carme_runtime.launcher.placement import Place, place
 from carme_runtime.launcher.programs import Programs
 from carme_runtime.launcher.rank_options import RankOptions, plan
 from carme_runtime.launcher.run import Run
+from carme_runtime.launcher.run_setup import Setup
 from carme_runtime.out_of_core import start as out_of_core
 from carme_runtime.scaling import start as scaling
 from carme_runtime.traces import launch as traces
@@ -133,7 +134,7 @@ async def _start(
     backend = backends.BACKENDS[options.backend or "torch"]
     blank = [0] * len(backend.ports(places))
     hidden = dict.fromkeys(backend.secrets, dry.SECRET)
-    setup = backends.Setup(places, blank, environment, options.devices_per_rank, options.no_gpu, hidden)
+    setup = Setup(places, blank, environment, options.devices_per_rank, options.no_gpu, hidden)
     backend.refuses(setup)
     if backend.driver:
         places = [dataclasses.replace(places[0], local_size=1)]
@@ -171,7 +172,7 @@ async def _run_ranks(
     environment: dict[str, str],
     rank_options: RankOptions,
     limits: Limits,
-    setup: backends.Setup,
+    setup: Setup,
     hosts: set[str] | None,
 ) -> int:
     """Run until it is over; the exit code."""
@@ -193,7 +194,7 @@ async def _execute(
     environment: dict[str, str],
     rank_options: RankOptions,
     name: str | None,
-    blank: backends.Setup,
+    blank: Setup,
 ) -> int:
     """Run with what the backend sets and starts; `blank`: its setup without ports and secrets."""
     backend, cwd = backends.BACKENDS[name or "torch"], str(Path.cwd())

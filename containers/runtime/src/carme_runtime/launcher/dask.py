@@ -1,21 +1,13 @@
 """Dask over the nodes of a job: its scheduler on the first, a worker for each rank, the script once."""
 
-import fcntl
-import importlib.util
-import os
-import socket
-import stat
 import sys
-import weakref
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from carme_runtime.launcher.programs import Process, Program
 
 if TYPE_CHECKING:
-    from carme_runtime.launcher.backends import Setup
     from carme_runtime.launcher.placement import Place
+    from carme_runtime.launcher.run_setup import Setup
 
 #: Where the scheduler shows its pages: a Unix socket, as ports are open to every user of the node.
 PAGES = "CARME_DASK_PAGES"
@@ -37,7 +29,6 @@ SECRETS = (
 )
 # Workers answer HTTP without a password. With no routes they answer nothing.
 _SILENT = {"DASK_DISTRIBUTED__WORKER__HTTP__ROUTES": "[]"}
-_MOST_AT_ONCE = 20
 
 
 def variables(setup: "Setup", host: str) -> dict[str, str]:
@@ -54,51 +45,6 @@ def variables(setup: "Setup", host: str) -> dict[str, str]:
         _LINK: f"{base}app/{pages.path.stem}/status" if pages else "",
         **setup.secrets,
     }
-
-
-@dataclass(frozen=True)
-class Pages:
-    """The socket of a run's pages, whose name no other run takes as long as there is this."""
-
-    path: Path
-
-
-def pages_of(setup: "Setup") -> Pages | None:
-    """Where a session shows this run's pages, to its user alone; None outside of sessions.
-
-    None as well where the scheduler is on another node than the session.
-    """
-    folder = Path(f"/tmp/carme-{setup.caller.get('SLURM_JOB_ID')}/apps")
-    if not _is_private(folder) or not importlib.util.find_spec("bokeh"):
-        return None
-    here = {setup.caller.get("SLURMD_NODENAME"), socket.gethostname()}
-    if setup.places[0].member.host not in here:
-        return None
-    for name in ("dask", *(f"dask-{number}" for number in range(2, _MOST_AT_ONCE))):
-        found = _reserved(folder, name)
-        if found:
-            return found
-    return None
-
-
-def _reserved(folder: Path, name: str) -> Pages | None:
-    """A name for this run alone; None where another one has it."""
-    path = folder / f"{name}.sock"
-    try:
-        lock = os.open(folder / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        free = not _listens(path)
-    except OSError:
-        free = False
-    if not free:
-        os.close(lock)
-        return None
-    found = Pages(path)
-    weakref.finalize(found, os.close, lock)
-    return found
 
 
 def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
@@ -150,23 +96,3 @@ def _own_devices(setup: "Setup", place: "Place") -> tuple[int, int] | None:
         return None
     begin = place.local_rank * each % place.member.devices
     return begin, begin + each
-
-
-def _is_private(folder: Path) -> bool:
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o77
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-    return True

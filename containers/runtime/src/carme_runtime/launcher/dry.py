@@ -4,9 +4,10 @@ import json
 import os
 from typing import Any
 
-from carme_runtime.launcher.backends import BACKENDS, Setup, missing
+from carme_runtime.launcher.backends import BACKENDS, missing
 from carme_runtime.launcher.placement import Place, rank_environment
 from carme_runtime.launcher.rank_options import RankOptions, plan
+from carme_runtime.launcher.run_setup import Setup
 
 SECRET = "(a secret of the run)"
 

@@ -11,8 +11,8 @@ from carme_runtime.launcher.programs import Process, Program
 
 if TYPE_CHECKING:
     from carme_runtime.fabric.members import Member
-    from carme_runtime.launcher.backends import Setup
     from carme_runtime.launcher.placement import Place
+    from carme_runtime.launcher.run_setup import Setup
 
 TOKEN, FOLDER = "RAY_AUTH_TOKEN", "CARME_RAY_FOLDER"
 #: What ranks get, and all of Ray's processes.

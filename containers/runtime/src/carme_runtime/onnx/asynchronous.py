@@ -23,7 +23,7 @@ from carme_runtime.collectives.mailboxes import Box, Counter, Mailboxes
 from carme_runtime.torch import messages
 
 #: Milliseconds between two looks for others' changes, while this rank waits for something.
-_LOOK_MS = 5
+_POLL_MS = 5
 #: In a message: the number of the part, its share of the batch's loss, and what each weight changes by.
 _NUMBERS = 2
 _END = -1
@@ -131,7 +131,7 @@ class Exchange:
         """Add the others' changes until something holds: a rank that waits may be waited for as well."""
         began = time.monotonic()
         while True:
-            holds = condition(0 if self.add_others() else _LOOK_MS)
+            holds = condition(0 if self.add_others() else _POLL_MS)
             if over() if over else holds:
                 return
             if 0 <= self._timeout <= 1000 * (time.monotonic() - began):

@@ -245,14 +245,14 @@ def plan(
         graph = replace(graph, links=Links())
     if tasks is not None:
         cuts = _wanted_cuts(graph, tasks)
-        return _assigned(_made(graph, cuts, found, micro_batches, split=False))
+        return _assigned(_plan_of(graph, cuts, found, micro_batches, split=False))
     count = sum(found.values())
     candidates: list[tuple[int, ...] | None] = [()]
     if count > 1:
         candidates += [balanced_cuts(graph, parts) for parts in {count, 2 * count}]
         candidates += [branch_cuts(graph)] if micro_batches < count else []
     plans = [
-        _assigned(_made(graph, cuts, found, micro_batches, split=True))
+        _assigned(_plan_of(graph, cuts, found, micro_batches, split=True))
         for cuts in dict.fromkeys(candidates)
         if cuts is not None
     ]
@@ -287,7 +287,7 @@ def _split_plan(found: Plan, splitter: Splitter, splits: tuple[Split, ...]) -> P
         return None
     plans = []
     for cuts in dict.fromkeys((own, tuple(sorted({*own, *branch_cuts(graph)})))):
-        made = _assigned(_made(graph, cuts, dict(found.workers), found.micro_batches, split=True))
+        made = _assigned(_plan_of(graph, cuts, dict(found.workers), found.micro_batches, split=True))
         plans.append(replace(made, splits=splits, unsplit=splitter.graph))
     return min(plans, key=lambda each: each.predicted_ms)
 
@@ -309,7 +309,7 @@ def _wanted_cuts(graph: Graph, tasks: int) -> tuple[int, ...]:
     return ()
 
 
-def _made(graph: Graph, cuts: tuple[int, ...], workers: dict[str, int], m: int, *, split: bool) -> Plan:
+def _plan_of(graph: Graph, cuts: tuple[int, ...], workers: dict[str, int], m: int, *, split: bool) -> Plan:
     ends = [0, *cuts, len(graph.operators)]
     groups: list[list[int]] = []
     for begin, end in pairwise(ends):

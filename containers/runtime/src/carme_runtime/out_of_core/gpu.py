@@ -116,7 +116,7 @@ class GpuOperations(watch.Operations):
 
     def look_ahead(self) -> None:
         """Let blocks leave and come before that is needed."""
-        self._ahead.look()
+        self._ahead.plan_moves()
 
     def run_timed(self, call: Callable[[], Any], operation: Operation, planned: Operation | None) -> Any:
         """Kernels take their time later: events of the first steps say how long."""

@@ -65,7 +65,7 @@ class Ahead:
         self._growth: Growth | None = None
         self._of: object = None
 
-    def look(self) -> None:
+    def plan_moves(self) -> None:
         """Let blocks leave for what will be made, and blocks come that are used soon."""
         steps, store = self._steps, self._store
         trace = steps.trace

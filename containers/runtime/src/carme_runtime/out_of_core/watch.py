@@ -173,7 +173,7 @@ class Operations(TorchDispatchMode):
             result = self.run_timed(call, operation, planned)
         finally:
             self.store.release(uses)
-        self.steps.end(operation, planned, self._made(result, tensors))
+        self.steps.end(operation, planned, self._new_blocks(result, tensors))
         for each in changed:
             self._see_change(each)
         if facts.stays:
@@ -235,7 +235,7 @@ class Operations(TorchDispatchMode):
         operation.workspace = self._workspaces[key]
         return func(*args, **kwargs)
 
-    def _made(self, result: Any, tensors: Sequence[torch.Tensor]) -> list[Block]:
+    def _new_blocks(self, result: Any, tensors: Sequence[torch.Tensor]) -> list[Block]:
         """Blocks of what an operation gave that are not of its arguments."""
         made: list[Block] = []
         given: set[int] | None = None

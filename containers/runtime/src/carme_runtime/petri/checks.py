@@ -242,7 +242,7 @@ def _states(net: Definition) -> list[Finding]:
 
 
 def _grows(space: _Space, before: dict[Marking, Any], after: Marking) -> int | None:
-    """A place that grows for ever: what led from a smaller marking to this one can go on doing so."""
+    """A place that grows for ever: the steps from a smaller marking to this one can be repeated."""
     marking = after
     while (step := before[marking]) is not None:
         marking, rule = step

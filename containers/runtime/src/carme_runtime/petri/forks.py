@@ -82,7 +82,7 @@ class _ForkServer:
         limits = [each.limit for each in net.transitions.values() if each.limit]
         #: Between two looks for tasks that take longer than their limit; None: no task has one.
         self._pause = min(max(min(limits) / 10, _SHORTEST_PAUSE), _LONGEST_PAUSE) if limits else None
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._written = 0
         self._out, self._out_write = os.pipe()
         os.set_blocking(self._out, False)
@@ -109,8 +109,8 @@ class _ForkServer:
                     os.killpg(process, signal.SIGKILL)
 
     def _step(self, ready: set[Any]) -> bool:
-        if self._pause is not None and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + self._pause
+        if self._pause is not None and time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + self._pause
             self._end_overdue()
         if self._out in ready:
             self._collect()

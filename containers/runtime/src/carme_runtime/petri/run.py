@@ -56,7 +56,7 @@ USELESS_WORKERS = 20
 #: What a task is taken to last before one has ended.
 _UNKNOWN_SECONDS = 1.0
 #: Between two looks of who waits whether the coordinator is there still.
-_LOOK_SECONDS = 5.0
+_POLL_SECONDS = 5.0
 
 
 class Run(Observed):
@@ -327,7 +327,7 @@ class Run(Observed):
         self._watchers += watch
         while not (came := over()) and (left := end - time.monotonic()) > 0:
             if self._thread.is_alive():
-                self._changed.wait(min(left, _LOOK_SECONDS))
+                self._changed.wait(min(left, _POLL_SECONDS))
             else:
                 self._fail(coordinator_failed("its thread has ended"))
         self._watchers -= watch

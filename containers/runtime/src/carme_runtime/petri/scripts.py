@@ -33,9 +33,9 @@ def net_of(folder: Path, kind: type[Kind]) -> Kind:
             "be found.",
             "Make its net again, and use Net.resume(folder, net=net).",
         )
-    before = _made(kind)
+    before = _nets_of(kind)
     _read_or_refuse(module, file, f", which made net {name},")
-    found = [net for net in _made(kind) if net.name == name and net.origin[1] == file]
+    found = [net for net in _nets_of(kind) if net.name == name and net.origin[1] == file]
     for net in found:
         if net not in before or len(found) == 1:
             return net
@@ -60,7 +60,7 @@ def net_in(script: Path, kind: type[Kind], name: str = "") -> Kind:
     if not script.is_file():
         raise PetriError(f"There is no script {script}.", "Name a Python file that makes a Net.")
     _read_or_refuse("__main__", file, "")
-    found = {net.name: net for net in _made(kind) if net.origin[1] == file}
+    found = {net.name: net for net in _nets_of(kind) if net.origin[1] == file}
     if name in found or (len(found) == 1 and not name):
         return found.get(name) or next(iter(found.values()))
     if not found:
@@ -72,7 +72,7 @@ def net_in(script: Path, kind: type[Kind], name: str = "") -> Kind:
     raise PetriError(f"{script} makes {'no such net' if name else 'several nets'}.", f"Choose from {names}.")
 
 
-def _made(kind: type[Kind]) -> set[Kind]:
+def _nets_of(kind: type[Kind]) -> set[Kind]:
     return {net for net in nets if isinstance(net, kind)}
 
 

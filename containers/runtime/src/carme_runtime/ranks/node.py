@@ -14,7 +14,7 @@ A run is known by its channel. Requests to a node and the events that answer the
     {"type": "more", "bytes": count}              so much of the output was printed
 
     {"type": "clean", "script", "spared", "signal": number or null}
-                                                  end what earlier runs left behind (see `leftovers.clear`)
+                                                  end what earlier runs left behind (see `orphans.clear`)
                                                   -> {"type": "cleaned", "processes": [{"pid", "command",
                                                   "ended"}]}
 
@@ -58,7 +58,7 @@ from carme_runtime.addresses import (
     meets_here,
 )
 from carme_runtime.errors import CarmeRuntimeError
-from carme_runtime.ranks import leftovers
+from carme_runtime.ranks import orphans
 from carme_runtime.ranks.cores import in_order
 from carme_runtime.ranks.environment import without_secrets
 from carme_runtime.ranks.orphan_cleanup import OrphanCleanup
@@ -165,7 +165,7 @@ class Node:
         grace = GRACE if number else 0.0
         try:
             found = await asyncio.get_running_loop().run_in_executor(
-                None, leftovers.clear, is_over, request["script"], request["spared"], number, grace
+                None, orphans.clear, is_over, request["script"], request["spared"], number, grace
             )
         except OSError as error:
             message = f"What is left on {self.host} cannot be ended: {error.strerror}."
@@ -281,10 +281,10 @@ class _Run:
             base.pop(name, None)
             if value is not None:
                 base[name] = value
-        base[leftovers.MARK] = leftovers.mark(self.number)
+        base[orphans.MARK] = orphans.mark(self.number)
         self._cleanup.begin()
         for rank in request["ranks"]:
-            self._cleanup.expect(f"{leftovers.MARK}={base[leftovers.MARK]}")
+            self._cleanup.expect(f"{orphans.MARK}={base[orphans.MARK]}")
             try:
                 with (
                     _pinned(rank.get("cpus"), bool(rank.get("memory"))),

@@ -86,11 +86,11 @@ class Notes:
             self._results[id(tensor)] = (tensor, Result(number, place))
 
     def _noted(self, given: Any) -> Any:
-        def one(tensor: torch.Tensor) -> Any:
+        def detached(tensor: torch.Tensor) -> Any:
             known = self._results.get(id(tensor))
             return known[1] if known else tensor.detach()
 
-        return mapped(given, one)
+        return mapped(given, detached)
 
 
 def batch_of(calls: list[Call]) -> int:

@@ -40,11 +40,11 @@ def measured(
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         largest = _Measurement(traced, resized(example, sizes[-1]))
-        took = largest.look()
+        took = largest.measure_sizes()
         smallest = largest.described
         if len(sizes) > 1:
             other = _Measurement(traced, resized(example, sizes[0]))
-            took += other.look()
+            took += other.measure_sizes()
             smallest = other.described
         repeats = max(1, min(_MOST_REPEATS, int(seconds / max(took, 1e-6) / 3)))
         timings: dict[str, list[Timing]] = {name: [] for name in largest.held}
@@ -100,7 +100,7 @@ class _Measurement:
         self.workspace: dict[str, int] = {}
         self.backward: dict[str, int] = {}
 
-    def look(self) -> float:
+    def measure_sizes(self) -> float:
         """Run all once, see how large everything is; how long that took."""
         began = time.perf_counter()
         with _memory_profile() as profile:

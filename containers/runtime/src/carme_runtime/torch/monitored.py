@@ -62,7 +62,7 @@ class _Arrivals:
         end = self._end if limit is None else float("inf") if limit < 0 else time.monotonic()
         missing = {member: self._news[member] for member in self.others if self.states[member] == _UNKNOWN}
         while missing:
-            for member, state in _look(missing, end).items():
+            for member, state in _poll(missing, end).items():
                 self.states[member] = state
                 del missing[member]
             if _LOST in self.states and not wait_all:
@@ -76,13 +76,13 @@ class _Arrivals:
         """Wait until these are over, or the time is; return what became of those that are, by member."""
         found: dict[int, int] = {}
         while len(found) < len(messages):
-            found |= _look({member: messages[member] for member in messages.keys() - found.keys()}, self._end)
+            found |= _poll({member: messages[member] for member in messages.keys() - found.keys()}, self._end)
             if time.monotonic() >= self._end:
                 break
         return found
 
 
-def _look(messages: dict[int, Pending], end: float) -> dict[int, int]:
+def _poll(messages: dict[int, Pending], end: float) -> dict[int, int]:
     """Wait shortly, return what became of messages that are over, by member."""
     found: dict[int, int] = {}
     patience = _SLICE_MS

@@ -329,7 +329,7 @@ class Parallel:
         if self._alone or self._rests or module is not self._model or not torch.is_grad_enabled():
             return
         if self._optimizer:
-            self._look_for_new_ones()
+            self._refuse_new_parameters()
         if self.end_failed_pass():
             for parameter in self._parameters:
                 parameter.grad = None  # of no use to anybody
@@ -345,7 +345,7 @@ class Parallel:
         if self._reduces():
             self._weighting.count()
 
-    def _look_for_new_ones(self) -> None:
+    def _refuse_new_parameters(self) -> None:
         """Refuse to train a parameter that is not reduced: ranks would drift apart without a word."""
         new = [p for p in self._model.parameters() if p.requires_grad and id(p) not in self._place]
         if new:  # unless they have an optimizer of their own

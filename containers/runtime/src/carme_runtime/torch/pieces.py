@@ -86,7 +86,7 @@ def piece_of(
         split: Whether gradients of weights are made later.
         constants: The arguments of all operators in evaluation; None: in training. See `evaluation`.
     """
-    return _Maker(traced, pieces, number, deferred, split, constants).made()
+    return _Maker(traced, pieces, number, deferred, split, constants).piece()
 
 
 class _Maker:
@@ -109,7 +109,7 @@ class _Maker:
         self._plain = plain(traced.graph)
         self._body: list[Any] = []
 
-    def made(self) -> Piece:
+    def piece(self) -> Piece:
         graph = self._traced.graph
         span = self._pieces.span(self._number)
         used = {v for place in span for v in graph.operators[place].inputs} | set(graph.results)

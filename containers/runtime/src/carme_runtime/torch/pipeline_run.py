@@ -115,7 +115,7 @@ class Run:
         ways = [(way.recomputes, way.spilled_bytes) for way in made.ways]
         if not self._same(repr((made.cuts, made.schedule, made.samples, made.batch_norm, ways))):
             raise Mismatch(
-                "Ranks asked for different pipelines.",
+                "Ranks requested different pipelines.",
                 "Call pipeline() with the same arguments on all ranks.",
             )
 

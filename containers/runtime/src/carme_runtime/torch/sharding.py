@@ -252,7 +252,7 @@ class Shards:
             self._arrive_all()
         groups = optimizer.param_groups
         # Who asks for the optimizer's state meanwhile, as a signal's handler may, finds all of it.
-        part = _made(self._kind)
+        part = _without_state(self._kind)
         vars(part).update(vars(optimizer))
         pending: list[tuple[ShardBucket, Pending | None]] = []
         whole: Any = self._kind.step
@@ -429,7 +429,7 @@ class Shards:
         self._cut(whole.state)
 
     def _whole(self, optimizer: Any, state: Any) -> Any:
-        whole: Any = _made(self._kind)
+        whole: Any = _without_state(self._kind)
         vars(whole).update(vars(optimizer))
         whole.state = state
         return whole
@@ -437,7 +437,7 @@ class Shards:
     def fuse(self, fuse: Callable[[torch.optim.Optimizer], None]) -> None:
         """Let `fuse` look at the optimizer as it will be stepped."""
         groups = self._optimizer.param_groups
-        part = _made(self._kind)
+        part = _without_state(self._kind)
         vars(part).update(vars(self._optimizer))
         part.param_groups = [
             {**group, "params": [f for b in self._buckets for f in self._fragments(group["params"], b)]}
@@ -462,7 +462,7 @@ def _is_type(value: Any) -> bool:
     return isinstance(value, torch.dtype)
 
 
-def _made(kind: type[torch.optim.Optimizer]) -> Any:
+def _without_state(kind: type[torch.optim.Optimizer]) -> Any:
     """A copy, before it gets its state."""
     return kind.__new__(kind)
 

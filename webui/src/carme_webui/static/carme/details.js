@@ -1,5 +1,5 @@
 // A part of the page that is renewed leaves what the reader has opened or closed as it is: the portal's HTML does not
-// know which <details> are open, and htmx would take the attribute away. Only extensions of htmx are asked about that.
+// know which <details> are open, and htmx would take the attribute away. Only extensions of htmx can prevent that.
 "use strict";
 
 htmx.registerExtension("details", {

@@ -45,7 +45,7 @@
   const markOf = (event) => (event.target instanceof Element ? event.target.closest(MARKED) : null);
   const focused = () => document.activeElement?.closest(MARKED) ?? null;
 
-  // Browsers report a pointer that rests, too, when the page moves or changes below it: nobody has asked for it.
+  // Browsers report a pointer that rests, too, when the page moves or changes below it: nobody has requested it.
   function point(event) {
     const rests = event.pointerType === "mouse" && event.clientX === pointer.x && event.clientY === pointer.y;
     pointer = { x: event.clientX, y: event.clientY };

@@ -47,7 +47,7 @@ class Gpi2Context:
         self._segments = library.number("segment_max") - 1
         self._queues = library.number("queue_num") - 1
         self._memory: dict[int, mmap.mmap] = {}
-        self._described: set[int] = set()  # numbers that GPI-2 can be asked about
+        self._described: set[int] = set()  # numbers that GPI-2 knows
         self._lost = [False] * size
         self._generations: dict[tuple[int, ...], int] = {}
         self._groups: dict[int, Gpi2Group] = {}
@@ -110,7 +110,7 @@ class Gpi2Context:
                 f"Use numbers from 0 to {self._segments - 1}: GPI-2 has room for these.",
             )
         if size <= 0:
-            raise InvalidCall("A segment of no bytes was asked for.", "Give a size of at least one byte.")
+            raise InvalidCall("A segment of no bytes was requested.", "Give a size of at least one byte.")
         with self._segment_lock:
             if number in self._memory:
                 raise InvalidCall(

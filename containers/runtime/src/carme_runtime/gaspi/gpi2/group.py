@@ -15,7 +15,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from carme_runtime.collectives import errors
 from carme_runtime.collectives.errors import GaspiError, InvalidCall, Mismatch, PeerLost, Timeout
@@ -31,9 +31,7 @@ from carme_runtime.gaspi.gpi2.calls import (
     WIRE_NAMES,
     Call,
 )
-
-if TYPE_CHECKING:
-    from carme_runtime.gaspi.gpi2.context import Gpi2Context
+from carme_runtime.gaspi.gpi2.mail import Mail
 
 SMALL = 4096  # bytes up to which everybody sends everything to everybody
 _FLOATING = range(4)
@@ -43,12 +41,34 @@ _LENGTH = struct.Struct("<I")
 _REMEDY = "Call the same collectives with the same shapes and types in the same order on all ranks."
 
 
+class GroupContext(Protocol):
+    """What a group needs of a process that is a rank of GPI-2."""
+
+    rank: int
+    size: int
+    mail: Mail
+
+    def group_key(self, ranks: tuple[int, ...]) -> int:
+        """A number for the next group of these ranks, the same on all of them."""
+        ...
+
+    def add_group(self, key: int, group: "Gpi2Group") -> None:
+        """Give this group what its other members say about it."""
+        ...
+
+    def forget_group(self, key: int) -> None:
+        """Undo `add_group`."""
+        ...
+
+    def ping(self, rank: int) -> bool:
+        """Whether a rank is there."""
+        ...
+
+
 class Gpi2Group:
     """Arguments and results are those of the native core's `Group`."""
 
-    def __init__(
-        self, context: "Gpi2Context", ranks: Sequence[int], timeout: int, algorithm: int = 0
-    ) -> None:
+    def __init__(self, context: GroupContext, ranks: Sequence[int], timeout: int, algorithm: int = 0) -> None:
         self._context = context
         self.ranks = sorted(ranks)
         for index, rank in enumerate(self.ranks):
@@ -276,7 +296,7 @@ class Gpi2Group:
 
     def _take(self, member: int, call: Call, expected: int) -> memoryview:
         rank = self.ranks[member]
-        message = self._context.mail.take(rank, self._key, call.deadline, self._look)
+        message = self._context.mail.take(rank, self._key, call.deadline, self._raise_error)
         if message is None:
             raise Timeout(
                 f"Rank {rank} did not come to {call.doing} within {call.timeout} ms of rank "
@@ -305,7 +325,7 @@ class Gpi2Group:
 
     # Breaking up
 
-    def _look(self) -> None:
+    def _raise_error(self) -> None:
         if self._error:
             raise self._error
 
@@ -375,7 +395,7 @@ class Gpi2Group:
         others = [self.ranks[member] for member in self._others()]
         looked = time.monotonic()
         while True:
-            self._look()
+            self._raise_error()
             for member in sorted(self._others(), key=lambda m: (m < self._next_sender, m)):
                 waiting = self._context.mail.waiting(self.ranks[member], self._letter_key(tag))
                 with self._letters_lock:
@@ -399,7 +419,7 @@ class Gpi2Group:
         rank, key = self.ranks[member], self._letter_key(tag)
         while True:
             if wait:
-                message = self._context.mail.take(rank, key, deadline, self._look)
+                message = self._context.mail.take(rank, key, deadline, self._raise_error)
             else:
                 message = self._context.mail.poll(rank, key)
             if message is None:

@@ -6,17 +6,15 @@ it notifies the sender, who may then use the slot again.
 """
 
 import contextlib
+import mmap
 import struct
 import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from carme_runtime.collectives.errors import GaspiError, PeerLost
-
-if TYPE_CHECKING:
-    from carme_runtime.gaspi.gpi2.context import Gpi2Context
 
 SLOTS = 4
 LARGEST_FRAME, SMALLEST_FRAME = 256 * 1024, 4096
@@ -28,10 +26,49 @@ SLICE = 200  # milliseconds after which a waiting thread looks around
 ABORTS = 0  # the key of messages about groups that broke
 
 
+class Segments(Protocol):
+    """What messages need of a process that is a rank of GPI-2. Times are in milliseconds."""
+
+    rank: int
+    size: int
+
+    def make_segment(self, number: int, size: int) -> mmap.mmap:
+        """Memory of this process as a segment, of so many bytes."""
+        ...
+
+    def segment_register_reserved(self, number: int, rank: int, timeout: int) -> None:
+        """Make a segment of this rank known to another. Raises Timeout."""
+        ...
+
+    def wait_for_all(self, timeout: int) -> None:
+        """Wait until all ranks have come here. Raises Timeout."""
+        ...
+
+    def post(self, function: str, rank: int, queue: int, arguments: tuple[Any, ...]) -> None:
+        """Put an operation into a queue."""
+        ...
+
+    def waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
+        """Which notification is set, or -1."""
+        ...
+
+    def reset(self, segment: int, number: int) -> int:
+        """Clear a notification, return its value."""
+        ...
+
+    def ping(self, rank: int) -> bool:
+        """Whether a rank is there."""
+        ...
+
+    def throw_if_lost(self, rank: int, doing: str) -> None:
+        """Raise PeerLost where it is."""
+        ...
+
+
 class Mail:
     """Sends and takes messages. Each has a key: messages of one key and sender keep their order."""
 
-    def __init__(self, context: "Gpi2Context", segment: int, queue: int, timeout: int) -> None:
+    def __init__(self, context: Segments, segment: int, queue: int, timeout: int) -> None:
         self._context, self._segment, self._queue = context, segment, queue
         ranks = context.size
         self._frame = min(LARGEST_FRAME, max(SMALLEST_FRAME, MEMORY // (2 * ranks * SLOTS)))

@@ -17,7 +17,7 @@ from carme_webui.accounts.models import User
 from carme_webui.bookings import services as bookings
 from carme_webui.bookings.models import Booking
 from carme_webui.cluster import broker as site_broker
-from carme_webui.jobs.backfill import read_past
+from carme_webui.jobs.backfill import backfill_jobs
 from carme_webui.projects import services as projects
 from carme_webui.projects.models import Membership, Project
 
@@ -40,7 +40,7 @@ class Command(BaseCommand):
         self.stdout.write("users")
         self.stdout.flush()
         _wait_for_broker()
-        read_past(site_broker())
+        backfill_jobs(site_broker())
         members = [user for user in users if not user.is_staff]
         admin = next(user for user in users if user.is_staff)
         _project(admin, members)

@@ -13,7 +13,7 @@
   const HELP = '/help/';
   /** How often apps of the user's own are looked for while somebody sees the page. */
   const ASK_MS = 60000;
-  /** How often a theme's stylesheet is asked for again, and after how long; each time it takes longer. */
+  /** How often a theme's stylesheet is requested again, and after how long; each time it takes longer. */
   const THEME_TRIES = 4;
   const THEME_MS = 500;
   const STYLE = `

@@ -17,7 +17,7 @@
     if (sessionContext.session?.kernel || sessionContext.isReady || !coming) {
       return;
     }
-    // What the document itself does next, when it has asked for its checkpoints; both get the same promise.
+    // What the document itself does next, when it has requested its checkpoints; both get the same promise.
     const preference = sessionContext.kernelPreference;
     const name = notebook.defaultKernelName || preference.name;
     sessionContext.kernelPreference = { ...preference, name, language: notebook.defaultKernelLanguage };

@@ -11,9 +11,9 @@
   const EXTEND_MINUTES = 60;
   const EVENT = 'https://schema.carme/session';
   const LOOK_MS = 5000;
-  /** How often the portal is asked whether a session that is being stopped has ended, by who wants it again. */
+  /** How often the portal is queried whether a session that is being stopped has ended, by who wants it again. */
   const AGAIN_MS = 1000;
-  /** For how long the end of the old session is waited for, and that this page is left, before the user is asked again. */
+  /** For how long the end of the old session is waited for, and that this page is left, before the question comes again. */
   const END_MS = 60000;
   const LEAVE_MS = 10000;
   const STOPPED = 424; // the hub's answer for a server that does not run
@@ -93,7 +93,7 @@
    *
    * The page that follows is the new session's, or the start form with what is not possible now. Where the portal
    * does not answer, or has forgotten who this is, its own page of this session says so. Returns a sentence why the
-   * user is still here: the old session goes on, or JupyterLab asked about unsaved documents and they stayed.
+   * user is still here: the old session goes on, or they stayed for unsaved documents that JupyterLab named.
    */
   async function startAgain() {
     const latest = Date.now() + END_MS;
@@ -423,7 +423,7 @@
       show();
     }
 
-    /** The session's time, more of it, and its end: the minutes that were asked for, or nothing. */
+    /** The session's time, more of it, and its end: the minutes that were requested, or nothing. */
     async function askForTime() {
       const content = new widgets.Widget({ node: document.createElement('div') });
       const ends = status.ends && new Date(status.ends);

@@ -203,7 +203,7 @@
   function plugin(apputils, rendermimes, services, widgets) {
     return {
       id: 'carme-use:panel',
-      description: 'What the session uses of what it asked for, and what to change.',
+      description: 'What the session uses of what it requested, and what to change.',
       autoStart: true,
       optional: [apputils.ICommandPalette, rendermimes.IRenderMimeRegistry],
       activate: (app, palette, rendermime) => activate(app, palette, rendermime, { services, widgets })

@@ -1,4 +1,4 @@
-"""Clearing away what a stopped or suddenly ended demo leaves in the running system.
+"""Clean up what a stopped or suddenly ended demo leaves in the running system.
 
 Everything here holds only until the next boot (processes, mounts, interfaces, podman's run folder); the
 nodes' disks are never touched. Podman notices that its run folder is gone, as after a boot, and counts all

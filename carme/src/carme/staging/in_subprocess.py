@@ -21,7 +21,9 @@ from carme.translation import message as _
 __all__ = ["run", "serve"]
 
 _PR_SET_PDEATHSIG = 1
-_PROGRAM = "import sys; sys.path.insert(0, sys.argv[1]); from carme.staging.alone import serve; serve()"
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); from carme.staging.in_subprocess import serve; serve()"
+)
 
 
 def run(function: Callable[..., Any], *arguments: Any, notify: Callable[[Any], None] | None) -> Any:

@@ -1,16 +1,12 @@
-"""Why a job or session is over: its ending, and the sentence that names the cause and the next step."""
+"""The outcome of a job or session: how it ended, and the sentence with the cause and the next step."""
 
-from typing import TYPE_CHECKING
-
+from carme.jobs.record import JobRecord
 from carme.jobs.states import JobState
 from carme.jobs.times import minutes_text
 from carme.launch.exits import Exit
 from carme.sessions.states import Ending
 from carme.translation import Message, joined, noop, row_of
 from carme.translation import message as _
-
-if TYPE_CHECKING:
-    from carme.jobs.status import Job
 
 __all__ = [
     "FORGOTTEN",
@@ -66,7 +62,7 @@ _BY_EXIT: dict[int, Ending] = {
 
 
 def ending_of(
-    job: "Job", note_ending: Ending | None, was_ready: bool, message: str = "", log: str = ""
+    job: JobRecord, note_ending: Ending | None, was_ready: bool, message: str = "", log: str = ""
 ) -> tuple[Ending, str]:
     """Why a job that is over has ended, and its sentence.
 
@@ -103,22 +99,22 @@ def without_log(sentence: str) -> str:
     return sentence.partition(LOG_FOLLOWS)[0] if LOG_FOLLOWS in sentence else sentence
 
 
-def _was_never_launched(job: "Job") -> bool:
+def _was_never_launched(job: JobRecord) -> bool:
     """Slurm gave it nodes and could not start it there; it cancels some of these as root itself."""
     if job.state is JobState.LAUNCH_FAILED:
         return True
     return job.state is JobState.CANCELLED and job.cancelled_by == "slurm" and bool(job.node_list)
 
 
-def _what(job: "Job") -> str:
+def _what(job: JobRecord) -> str:
     return _("session") if job.kind == "session" else _("job")
 
 
-def _again(job: "Job") -> str:
+def _again(job: JobRecord) -> str:
     return _("start it again") if job.kind == "session" else _("submit it again")
 
 
-def _cancelled_by_somebody(job: "Job") -> str:
+def _cancelled_by_somebody(job: JobRecord) -> str:
     """A job that was cancelled, where Slurm does not say by whom (yet, or without accounting)."""
     if job.reason == NEVER_BEGUN:
         return ending_sentence(job, Ending.STOPPED)
@@ -130,7 +126,7 @@ def _cancelled_by_somebody(job: "Job") -> str:
     )
 
 
-def _cause(job: "Job", was_ready: bool, blamed: bool) -> Ending:
+def _cause(job: JobRecord, was_ready: bool, blamed: bool) -> Ending:
     if job.reason == FORGOTTEN:
         return Ending.LOST
     if job.state in _BY_STATE:
@@ -195,7 +191,7 @@ _OF_JOBS = {
 }
 
 
-def ending_sentence(job: "Job", ending: Ending) -> str:
+def ending_sentence(job: JobRecord, ending: Ending) -> str:
     """The cause and the next step; the one table for sessions and batch jobs."""
     match ending:
         case Ending.STOPPED | Ending.FINISHED:
@@ -227,7 +223,7 @@ def ending_sentence(job: "Job", ending: Ending) -> str:
     return _filled(template, job, ending)
 
 
-def _filled(template: str, job: "Job", ending: Ending) -> str:
+def _filled(template: str, job: JobRecord, ending: Ending) -> str:
     """The sentence of a template, with what is known of the job."""
     on_one = job.nodes <= 1 and job.node_list
     at_start = ending is Ending.DIED_AT_START and job.kind == "session"
@@ -246,11 +242,11 @@ def _filled(template: str, job: "Job", ending: Ending) -> str:
     return _(template, **{name: value for name, value in values.items() if f"{{{name}}}" in template})
 
 
-def _failed_node(job: "Job") -> str:
+def _failed_node(job: JobRecord) -> str:
     return job.failed_node or (job.node_list if job.nodes <= 1 else "")
 
 
-def _death(job: "Job") -> str:
+def _death(job: JobRecord) -> str:
     """The template for a job that failed by itself."""
     if job.exit_code in _EXITS:
         return _EXITS[job.exit_code]
@@ -293,7 +289,7 @@ _DEATHS = {
 }
 
 
-def _memory(job: "Job") -> str:
+def _memory(job: JobRecord) -> str:
     """What is known of its use, as a part of a sentence."""
     if not job.memory_mb:
         return ""

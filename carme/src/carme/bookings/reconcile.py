@@ -1,7 +1,7 @@
-"""What is to be done so that Slurm's reservations and the bookings agree again. Pure functions.
+"""Reconcile Slurm's reservations with the bookings: what to change. Pure functions.
 
-Whatever was away for however long, the portal, the broker or Slurm: the bookings are what is to be, the
-reservations with names of ours are what is, and each look works out anew what is missing.
+The bookings are the desired state, the reservations with names of ours the actual one. Each call compares
+both anew, so it does not matter whether the portal, the broker or Slurm was away, nor for how long.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
-from carme.bookings.models import MAINTENANCE_PATTERN, NAME_PATTERN, Hold, Window
+from carme.bookings.models import MAINTENANCE_PATTERN, NAME_PATTERN, ReservationSpec, Window
 from carme.jobs import Reservation
 
 __all__ = ["Plan", "differs", "is_maintenance", "is_ours", "plan", "shifted"]
@@ -24,23 +24,23 @@ class Plan:
         release: Names of reservations that nobody has a booking for.
     """
 
-    keep: list[Hold]
+    keep: list[ReservationSpec]
     release: list[str]
 
 
-def plan(holds: Iterable[Hold], reservations: Iterable[Reservation], now: datetime) -> Plan:
+def plan(specs: Iterable[ReservationSpec], reservations: Iterable[Reservation], now: datetime) -> Plan:
     """Compare what is to be with what is.
 
     Args:
-        holds: Those of all bookings that are approved and not over.
+        specs: Those of all bookings that are approved and not over.
         reservations: All of Slurm's; those whose names are not ours are left alone.
     """
-    wanted = {hold.name: hold for hold in holds if hold.end > now}
+    wanted = {spec.name: spec for spec in specs if spec.end > now}
     there = {one.name: one for one in reservations if is_ours(one.name)}
     changed = [
-        hold for hold in wanted.values() if hold.name not in there or differs(hold, there[hold.name], now)
+        spec for spec in wanted.values() if spec.name not in there or differs(spec, there[spec.name], now)
     ]
-    changed.sort(key=lambda hold: (hold.name not in there, hold.start, hold.name))
+    changed.sort(key=lambda spec: (spec.name not in there, spec.start, spec.name))
     return Plan(keep=changed, release=sorted(there.keys() - wanted.keys()))
 
 
@@ -54,7 +54,7 @@ def is_maintenance(name: str) -> bool:
     return re.fullmatch(MAINTENANCE_PATTERN, name) is not None
 
 
-def shifted(window: Window | Hold, reservation: Reservation, now: datetime) -> bool:
+def shifted(window: Window | ReservationSpec, reservation: Reservation, now: datetime) -> bool:
     """Whether a reservation has other nodes or another time; the start of one that has begun stays."""
     begun = reservation.start <= now
     return (
@@ -64,8 +64,8 @@ def shifted(window: Window | Hold, reservation: Reservation, now: datetime) -> b
     )
 
 
-def differs(hold: Hold, reservation: Reservation, now: datetime) -> bool:
+def differs(spec: ReservationSpec, reservation: Reservation, now: datetime) -> bool:
     """Whether a reservation is not what it is to be."""
-    return shifted(hold, reservation, now) or (
-        set(reservation.users) != set(hold.users) or set(reservation.accounts) != set(hold.accounts)
+    return shifted(spec, reservation, now) or (
+        set(reservation.users) != set(spec.users) or set(reservation.accounts) != set(spec.accounts)
     )

@@ -1,4 +1,4 @@
-"""A few changed files, copied at once: to start workers and a journal would take longer than that."""
+"""Copy a few changed files at once: to start workers and a journal would take longer than that."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from carme.staging.native import Found, Native
 from carme.staging.options import Options
 from carme.staging.state import State
 
-__all__ = ["FEW", "copy_few", "suits"]
+__all__ = ["MOST_FILES", "copy_changed", "suits"]
 
-#: So many files at most are copied so.
-FEW = 1000
+#: More changed files than these go to workers.
+MOST_FILES = 1000
 
 
 def suits(options: Options) -> bool:
@@ -22,7 +22,7 @@ def suits(options: Options) -> bool:
     return not options.bandwidth and not options.operations and options.hash in ("", "xxh3")
 
 
-def copy_few(
+def copy_changed(
     native: Native,
     copier: AttributeCopier,
     source: int,

@@ -1,4 +1,4 @@
-"""Jobs of two years, so that a sandbox's pages have something to show."""
+"""Sample jobs of two years, so that a sandbox's pages have something to show."""
 
 import json
 import random
@@ -13,7 +13,7 @@ from carme.sandbox.accounts import SandboxAccount
 from carme.sandbox.gateway import first_job
 from carme.slurm.folder import job_folder, log_name
 
-__all__ = ["write_past"]
+__all__ = ["write_sample_jobs"]
 
 _NAMES = ("train-resnet", "finetune", "preprocess", "evaluate", "sweep", "export-onnx")
 _ENDS = (
@@ -29,7 +29,7 @@ _WITH_LOG = 12
 _GROWTH = 2.0
 
 
-def write_past(folder: Path, accounts: list[SandboxAccount], days: int = 730, count: int = 240) -> int:
+def write_sample_jobs(folder: Path, accounts: list[SandboxAccount], days: int = 730, count: int = 240) -> int:
     """Write jobs that are over into a ledger that has none, the same ones each time; how many.
 
     Args:

@@ -1,4 +1,4 @@
-"""Processes that are still there although their run on this node is over.
+"""Clean up orphaned processes: those that are still there although their run on this node is over.
 
 A run ends the process group of each of its ranks. What remains is what left its group, as daemons do, and
 the ranks of an agent that was killed together with the process that supervises it. All of them have the
@@ -19,8 +19,8 @@ _PROCESSES = Path("/proc")
 
 
 @dataclass(frozen=True)
-class Leftover:
-    """A process whose run was over when it was looked for; `ended`: it no longer is there."""
+class Orphan:
+    """A process whose run was over when we searched for it; `ended`: it is gone now."""
 
     pid: int
     command: str
@@ -38,8 +38,8 @@ def clear(
     spared: str = "",
     number: signal.Signals | None = signal.SIGTERM,
     seconds: float = 0.0,
-) -> list[Leftover]:
-    """End this user's leftovers on this node, by number of their processes.
+) -> list[Orphan]:
+    """End this user's orphans on this node, by number of their processes.
 
     Args:
         is_over: Whether the run that this process gave this number is over.
@@ -69,7 +69,7 @@ def clear(
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, number)
         deadline = time.monotonic() + seconds
-        return [Leftover(pid, command, _ends(handle, deadline)) for pid, handle, command in found]
+        return [Orphan(pid, command, _ends(handle, deadline)) for pid, handle, command in found]
 
 
 def _is_leftover(pid: int, is_over: Callable[[int], bool], script: str, spared: str) -> bool:

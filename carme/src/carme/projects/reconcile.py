@@ -1,7 +1,7 @@
-"""What is to be done so that an account of Slurm is what a project is granted. Pure functions.
+"""Reconcile an account of Slurm with what its project is granted: what to change. Pure functions.
 
-Whatever was away for however long: the grant is what is to be, the account is what is, and each look works
-out anew what differs.
+The grant is the desired state, the account the actual one. Each call compares both anew, so it does not
+matter which service was away, nor for how long.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Change:
 
 
 def changes(grant: Grant, there: ProjectAccount | None) -> list[Change]:
-    """What makes `there` (None: there is no such account) what is granted; nothing when they agree.
+    """What makes `there` (None: there is no such account) what is granted; nothing when they are equal.
 
     Limits come before members, so that nobody runs without them, and leaving members before new ones.
     """

@@ -1,12 +1,16 @@
-"""A site with a Slurm of its own gets Carme as docs/admins/install.md says, and loses it: the tests."""
+"""A site with a Slurm of its own gets Carme as docs/admins/install.md says, and loses it.
+
+Each site has a class, whose name follows from the site's: `suites.plan.tests_of_site`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import install_page
 
-from .existing_slurm import NODES
+from . import existing_22_05, existing_26_05
+from .existing_slurm import NODES, ExistingSlurm
 from .own_slurm_example import changed_hosts, findings
 from .own_slurm_steps import AGAIN, PROJECT, Booking, Visit
 
@@ -26,8 +30,10 @@ OF_TESTS = {
 }
 
 
-class OwnSlurmTests:
-    """For the site that SITE of a test file names."""
+class OwnSlurm:
+    """The tests of each site; `SITE` says which it is."""
+
+    SITE: ClassVar[ExistingSlurm]
 
     def test_the_first_look_says_what_to_set_and_changes_nothing(self, looked: Visit) -> None:
         look = looked.runs["first look"]
@@ -132,3 +138,15 @@ class OwnSlurmTests:
     def test_all_commands_of_the_example_are_run(self, removed: Visit) -> None:
         known = [*removed.example.commands("site.yml"), *removed.example.commands("validate.yml")]
         assert len(known) == len(install_page.commands("own-slurm"))
+
+
+class TestExisting2205(OwnSlurm):
+    """Debian 12 with its Slurm 22.05."""
+
+    SITE = existing_22_05.SITE
+
+
+class TestExisting2605(OwnSlurm):
+    """Debian 13 with the Slurm 26.05 of Debian testing."""
+
+    SITE = existing_26_05.SITE

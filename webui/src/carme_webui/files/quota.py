@@ -1,4 +1,4 @@
-"""How much room I have left in my folders, and a word before something dies of it."""
+"""The quotas and free space of a user's folders, and a warning before a job fails for lack of space."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from carme_webui.cluster import broker
 from carme_webui.files.places import Place, places_of
 from carme_webui.sizes import size_words
 
-__all__ = ["Room", "check_room", "refusal", "rooms"]
+__all__ = ["FolderQuota", "check_quota", "folder_quotas", "refusal"]
 
 #: Seconds for which a file system may be silent: one that hangs must not hold up the page for longer.
 PATIENCE = 5.0
@@ -22,8 +22,8 @@ REMEMBERED_SECONDS = 600  # seconds for which it is remembered that somebody's h
 
 
 @dataclass(frozen=True)
-class Room:
-    """One of my folders and the room in it."""
+class FolderQuota:
+    """One of my folders, with its quota and free space."""
 
     name: str
     space: Space
@@ -60,7 +60,7 @@ class Room:
 
     @property
     def warning(self) -> str:
-        """What may happen and what to do; empty while there is room."""
+        """What may happen and what to do; empty while there is enough space."""
         words = {"name": self.name, "words": self.words}
         if self.level == "full":
             return (
@@ -75,13 +75,13 @@ class Room:
         return ""
 
 
-def rooms(user: User) -> list[Room]:
-    """The room in all the folders that the portal shows, queried now. Raises CarmeError."""
+def folder_quotas(user: User) -> list[FolderQuota]:
+    """The quotas of all the folders that the portal shows, queried now. Raises CarmeError."""
     files = Files(broker(), user.username, PATIENCE)
     shown: dict[str, Place] = {place.path: place for place in places_of(files)}
-    found = [Room(shown[space.path].name, space) for space in files.space(list(shown))]
+    found = [FolderQuota(shown[space.path].name, space) for space in files.space(list(shown))]
     home = next(iter(shown))
-    if any(room.space.path == home and room.level == "full" for room in found):
+    if any(folder.space.path == home and folder.level == "full" for folder in found):
         cache.set(_key(user), True, REMEMBERED_SECONDS)
     else:
         cache.delete(_key(user))
@@ -91,19 +91,19 @@ def rooms(user: User) -> list[Room]:
 def refusal(user: User) -> str:
     """Why nothing of mine can start: my home is full, so a job could not even write its log. Else nothing.
 
-    Only where the last check found no room it is checked again: anyone who has room waits for nothing.
+    Only where the last check found a full home it is checked again: nobody else waits for the check.
     """
     if not cache.get(_key(user)):
         return ""
     try:
-        found = rooms(user)
+        found = folder_quotas(user)
     except CarmeError:
         return ""
     full = cache.get(_key(user))
     return found[0].warning if full and found else ""
 
 
-def check_room(user: User) -> None:
+def check_quota(user: User) -> None:
     """Refuse to start what would die of a full home. Raises InvalidRequest."""
     if full := refusal(user):
         raise InvalidRequest(full)
