@@ -3,7 +3,10 @@
 import dataclasses
 import itertools
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +14,18 @@ import pytest
 
 from carme_runtime import fusion, scaling
 from carme_runtime.graph import Links, Operator, Timing
-from carme_runtime.scaling import Gradient, Input, Machine, Memory, Profile, ScalingError, predict, sampling
+from carme_runtime.imports import first_in_path
+from carme_runtime.scaling import (
+    Gradient,
+    Input,
+    Machine,
+    Memory,
+    Profile,
+    ScalingError,
+    predict,
+    sampling,
+    start,
+)
 from carme_runtime.scaling.command import main
 from carme_runtime.scaling.curves import MOST_RANKS, table_of, to_json
 from carme_runtime.scaling.keras_watching import parts, samples_per_s
@@ -19,6 +33,7 @@ from carme_runtime.scaling.network import allreduce_ms, best, parse_network
 from carme_runtime.scaling.prediction import binding
 from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.simulation import Change, buckets, simulate, straggling
+from patience import HANG
 
 MIB = 1 << 20
 # Of Keuper and Pfreundt's Table I: AlexNet with a batch of 256, seconds of an iteration. Parameters and
@@ -510,3 +525,54 @@ def test_a_table_says_where_nothing_showed_when_gradients_are_complete() -> None
     assert late.has_late_gradients and not small().has_late_gradients
     sentence = "All gradients are taken to be complete at the end of the backward pass"
     assert sentence in scaling.table(predict(late)) and sentence not in scaling.table(predict(small()))
+
+
+KERAS_MODULES = {
+    "backend/jax/trainer.py": "",
+    "backend/tensorflow/trainer.py": (
+        "from keras.src.optimizers import base_optimizer\n"
+        "class TensorFlowTrainer:\n    def make_train_function(self):\n        pass\n"
+    ),
+    "optimizers/base_optimizer.py": "class BaseOptimizer:\n    def apply(self, gradients):\n        pass\n",
+}
+OWN_LOOP = (
+    "import keras.src.backend.tensorflow.trainer\n"
+    "from keras.src.optimizers.base_optimizer import BaseOptimizer\n"
+    "BaseOptimizer().apply([])"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "sentence"),
+    [
+        ("import keras.src.backend.jax.trainer", 2, "Keras on JAX cannot be measured: JAX compiles"),
+        ("import keras.src.backend.jax.trainer; raise ValueError('own')", 1, "ValueError: own"),
+        (OWN_LOOP, 2, "The script trains in a loop of its own, and on TensorFlow the probe sees"),
+        ("import keras.src.backend.tensorflow.trainer", 0, ""),
+        ("print('nothing of Keras')", 0, ""),
+    ],
+)
+def test_what_cannot_be_measured_of_keras_is_named(
+    tmp_path: Path, script: str, code: int, sentence: str
+) -> None:
+    """The modules that the probe changes, as a Keras has them; the script ends before it trains."""
+    for name, text in KERAS_MODULES.items():
+        file = tmp_path / "keras" / "src" / name
+        file.parent.mkdir(parents=True)
+        for folder in (file.parent, *list(file.parent.parents)[:3]):
+            if tmp_path in folder.parents:
+                (folder / "__init__.py").touch()
+        file.write_text(text)
+    package = Path(scaling.__file__).parents[2]
+    path = first_in_path(f"{tmp_path}{os.pathsep}{package}")
+    own = {"PYTHONPATH": path, start.PROBE: str(tmp_path / "scale.json")}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr and done.stderr.count("--scale-probe:") == (code == 2)

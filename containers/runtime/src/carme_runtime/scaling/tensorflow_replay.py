@@ -149,7 +149,8 @@ class TensorFlowStep:
     def _compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if self._is_eager:
             return function
-        return self._tf.function(function, jit_compile=self._compiles)
+        # Keras, too, runs its steps without AutoGraph.
+        return self._tf.function(function, jit_compile=self._compiles, autograph=False)
 
     def _timed(self, function: Callable[[Any], Any], data: Any) -> float:
         begin = time.perf_counter()
@@ -196,7 +197,7 @@ class TensorFlowStep:
         found: list[tuple[float, ...]] = []
         try:
             for size in sizes:
-                clock = self._tf.function(self._clocked)
+                clock = self._tf.function(self._clocked, autograph=False)
                 runs = [clock(self._part(size)) for _ in range(_PASSES)]
                 by_run = [shares([float(one) for one in ends], float(begin)) for begin, ends in runs]
                 found.append(tuple(statistics.median(several) for several in zip(*by_run, strict=True)))
