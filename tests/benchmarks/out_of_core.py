@@ -12,9 +12,11 @@ without a limit, while threads read and write as many bytes beside it, and neith
 order of transfers gets below it. These three take turns.
 
 Peers: PyTorch's save_on_cpu, which moves saved tensors to where they are already when there is no GPU; the
-kernel's swapping, on a swap file, where the kernel allows one. FSDP2's offload moves from a GPU to memory, so
-without a GPU there is nothing for it to move. The same holds for DeepSpeed's offload to memory; its offload
-to a disk needs the headers of libaio where it is built, and was not measured.
+kernel's swapping, on a swap file, where the kernel allows one. `fsdp_offload` and `deepspeed` have no figure,
+and `no_figure` in the JSON says why: what they offload goes from a GPU to memory, and these processes train
+on the processor. DeepSpeed's offload to a disk is no part of this benchmark.
+
+Steps that are recorded, one of them anew, count neither in times nor in bytes: a run has few of them.
 
 It exits with 1 when our own training failed in one of the contests, and says how it ended.
 """
@@ -43,6 +45,12 @@ LIBRARIES = 330 * MIB  # about what PyTorch takes without tensors
 SECONDS = 600
 STEPS = 7
 CONTESTS = (("sgd", 1 / 0.75), ("sgd", 4), ("adamw", 4), ("adamw", 8))
+# Peers that cannot train beyond memory on a processor.
+NO_FIGURE = {
+    "fsdp_offload": "FSDP2 offloads from a GPU to the memory of its host, and this trains on the processor.",
+    "deepspeed": "DeepSpeed offloads from a GPU to the memory of its host, and this trains on the processor. "
+    "Its offload to a disk needs the headers of libaio where it is built, and is not measured here.",
+}
 OF_PARAMETER = {"sgd": 12, "adamw": 16}  # bytes of state
 
 
@@ -91,7 +99,8 @@ def contest(
             peers, _ = other_peers(arguments, limit, state, folder)
             peers["unlimited"] = median(free)
             aim = "trains"
-            return [row(f"step_ms_{name}", "ms", None, peers=peers, aim=aim, holds=False, error=error)]
+            more = {"error": error, "no_figure": NO_FIGURE}
+            return [row(f"step_ms_{name}", "ms", None, peers=peers, aim=aim, holds=False, **more)]
         plan = ours[-1]["plan"]
         moved = [f"--beside={folder}", f"--read={plan['read']}", f"--written={plan['written']}"]
         beside, error = run([*moved, *arguments])
@@ -129,9 +138,9 @@ class Turn:
         """Bytes of a step; by Belady's rule; and by it in the room that is not for early blocks.
 
         What one step begins to write the next one may end, so this is the mean of those that go by a plan
-        from their begin: all but the first three.
+        from their begin.
         """
-        measured = statistics.mean(line["moved"] for line in self.ours[3:-1])
+        measured = statistics.mean(line["moved"] for line in steady(self.ours))
         return round(measured), self.plan["read"] + self.plan["written"], self.plan["planned"]
 
 
@@ -141,7 +150,7 @@ def other_peers(
     """Milliseconds of a step by other means, None where they do not train; and why swapping does not."""
     swap, why = swapping(arguments, limit, state, folder)
     in_memory, on_cpu = (run([*option, *arguments], limit)[0] for option in ((), ("--save-on-cpu",)))
-    found = {"in_memory": in_memory, "save_on_cpu": on_cpu}
+    found = {"in_memory": in_memory, "save_on_cpu": on_cpu} | dict.fromkeys(NO_FIGURE)
     return {"swap": swap} | {key: median(lines) if lines else None for key, lines in found.items()}, why
 
 
@@ -166,7 +175,7 @@ def rows_of(
     return [
         row(f"step_ms_{name}", "ms", seconds, peers={"unlimited": unlimited, "floor_beside": beside, **peers},
             floor=floor, aim=aim, holds=seconds <= bound, predicted_ms=1000 * plan["seconds"],
-            of_turns=of_turns, plan=plan, no_swap=no_swap),
+            of_turns=of_turns, plan=plan, no_swap=no_swap, no_figure=NO_FIGURE),
         row(f"over_floor_{name}", "x", seconds / floor, peers={"floor_beside": seconds / beside}),
         row(f"times_faster_{name}", "x", 1.0, aim="3x swapping, or trains where that is killed",
             peers={key: each and each / seconds for key, each in peers.items()},
@@ -212,9 +221,17 @@ def run(
     return [json.loads(line) for line in done.stdout.splitlines()], ""
 
 
+def steady(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The steps after the last one that was recorded, and after the first three."""
+    steps = lines[:-1]
+    recorded = [place for place, line in enumerate(steps) if not line.get("followed", True)]
+    # A step that is recorded at the very end leaves none after it: then all but the first three count.
+    return steps[max(3, recorded[-1] + 1 if recorded else 0) :] or steps[3:]
+
+
 def median(lines: list[dict[str, Any]]) -> float:
-    """Milliseconds of a step, without those that are recorded: the first two."""
-    return 1000 * statistics.median(line["seconds"] for line in lines[2:-1])
+    """Milliseconds of a step, without those that are recorded."""
+    return 1000 * statistics.median(line["seconds"] for line in steady(lines))
 
 
 def swapping(arguments: list[Any], limit: int, state: float, folder: Path) -> tuple[float | None, str]:

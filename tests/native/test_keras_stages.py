@@ -31,6 +31,7 @@ def run(launcher, program, nodes, *arguments):
     ("model", "options"),
     [
         ("two_inputs_marked", ["micro_batches=4"]),
+        ("two_inputs_averaged", ["micro_batches=2"]),
         ("two_inputs", ["schedule=zbv", "micro_batches=3"]),
         ("images", ["batch_norm=exact"]),
         ("words", ["micro_batches=2"]),
@@ -59,6 +60,7 @@ def test_scripts(launcher, tmp_path, what):
     ("model", "options"),
     [
         ("two_inputs_marked", ["micro_batches=4"]),
+        ("two_inputs_averaged", ["micro_batches=2"]),
         ("two_inputs", ["schedule=interleaved", "micro_batches=4"]),
         ("images", ["batch_norm=exact"]),
         ("words", ["micro_batches=2", "schedule=gpipe"]),

@@ -204,4 +204,4 @@ def test_tensors_that_lie_in_the_heap_change_no_step(tmp_path: Path) -> None:
             optimizer.step()
             followed.append(budget._steps.followed)
             assert end
-    assert all(followed[6:]), followed  # the first ones are recorded anew, twice
+    assert all(followed[6:]), followed  # of the first ones some are recorded, one of them anew

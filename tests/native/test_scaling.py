@@ -22,13 +22,16 @@ from carme_runtime.torch.options import Options
 from patience import HANG
 
 PROGRAM = Path(__file__).parent / "programs/scaled.py"
+KERAS_PROGRAM = PROGRAM.with_name("scaled_keras.py")
 BENCHMARK = Path(__file__).resolve().parents[1] / "benchmarks/scaling.py"
 COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
 
 
-def probe(folder: Path, kind: str, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "-n", "1", "--scale-probe", "--scale-seconds", "2", *options, str(PROGRAM), kind]
-    environment = os.environ | {"KERAS_BACKEND": "torch"}
+def probe(
+    folder: Path, kind: str, *options: str, program: Path = PROGRAM, backend: str = "torch"
+) -> subprocess.CompletedProcess[str]:
+    command = [*COMMAND, "-n", "1", "--scale-probe", "--scale-seconds", "2", *options, str(program), kind]
+    environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
 
 
@@ -67,7 +70,7 @@ def test_a_script_is_measured_without_a_change(tmp_path: Path, kind: str, model:
             "The script ran out of memory when it wanted 4294967296.00 GiB more. Use a smaller batch.",
         ),
         ("python's memory", "The script ran out of memory. Use a smaller batch."),
-        ("idle", "The script made no step with PyTorch, so nothing was measured."),
+        ("idle", "The script made no step with PyTorch or Keras, so nothing was measured."),
     ],
 )
 def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: str) -> None:
@@ -77,6 +80,62 @@ def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: s
     assert done.stderr.count(sentence) == 1 and "Traceback" not in done.stderr
     assert "ended with exit code" not in done.stderr  # one sentence, by one of the two
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.timeout(2 * HANG)
+@pytest.mark.parametrize("kind", ["plain", "compiled", "own step", "batches"])
+def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("tensorflow")
+    options = ("--network", "10 Gbit/s, 20 us")
+    done = probe(tmp_path, kind, *options, program=KERAS_PROGRAM, backend="tensorflow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Strong scaling" in done.stdout and "the script went on" not in done.stdout
+    profile = scaling.load(tmp_path / "scale.json")
+    model = "OwnStep" if kind == "own step" else "Sequential"
+    assert (profile.model, profile.batch, len(profile.gradients)) == (model, 32, 6)
+    assert profile.timings[-1].samples == 32 and profile.timings[-1].backward_ms > 0
+    assert profile.bytes == 4 * (32 * 256 + 3 * 256 + 256 * 4 + 4)
+    assert profile.memory.fixed_bytes >= 4 * profile.bytes and profile.memory.limit_bytes > 0
+    assert (profile.input.samples_per_s > 0) is (kind != "batches")  # the script itself has the batches there
+    is_seen = kind in ("plain", "batches")  # in a step that is neither compiled nor the script's own
+    assert profile.has_late_gradients is not is_seen
+    assert ("All gradients are taken to be complete at the end" in done.stdout) is not is_seen
+    if is_seen:
+        last, first = profile.gradients[-1], profile.gradients[0]
+        assert 0 <= last.ready[-1] <= first.ready[-1] <= 1  # backpropagation ends with the first layer
+
+
+@pytest.mark.timeout(2 * HANG)
+@pytest.mark.parametrize(
+    ("kind", "sentence"),
+    [
+        ("short", "The script ended after 5 steps, and the probe needs 7. Let it train longer."),
+        ("uneven", "The script draws batches of different sizes ("),
+        ("loop", "The script trains in a loop of its own, and on TensorFlow the probe sees steps of Keras'"),
+    ],
+)
+def test_keras_on_tensorflow_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: str) -> None:
+    pytest.importorskip("tensorflow")
+    done = probe(tmp_path, kind, program=KERAS_PROGRAM, backend="tensorflow")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count(sentence) == 1 and "Traceback" not in done.stderr
+    assert not (tmp_path / "scale.json").exists()
+
+
+@pytest.mark.timeout(2 * HANG)
+def test_an_error_in_keras_on_tensorflow_stays_its_own(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    done = probe(tmp_path, "error", program=KERAS_PROGRAM, backend="tensorflow")
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+    assert "--scale-probe:" not in done.stderr
+
+
+@pytest.mark.timeout(2 * HANG)
+def test_keras_on_jax_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    done = probe(tmp_path, "short", program=KERAS_PROGRAM, backend="jax")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.count("Keras on JAX cannot be measured") == 1
 
 
 def test_an_error_of_the_script_stays_its_own(tmp_path: Path) -> None:

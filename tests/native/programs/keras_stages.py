@@ -86,7 +86,7 @@ def words():
 
 def make():
     keras.utils.set_random_seed(7)
-    name = sys.argv[1].removesuffix("_marked")
+    name = sys.argv[1].removesuffix("_averaged").removesuffix("_marked")
     model, x = {"two_inputs": two_inputs, "skips": skips, "images": images, "words": words}[name]()
     return model, x, numbers.integers(0, 3, SAMPLES)
 
@@ -97,7 +97,9 @@ def options():
 
 
 def compiled(model):
-    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5)
+    averages = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 4}
+    is_averaged = sys.argv[1].endswith("_averaged")
+    optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.5, **averages if is_averaged else {})
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     weighted = keras.metrics.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"], weighted_metrics=[weighted])

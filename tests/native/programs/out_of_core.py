@@ -3,9 +3,9 @@
     out_of_core.py [--save-on-cpu] [--checkpoint=FILE] [--no-clip] [--step-during-backward]
         [--beside=FOLDER --read=BYTES --written=BYTES] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
-Each line is a JSON object: a step's loss, bit by bit, and with a limit the bytes that it moved; then the peak
-of the memory and the plan. With a checkpoint the file is replaced after each step; without a limit training
-goes on from it, if it is there.
+Each line is a JSON object: a step's loss, bit by bit, and with a limit the bytes that it moved, and whether
+it went as the recorded step; then the peak of the memory and the plan. With a checkpoint the file is replaced
+after each step; without a limit training goes on from it, if it is there.
 With `--beside` each step reads and writes so many bytes of that folder's disk beside its computing. Neither
 waits for the other, and the step ends when both have.
 """
@@ -79,7 +79,8 @@ def main(
             if checkpoint:
                 save(checkpoint, model, trained, data, number + 1)
             line = {"loss": float(loss.item()).hex(), "seconds": time.perf_counter() - begin}
-            line |= {"moved": sum(budget._steps.moved)} if budget else {}
+            if budget:
+                line |= {"moved": sum(budget._steps.moved), "followed": budget._steps.followed}
             print(json.dumps(line), flush=True)
         plan = budget.plan() if budget else None
         figures = plan.as_dict() | {"planned": planned_bytes(budget, plan.room)} if plan else None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from carme_runtime import CarmeRuntimeError
 from carme_runtime.launcher.arguments import parse
 from carme_runtime.out_of_core import spill, start
+from carme_runtime.out_of_core import trace as recorded
 from carme_runtime.out_of_core.extents import Extents
 from carme_runtime.out_of_core.gpu_spares import Spares
 from carme_runtime.out_of_core.sizes import parse_size, show_size
@@ -148,6 +149,42 @@ def test_what_a_step_makes_and_loses_is_moved_only_in_between() -> None:
     assert (traffic.written, traffic.read) == (10, 20)
     with pytest.raises(DoesNotFit):
         trace.traffic(9, *RATES)
+
+
+def test_what_is_soon_gone_is_not_written_where_a_clean_block_gives_as_much_room() -> None:
+    """As a gradient after the optimizer's step: nothing reads block 1, and it is gone after operation 3."""
+    operations = [
+        Operation("use", (0,)),
+        Operation("make", makes=((1, 10),)),
+        *(Operation("use", (block,)) for block in (2, 3, 4, 5)),
+    ]
+    operations[3].dies = (1,)
+    traffic = Trace(operations, dict.fromkeys(range(6), 10)).traffic(30, *RATES)
+    # Written for nothing it would be 10 bytes more there, and 10 less to be read.
+    assert (traffic.written, traffic.read) == (0, 30)
+    # Where nothing else gives the room, it leaves.
+    operations = [Operation("make", makes=((1, 10),)), Operation("use", (2,)), Operation("end", dies=(1,))]
+    assert Trace(operations, {1: 10, 2: 10}).traffic(10, *RATES).written == 10
+
+
+def test_an_order_is_tried_with_few_rooms_where_steps_are_long_and_with_one_where_it_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The trainer waits meanwhile, so what is counted is operations that are played through."""
+    sizes = dict.fromkeys(range(8), 16)
+    step = step_of(list(range(8)), sizes, writes=True)
+    found = step.order(64, 4, *RATES)
+    tried = step.played
+    assert 3 * 3 * len(step) <= tried <= 6 * 3 * len(step)
+    again = step.order(66, 4, *RATES, known=found)
+    assert step.played - tried == 3 * len(step)
+    assert (again.spare, again.room) == (found.spare, 66 - found.spare * 4)
+    # Too little room for as many blocks besides: all is tried again.
+    assert step.order(16, 4, *RATES, known=found).room <= 16
+    monkeypatch.setattr(recorded, "_MOST_PLAYED", 0)
+    long = step_of(list(range(8)), sizes, writes=True)
+    long.order(64, 4, *RATES)
+    assert long.played == 3 * 3 * len(long)  # two rooms, and one of them with changed blocks leaving earlier
 
 
 def test_workspace_counts() -> None:

@@ -1,6 +1,7 @@
 """What leaves memory and what comes ahead of need, with a file on the disk and without PyTorch."""
 
 import ctypes
+import math
 import mmap
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from carme_runtime.out_of_core.blocks import Block
+from carme_runtime.out_of_core.blocks import Block, leaves_first
 from carme_runtime.out_of_core.spill import SpillFile
 from carme_runtime.out_of_core.steps import Steps
 from carme_runtime.out_of_core.store import Store
@@ -223,6 +224,39 @@ def test_steps_move_as_much_as_beladys_rule_in_the_room_that_is_not_for_what_com
     assert program.steps.order is not None and program.steps.order.room < 16 * SIZE
     fewest = program.steps.trace.traffic(program.steps.order.room, 1.0, 1.0).moved
     assert sum(program.steps.moved) <= 1.05 * fewest + SIZE
+
+
+def test_another_capacity_makes_the_trainer_wait_for_three_played_steps_at_most(program: Program) -> None:
+    program.store.capacity = 16 * SIZE
+    blocks = [program.new_block() for _ in range(24)]
+    for _ in range(3):
+        for block in blocks:
+            program.run([block])
+        program.store.settle()
+        program.end_step()
+    program.store.capacity -= SIZE
+    for block in blocks:
+        program.run([block])
+    assert program.steps.in_step and program.steps.trace is not None
+    assert program.steps.trace.played == 3 * len(program.steps.trace)
+
+
+def test_what_is_soon_gone_stays_where_a_clean_block_gives_as_much_room(program: Program) -> None:
+    soon_gone, clean, near, changed = (program.new_block() for _ in range(4))
+    soon_gone.next_use, soon_gone.gone = math.inf, 5.0
+    for block, following in ((clean, 9.0), (near, 4.0)):
+        block.next_use, block.saved = following, block.version
+    changed.next_use = 20.0
+
+    def distance(block: Block) -> float:
+        return block.next_use
+
+    several = [soon_gone, near, clean, changed]
+    assert leaves_first(several, distance) is clean
+    assert leaves_first([soon_gone, near, changed], distance) is soon_gone
+    soon_gone.saved = soon_gone.version  # nothing has to be written
+    assert leaves_first(several, distance) is soon_gone
+    assert leaves_first([], distance) is None
 
 
 def test_room_for_what_is_made_later_is_not_taken_by_what_comes_early(program: Program) -> None:

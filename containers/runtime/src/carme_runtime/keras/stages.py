@@ -165,6 +165,8 @@ class PipelineSteps(Steps):
             if not self._exposed:
                 self._gather(everywhere=True)
             self._pipe.close()
+        if self._slots:
+            self._slots.let_go()
         self._pipe, self._slots, self._exposed = None, None, False
 
     def recompiled(self) -> None:
@@ -410,7 +412,7 @@ class PipelineSteps(Steps):
         if optimizer is None or (self._slots and self._slots.optimizer is optimizer):
             return
         trained = self._model.trainable_variables
-        self._slots = Slots(optimizer, trained, self._world)
+        self._slots = Slots(optimizer, trained, self._world, self._is_whole)
         self._distribute_slots()
         self._release()
 

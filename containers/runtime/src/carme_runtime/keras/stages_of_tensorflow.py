@@ -154,8 +154,8 @@ class TensorFlowPipelineSteps(PipelineSteps):
         with reducing(as_they_are):
             if own:
                 optimizer.apply(list(gradients.values()), own)
-            else:
-                optimizer._iterations.assign_add(1)
+            elif self._slots:
+                self._slots.count_step()
 
 
 def _tensor(value: Any) -> Any:
@@ -165,4 +165,5 @@ def _tensor(value: Any) -> Any:
 
 def _state_factor(optimizer: Any) -> float:
     """Bytes that an optimizer keeps for each byte of a parameter."""
-    return float(bool(optimizer.momentum)) if isinstance(optimizer, keras.optimizers.SGD) else 2.0
+    own = float(bool(optimizer.momentum)) if isinstance(optimizer, keras.optimizers.SGD) else 2.0
+    return own + float(bool(getattr(optimizer, "use_ema", False)))

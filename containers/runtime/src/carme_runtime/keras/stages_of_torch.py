@@ -105,8 +105,8 @@ class TorchPipelineSteps(PipelineSteps):
         with torch.no_grad(), reducing(as_they_are):
             if own:
                 optimizer.apply([v.value.grad for v in own], own)
-            else:
-                optimizer._iterations.assign_add(1)
+            elif self._slots:
+                self._slots.count_step()
 
 
 def _tensor(value: Any) -> Any:
@@ -117,6 +117,9 @@ def _tensor(value: Any) -> Any:
 def _placeholder(optimizer: Any, graph: KerasGraph) -> torch.optim.Optimizer:
     """A PyTorch optimizer that keeps as much for a parameter as Keras' does; it never steps."""
     parameters = [p for p in graph.parameters() if p.is_floating_point()]
+    averages = bool(getattr(optimizer, "use_ema", False))
     if isinstance(optimizer, keras.optimizers.SGD):
-        return torch.optim.SGD(parameters, 0.1, momentum=optimizer.momentum)
-    return torch.optim.Adam(parameters)
+        if averages and optimizer.momentum:
+            return torch.optim.Adam(parameters)
+        return torch.optim.SGD(parameters, 0.1, momentum=optimizer.momentum or float(averages))
+    return torch.optim.Adam(parameters, amsgrad=averages)

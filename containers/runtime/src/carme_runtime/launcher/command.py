@@ -14,6 +14,7 @@ from typing import NoReturn
 from carme_runtime import fusion, logs, oom_score, profile, strategies
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.fabric.client import Fabric, connect
+from carme_runtime.imports import first_in_path
 from carme_runtime.launcher import backends, cleanup, dry, gaspi, horovod, hostfile, mpi
 from carme_runtime.launcher.arguments import parse, parser
 from carme_runtime.launcher.elastic import Limits, Seats
@@ -265,6 +266,8 @@ def _variables(options: argparse.Namespace) -> dict[str, str]:
     own = dict(options.x)
     path = own.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
     own |= out_of_core.variables(options.memory_per_rank, options.spill, path, recompute=options.recompute)
+    if options.scale_probe:
+        own["PYTHONPATH"] = first_in_path(path)
     return own | {name: str(value) for name, value in chosen.items() if value is not None}
 
 

@@ -1,6 +1,7 @@
 """Blocks of memory that can leave for the disk and come back to the same addresses."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -71,6 +72,30 @@ class Block:
     def dirty(self) -> bool:
         """Whether the disk does not have what is in memory."""
         return self.saved != self.version
+
+
+def leaves_first(candidates: Sequence[Block], distance: Callable[[Block], float]) -> Block | None:
+    """The block that leaves: the one whose next use is farthest.
+
+    One that nothing uses again before it is gone would be written for nothing, but for its room until then. A
+    block of at most its size that the disk has, and whose next use comes after that, takes its place.
+
+    Args:
+        candidates: Blocks in memory that may leave.
+        distance: How far a block's next use is.
+
+    Returns:
+        None where there is no candidate.
+    """
+    first = max(candidates, key=distance, default=None)
+    if first is None or not first.dirty or distance(first) < math.inf or first.gone == math.inf:
+        return first
+    others = [
+        block
+        for block in candidates
+        if not block.dirty and block.size <= first.size and first.gone < block.next_use
+    ]
+    return max(others, key=distance, default=first)
 
 
 @dataclass(eq=False, slots=True)

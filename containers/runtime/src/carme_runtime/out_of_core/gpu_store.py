@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from carme_runtime.out_of_core.blocks import Block, State
+from carme_runtime.out_of_core.blocks import Block, State, leaves_first
 from carme_runtime.out_of_core.gpu_spares import Spares
 from carme_runtime.out_of_core.trace import DoesNotFit
 
@@ -305,8 +305,8 @@ class GpuStore:
             self._arrive(arriving)
 
     def _victim(self) -> Block | None:
-        candidates = (b for b in self.blocks.values() if b.state is State.PRESENT and not b.pins)
-        return max(candidates, key=self._distance, default=None)
+        candidates = [b for b in self.blocks.values() if b.state is State.PRESENT and not b.pins]
+        return leaves_first(candidates, self._distance)
 
     def _let_leave(self, block: Block) -> None:
         """Begin to copy a block to the host, or give its memory away at once where the host has it."""

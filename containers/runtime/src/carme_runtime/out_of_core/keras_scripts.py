@@ -6,13 +6,13 @@ Nothing of this needs PyTorch or Keras before the script imports it.
 
 import atexit
 import functools
-import importlib.machinery
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from carme_runtime.imports import changed_spec
 from carme_runtime.out_of_core.environment import LIMIT
 
 _BACKENDS = "keras.src.backend"
@@ -80,16 +80,7 @@ class _Finder:
         change = _CHANGES.get(name)
         if change is None:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is not None and isinstance(loader := spec.loader, importlib.machinery.SourceFileLoader):
-            execute = loader.exec_module
-
-            def execute_and_change(module: ModuleType) -> None:
-                execute(module)
-                change(module)
-
-            loader.exec_module = execute_and_change
-        return spec
+        return changed_spec(name, path, change)
 
 
 def _chosen_backend() -> str | None:

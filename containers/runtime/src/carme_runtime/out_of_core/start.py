@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.imports import first_in_path
 from carme_runtime.out_of_core.environment import FOLDER, LIMIT, RECOMPUTE
 from carme_runtime.out_of_core.plan import Recomputed
-
-_FIRST = Path(__file__).parent / "at_start"  # Python runs the module in it before the script
 
 
 def variables(
@@ -24,8 +23,7 @@ def variables(
     """
     if limit is None or folder is None:
         return {}
-    path = os.pathsep.join([str(_FIRST), *([others] if others else [])])
-    own = {LIMIT: str(limit), FOLDER: str(folder.absolute()), "PYTHONPATH": path}
+    own = {LIMIT: str(limit), FOLDER: str(folder.absolute()), "PYTHONPATH": first_in_path(others)}
     return own | {RECOMPUTE: "1"} if recompute else own
 
 

@@ -11,6 +11,7 @@ from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Order,
 
 _FARTHEST = 400  # operations that are looked ahead
 _CHANGE, _CHANGE_WITHIN = 64, 8  # parts of the room: such a change counts, at a step's begin and within it
+_OTHER = 4  # part of the room; with a larger change other spare rooms may be better
 _AHEAD = 4  # blocks, of the largest, whose room is for what comes before its time, at most
 _SMOOTHING = 0.5  # the weight of the newest time of an operation
 
@@ -55,6 +56,7 @@ class Steps:
         self.order: Order | None = None  # of what leaves
         self._ordered: object = None  # the operations that it is of
         self._ordered_in = 0  # bytes that the store had then
+        self._tried_in = 0  # and had when several spare rooms were tried last
 
     def new_label(self) -> int:
         """A number for a block that no recorded step knows."""
@@ -230,9 +232,14 @@ class Steps:
         enough = capacity // (_CHANGE if self.position <= 0 else _CHANGE_WITHIN)
         if self._ordered is trace.operations and abs(capacity - self._ordered_in) <= enough:
             return
+        # All of it is tried for a new step, and where the room is another one than when that was done.
+        is_known = self._ordered is trace.operations and abs(capacity - self._tried_in) <= capacity // _OTHER
+        known = self.order if is_known else None
+        if known is None:
+            self._tried_in = capacity
         self._ordered, self._ordered_in, self.order = trace.operations, capacity, None
         with contextlib.suppress(DoesNotFit):
-            self.order = trace.order(capacity, _AHEAD, file.write_rate, file.read_rate)
+            self.order = trace.order(capacity, _AHEAD, file.write_rate, file.read_rate, known)
 
     def _prepare(self, store: Store, trace: Trace, number: int) -> bool:
         """Have the blocks of an operation come. False when that must wait until others have left."""

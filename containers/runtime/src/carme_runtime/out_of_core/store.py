@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from carme_runtime.out_of_core import pages
-from carme_runtime.out_of_core.blocks import Block, State, Transfer
+from carme_runtime.out_of_core.blocks import Block, State, Transfer, leaves_first
 from carme_runtime.out_of_core.spill import PIECE, SpillFile
 from carme_runtime.out_of_core.trace import DoesNotFit
 
@@ -293,10 +293,10 @@ class Store:
         return True
 
     def _victim(self) -> Block | None:
-        candidates = (
+        candidates = [
             block for block in self.blocks.values() if block.state is State.PRESENT and not block.pins
-        )
-        return max(candidates, key=self._distance, default=None)
+        ]
+        return leaves_first(candidates, self._distance)
 
     def _let_leave(self, block: Block, queue: deque[Transfer]) -> None:
         if block.dirty:

@@ -12,6 +12,9 @@ from heapq import heappop, heappush
 
 NEVER = math.inf
 _MOST_SPARE = 16  # parts of the memory, of which one block's spare room is one at most
+_STEPS = 3  # that are played with each room: from the second one on each begins as the one before
+_MOST_PLAYED = 100_000  # operations, after which no other spare room is tried
+_LOOKED_AT = 8  # blocks that may leave in place of one that is soon gone
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class Trace:
     gone: dict[int, int] = field(init=False)  # the operation after which a block that is made is gone
     clock: list[float] = field(init=False)  # seconds from the step's begin until each operation
     freed: list[int] = field(init=False)  # bytes that are gone before each operation, less those made by then
+    played: int = field(init=False, default=0)  # operations that orders were found with
 
     def __post_init__(self) -> None:
         self.made = {}
@@ -157,27 +161,61 @@ class Trace:
         run.step()
         return run.step()  # the first one began with an empty memory
 
-    def order(self, capacity: int, largest_spare: int, write_rate: float, read_rate: float) -> "Order":
+    def order(
+        self,
+        capacity: int,
+        largest_spare: int,
+        write_rate: float,
+        read_rate: float,
+        known: "Order | None" = None,
+    ) -> "Order":
         """How a step goes in `capacity` bytes.
 
         Of spare rooms for up to `largest_spare` blocks it takes that with the shortest step; for one block at
-        least where anything is moved, as transfers take longer now and then than expected.
+        least where anything is moved, as transfers take longer now and then than expected. Long steps are
+        tried with few of them, as the trainer waits meanwhile.
+
+        Args:
+            capacity: Bytes.
+            largest_spare: Blocks.
+            write_rate: Bytes in a second that the disk takes.
+            read_rate: Bytes in a second that it gives.
+            known: What was found for another capacity. Its number of blocks is taken, and nothing is tried.
 
         Raises:
             DoesNotFit: An operation alone needs more.
         """
         # A model may have one block that is far larger than all others.
         block = min(max(self.sizes.values(), default=0), capacity // _MOST_SPARE)
+        rates = write_rate, read_rate
+        if known is not None and capacity - known.spare * block >= self.least:
+            return self._ordered(capacity, block, known.spare, rates, known.spares_short_lived)
         found: list[Order] = []
+        before = self.played
         for blocks in range(largest_spare + 1):
-            room = capacity - blocks * block
-            if found and (room < self.least or not found[0].traffic.moved):
+            if found and (capacity - blocks * block < self.least or not found[0].traffic.moved):
                 break
-            run = _Belady(self, room, (write_rate, read_rate), capacity - room)
-            for _ in range(3):  # from the second one on each begins as the one before
-                traffic = run.step()
-            found.append(Order(room, traffic, run.leaving))
-        return min(found[1:] or found, key=lambda order: order.traffic.seconds)
+            if len(found) > 1 and self.played - before + _STEPS * len(self) > _MOST_PLAYED:
+                break
+            found.append(self._ordered(capacity, block, blocks, rates, spares_short_lived=False))
+        best = min(found[1:] or found, key=lambda order: order.traffic.seconds)
+        if not best.traffic.written:
+            return best
+        other = self._ordered(capacity, block, best.spare, rates, spares_short_lived=True)
+        is_better = other.traffic.moved < best.traffic.moved and other.traffic.seconds <= best.traffic.seconds
+        return other if is_better else best
+
+    def _ordered(
+        self, capacity: int, block: int, spare: int, rates: tuple[float, float], spares_short_lived: bool
+    ) -> "Order":
+        """With spare room for so many blocks."""
+        room = capacity - spare * block
+        run = _Belady(self, room, rates, capacity - room, spares_short_lived)
+        traffic = Traffic()
+        for _ in range(_STEPS):
+            traffic = run.step()
+        self.played += _STEPS * len(self)
+        return Order(room, traffic, run.leaving, spare, spares_short_lived)
 
 
 @dataclass(slots=True)
@@ -191,20 +229,38 @@ class Order:
         room: Bytes that blocks are chosen for; what is left of the memory is for those that come early.
         traffic: What the step costs.
         leaving: Blocks that leave, by the operation that uses them last before they do.
+        spare: Blocks of the largest size, for which there is room besides.
+        spares_short_lived: Whether also changed blocks leave in place of those that are soon gone.
     """
 
     room: int
     traffic: Traffic
     leaving: Mapping[int, Sequence[int]]
+    spare: int
+    spares_short_lived: bool
 
 
 class _Belady:
-    """Plays steps through, one after the other."""
+    """Plays steps through, one after the other.
 
-    def __init__(self, trace: Trace, room: int, rates: tuple[float, float], spare: int) -> None:
+    What nothing uses again before it is gone would be written for nothing, but for its room until then. A
+    clean block whose next use comes after that gives as much room and is only read again, if it would not
+    leave later anyway. A changed one costs more where it would not, so it takes the place where a caller
+    finds that this moves less.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        room: int,
+        rates: tuple[float, float],
+        spare: int,
+        spares_short_lived: bool = False,
+    ) -> None:
         self.trace = trace
         self.room = room
         self.rates = rates  # of writing and reading
+        self.spares_short_lived = spares_short_lived
         self.present: dict[int, float] = {}  # when it was used last, in seconds
         self.used = 0
         self.dirty: set[int] = set()
@@ -213,7 +269,10 @@ class _Belady:
         self.number = -1  # of the operation, counted through all steps
         self.last: dict[int, int] = {}  # the operation that used a block last, counted so
         self.next: dict[int, float] = {}  # the one that uses it next
+        self.gone: dict[int, float] = {}  # the one after which it is gone
         self.farthest: list[tuple[float, int]] = []  # a heap of the same, and of what was so before
+        # Changed blocks that nothing uses again, in a heap of when they are gone, the last one first.
+        self.short_lived: list[tuple[float, int]] = []
         self.leaving: dict[int, list[int]] = {}  # in this step: see `Order`
         self.free = deque([(0.0, room + spare)])  # when places were free, in seconds, and their bytes
 
@@ -253,7 +312,11 @@ class _Belady:
             self.present[block] = self.computed
             self.last[block] = self.number
             self.next[block] = self.number - position + self.trace.next_use(block, position)
-            heappush(self.farthest, (-self.next[block], block))
+            self.gone[block] = self.number - position + self.trace.gone.get(block, NEVER)
+            if block in self.dirty and self.next[block] == NEVER:
+                heappush(self.short_lived, (-self.gone[block], block))
+            else:
+                heappush(self.farthest, (-self.next[block], block))
         for block in operation.dies:
             self._forget(block)
 
@@ -270,21 +333,47 @@ class _Belady:
             self._leave(victim, left)
 
     def _victim(self, pinned: set[int]) -> int:
-        """The block whose next use is farthest, but for these."""
+        """The block that leaves: the one whose next use is farthest, but for these and what is soon gone."""
+        soon_gone = self._soon_gone()
+        until = NEVER if soon_gone is None else self.gone[soon_gone]
         passed: list[tuple[float, int]] = []
+        looked_at = 0
         try:
-            while self.farthest:
+            while self.farthest and looked_at < _LOOKED_AT:
                 entry = heappop(self.farthest)
                 following, block = -entry[0], entry[1]
                 if block not in self.present or self.next[block] != following:
                     continue  # it was so before
                 if block not in pinned:
-                    return block
+                    if soon_gone is None or following == NEVER:
+                        return block
+                    if following > until and self._takes_place(block, soon_gone):
+                        return block
+                    looked_at += 1
                 passed.append(entry)
-            raise DoesNotFit
         finally:
             for entry in passed:
                 heappush(self.farthest, entry)
+        if soon_gone is None:
+            raise DoesNotFit
+        heappop(self.short_lived)
+        return soon_gone
+
+    def _soon_gone(self) -> int | None:
+        """Of blocks that would be written although nothing reads them before they are gone, the last one."""
+        while self.short_lived:
+            gone, block = -self.short_lived[0][0], self.short_lived[0][1]
+            if block in self.present and self.next[block] == NEVER and self.gone[block] == gone:
+                return block
+            heappop(self.short_lived)
+        return None
+
+    def _takes_place(self, block: int, soon_gone: int) -> bool:
+        """Whether a block leaves in place of one that is gone before the block is used again."""
+        if block in self.dirty and not self.spares_short_lived:
+            return False
+        sizes = self.trace.sizes
+        return sizes[block] / self.rates[1] <= sizes[soon_gone] / self.rates[0]
 
     def _enter(self, block: int, size: int) -> float:
         """Give a block the place that was free first. Returns when it was."""

@@ -31,7 +31,7 @@ from carme_runtime.out_of_core.trace import DoesNotFit, Operation
 SMALLEST_BLOCK = 128 << 10  # bytes; smaller tensors stay where they are
 _LARGE = 4 << 20  # bytes that an operation touches from which on its workspace is measured
 _FILLS = 8  # times that the heap's free parts are taken, at most
-_RECORDS_ANEW = 2  # times that a step is recorded anew after that, at most
+_RECORDS_ANEW = 1  # times that a step is recorded anew after that: such a step moves more
 _HEAVY = ("convolution", "mm", "linear", "lstm", "gru", "rnn", "attention")
 # They change what their schema calls an input.
 _CHANGED_IN_SECRET = {"running_mean", "running_var"}
@@ -98,10 +98,14 @@ class Operations(TorchDispatchMode):
             self.taken[:] = pages.fill_heap(SMALLEST_BLOCK)
 
     def after_step(self) -> None:
-        """A step has ended. Record the next one anew where tensors can leave since that could not before."""
+        """A step has ended. Record the next one anew where tensors can leave since that could not before.
+
+        That is at once after the first step that went as the recorded one and had such tensors: what went
+        another way has just been recorded.
+        """
         if self.steps.is_mixed:
             self.steps.record_anew()
-        elif self.steps.had_additional and self._records_anew > 0:
+        elif self.steps.followed and self.steps.had_additional and self._records_anew > 0:
             self._records_anew -= 1
             self.steps.record_anew()
 

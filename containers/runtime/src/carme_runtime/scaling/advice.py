@@ -13,8 +13,9 @@ from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.measuring import first_run
 from carme_runtime.scaling.profiles import Profile
 from carme_runtime.scaling.replay import Call, Repeated, Result, tensors
+from carme_runtime.scaling.sampling import Step
 from carme_runtime.scaling.shown import Advice
-from carme_runtime.scaling.watching import Step, profile_of
+from carme_runtime.scaling.watching import profile_of
 
 _STEPS = 5
 

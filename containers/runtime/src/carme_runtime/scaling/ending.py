@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from typing import NoReturn
 
 from carme_runtime.out_of_core.sizes import show_size
 
@@ -11,7 +12,7 @@ _WHO = "carme-run --scale-probe:"
 _WANTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)")
 
 
-def end(sentence: str) -> None:
+def end(sentence: str) -> NoReturn:
     """Say what came of the probe, and end the process, which has nothing else to do."""
     print(f"{_WHO} {sentence}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
@@ -39,7 +40,7 @@ def lacks_memory(error: BaseException) -> bool:
     text = str(error)
     return (
         isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
+        or type(error).__name__ in ("OutOfMemoryError", "ResourceExhaustedError")
         or "not enough memory" in text
         or "out of memory" in text
         or "can't allocate memory" in text

@@ -2,35 +2,25 @@
 
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 
-import os
 import random
 import statistics
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from carme_runtime.graph import Links, Operator, Timing
+from carme_runtime.graph import Operator, Timing
 from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.scaling.ending import lacks_memory
 from carme_runtime.scaling.errors import ScalingError
-from carme_runtime.scaling.network import parse_network
 from carme_runtime.scaling.profiles import MOST_FILLED, Gradient, Input, Memory
 from carme_runtime.scaling.replay import Repeated, Replay, mapped
+from carme_runtime.scaling.sampling import batches, timings
 
-_SIZES, _ROUNDS, _LEAST_ROUNDS = 7, 25, 3
+_ROUNDS, _LEAST_ROUNDS = 25, 3
 _LAYERS, _LAYER_ROUNDS = 40, 3
 _ZERO_BLOCK = 256  # bytes: as zeros.hpp of the core
-
-
-def batches(batch: int) -> list[int]:
-    """The batches to measure: the whole one, and halves of halves."""
-    sizes = [batch]
-    while len(sizes) < _SIZES and sizes[-1] > 1:
-        sizes.append(-(-sizes[-1] // 2))
-    return sorted(set(sizes))
 
 
 def measured(
@@ -57,7 +47,8 @@ def measured(
             runs[size].append(repeated.run(size))
         if turn + 1 >= _LEAST_ROUNDS and time.monotonic() >= end:
             break
-    return _timings(runs), _gradients(repeated, runs, _filled(repeated, sizes))
+    passes = {size: [(run.forward, run.backward) for run in several] for size, several in runs.items()}
+    return timings(passes), _gradients(repeated, runs, _filled(repeated, sizes))
 
 
 def _takes(repeated: Repeated, samples: int) -> bool:
@@ -83,17 +74,6 @@ def first_run(repeated: Repeated, batch: int) -> None:
             f"A step of the model cannot be made again ({str(error).splitlines()[0][:200]}).",
             "Let the model take the same arguments twice.",
         ) from None
-
-
-def _timings(runs: dict[int, list[Replay]]) -> tuple[Timing, ...]:
-    timings: list[Timing] = []
-    for size in sorted(runs, reverse=True):
-        forward = statistics.median(run.forward for run in runs[size])
-        backward = statistics.median(run.backward for run in runs[size])
-        if timings:  # less work does not take longer: what says so is noise
-            forward, backward = min(forward, timings[-1].forward_ms), min(backward, timings[-1].backward_ms)
-        timings.append(Timing(size, forward, backward))
-    return tuple(reversed(timings))
 
 
 def _filled(repeated: Repeated, sizes: Sequence[int]) -> dict[int, list[float]]:
@@ -206,18 +186,6 @@ def length(data: Any) -> int:
     found: list[int] = []
     mapped(data, lambda tensor: found.append(len(tensor) if tensor.ndim else 1))
     return found[0] if found else 0
-
-
-def links_of(network: str | None) -> Links:
-    """Links as they are given, or as the file has them that CARME_LINKS names, else assumed."""
-    if network:
-        return parse_network(network)
-    file = os.environ.get("CARME_LINKS", "")
-    if file and file != "measure":
-        from carme_runtime.collectives import links
-
-        return Links(tuple(links.read(Path(file))), f"measured, from {file}")
-    return Links()
 
 
 def device_name(device: torch.device) -> str:

@@ -171,6 +171,12 @@ class Profile:
         return sum(gradient.bytes for gradient in self.gradients)
 
     @property
+    def has_late_gradients(self) -> bool:
+        """Whether all are taken to be complete at the end of the backward pass."""
+        moments = [moment for gradient in self.gradients for moment in gradient.ready]
+        return len(self.gradients) > 1 and min(moments) >= 1
+
+    @property
     def skinny_layers(self) -> list[tuple[str, float]]:
         """Layers, and how much more a sample costs in the smallest measured batch than in the largest."""
         found = []

@@ -10,6 +10,9 @@ from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.scaling.prediction import NONE, Point, Prediction
 
 _RESTLESS = 0.2  # standard deviation of steps, as a part of them, from which on a probe is rough
+_LATE = (
+    "All gradients are taken to be complete at the end of the backward pass, as nothing showed when each was."
+)
 _HEAD = ("ranks", "batch each", "ms a step", "80 % interval", "speed-up", "efficiency", "rank-hours", "limit")
 _WIDTH, _HEIGHT, _LEFT, _TOP, _PLOT_WIDTH, _PLOT_HEIGHT = 640, 420, 60, 40, 400, 320
 _COLORS = {
@@ -35,6 +38,7 @@ def table(prediction: Prediction) -> str:
         _rows(prediction.weak),
         "",
         *advice(prediction),
+        *([_LATE] if profile.has_late_gradients else []),
     ]
     reasons = list(dict.fromkeys(r for p in (*prediction.strong, *prediction.weak) for r in p.extrapolated))
     parts += [f"* extrapolated: {'; '.join(reasons)}."] if reasons else []

@@ -4,16 +4,20 @@ import argparse
 import atexit
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.imports import changed_spec
 from carme_runtime.scaling.ending import NO_RESULT, end, lacks_memory, memory_sentence
 
 PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCALE_SECONDS"
 OPTIONS_WITH_VALUE = ("--scale-result", "--scale-seconds", "--network")
 USUAL_SECONDS, _LONGEST = 60.0, 120.0
 _USUAL_RESULT = Path("scale.json")
+_chosen: list[tuple[Path, str | None, float]] = []
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scale-probe",
         action="store_true",
-        help="with -n 1: measure steps of a script of PyTorch, or of Keras on it, for at most two minutes, "
-        "end it, and predict how it scales",
+        help="with -n 1: measure steps of a script of PyTorch, or of Keras on PyTorch or TensorFlow, for at "
+        "most two minutes, end it, and predict how it scales",
     )
     parser.add_argument(
         "--scale-result",
@@ -87,8 +91,8 @@ def checked(options: argparse.Namespace, code: int) -> int:
     if not options.scale_probe or code or _result(options).exists():
         return code
     print(
-        "carme-run --scale-probe: The script made no step with PyTorch, so nothing was measured. Name a "
-        "script that trains with PyTorch, or with Keras on PyTorch (KERAS_BACKEND=torch).",
+        "carme-run --scale-probe: The script made no step with PyTorch or Keras, so nothing was measured. "
+        "Name a script that trains with PyTorch, or with Keras on PyTorch or TensorFlow.",
         file=sys.stderr,
     )
     return NO_RESULT
@@ -100,21 +104,81 @@ def _result(options: argparse.Namespace) -> Path:
 
 def watch() -> None:
     """Measure this process's training, where `carme-run` asks for it. PyTorch has been imported."""
-    file, network = os.environ.pop(PROBE, None), os.environ.pop(NETWORK, None)
-    seconds = float(os.environ.pop(SECONDS, USUAL_SECONDS))
-    if file is None:
+    chosen = _take()
+    if chosen is None:
         return
     from carme_runtime.scaling.watching import Watch
 
-    watch = Watch(Path(file), network, seconds)
+    watch = Watch(*chosen)
     watch.install()
+    _follow(watch, chosen[0])
+
+
+def watch_keras() -> None:
+    """Measure this process's training, too, where Keras does it on TensorFlow. Nothing is imported yet."""
+    sys.meta_path.insert(0, _Finder)
+
+
+def _take() -> tuple[Path, str | None, float] | None:
+    """The file, the network and the seconds, for this process: programs that it starts do not have them."""
+    file, network = os.environ.pop(PROBE, None), os.environ.pop(NETWORK, None)
+    seconds = float(os.environ.pop(SECONDS, USUAL_SECONDS))
+    if file is not None:
+        _chosen.append((Path(file), network, seconds))
+    return _chosen[0] if _chosen else None
+
+
+class _Finder:
+    """Changes modules of Keras when they are imported: it imports the trainer of its backend alone."""
+
+    watch: Any = None
+
+    @classmethod
+    def find_spec(cls, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        changes: dict[str, Callable[[ModuleType], None]] = {
+            "keras.src.backend.tensorflow.trainer": cls._train_on_tensorflow,
+            "keras.src.backend.jax.trainer": _train_on_jax,
+        }
+        return changed_spec(name, path, changes[name]) if name in changes else None
+
+    @classmethod
+    def _train_on_tensorflow(cls, trainer: ModuleType) -> None:
+        chosen = _take()
+        if chosen is None or cls.watch is not None:
+            return
+        from carme_runtime.scaling.keras_watching import KerasWatch
+
+        cls.watch = KerasWatch(*chosen)
+        cls.watch.watch_trainer(trainer)
+        # The trainer has imported it.
+        if optimizers := sys.modules.get("keras.src.optimizers.base_optimizer"):
+            cls.watch.watch_optimizers(optimizers)
+        _follow(cls.watch, chosen[0])
+
+
+def _train_on_jax(trainer: ModuleType) -> None:
+    chosen = _take()
+    if chosen is not None:
+        atexit.register(_note_jax, chosen[0])
+
+
+def _note_jax(file: Path) -> None:
+    if not file.exists() and getattr(sys, "last_value", None) is None:
+        end(
+            "Keras on JAX cannot be measured: JAX compiles a step as one program, which shows none of its "
+            "parts. Use KERAS_BACKEND=tensorflow or torch for the probe."
+        )
+
+
+def _follow(watch: Any, file: Path) -> None:
+    """Have the process explain why there is no result of it."""
     _explain_errors(watch)
-    atexit.register(_note_missing_result, watch)
+    atexit.register(_note_missing_result, watch, file)
 
 
-def _note_missing_result(watch: Any) -> None:
-    if watch.steps and not watch.over:
-        end(watch.shortage())
+def _note_missing_result(watch: Any, file: Path) -> None:
+    if not watch.over and not file.exists() and (sentence := watch.shortage()):
+        end(sentence)
 
 
 def _explain_errors(watch: Any) -> None:

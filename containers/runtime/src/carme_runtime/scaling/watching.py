@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,25 @@ from torch.utils import data
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.scaling import measuring
-from carme_runtime.scaling.curves import save
 from carme_runtime.scaling.ending import end
-from carme_runtime.scaling.errors import ScalingError
-from carme_runtime.scaling.network import Machine
-from carme_runtime.scaling.prediction import predict
 from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.replay import Call, Notes, Repeated, batch_of
-from carme_runtime.scaling.show import table
-
-_WARM, _LEAST, _MOST = 3, 4, 40  # steps that do not count, that do, and that are enough
-_LONGEST, _FEWEST = 50.0, 2  # seconds of watching, with so few steps
-# Of the seconds to measure: watching as a rule, making steps again, and loading.
-_WATCHING, _REPLAYING, _LOADING = 0.2, 0.6, 0.15
-_SAME_BATCH = 0.5  # of the steps
-
-
-@dataclass
-class Step:
-    """One step of the script, in seconds."""
-
-    whole: float = 0.0
-    load: float = 0.0
-    forward: float = 0.0
-    backward: float = 0.0
-    batch: int = 0
+from carme_runtime.scaling.sampling import (
+    FEWEST,
+    LEAST,
+    LOADING,
+    LONGEST,
+    MOST,
+    REPLAYING,
+    WARM,
+    WATCHING,
+    Step,
+    common_batch,
+    finish,
+    links_of,
+    shortage,
+    spread,
+)
 
 
 class Watch:
@@ -91,12 +84,8 @@ class Watch:
         optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: self._stepped(optimizer))
 
     def shortage(self) -> str:
-        """What is missing for a result."""
-        return (
-            f"The script ended after {self.steps} step{'s' * (self.steps != 1)}, and the probe needs "
-            f"{_WARM + _LEAST}. "
-            "Let it train longer."
-        )
+        """What is missing for a result; empty: nothing was seen that could have one."""
+        return shortage(self.steps) if self.steps else ""
 
     def called(self, module: nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
         """Note a call that no other module makes."""
@@ -174,7 +163,7 @@ class Watch:
         self._step, self._notes, self._last = Step(), Notes(), now
         self.steps += 1
         self._began = self._began or now
-        if self.steps <= _WARM:
+        if self.steps <= WARM:
             return
         step.whole, step.batch = now - last, batch_of(notes.calls)
         self._watched.append(step)
@@ -183,11 +172,11 @@ class Watch:
 
     def _is_enough(self, seconds: float, batch: int) -> bool:
         count = len(self._watched)
-        if count >= _FEWEST and seconds >= _LONGEST:
+        if count >= FEWEST and seconds >= LONGEST:
             return True
         if batch != self._batch():
             return False  # such as the last one of an epoch
-        return count >= _MOST or (count >= _LEAST and seconds >= _WATCHING * self._seconds)
+        return count >= MOST or (count >= LEAST and seconds >= WATCHING * self._seconds)
 
     def _batch(self) -> int:
         return statistics.mode(step.batch for step in self._watched)
@@ -197,24 +186,14 @@ class Watch:
         self.over = True
         try:
             profile = self._profile(calls, optimizer)
-            save(profile, self._file)
         except CarmeRuntimeError as error:
             end(str(error))
-            raise
-        print(table(predict(profile, Machine(profile.links))), end="")
-        print(f"The result is in {self._file}. For other networks and ranks: carme scale {self._file.name}")
-        sys.exit(0)
+        finish(profile, self._file)
 
     def _profile(self, calls: list[Call], optimizer: Any) -> Profile:
         """Raises ScalingError."""
-        batch = self._batch()
+        batch = common_batch([step.batch for step in self._watched], batch_of(calls))
         same = [step for step in self._watched if step.batch == batch]
-        if len(same) < _SAME_BATCH * len(self._watched) or batch_of(calls) != batch:
-            sizes = [step.batch for step in self._watched]
-            raise ScalingError(
-                f"The script draws batches of different sizes ({min(sizes)} to {max(sizes)}).",
-                "Let most steps have the same size.",
-            )
         repeated = Repeated(calls, batch)
         with repeated.preserved():
             return profile_of(
@@ -238,7 +217,7 @@ def profile_of(
 ) -> Profile:
     """The profile of a step that was watched, and is made again. Raises ScalingError."""
     batch = steps[0].batch
-    timings, gradients = measuring.measured(repeated, batch, _REPLAYING * seconds)
+    timings, gradients = measuring.measured(repeated, batch, REPLAYING * seconds)
     sizes = [timing.samples for timing in timings]
     forward, backward = timings[-1].forward_ms, timings[-1].backward_ms
     middle = {
@@ -257,24 +236,17 @@ def profile_of(
         scaled,
         fixed,
         gradients,
-        spread=_spread([step.forward + step.backward for step in steps]),
-        input=measuring.input_of(loader, _LOADING * seconds) if loader is not None else Input(),
+        spread=spread([step.forward + step.backward for step in steps]),
+        input=measuring.input_of(loader, LOADING * seconds) if loader is not None else Input(),
         memory=measuring.memory(repeated, sizes, state),
         layers=measuring.layers(repeated, sizes) if len(sizes) > 1 else (),
-        links=measuring.links_of(network),
+        links=links_of(network),
     )
 
 
 def _factor(watched: float, repeated: float) -> float:
     """By how much a part of the script's step takes longer than the same made again."""
     return min(max(watched / repeated, 0.5), 4.0) if repeated > 0 and watched > 0 else 1.0
-
-
-def _spread(seconds: list[float]) -> float:
-    """The relative standard deviation, by deviations from the middle, which single delays do not move."""
-    middle = statistics.median(seconds)
-    away = statistics.median(abs(one - middle) for one in seconds)
-    return 1.4826 * away / middle if middle > 0 else 0.0
 
 
 def _state(optimizer: Any) -> list[Any]:

@@ -98,4 +98,4 @@ def state_factor(optimizer: torch.optim.Optimizer) -> float:
     """Bytes that an optimizer keeps for each byte of a parameter."""
     if isinstance(optimizer, torch.optim.SGD):
         return float(any(group.get("momentum") for group in optimizer.param_groups))
-    return 2.0
+    return 2.0 + any(group.get("amsgrad", False) for group in optimizer.param_groups)

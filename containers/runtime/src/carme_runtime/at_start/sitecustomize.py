@@ -1,6 +1,6 @@
-"""What Python runs first in ranks of `carme-run --memory-per-rank`: its folder is in their PYTHONPATH.
+"""What Python runs first in ranks of `carme-run` with --memory-per-rank or --scale-probe.
 
-Scripts that never import PyTorch are seen by nothing else of ours.
+Its folder is in their PYTHONPATH. Scripts that never import PyTorch are seen by nothing else of ours.
 """
 
 import importlib.machinery
@@ -22,11 +22,18 @@ def _run_the_one_behind() -> None:
 
 
 def _watch() -> None:
+    limited, probed = "CARME_MEMORY_PER_RANK" in os.environ, "CARME_SCALE_PROBE" in os.environ
     # A rank may run another Python, without our package.
-    if "CARME_MEMORY_PER_RANK" in os.environ and importlib.util.find_spec("carme_runtime"):
+    if not (limited or probed) or not importlib.util.find_spec("carme_runtime"):
+        return
+    if limited:
         from carme_runtime.out_of_core.keras_scripts import refuse_other_frameworks
 
         refuse_other_frameworks()
+    if probed:
+        from carme_runtime.scaling.start import watch_keras
+
+        watch_keras()
 
 
 try:

@@ -1,0 +1,148 @@
+"""What probes of all frameworks share: which steps count, which batches are measured, and how it ends."""
+
+import math
+import os
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.graph import Links, Timing
+from carme_runtime.scaling.curves import save
+from carme_runtime.scaling.ending import end
+from carme_runtime.scaling.errors import ScalingError
+from carme_runtime.scaling.network import Machine, parse_network
+from carme_runtime.scaling.prediction import predict
+from carme_runtime.scaling.profiles import Profile
+from carme_runtime.scaling.show import table
+
+WARM, LEAST, MOST = 3, 4, 40  # steps that do not count, that do, and that are enough
+LONGEST, FEWEST = 50.0, 2  # seconds of watching, with so few steps
+# Of the seconds to measure: watching as a rule, making steps again, and loading.
+WATCHING, REPLAYING, LOADING = 0.2, 0.6, 0.15
+_SAME_BATCH = 0.5  # of the steps
+_SIZES = 7
+
+
+@dataclass
+class Step:
+    """One step of the script, in seconds."""
+
+    whole: float = 0.0
+    load: float = 0.0
+    forward: float = 0.0
+    backward: float = 0.0
+    batch: int = 0
+
+
+def shortage(steps: int) -> str:
+    """What is missing for a result after so few steps."""
+    return (
+        f"The script ended after {steps} step{'s' * (steps != 1)}, and the probe needs "
+        f"{WARM + LEAST}. "
+        "Let it train longer."
+    )
+
+
+def common_batch(sizes: Sequence[int], last: int | None = None) -> int:
+    """The batch that most steps have.
+
+    Args:
+        sizes: Of the steps.
+        last: Of the step that is made again, if it must have the same.
+
+    Raises:
+        ScalingError: Too few have the same.
+    """
+    batch = statistics.mode(sizes)
+    if sizes.count(batch) < _SAME_BATCH * len(sizes) or last not in (None, batch):
+        raise ScalingError(
+            f"The script draws batches of different sizes ({min(sizes)} to {max(sizes)}).",
+            "Let most steps have the same size.",
+        )
+    return batch
+
+
+def batches(batch: int) -> list[int]:
+    """The batches to measure: the whole one, and halves of halves."""
+    sizes = [batch]
+    while len(sizes) < _SIZES and sizes[-1] > 1:
+        sizes.append(-(-sizes[-1] // 2))
+    return sorted(set(sizes))
+
+
+def timings(runs: Mapping[int, Sequence[tuple[float, float]]]) -> tuple[Timing, ...]:
+    """The middle of forward and backward passes, in milliseconds, by samples."""
+    found: list[Timing] = []
+    for size in sorted(runs, reverse=True):
+        forward = statistics.median(forward for forward, _ in runs[size])
+        backward = statistics.median(backward for _, backward in runs[size])
+        if found:  # less work does not take longer: what says so is noise
+            forward, backward = min(forward, found[-1].forward_ms), min(backward, found[-1].backward_ms)
+        found.append(Timing(size, forward, backward))
+    return tuple(reversed(found))
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """The relative standard deviation, by deviations from the middle, which single delays do not move."""
+    middle = statistics.median(seconds)
+    away = statistics.median(abs(one - middle) for one in seconds)
+    return 1.4826 * away / middle if middle > 0 else 0.0
+
+
+def is_loaded_ahead(whole: float, computed: float, load: float) -> bool:
+    """Whether a script loads its next batch while it computes, by the milliseconds of its step.
+
+    Args:
+        whole: Of the script's step, with what it waits for its batch.
+        computed: Of forward and backward pass alone.
+        load: Of loading a batch alone.
+    """
+    return whole < computed + load / 2
+
+
+def split_whole(milliseconds: float) -> tuple[float, float]:
+    """Forward and backward pass of a step that can only be measured whole.
+
+    A layer's backward pass computes two products of matrices for one of its forward pass: the gradients of
+    its input and of its weights.
+    """
+    return milliseconds / 3, 2 * milliseconds / 3
+
+
+def shares(moments: Sequence[float], begin: float) -> tuple[float, ...]:
+    """When gradients were complete, as shares of the backward pass: it ends with the last of them.
+
+    Args:
+        moments: Seconds by any clock, for each gradient.
+        begin: When the backward pass began, by the same clock.
+    """
+    length = max(moments, default=begin) - begin
+    if not (length > 0 and math.isfinite(length)):
+        return tuple(1.0 for _ in moments)
+    return tuple(min(max((moment - begin) / length, 0.0), 1.0) for moment in moments)
+
+
+def links_of(network: str | None) -> Links:
+    """Links as they are given, or as the file has them that CARME_LINKS names, else assumed."""
+    if network:
+        return parse_network(network)
+    file = os.environ.get("CARME_LINKS", "")
+    if file and file != "measure":
+        from carme_runtime.collectives import links
+
+        return Links(tuple(links.read(Path(file))), f"measured, from {file}")
+    return Links()
+
+
+def finish(profile: Profile, file: Path) -> None:
+    """Write the result, show what it predicts, and end the script."""
+    try:
+        save(profile, file)
+    except CarmeRuntimeError as error:
+        end(str(error))
+    print(table(predict(profile, Machine(profile.links))), end="")
+    print(f"The result is in {file}. For other networks and ranks: carme scale {file.name}")
+    sys.exit(0)

@@ -1,0 +1,75 @@
+"""Scripts of Keras without PyTorch for `carme-run --scale-probe`; the first argument names one."""
+
+import sys
+
+import keras
+import numpy as np
+
+KIND = sys.argv[1]
+keras.utils.set_random_seed(0)
+VALUES = np.random.default_rng(0).standard_normal((2048, 32), np.float32)
+LABELS = np.random.default_rng(0).integers(0, 4, 2048)
+
+
+class OwnStep(keras.Sequential):
+    """Has a training step of its own."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def compiled(jit_compile: bool, kind: type[keras.Sequential] = keras.Sequential) -> keras.Model:
+    layers = keras.layers
+    model = kind([layers.Dense(256, activation="relu"), layers.BatchNormalization(), layers.Dense(4)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer="adam", loss=loss, jit_compile=jit_compile)
+    return model
+
+
+def own_loop() -> None:
+    import tensorflow as tf
+
+    model, optimizer = compiled(False), keras.optimizers.Adam()
+    for _ in range(20):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(VALUES[:32], training=True))
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+
+
+if KIND == "loop":
+    own_loop()
+elif KIND == "batches":
+    trained = compiled(False)
+    for number in range(100_000):
+        begin = number % 64 * 32
+        trained.train_on_batch(VALUES[begin : begin + 32], LABELS[begin : begin + 32])
+elif KIND == "short":
+    compiled(False).fit(VALUES[:160], LABELS[:160], 32, 1, verbose=0)
+elif KIND == "uneven":
+    import tensorflow as tf
+
+    sizes = [2 + place % 29 for place in range(100)]
+    parts = [(VALUES[:size], LABELS[:size]) for size in sizes]
+    spec = (tf.TensorSpec((None, 32), tf.float32), tf.TensorSpec((None,), tf.int64))
+    compiled(False).fit(
+        tf.data.Dataset.from_generator(lambda: iter(parts), output_signature=spec).repeat(),
+        verbose=0,
+        steps_per_epoch=100_000,
+    )
+elif KIND == "error":
+    compiled(False).fit(
+        VALUES,
+        LABELS,
+        32,
+        1,
+        verbose=0,
+        callbacks=[
+            keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / max(5 - batch, 0)),
+        ],
+    )
+else:
+    model = compiled(KIND == "compiled", OwnStep if KIND == "own step" else keras.Sequential)
+    model.fit(VALUES, LABELS, 32, 10_000, verbose=0)
+print("the script went on", flush=True)
