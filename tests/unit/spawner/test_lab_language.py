@@ -29,8 +29,8 @@ WORDS = {
     "de": ("Datei", "Abbrechen", "Sitzung", r"noch 1 h \d+ min", "Diese Sitzung"),
     "en": ("File", "Cancel", "Session", r"1 h \d+ min left", "This session"),
 }
-#: What the broker says when more time is requested, and how requests are refused: by the broker, by the server
-#: itself, where there is no example, and by the page of an app that the image lacks.
+#: What the broker says when more time is requested, and how requests are refused: by the broker, by the
+#: server itself, where there is no example, and by the page of an app that the image lacks.
 BEGUN = InvalidRequest(message("The booking has begun, so its start cannot change any more."))
 REFUSALS = {
     "de": (

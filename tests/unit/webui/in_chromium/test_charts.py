@@ -9,6 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from axe_rules import EVERY
 from django.conf import settings as django_settings
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
@@ -23,7 +24,7 @@ from carme_webui.sessions.models import Session
 
 from ..fake_broker import FakeBroker, make_job, make_session
 from .conftest import DESKTOP, fits, keep, log_in, sign_in
-from .test_accessibility import COLOURS, EVERY, violations
+from .test_accessibility import COLOURS, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

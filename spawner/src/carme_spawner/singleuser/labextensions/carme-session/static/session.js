@@ -258,7 +258,9 @@
       rest.textContent = savedWords(names) + advice;
       body.node.append(line, rest);
       if (hint) {
-        body.node.append(Object.assign(document.createElement('p'), { textContent: hint }));
+        const answer = Object.assign(document.createElement('p'), { textContent: hint });
+        answer.setAttribute('role', 'alert'); // the dialog's focus is on a button
+        body.node.append(answer);
       }
       const buttons = [
         Dialog.cancelButton({ label: say('Stay Here') }),
