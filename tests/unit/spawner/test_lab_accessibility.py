@@ -60,11 +60,11 @@ async def wrong_while_it_runs(page: Page) -> list[str]:
     found = await wrong(page, session, examples, "#carme-session-time")
 
     await page.locator("#carme-session-time button").click()
-    dialog = page.get_by_role("dialog").filter(has_text="More time for this session")
+    dialog = page.get_by_role("dialog", name="This session", exact=True)
     await expect(dialog).to_be_visible()
     found += await wrong(page, ".jp-Dialog")
     await dialog.get_by_role("button", name="Stop This Session").click()
-    stop = page.get_by_role("dialog").filter(has_text="Stop this session?")
+    stop = page.get_by_role("dialog", name="Stop this session?")
     await expect(stop).to_be_visible()
     found += await wrong(page, ".jp-Dialog")
     await page.keyboard.press("Escape")
@@ -91,7 +91,7 @@ async def wrong_at_the_end(page: Page, front: Front) -> list[str]:
     front.portal_reply |= {"token": "a token", "fresh": "s2"}
     front.status = None
     await front.lose_server()
-    dialog = page.get_by_role("dialog").filter(has_text="This session has ended")
+    dialog = page.get_by_role("dialog", name="This session has ended", exact=True)
     await expect(dialog).to_contain_text("You stopped this session.")
     found = await wrong(page, ".jp-Dialog")
     await dialog.get_by_role("button", name="Stay Here").click()
