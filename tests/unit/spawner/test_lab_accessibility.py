@@ -102,7 +102,8 @@ async def wrong_at_the_end(page: Page, front: Front) -> list[str]:
 @pytest.mark.timeout(5 * HANG)
 async def test_axe_finds_nothing_in_carmes_parts_of_jupyterlab(front: Front, page: Page) -> None:
     ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
-    status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": [], "job": 123}
+    status: dict[str, object] = {"ends": ends, "stops_idle": None, "extend": True, "job": 123}
+    status |= {"warned": [], "warned_idle": []}
     front.pages = {"/jobs/123/use/": USE, f"{BASE}carme/home": json.dumps(HOME)}
     found: list[str] = []
     for theme in ("light", "dark"):
