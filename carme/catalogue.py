@@ -2,10 +2,11 @@
 """The catalogue of the German for Carme's own sentences: `catalogue.py` brings it up to date with the code.
 
 It collects the templates that `carme.translation` marks (`message`, which modules call `_`, `plural`, `noop`,
-and the nouns of `carme.wording.number`) from the code of `carme`, the spawner and the portal into
-`locale/de/LC_MESSAGES/carme.po`, and compiles that. A sentence that was reworded keeps its German, marked as
-fuzzy, until somebody has looked at it: it is not compiled, and the test of the catalogue fails. Both files
-belong to the source, so that an installation needs no gettext.
+and the nouns of `carme.wording.number`) from the code of `carme`, the spawner and the portal, and those of
+notebooks' magics (`carme_runtime.wording.say`), into `locale/de/LC_MESSAGES/carme.po`, and compiles that. A
+sentence that was reworded keeps its German, marked as fuzzy, until somebody has looked at it: it is not
+compiled, and the test of the catalogue fails. Both files belong to the source, so that an installation needs
+no gettext.
 """
 
 import ast
@@ -21,7 +22,12 @@ ROOT = Path(__file__).parents[1]
 LOCALE = Path(__file__).parent / "src/carme/translation/locale/de/LC_MESSAGES"
 MARKS = ("message", "noop", "plural", "number")
 #: In the portal `_` is Django's, whose catalogue is its own.
-SOURCES = {"carme/src/carme": (*MARKS, "_"), "spawner/src": (*MARKS, "_"), "webui/src": MARKS}
+SOURCES = {
+    "carme/src/carme": (*MARKS, "_"),
+    "spawner/src": (*MARKS, "_"),
+    "webui/src": MARKS,
+    "containers/runtime/src": ("say",),
+}
 #: One template, or those for one thing and for several.
 Template = str | tuple[str, str]
 

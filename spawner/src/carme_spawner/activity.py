@@ -8,6 +8,7 @@ from pydantic import Field
 from carme.errors import CarmeError
 from carme.jobs.requests import MAXIMUM_MINUTES
 from carme.sessions import Session, Step, warned_at
+from carme.translation import Message
 from carme_spawner.ready import Moment
 from carme_spawner.reports import Report, ReportHandler
 
@@ -60,7 +61,9 @@ class ExtendHandler(ReportHandler):
             extension = await spawner.broker.extend(int(spawner.job_id), minutes, spawner.user.name)
         except CarmeError as error:
             self.set_status(400)
-            self.write({"message": str(error)})
+            # The server shows it in the language of its pages.
+            parts = {"parts": error.text.parts()} if isinstance(error.text, Message) else {}
+            self.write({"message": str(error), **parts})
             return
         ends, session = extension.ends, spawner.known_session()
         given = {"ends": ends.isoformat(), "minutes_limit": extension.minutes_limit}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import carme_runtime
 from carme_runtime.notebook import _stage_destination
 from patience import HANG
 
@@ -89,6 +90,20 @@ def test_what_cannot_start_says_why(notebook: Notebook, tmp_path: Path, cell: st
     assert words in out + errors
     assert "CELL ended" not in out
     assert left(tmp_path) == []
+
+
+def test_magics_speak_the_sessions_language(notebook: Notebook) -> None:
+    paths = f"{SOURCES}{os.pathsep}{Path(carme_runtime.__file__).parents[1]}"
+    cells = ("%carme", "%carme_run", "%%carme_run -n 1\nraise SystemExit(3)\n")
+    _, out, errors = notebook(*cells, CARME_LANGUAGE="de", PYTHONPATH=paths).wait()
+    for sentence in (
+        "Die Magics von Carme:",
+        "Es ist kein Skript genannt. Schreiben Sie: %carme_run train.py",
+        "RunFailed: der Lauf endete mit dem Code 3; den Grund nennt seine Ausgabe oben.",
+    ):
+        assert sentence in out + errors
+    _, out, errors = notebook(*cells, CARME_LANGUAGE="fr", PYTHONPATH=paths).wait()
+    assert "The magics of Carme:" in out and "No script is named." in out + errors
 
 
 def test_an_interrupt_reaches_all_ranks(notebook: Notebook, witness: Witness, tmp_path: Path) -> None:

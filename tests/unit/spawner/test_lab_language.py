@@ -10,6 +10,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Page, expect
 
+from carme.errors import InvalidRequest
+from carme.translation import message
 from carme_spawner.singleuser import language
 
 from .conftest import Site, eventually
@@ -26,6 +28,23 @@ QUOTED = r"""(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)")"""
 WORDS = {
     "de": ("Datei", "Abbrechen", "Sitzung", r"noch 1 h \d+ min", "Diese Sitzung"),
     "en": ("File", "Cancel", "Session", r"1 h \d+ min left", "This session"),
+}
+#: What the broker says when more time is requested, and how requests are refused: by the broker, by the
+#: server itself, where there is no example, and by the page of an app that the image lacks.
+BEGUN = InvalidRequest(message("The booking has begun, so its start cannot change any more."))
+REFUSALS = {
+    "de": (
+        "Die Buchung hat begonnen",
+        "Nennen Sie die Minuten",
+        "Dieses Image hat kein Beispiel 'none'.",
+        '<html lang="de">',
+    ),
+    "en": (
+        "The booking has begun",
+        "Say for how many minutes",
+        "This image has no example 'none'.",
+        '<html lang="en">',
+    ),
 }
 #: Stores a language as JupyterLab's menu does.
 CHOOSE = """([path, locale]) => fetch(`${path}lab/api/settings/@jupyterlab/translation-extension:plugin`, {
@@ -81,14 +100,31 @@ async def reads(page: Page, words: tuple[str, ...]) -> None:
     await expect(dialog).to_have_count(0)
 
 
+async def refuses(front: Front, spoken: str) -> None:
+    """The session's server refuses requests in a language."""
+    visits: list[tuple[str, object]] = [
+        ("/carme/extend", {"minutes": 5}),
+        ("/carme/extend", {"minutes": 0}),
+        ("/carme/examples", {"name": "none"}),
+        ("/app/none/", None),
+    ]
+    for (path, body), sentence in zip(visits, REFUSALS[spoken], strict=True):
+        status, answer = await front.site.visit(path, front.token, post=body)
+        text = answer.decode()
+        assert status >= 400
+        assert sentence in (json.loads(text)["message"] if body else text), path
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_begins_in_the_portals_language_and_ones_own_choice_stays(
-    spoken: str, front: Front, page: Page
+    spoken: str, front: Front, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(front.site.broker, "refuse", BEGUN)
     ends = (datetime.now(UTC) + timedelta(minutes=90)).isoformat()
     front.status = {"ends": ends, "stops_idle": None, "extend": True, "warned": [], "warned_idle": []}
     await page.goto(f"{front.url}{BASE}lab?reset")
     await reads(page, WORDS[spoken])
+    await refuses(front, spoken)
     (other,) = {*WORDS} - {spoken}
     assert await page.evaluate(CHOOSE, [BASE, language.LOCALES[other]]) == 204
     stored = front.home / ".jupyter/lab/user-settings/@jupyterlab/translation-extension"
@@ -97,3 +133,4 @@ async def test_it_begins_in_the_portals_language_and_ones_own_choice_stays(
     }
     await page.reload()
     await reads(page, WORDS[other])
+    await refuses(front, other)

@@ -87,6 +87,29 @@ def test_examples_are_what_notebooks_say_of_themselves(folder: Path, tmp_path: P
     assert home.examples(folder)[0]["name"] == "1-first"
 
 
+def test_examples_have_words_in_a_readers_language(folder: Path) -> None:
+    path = folder / "1-first.ipynb"
+    whole = json.loads(path.read_text())
+    whole["metadata"]["carme"] = {"de": {"title": "Erste <Schritte>", "description": "Was sie hat."}}
+    path.write_text(json.dumps(whole))
+    german = {"name": "1-first", "title": "Erste <Schritte>", "description": "Was sie hat."}
+    assert home.examples(folder, "de_DE") == [german]
+    for locale in ("", "en", "fr_FR"):
+        assert home.examples(folder, locale)[0]["title"] == "First <steps>"
+    for wrong in ([], {"de": 7}, {"de": {"title": ""}}):
+        whole["metadata"]["carme"] = wrong
+        path.write_text(json.dumps(whole))
+        assert home.examples(folder, "de")[0]["title"] == "First <steps>"
+
+
+def test_each_example_of_the_images_has_german_words() -> None:
+    images = Path(__file__).resolve().parents[3] / "containers/images/examples"
+    english, german = home.examples(images), home.examples(images, "de")
+    assert len(english) == len([*images.glob("*.ipynb")]) > 0
+    for one, other in zip(english, german, strict=True):
+        assert one["title"] != other["title"] and one["description"] != other["description"], one["name"]
+
+
 def test_an_app_that_accepts_nothing_hangs_nobody(tmp_path: Path) -> None:
     path = tmp_path / "app.sock"
     assert not listens(path)

@@ -85,7 +85,7 @@ def test_the_start_form_shows_what_each_choice_takes_and_costs(
     text = estimate(browser, steps=36_000)
     assert re.search(r"Cheapest: 1 GPU, 10(\.0)? GPU-hours\.", text)
     assert re.search(r"Fastest: 16 GPUs \(4 nodes\), 1\d\.\d times as fast, \d+(\.\d)? GPU-hours\.", text)
-    assert re.search(r"1 GPU\S* cheapest 1\.0 10\.0 h 10\.0 100 % now", text)
+    assert re.search(r"1 GPU\S* cheapest 1\.0 10\sh 10\.0 100 % now", text)
     assert re.search(r"8 GPUs \(2 nodes\)\S* (done first )?chosen", text)
     assert re.search(r"4 GPUs\S* (done first )?3\.\d", text) and "done first" in text
     assert "Predicted for Net with a batch of 256 that all ranks share, measured on one GPU." in text

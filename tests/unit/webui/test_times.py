@@ -20,6 +20,7 @@ from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_of
 from carme_webui.announcements.models import Maintenance
 from carme_webui.bookings.models import Booking
+from carme_webui.clocks import short_words
 from carme_webui.jobs.models import Job
 from carme_webui.jobs.templatetags.times import STYLES, moment, span
 from carme_webui.jobs.templatetags.translated import translated
@@ -37,6 +38,26 @@ NOON = datetime(2026, 11, 20, 12, 0, 5, tzinfo=UTC)
 def berlin(settings: Any) -> None:
     place = django_settings.SITE.site.model_copy(update={"time_zone": "Europe/Berlin"})
     settings.SITE = django_settings.SITE.model_copy(update={"site": place})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "1 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min"),
+        (900, "15 min"),
+        (3599, "1 h"),
+        (4500, "1 h 15 min"),
+        (86_399, "1 d"),
+        (2 * 86_400 + 3 * 3600 + 59, "2 d 3 h"),
+        (400 * 86_400, "400 d"),
+    ],
+)
+def test_a_length_of_time_has_at_most_two_units_on_one_line(seconds: float, words: str) -> None:
+    for language in ("en", "de"):
+        with translation.override(language):
+            assert short_words(seconds) == words.replace(" ", "\xa0")
 
 
 @pytest.mark.parametrize(

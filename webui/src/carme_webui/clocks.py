@@ -15,8 +15,10 @@ from carme.bookings.clock import moment_text, span_text
 from carme.jobs import minutes_text
 from carme.translation import translated
 
-__all__ = ["in_zone", "minutes_words", "reader_zone", "site_zone", "span_words"]
+__all__ = ["in_zone", "minutes_words", "reader_zone", "short_words", "site_zone", "span_words"]
 
+#: Seconds of a minute, and minutes of a day.
+_MINUTE, _DAY_MINUTES = 60, 1440
 _reader: ContextVar[ZoneInfo | None] = ContextVar("reader_zone", default=None)
 
 
@@ -43,6 +45,19 @@ def in_zone(zone: ZoneInfo | None) -> Iterator[None]:
 def minutes_words(minutes: int) -> str:
     """A time in minutes in the reader's language: `1 hour 30 minutes`."""
     return translated(minutes_text(minutes))
+
+
+def short_words(seconds: float) -> str:
+    """A length of time in at most two units, on one line: `40 s`, `15 min`, `1 h 15 min`, `2 d 3 h`."""
+    whole, minutes, hours = (max(1, round(seconds / unit)) for unit in (1, 60, 3600))
+    if whole < _MINUTE:
+        parts = [_("%s s") % whole]
+    elif minutes < _DAY_MINUTES:
+        parts = [_("%s h") % (minutes // 60)] if minutes >= 60 else []
+        parts += [_("%s min") % (minutes % 60)] if minutes % 60 else []
+    else:
+        parts = [_("%s d") % (hours // 24), *([_("%s h") % (hours % 24)] if hours % 24 else [])]
+    return " ".join(parts).replace(" ", "\xa0")
 
 
 def span_words(start: datetime, end: datetime, zone: ZoneInfo | None = None) -> str:

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from carme_runtime.wording import say
+
 __all__ = [
     "REPORT",
     "RunFailed",
@@ -39,6 +41,7 @@ _LAUNCHER = (
     "from carme_runtime.commands import run; sys.argv[0] = 'carme-run'; run({announces})"
 )
 _PR_SET_PDEATHSIG = 1
+_STAGE_LINE = "%carme_stage SOURCE DESTINATION"
 
 
 class RunFailed(Exception):
@@ -50,19 +53,20 @@ class RunFailed(Exception):
 
 
 def carme(line: str = "") -> None:
-    """List the magics of Carme.
-
-        %carme_run [options] script.py [argument ...]   run a script once for each GPU of the job
-        %%carme_run [options] [-- argument ...]         the same; the script is the cell below this line
-        %carme_stage [options] SOURCE [DESTINATION]     copy data to the disk of each node, with progress
-        %carme_report [JOBID]                           what this job uses of what you requested, and advice
-        %carme_scale [options] script.py [argument ...] predict how a script scales
-
-    Tab completes options, and a question mark explains a magic: `%carme_run?`
-    """
-    import inspect
-
-    print(inspect.cleandoc(carme.__doc__ or ""))
+    """List the magics of Carme, each with what it does."""
+    rows = {
+        "%carme_run [options] script.py [argument ...]": say("run a script once for each GPU of the job"),
+        "%%carme_run [options] [-- argument ...]": say("the same; the script is the cell below this line"),
+        "%carme_stage [options] SOURCE [DESTINATION]": say(
+            "copy data to the disk of each node, with progress"
+        ),
+        "%carme_report [JOBID]": say("what this job uses of what you requested, and advice"),
+        "%carme_scale [options] script.py [argument ...]": say("predict how a script scales"),
+    }
+    print(say("The magics of Carme:"), *(f"    {usage:<47} {what}" for usage, what in rows.items()), sep="\n")
+    print(
+        say("Tab completes options, and a question mark explains a magic: {example}", example="%carme_run?")
+    )
 
 
 def carme_run(line: str, cell: str | None = None) -> None:
@@ -90,12 +94,12 @@ def carme_run(line: str, cell: str | None = None) -> None:
     words = _words(line)
     if cell is None:
         if not words:
-            raise UsageError("No script is named. Write: %carme_run train.py")
+            raise UsageError(say("No script is named. Write: {line}", line="%carme_run train.py"))
         return _run(words, announces=True)
     place = words.index("--") if "--" in words else len(words)
     options, arguments = words[:place], words[place + 1 :]
     if not cell.strip():
-        raise UsageError("The cell is empty. Write the program below the line with %%carme_run.")
+        raise UsageError(say("The cell is empty. Write the program below the line with %%carme_run."))
     script = Path.cwd() / f".cell-{secrets.token_hex(4)}.py"
     opened = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(opened, "w", encoding="utf-8") as file:
@@ -138,7 +142,12 @@ def carme_stage(line: str) -> Path:
     source = Path(options.source).expanduser().absolute()
     destination = _stage_destination(options.destination, source)
     if shutil.which("carme") is None:
-        raise RunFailed("the command carme is missing here. Install it with: pip install 'carme[staging]'")
+        raise RunFailed(
+            say(
+                "the command carme is missing here. Install it with: {command}",
+                command="pip install 'carme[staging]'",
+            )
+        )
     words = ["--devices-per-node", "1", "--no-gpu"]
     words += ["--nodes", options.nodes] if options.nodes else []
     words += ["--", "carme", "data", "copy", "--json"]
@@ -167,10 +176,18 @@ def carme_report(line: str = "") -> None:
 
     job = line.strip() or os.environ.get("SLURM_JOB_ID", "")
     if not job:
-        raise UsageError("This notebook runs outside of a job. Name one of yours: %carme_report JOBID")
+        sentence = say(
+            "This notebook runs outside of a job. Name one of yours: {line}", line="%carme_report JOBID"
+        )
+        raise UsageError(sentence)
     if not (job.isascii() and job.isdecimal()):
-        raise UsageError(f"{job!r} is no number of a job. Write: %carme_report JOBID")
-    text = f"JupyterLab shows here what job {job} uses. In a terminal of the login host: carme report {job}"
+        sentence = say("{job!r} is no number of a job. Write: {line}", job=job, line="%carme_report JOBID")
+        raise UsageError(sentence)
+    text = say(
+        "JupyterLab shows here what job {job} uses. In a terminal of the login host: {command}",
+        job=job,
+        command=f"carme report {job}",
+    )
     display({REPORT: {"job": int(job)}, "text/plain": text}, raw=True)
 
 
@@ -190,13 +207,15 @@ def carme_scale(line: str) -> Any:
 
     words = _words(line)
     if not words:
-        raise UsageError("No script is named. Write: %carme_scale train.py")
+        raise UsageError(say("No script is named. Write: {line}", line="%carme_scale train.py"))
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "scale.json"
         options = ["-n", "1", "--scale-probe", "--scale-result", str(result)]
         code = _follow(_command([*options, *words]))
         if code:
-            raise RunFailed(f"the probe ended with exit code {code}; its output above says why.")
+            raise RunFailed(
+                say("the probe ended with exit code {code}; its output above says why.", code=code)
+            )
         return Advice.of(load(result))
 
 
@@ -223,7 +242,7 @@ def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as error:
-        raise UsageError(f"The line cannot be read: {error}.") from None
+        raise UsageError(say("The line cannot be read: {error}.", error=error)) from None
 
 
 def _stage_parser() -> Any:
@@ -247,10 +266,13 @@ def _stage_destination(given: str | None, source: Path) -> Path:
     if given:
         return Path(given).expanduser().absolute()
     if not os.environ.get("SLURM_JOB_ID"):
-        raise UsageError("Outside of a job say where to: %carme_stage SOURCE DESTINATION")
+        raise UsageError(say("Outside of a job say where to: {line}", line=_STAGE_LINE))
     name = Path(os.path.normpath(source)).name  # without "..", which would leave /tmp
     if not name:
-        raise UsageError(f"{source} has no name below /tmp. Say where to: %carme_stage SOURCE DESTINATION")
+        sentence = say(
+            "{source} has no name below /tmp. Say where to: {line}", source=source, line=_STAGE_LINE
+        )
+        raise UsageError(sentence)
     return Path("/tmp") / name
 
 
@@ -266,7 +288,7 @@ def _command(words: list[str], announces: bool = False) -> list[str]:
 def _run(words: list[str], show: Callable[[str], None] = _print, announces: bool = False) -> None:
     """Run it; `announces`: it says what it starts. Raises RunFailed."""
     if code := _follow(_command(words, announces), show):
-        raise RunFailed(f"the run ended with exit code {code}; its output above says why.")
+        raise RunFailed(say("the run ended with exit code {code}; its output above says why.", code=code))
 
 
 def _follow(command: list[str], show: Callable[[str], None] = _print) -> int:

@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from carme_runtime.graph.show import size_text
+from carme_runtime.wording import say
 
 __all__ = ["StagingProgress"]
 
@@ -61,23 +62,29 @@ class StagingProgress:
             return False
         node = int(found[1] or 0) + 1
         if kind == "problem":
-            print(f"node {node}: {event.get('path')}: {event.get('reason')}", file=sys.stderr, flush=True)
+            problem = f"{_name(node)}: {event.get('path')}: {event.get('reason')}"
+            print(problem, file=sys.stderr, flush=True)
         if kind not in ("progress", "end"):
             return False
         self.nodes[node] = event
         return True
 
     def __repr__(self) -> str:
-        return "\n".join(f"node {node}: {_words(event)}" for node, event in sorted(self.nodes.items()))
+        return "\n".join(f"{_name(node)}: {_words(event)}" for node, event in sorted(self.nodes.items()))
 
     def _repr_html_(self) -> str:
         rows = []
         for node, event in sorted(self.nodes.items()):
             share = _share(event)
             value = "" if share is None else f' value="{share:.3f}"'
-            bar = f'<progress aria-label="Node {node}"{value}></progress>'
-            rows.append(f"<tr><th>Node {node}</th><td>{bar}</td><td>{escape(_words(event))}</td></tr>")
-        return f"<table>{''.join(rows)}</table>" if rows else "<p>Looking at the source</p>"
+            name = escape(say("Node {number}", number=node))
+            bar = f'<progress aria-label="{name}"{value}></progress>'
+            rows.append(f"<tr><th>{name}</th><td>{bar}</td><td>{escape(_words(event))}</td></tr>")
+        return f"<table>{''.join(rows)}</table>" if rows else f"<p>{escape(say('Looking at the source'))}</p>"
+
+
+def _name(node: int) -> str:
+    return say("node {number}", number=node)
 
 
 def _done(event: dict[str, Any]) -> int:
@@ -94,13 +101,17 @@ def _share(event: dict[str, Any]) -> float | None:
 
 def _words(event: dict[str, Any]) -> str:
     files = int(event.get("copied", 0)) + int(event.get("unchanged", 0))
-    text = f"{files} files, {size_text(_done(event))}"
+    parts = [say("{files} files", files=files), size_text(_done(event))]
     if event["event"] == "end":
-        copied = size_text(int(event.get("bytes_copied", 0)))
-        text += f", {copied} of it copied in {float(event.get('seconds', 0)):.1f} s"
-        return text if event.get("ok") else f"{text}; not complete"
+        copied, seconds = size_text(int(event.get("bytes_copied", 0))), float(event.get("seconds", 0))
+        parts.append(say("{size} of it copied in {seconds:.1f} s", size=copied, seconds=seconds))
+        text = ", ".join(parts)
+        return text if event.get("ok") else say("{text}; not complete", text=text)
     share = _share(event)
-    text = text if share is None else f"{100 * share:.0f} %, {text}"
-    text += f", {size_text(int(event.get('bytes_per_second') or 0))}/s"
+    if share is not None:
+        parts.insert(0, f"{100 * share:.0f} %")
+    parts.append(f"{size_text(int(event.get('bytes_per_second') or 0))}/s")
     left = event.get("seconds_left")
-    return text if left is None else f"{text}, {float(left):.0f} s left"
+    if left is not None:
+        parts.append(say("{seconds:.0f} s left", seconds=float(left)))
+    return ", ".join(parts)

@@ -1,7 +1,8 @@
 """The single-user server inside a job: JupyterLab on the node's cluster address, reported to the hub at once.
 
 Installed in job images without this package's dependencies: it may import JupyterHub's and Jupyter's own
-packages only. Little is imported here, because all that a session's start imports is paid for at each start.
+packages, and `carme.translation`, which images have with the command `carme`. Little is imported here,
+because all that a session's start imports is paid for at each start.
 """
 
 from carme_spawner.singleuser.started import STARTED  # isort: skip  first: it takes the time

@@ -23,13 +23,14 @@ from tornado.iostream import StreamClosedError
 from tornado.websocket import WebSocketClosedError
 from yarl import URL
 
+from carme.translation import language_shown, message, translated
 from carme_spawner.singleuser.programs import AppFailed, Programs
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>App not available</title>
+<html lang="{language}"><head><meta charset="utf-8"><title>{title}</title>
 <style>body {{ font-family: sans-serif; max-width: 50rem; margin: 3rem auto; padding: 0 1rem }}
 pre {{ background: #f3f3f3; color: #222; padding: 1rem; overflow: auto }}</style></head>
-<body><main><h1>App not available</h1><p>{what}</p><p>{remedy}</p>{lines}</main></body></html>
+<body><main><h1>{title}</h1><p>{what}</p><p>{remedy}</p>{lines}</main></body></html>
 """
 
 #: Headers about one connection, not about what is sent: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
@@ -307,8 +308,12 @@ class AppProxy(LocalProxyHandler):
 
     def _broken(self, name: str, error: Exception) -> AppFailed:
         return AppFailed(
-            f"The app {name} broke off: {error or type(error).__name__}.",
-            "Load this page again. If it fails again, see the app's own messages.",
+            message(
+                "The app {name} closed the connection: {reason}.",
+                name=name,
+                reason=error or type(error).__name__,
+            ),
+            message("Load this page again. If it fails again, see the app's own messages."),
         )
 
     def _explain(self, error: AppFailed) -> None:
@@ -316,7 +321,10 @@ class AppProxy(LocalProxyHandler):
         self.set_status(502)
         self.set_header("Content-Type", "text/html; charset=utf-8")
         lines = f"<pre>{escape(error.lines)}</pre>" if error.lines else ""
-        self.finish(PAGE.format(what=escape(error.what), remedy=escape(error.remedy), lines=lines))
+        title = message("App not available")
+        shown = {"title": title, "what": error.what, "remedy": error.remedy}
+        words = {name: escape(translated(text)) for name, text in shown.items()}
+        self.finish(PAGE.format(language=language_shown(title), lines=lines, **words))
 
 
 def _lasting(headers: Any) -> list[tuple[str, str]]:

@@ -13,7 +13,8 @@ from jupyter_server.serverapp import ServerApp
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from carme_spawner.singleuser import folders
+from carme.translation import joined, message, translated
+from carme_spawner.singleuser import folders, language
 from carme_spawner.singleuser.apps import NAME as APP
 from carme_spawner.singleuser.programs import AT_TOP, PROGRAMS, listens
 
@@ -40,11 +41,16 @@ def apps(base_url: str) -> list[dict[str, str]]:
     return found
 
 
-def examples(folder: Path = EXAMPLES) -> list[dict[str, str]]:
+def examples(folder: Path = EXAMPLES, locale: str = "") -> list[dict[str, str]]:
     """The notebooks of a folder in the order of their files: name, title and what each shows.
 
-    Title and description are the first heading and the first paragraph of the notebook. What cannot be read
-    is left out.
+    Title and description are the first heading and the first paragraph of the notebook, or what it has for
+    the language under `carme` in its metadata: `{"de": {"title": "...", "description": "..."}}`. What
+    cannot be read is left out.
+
+    Args:
+        folder: Where they are.
+        locale: The reader's language, like `de` or `de_DE`.
     """
     found = []
     for path in _listed(folder):
@@ -53,14 +59,24 @@ def examples(folder: Path = EXAMPLES) -> list[dict[str, str]]:
         try:
             if path.stat().st_size > MOST_BYTES:
                 continue
-            cell = json.loads(path.read_text(encoding="utf-8"))["cells"][0]
-            paragraphs = "".join(cell["source"]).split("\n\n")
+            whole = json.loads(path.read_text(encoding="utf-8"))
+            paragraphs = "".join(whole["cells"][0]["source"]).split("\n\n")
         except (OSError, ValueError, LookupError, TypeError):
             continue
         title = paragraphs[0].lstrip("# ").strip() or path.stem
         text = " ".join(paragraphs[1].replace("`", "").split()) if len(paragraphs) > 1 else ""
-        found.append({"name": path.stem, "title": title, "description": text})
+        shown = {"title": title, "description": text} | _own_words(whole, locale[:2])
+        found.append({"name": path.stem, **shown})
     return found
+
+
+def _own_words(notebook: Any, language: str) -> dict[str, str]:
+    """Title and description that a notebook has for a language, as far as it has them."""
+    try:
+        words = notebook["metadata"]["carme"][language]
+        return {name: str(words[name]) for name in ("title", "description") if words.get(name)}
+    except (LookupError, TypeError, AttributeError):
+        return {}
 
 
 def copy_example(name: str, home: Path, folder: Path = EXAMPLES) -> str:
@@ -103,7 +119,8 @@ class HomeHandler(APIHandler):
     @web.authenticated
     def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
-        self.finish({"apps": apps(self.base_url), "examples": examples()})
+        locale = language.shown(self.serverapp)
+        self.finish({"apps": apps(self.base_url), "examples": examples(locale=locale)})
 
 
 class ExampleHandler(APIHandler):
@@ -116,18 +133,27 @@ class ExampleHandler(APIHandler):
         try:
             path = copy_example(str(name), Path(self.settings["server_root_dir"]).expanduser())
         except FileNotFoundError:
-            self.set_status(404)
-            self.finish({"message": f"This image has no example {name!r}. Choose one of the launcher's."})
+            sentence = message("This image has no example {name!r}. Choose one of the launcher's.", name=name)
+            self._refuse(404, sentence)
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self.set_status(507 if full else 500)
-            sentence = f"The example cannot be copied to {COPIES}/ in your home: {error.strerror}."
-            remedy = (
-                "Free some space there" if full else f"See whether {COPIES} is a folder that you can write to"
+            sentence = message(
+                "The example cannot be copied to {folder}/ in your home: {reason}.",
+                folder=COPIES,
+                reason=error.strerror,
             )
-            self.finish({"message": f"{sentence} {remedy}, and try again."})
+            remedy = (
+                message("Free some space there, and try again.")
+                if full
+                else message("Check that you can write to the folder {folder}, and try again.", folder=COPIES)
+            )
+            self._refuse(507 if full else 500, joined([sentence, remedy]))
         else:
             self.finish({"path": path})
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        self.set_status(status)
+        self.finish({"message": translated(sentence)})
 
 
 def install(server: ServerApp) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest
 
+from carme.translation import Message
 from carme_spawner.singleuser.certificates import Certificates
 
 #: Seconds until an unanswered call counts as failed.
@@ -17,7 +18,7 @@ FIRST_DELAY, LONGEST_DELAY = 0.2, 5.0
 
 
 class Refused(Exception):
-    """The hub refused; the text is its sentence."""
+    """The hub refused; the text is its sentence, a `Message` where the hub has one."""
 
 
 class Unanswered(Exception):
@@ -86,9 +87,10 @@ class Hub:
 
 
 def _message(answer: str) -> str:
-    """The sentence in an error's body."""
+    """The sentence in an error's body, which keeps what it was made of where the hub says so."""
     try:
-        found = json.loads(answer)["message"]
+        body = json.loads(answer)
+        found = body["message"]
     except (ValueError, KeyError, TypeError):
         return answer
-    return str(found)
+    return Message.of_parts(body.get("parts")) or str(found)

@@ -9,6 +9,7 @@ from jupyter_server.serverapp import ServerApp
 from jupyter_server.utils import url_path_join
 from tornado import web
 
+from carme.translation import message, translated
 from carme_spawner.singleuser.hub import Refused, Unanswered
 from carme_spawner.singleuser.time_left import TimeLeft
 
@@ -39,15 +40,17 @@ class ExtendHandler(APIHandler):
         except (ValueError, KeyError, TypeError):
             minutes = None
         if type(minutes) is not int or minutes < 1:
-            raise web.HTTPError(400, reason="Say for how many minutes, a whole number from 1 on.")
+            return self._refuse(400, message("Say for how many minutes, a whole number from 1 on."))
         try:
             self.finish(await self.time_left.extend(minutes))
         except Refused as error:
-            self.set_status(400)
-            self.finish({"message": str(error)})
+            self._refuse(400, str(error))
         except Unanswered:
-            self.set_status(503)
-            self.finish({"message": "The hub does not answer just now. Try again in a minute."})
+            self._refuse(503, message("The hub does not answer just now. Try again in a minute."))
+
+    def _refuse(self, status: int, sentence: str) -> None:
+        self.set_status(status)
+        self.finish({"message": translated(sentence)})
 
 
 class SavedHandler(APIHandler):

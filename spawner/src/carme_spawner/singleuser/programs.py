@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 from typing import IO
 
+from carme.translation import joined, message
 from carme_spawner.singleuser import folders
 
 #: The programs that this image offers.
@@ -25,7 +26,7 @@ class AppFailed(Exception):
     """An app cannot be reached: what happened, what to do, and the last lines that it wrote."""
 
     def __init__(self, what: str, remedy: str, lines: str = "") -> None:
-        super().__init__(f"{what} {remedy}")
+        super().__init__(joined([what, remedy]))
         self.what = what
         self.remedy = remedy
         self.lines = lines
@@ -59,8 +60,15 @@ class Programs:
         program = PROGRAMS / name
         if not os.access(program, os.X_OK):
             raise AppFailed(
-                f"This image has no app called {name}, and nothing listens at {path}.",
-                f"Start a program that listens there, or a session with an image that has {name}.",
+                message(
+                    "This image has no app called {name}, and nothing listens at {path}.",
+                    name=name,
+                    path=path,
+                ),
+                message(
+                    "Start a program that listens there, or a session with an image that has {name}.",
+                    name=name,
+                ),
             )
         async with self._starting.setdefault(name, asyncio.Lock()):
             if not listens(path):
@@ -85,15 +93,23 @@ class Programs:
                 return
             if process.returncode is not None:
                 raise AppFailed(
-                    f"The app {name} ended while it started, with exit code {process.returncode}.",
-                    "See its last lines below, correct what they name, and load this page again.",
+                    message(
+                        "The app {name} ended while it started, with exit code {code}.",
+                        name=name,
+                        code=process.returncode,
+                    ),
+                    message("See its last lines below, correct what they name, and load this page again."),
                     last_lines(log),
                 )
             await asyncio.sleep(0.05)
         await self._end(process)
         raise AppFailed(
-            f"The app {name} did not listen within {START_SECONDS:.0f} seconds and was ended.",
-            "See its last lines below, and load this page again.",
+            message(
+                "The app {name} did not listen within {seconds} seconds and was ended.",
+                name=name,
+                seconds=int(START_SECONDS),
+            ),
+            message("See its last lines below, and load this page again."),
             last_lines(log),
         )
 

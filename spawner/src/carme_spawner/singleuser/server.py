@@ -99,7 +99,7 @@ class SessionServer(JupyterHubSingleUser):
         self.programs = apps.install(self.app)
         home.install(self.app)
         workspaces.install(self.app)
-        language.install()
+        language.install(self.app)
         self.app.web_app.settings["websocket_max_message_size"] = LARGEST_MESSAGE
         # Nothing can be built in an image; asking whether it should be takes longer than the rest of a page.
         page = self.app.web_app.settings.setdefault("page_config_data", {})

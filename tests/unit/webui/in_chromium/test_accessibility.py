@@ -14,7 +14,7 @@ import pytest
 from allauth.mfa.models import Authenticator
 from allauth.mfa.recovery_codes.internal.auth import RecoveryCodes
 from allauth.mfa.totp.internal.auth import TOTP, generate_totp_secret
-from axe_playwright_python.sync_playwright import Axe
+from axe_rules import AXE, EVERY, FIND, readable
 from django.urls import URLResolver, get_resolver
 from playwright.sync_api import BrowserContext, Page, expect
 
@@ -27,11 +27,6 @@ from .conftest import DESKTOP, PHONE, keep, log_in
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-#: The success criteria of WCAG 2.2, levels A and AA, as far as a program can judge them.
-EVERY: dict[str, object] = {
-    "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]},
-    "resultTypes": ["violations"],
-}
 #: Parts of a page that it loads at once, as long as they are not there.
 LOADING = 'main [hx-trigger="load"]'
 COLOURS = EVERY | {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
@@ -44,7 +39,6 @@ CROWDED = EVERY | {"runOnly": {"type": "rule", "values": ["target-size", "scroll
 #: What another language can change: no colour.
 WORDS = EVERY | {"rules": {"color-contrast": {"enabled": False}}}
 
-AXE = Axe().axe_script
 #: Makes axe of what `AXE_AT_HAND` has put there; whether the page has it.
 TAKE_AXE = "'axe' in window || (window.loadAxe?.(), 'axe' in window)"
 #: Gives each page that a tab loads what makes axe. Sent with each page, its half a megabyte takes longer than
@@ -159,10 +153,10 @@ def violations(page: Page, rules: dict[str, object]) -> list[str]:
     if size and page.locator(".start-bar").is_visible():
         # What lies below the bar at the lower edge can be scrolled clear of it, but would count as small.
         page.set_viewport_size({**size, "height": page.evaluate("document.documentElement.scrollHeight")})
-    found = page.evaluate("async rules => (await axe.run(document, rules)).violations", rules)
+    found = page.evaluate(FIND, [rules, []])
     if size:
         page.set_viewport_size(size)
-    return [f"{one['id']} ({one['help']}): {one['nodes'][0]['html'][:200]}" for one in found]
+    return readable(found)
 
 
 class Eyes:

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.conf import settings as django_settings
 from django.utils import timezone
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 from scaling_results import write_result
 
 from carme.config.settings import ScalingSettings
@@ -80,9 +80,46 @@ def test_bars_over_time_are_read_by_pointer_keyboard_and_table(
     looks(page, "job-timeline", complaints)
 
 
-def test_how_far_a_training_scales_is_read_by_keyboard_and_table(
-    page: Page, a_life: None, broker: FakeBroker, complaints: list[str], settings: Any
+#: Draws one bar from and to these seconds; the words of the axis.
+AXIS = """(chart, [start, end]) => {
+  const spec = JSON.parse(chart.dataset.spans);
+  const span = { ...spec.rows[0].spans[0], start, end, open: false };
+  chart.dataset.spans = JSON.stringify({ ...spec, start, rows: [{ ...spec.rows[0], spans: [span] }] });
+  return [...chart.shadowRoot.querySelectorAll(".tick")].map(tick => tick.textContent);
+}"""
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("Europe/Berlin", datetime(2026, 3, 28, 3, 0, tzinfo=UTC)),
+        ("Europe/Berlin", datetime(2026, 10, 24, 3, 0, tzinfo=UTC)),
+        ("America/New_York", datetime(2026, 10, 31, 9, 0, tzinfo=UTC)),
+        ("America/New_York", datetime(2026, 3, 8, 6, 30, tzinfo=UTC)),  # half an hour before
+    ],
+)
+def test_an_axis_has_full_hours_before_and_after_clocks_change(
+    page: Page, a_life: None, broker: FakeBroker, alice: User, name: str, start: datetime
 ) -> None:
+    User.objects.filter(pk=alice.pk).update(time_zone=name)
+    begun = timezone.now() - timedelta(minutes=30)
+    Job.store([broker.put(make_job(7, kind="batch", submitted=begun, started=begun))])
+    log_in(page)
+    page.goto("/jobs/7/")
+    chart = page.locator("carme-spans")
+    expect(chart.locator(".tick").first).to_be_attached()
+    end = start + timedelta(hours=60)
+    shown = chart.evaluate(AXIS, [start.timestamp(), end.timestamp()])
+    clocks = [words for words in shown if ":" in words]
+    days = [words for words in shown if ":" not in words]
+    assert set(clocks) <= {"06:00", "12:00", "18:00"} and "12:00" in clocks, shown
+    zone = ZoneInfo(name)
+    midnights = {(start.astimezone(zone) + timedelta(days=day)).day for day in (1, 2)}
+    assert {int(re.sub(r"\D", "", words)) for words in days} >= midnights, shown
+
+
+def open_curve(page: Page, broker: FakeBroker, settings: Any, query: str) -> Locator:
+    """The curve of a start form, on a site with four nodes with four GPUs each."""
     write_result(broker.home / "scale.json")
     nodes = [Node(name=f"n{n}", cpus=16, memory_mb=64_000, gpus={"a100": 4}) for n in range(1, 5)]
     partition = Partition(name="gpu", default=True, node_names=[node.name for node in nodes])
@@ -91,9 +128,29 @@ def test_how_far_a_training_scales_is_read_by_keyboard_and_table(
     scaling = ScalingSettings(efficiency_percent=90)
     settings.SITE = django_settings.SITE.model_copy(update={"scaling": scaling})
     log_in(page)
-    page.goto("/?scaling=scale.json&gpu_type=a100&gpus_per_node=4&nodes=2")
+    page.goto(f"/?scaling=scale.json&gpu_type=a100&{query}")
     chart = page.locator("#estimate carme-chart")
     expect(chart.locator("canvas")).to_be_visible()
+    return chart
+
+
+def test_choices_with_as_many_gpus_are_read_together(
+    page: Page, a_life: None, broker: FakeBroker, settings: Any
+) -> None:
+    chart = open_curve(page, broker, settings, "gpus_per_node=2&nodes=4")
+    named = chart.locator(".legend .moment")
+    expect(named).to_have_text([re.compile(r"^8 GPUs \(4 nodes\).*chosen$")])
+    place = chart.evaluate("chart => chart.plot.valToPos(8, 'x')")
+    chart.locator(".u-over").hover(position={"x": place, "y": 20})
+    expect(named).to_have_text([re.compile(r"^8 GPUs \(2 nodes\)"), re.compile(r"^8 GPUs \(4 nodes\)")])
+    page.mouse.move(0, 0)
+    expect(named).to_have_text([re.compile(r"^8 GPUs \(4 nodes\).*chosen$")])
+
+
+def test_how_far_a_training_scales_is_read_by_keyboard_and_table(
+    page: Page, a_life: None, broker: FakeBroker, complaints: list[str], settings: Any
+) -> None:
+    chart = open_curve(page, broker, settings, "gpus_per_node=4&nodes=2")
     assert chart.evaluate(DRAWN) > 1000
     legend = chart.locator(".legend")
     expect(legend.locator(".moment")).to_have_text("8 GPUs (2 nodes), chosen")  # until one points at another

@@ -9,6 +9,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from axe_rules import EVERY
 from django.conf import settings as django_settings
 from django.utils import timezone
 from playwright.sync_api import Browser as Chromium
@@ -18,12 +19,13 @@ from real_prometheus import Prometheus, prometheus_with
 from carme.reports import Advice, Curve, GpuUse, NodeUse, Report, Usage
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
+from carme_webui.metrics.charts import Part, Stack
 from carme_webui.projects.models import Project
 from carme_webui.sessions.models import Session
 
 from ..fake_broker import FakeBroker, make_job, make_session
 from .conftest import DESKTOP, fits, keep, log_in, sign_in
-from .test_accessibility import COLOURS, EVERY, violations
+from .test_accessibility import COLOURS, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -381,6 +383,25 @@ def test_axes_have_the_unit_of_their_numbers_and_each_day_its_number(charts: Loc
     assert chart.evaluate(labels, "GiB/s") == ["1\xa0GiB/s", "2\xa0GiB/s"]
     days = "chart => [23, 24].map((day) => chart.tick(new Date(2026, 10, day).getTime() / 1000, 86400))"
     assert [re.sub(r"\D", "", words) for words in chart.evaluate(days)] == ["23", "24"]
+
+
+def test_as_many_stacks_are_named_as_their_names_leave_room_for(charts: Locator) -> None:
+    chart = charts.first
+    expect(chart.locator("canvas")).to_be_visible()
+    draw = """(chart, data) => {
+      chart.dataset.chart = data;
+      return chart.plot.axes[0].values(chart.plot, chart.times).filter(Boolean).length;
+    }"""
+
+    def named(words: str) -> int:
+        labels = [f"{words}{number}" for number in range(1, 13)]
+        stack = Stack("Waits", "h", "Partition", labels, [Part("median", [1.0] * len(labels))])
+        return chart.evaluate(draw, stack.data)
+
+    # They come into the same drawing.
+    few = named("a partition with a long name ")
+    assert 0 < few < named("p")
+    assert named("a partition with a long name ") == few
 
 
 @pytest.fixture

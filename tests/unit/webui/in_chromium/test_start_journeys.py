@@ -3,6 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from axe_rules import EVERY
 from playwright.sync_api import Page, Route, expect
 from scaling_results import write_result
 
@@ -12,7 +13,7 @@ from carme_webui.sessions.models import Session
 
 from ..fake_broker import FakeBroker, make_session
 from .conftest import DESKTOP, PHONE, fits, keep, sign_in
-from .test_accessibility import EVERY, SIZES, violations
+from .test_accessibility import SIZES, violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

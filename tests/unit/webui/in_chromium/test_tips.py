@@ -4,6 +4,7 @@ import re
 from datetime import timedelta
 
 import pytest
+from axe_rules import EVERY
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
@@ -13,7 +14,7 @@ from carme_webui.projects.models import Membership, Project
 
 from ..fake_broker import FakeBroker, make_job
 from .conftest import sign_in
-from .test_accessibility import EVERY, violations
+from .test_accessibility import violations
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -17,6 +17,7 @@ from carme.reports.prometheus import Prometheus
 from carme.sessions import Ending
 from carme.translation import translated
 from carme_webui.administration.node_states import state_words
+from carme_webui.clocks import short_words
 from carme_webui.cluster import broker
 from carme_webui.help_links import explained
 from carme_webui.jobs.models import Mirror
@@ -72,12 +73,12 @@ class Queue:
     @property
     def median_wait(self) -> str:
         """The median in words, of the jobs that wait."""
-        return _wait_words(median(self.waits)) if self.waits else ""
+        return short_words(median(self.waits)) if self.waits else ""
 
     @property
     def longest_wait(self) -> str:
         """The longest wait in words."""
-        return _wait_words(max(self.waits)) if self.waits else ""
+        return short_words(max(self.waits)) if self.waits else ""
 
 
 @dataclass(frozen=True)
@@ -207,12 +208,6 @@ def _waits(queues: Iterable[Queue]) -> Stack | None:
         Part(_("longest"), [round(max(one.waits) / length, 2) for one in known], total=True),
     ]
     return Stack(_("Waits"), unit, _("Partition"), [one.partition for one in known], parts)
-
-
-def _wait_words(seconds: float) -> str:
-    hours, minutes = divmod(max(1, int(seconds // 60)), 60)
-    parts = [*([_("%s h") % hours] if hours else []), *([_("%s min") % minutes] if minutes else [])]
-    return " ".join(part.replace(" ", "\xa0") for part in parts)
 
 
 def _failures(now: datetime) -> list[Session]:

@@ -121,7 +121,7 @@ def change_booking(request: HttpRequest, requested: schemas.BookingChange, name:
     if "title" in values:
         values["title"] = tidy(values["title"])
     if found.is_over:
-        raise InvalidRequest(_("This booking is over."), _("Book anew."))
+        raise InvalidRequest(_("This booking is over."), _("Make a new booking."))
     services.change(found, _booking_request(found.proposed.model_dump() | values), settings.SITE, broker())
     _notify(found)
     return schemas.booking_out(found)

@@ -550,4 +550,4 @@ def _check_users(proposed: BookingRequest, owner: User) -> None:
 
 def _require_open(booking: Booking) -> None:
     if booking.is_over:
-        raise InvalidRequest(_("This booking is over."), _("Book anew."))
+        raise InvalidRequest(_("This booking is over."), _("Make a new booking."))

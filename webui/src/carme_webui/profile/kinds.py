@@ -57,7 +57,7 @@ ABOUT: dict[Kind, About] = {
     Kind.BOOKING_DECIDED: About(_("A booking is approved or refused"), True, True),
     Kind.BOOKING_BEGINS: About(_("A booking begins"), True, False),
     Kind.BOOKING_ENDED: About(_("A booking is given back, or nobody approved it"), True, True),
-    Kind.BOOKING_PROBLEM: About(_("A booking moves to other nodes, or cannot be kept"), True, True),
+    Kind.BOOKING_PROBLEM: About(_("A booking moves to other nodes, or has a problem"), True, True),
     Kind.APPROVAL: About(_("A booking waits for approval"), True, False, managers=True),
     Kind.PROJECT: About(_("Invitations to projects"), True, True),
     Kind.QUOTA: About(_("A project of mine has nearly used up its GPU-hours"), True, True),

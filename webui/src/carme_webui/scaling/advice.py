@@ -17,6 +17,7 @@ from carme.errors import CarmeError
 from carme.jobs import JobRequest, Node
 from carme.scaling import Choice, Curve, choices, marks
 from carme_webui.accounts.models import User
+from carme_webui.clocks import short_words
 from carme_webui.jobs.templatetags.times import moment
 from carme_webui.metrics.charts import PERCENT, Growth, Line, Place
 from carme_webui.start_times import AT_ONCE, expected_start
@@ -75,9 +76,8 @@ class Offer:
     @property
     def time(self) -> str:
         """Of the whole training, or of a step."""
-        return (
-            hours_words(self.choice.hours) if self.choice.hours is not None else _ms(self.choice.row.step_ms)
-        )
+        hours = self.choice.hours
+        return short_words(hours * 3600) if hours is not None else _ms(self.choice.row.step_ms)
 
     @property
     def cost(self) -> str:
@@ -229,13 +229,6 @@ def size_words(choice: Choice) -> str:
         return nodes
     gpus = ngettext("%d GPU", "%d GPUs", choice.gpus) % choice.gpus
     return gpus if choice.nodes == 1 else f"{gpus} ({nodes})"
-
-
-def hours_words(hours: float) -> str:
-    """A time in the unit that fits."""
-    if hours < 1:
-        return _("%s min") % _short(hours * 60)
-    return _("%s h") % _short(hours)
 
 
 def _ms(milliseconds: float) -> str:

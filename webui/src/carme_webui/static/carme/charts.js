@@ -223,14 +223,21 @@
       if (this.spec.at) return { ...axis, label: this.spec.words.time, labelSize: 18, labelFont: axis.font, splits: () => this.times, filter: (_plot, splits) => splits, values: (plot, splits) => this.apart(plot, splits) };
       if (!this.spec.labels)
         return { ...axis, values: (_plot, splits, _axis, _space, step) => splits.map((at) => this.tick(at, step)) };
-      const label = Math.max(LABEL_WIDTH, ...this.spec.labels.map((words) => 10 + 6.5 * words.length));
-      const every = (plot) => Math.max(1, Math.ceil((this.times.length * label) / Math.max(1, plot.width - 92)));
       return {
         ...axis,
         grid: { show: false },
         splits: () => this.times,
-        values: (plot, splits) => splits.map((at) => (at % every(plot) ? "" : this.spec.labels[at])),
+        values: (plot, splits) => {
+          const every = this.every(plot);
+          return splits.map((at) => (at % every ? "" : this.spec.labels[at]));
+        },
       };
+    }
+
+    // Of how many stacks side by side one is named: new numbers may come with longer names.
+    every(plot) {
+      const label = Math.max(LABEL_WIDTH, ...this.spec.labels.map((words) => 10 + 6.5 * words.length));
+      return Math.max(1, Math.ceil((this.times.length * label) / Math.max(1, plot.width - 92)));
     }
 
     // Amounts as far as they do not lie on each other.
@@ -284,7 +291,7 @@
           {},
           ...this.drawn.map((one) => this.look(one)),
         ],
-        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx)], draw: spec.at ? [(plot) => this.mark(plot)] : [] },
+        hooks: { setCursor: [(plot) => this.read(plot.cursor.idx, true)], draw: spec.at ? [(plot) => this.mark(plot)] : [] },
       };
     }
 
@@ -363,11 +370,18 @@
       return this.spec.current ?? this.times.length - 1;
     }
 
-    // The values at a place, or the current ones.
-    read(place) {
-      const { spec } = this;
-      if (spec.spark || !this.plot) return;
+    // The values at a place, or the current ones; `together`: and at those that lie above or below it, such as another
+    // choice with as many GPUs.
+    read(place, together = false) {
+      if (this.spec.spark || !this.plot) return;
       const at = (this.reached = place ?? this.current);
+      const places = together && this.spec.at && place != null ? [...this.times.keys()].filter((one) => this.times[one] === this.times[at]) : [at];
+      this.legend.replaceChildren(...places.flatMap((one) => this.entries(one)));
+    }
+
+    // What the legend says of a place: its name, and the value of each line.
+    entries(at) {
+      const { spec } = this;
       const entries = this.lines.map((one) => {
         const key = make("span", { className: this.stacks && !one.limit ? "key block" : one.role ? "key thin" : "key" });
         key.style.borderTopColor = this.colour(one);
@@ -376,7 +390,7 @@
         return make("li", {}, key, `${one.name}: `, make("b", { textContent: amount(one.values[at], spec.unit) }));
       });
       const time = make("li", { className: "moment", textContent: at < 0 ? "" : this.called(at) });
-      this.legend.replaceChildren(time, ...entries);
+      return [time, ...entries];
     }
 
     // Left and right go from one measurement to the next, Home and End to the first and the last.

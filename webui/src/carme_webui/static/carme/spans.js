@@ -11,12 +11,28 @@
   // Moments at full minutes, hours or days of the reader's clocks, at most one more than so many.
   function moments(from, to, most) {
     const step = STEPS.find((one) => (to - from) / one <= most) ?? STEPS.at(-1);
-    const shown = local(from);
-    const parts = [shown.getFullYear(), shown.getMonth(), shown.getDate(), shown.getHours(), shown.getMinutes(), shown.getSeconds()];
-    const ahead = Date.UTC(...parts) / 1000 - Math.floor(from);
+    let at = Math.ceil((from + ahead(from)) / step) * step - ahead(from);
+    if (ahead(at) !== ahead(from)) at = following(at - step, step);
     const found = [];
-    for (let at = Math.ceil((from + ahead) / step) * step - ahead; at <= to; at += step) found.push(at);
+    for (; at <= to; at = following(at, step)) found.push(at);
     return { step, found };
+  }
+
+  // By how many seconds the reader's clocks are ahead of UTC at a moment.
+  function ahead(at) {
+    const shown = local(at);
+    const parts = [shown.getFullYear(), shown.getMonth(), shown.getDate(), shown.getHours(), shown.getMinutes(), shown.getSeconds()];
+    return Date.UTC(...parts) / 1000 - Math.floor(at);
+  }
+
+  // The next full moment of those clocks after one; where summer time begins or ends between them, by the new time.
+  function following(at, step) {
+    const next = at + step;
+    const later = ahead(next);
+    if (later === ahead(at)) return next;
+    let other = (Math.floor((at + later) / step) + 1) * step - later;
+    while (ahead(other) !== later) other += step;
+    return other;
   }
 
   // A moment to the second, with its day where that may be another one.

@@ -145,6 +145,13 @@
     }
   }
 
+  /** Show a dialog that has its title as its name: JupyterLab names only those whose body is a text. */
+  function showNamed(Dialog, options) {
+    const dialog = new Dialog(options);
+    dialog.node.setAttribute('aria-label', options.title);
+    return dialog.launch();
+  }
+
   /** What watches over the session's end.
    *
    * `look()` is to be called when the session did not answer, `end()` when it is over. The latter says so once, and
@@ -154,7 +161,7 @@
    * @param show shows a few words in place of the time that is left; null: that time again
    */
   function makeEnd({ apputils, services, widgets }, changed, show) {
-    const { Dialog, Notification, showDialog } = apputils;
+    const { Dialog, Notification } = apputils;
     let ended = false;
     let looking = false;
     let offered = false;
@@ -258,14 +265,16 @@
       rest.textContent = savedWords(names) + advice;
       body.node.append(line, rest);
       if (hint) {
-        body.node.append(Object.assign(document.createElement('p'), { textContent: hint }));
+        const answer = Object.assign(document.createElement('p'), { textContent: hint });
+        answer.setAttribute('role', 'alert'); // the dialog's focus is on a button
+        body.node.append(answer);
       }
       const buttons = [
         Dialog.cancelButton({ label: say('Stay Here') }),
         Dialog.okButton({ label: say('Go to the Portal'), className: 'jp-mod-reject' }),
         Dialog.okButton({ label: say('Start Again'), caption: say('The same image, hardware, time and data') })
       ];
-      const { button } = await showDialog({ title: say('This session has ended'), body, buttons, defaultButton: 0 });
+      const { button } = await showNamed(Dialog, { title: say('This session has ended'), body, buttons, defaultButton: 0 });
       return button;
     }
 
@@ -444,7 +453,7 @@
       const { Dialog } = apputils;
       const stop = Dialog.warnButton({ label: say('Stop This Session…') });
       const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: say('Extend') })];
-      const answer = await apputils.showDialog({
+      const answer = await showNamed(Dialog, {
         title: say('This session'),
         body: content,
         buttons,

@@ -21,7 +21,7 @@
     ${PART} pre { background: var(--jp-layout-color2); padding: 4px 6px; white-space: pre-wrap; }
     ${PART} ul { padding-left: 16px; }
     ${PART} meter { width: 72px; margin-right: 6px; vertical-align: middle; }
-    ${PART} summary { cursor: pointer; margin: 4px 0; }
+    ${PART} summary { cursor: pointer; margin: 4px 0; min-height: 24px; }
     ${PART} .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); gap: 4px 16px; }
     ${PART} .chart { min-width: 0; }
     ${PART} .multiples { display: grid; grid-template-columns: repeat(auto-fill, minmax(104px, 1fr)); gap: 6px; padding: 0; margin: 4px 0; list-style: none; }
