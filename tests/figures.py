@@ -2,7 +2,7 @@
 
 Lines of each part, functions over 60 lines (Python, C, C++ and JavaScript), files over 600 lines, and circles
 of imports: modules that import each other, directly or by others. Imports in functions count, those for type
-checkers alone do not. What is left of circles stands in `tests/unit/test_figures.py`, which lets no new ones in.
+checkers alone do not. What is left of circles is in `tests/unit/test_figures.py`, which lets no new ones in.
 """
 
 import argparse
