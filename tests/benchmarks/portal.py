@@ -42,7 +42,6 @@ from real_postgresql import postgresql
 
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
-FORECAST_SECONDS = 60.0
 YEAR = False  # whether the bookings are those of a year
 #: Answers of which the processor time is taken.
 ALONE = 20
@@ -114,27 +113,13 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
 
     from carme.broker import protocol
     from carme.broker.access import Peer
-    from carme.broker.watch import CLUSTER_EVERY
     from carme.jobs import Cluster, JobState, Node, Partition
 
     class Broker(FakeBroker):
-        def __init__(self, address: Path) -> None:
-            super().__init__(address)
-            self.cached: dict[type[Any], tuple[float, Any]] = {}
-
         async def answer(self, peer: Peer, line: bytes) -> Any:
-            request = protocol.request_adapter.validate_json(line)
-            if isinstance(request, protocol.GetRunning):
+            if isinstance(protocol.request_adapter.validate_json(line), protocol.GetRunning):
                 self.let_begin()
-            # As the real one, which looks at the nodes no more often, and plans once a minute while it lasts.
-            seconds = {protocol.GetForecast: FORECAST_SECONDS, protocol.GetCluster: CLUSTER_EVERY}
-            if type(request) not in seconds:
-                return await super().answer(peer, line)
-            until, answer = self.cached.get(type(request), (0.0, None))
-            if time.monotonic() > until:
-                answer = await super().answer(peer, line)
-                self.cached[type(request)] = time.monotonic() + seconds[type(request)], answer
-            return answer
+            return await super().answer(peer, line)
 
         def let_begin(self) -> None:
             """Start one more job: the answers about running jobs differ from each other."""
@@ -143,7 +128,7 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
             self.queue[job.id] = job.model_copy(update=began)
 
     names = [f"n{number:03}" for number in range(NODES)]
-    with Broker(socket) as broker:
+    with Broker(socket, remembers=True) as broker:
         now = datetime.now(UTC).replace(microsecond=0)
         broker.cluster = Cluster(
             taken=broker.cluster.taken,

@@ -1,18 +1,21 @@
 """The real broker on a real socket, over a Slurm in memory that the tests write.
 
-Requests and their checks, jobs, logs, results, scripts, arrays, submissions, stage-in jobs, reservations,
-accounts of projects and the program of files are the real broker's. Programs that it runs as users run as
-the account that runs the tests, as in the sandbox. Only the broker's polling of Slurm is off: tests put jobs
-into its snapshot, as a page is tested with a job in a certain state, such as one whose node was lost last
-year. A test writes what would follow from polling, too: sessions, reports, warnings, the end of a session.
+Requests and their checks, nodes, the forecast, jobs, logs, results, scripts, arrays, submissions, stage-in
+jobs, reservations, accounts of projects, what users may use and the program of files are the real broker's.
+Programs that it runs as users run as the account that runs the tests, as in the sandbox. Only the broker's
+polling of Slurm is off: tests put jobs into its snapshot, as a page is tested with a job in a certain state,
+such as one whose node was lost last year. A test writes what would follow from polling, too: sessions, reports,
+warnings, the end of a session.
 """
 
 import asyncio
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
@@ -27,9 +30,10 @@ from carme.broker.files import NET_NAME
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.broker.store import Changes, Store
+from carme.broker.watch import CLUSTER_AT_MOST_EVERY
 from carme.config import Settings
 from carme.errors import CarmeError, NotFound
-from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition, forecast
+from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition
 from carme.launch import facts
 from carme.launch.preparation import TASKS
 from carme.reports import JobWarning, Report
@@ -38,11 +42,9 @@ from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
 from carme.slurm import Slurm, UnixAccount
 from carme.slurm.folder import job_folder, log_name
 
-from .memory_slurm import MemorySlurm
+from .memory_slurm import NOW, MemorySlurm
 
 T = TypeVar("T")
-
-NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 def make_job(job_id: int, user: str = "alice", state: str = "RUNNING", **fields: Any) -> Job:
@@ -160,10 +162,15 @@ class FakeBroker:
     `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began;
     `nets`: what their Petri nets draw;
     `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
+
+    Args:
+        address: Its socket.
+        remembers: It remembers what it saw in Slurm as long as on a site, where jobs begin all the time.
     """
 
-    def __init__(self, address: Path) -> None:
+    def __init__(self, address: Path, *, remembers: bool = False) -> None:
         self.socket = address
+        self._remembers = remembers
         self.home = address.parent / "home"
         #: Of these are the folders of jobs, and scripts.
         self.homes = address.parent / "homes"
@@ -263,31 +270,28 @@ class FakeBroker:
             raise self.refusal
         if isinstance(request, protocol.GetEvents):
             return await self._events(request)
-        for written in (self._written_of_cluster, self._written_of_sessions, self._written_of_jobs):
+        for written in (self._written_of_sessions, self._written_of_jobs):
             if (found := written(request)) is not NO_ANSWER:
                 return found
-        self._broker._context.accesses.forget()
+        await self._look()
         self._leave_files()
         found = await self._broker.answer(peer, line)
         if isinstance(found, HandOver):
             return found._replace(arguments=[*self.wrapper, *found.arguments])
         return found
 
-    def _written_of_cluster(self, request: protocol.Request) -> Any:
-        """What the broker would remember of Slurm for some seconds, and a test has changed since."""
-        match request:
-            case protocol.GetCluster():
-                # Taken a moment ago, unless a test says otherwise.
-                taken = datetime.now(UTC) if self.cluster.taken == NOW else self.cluster.taken
-                return self.cluster.model_copy(update={"taken": taken})
-            case protocol.GetForecast():
-                now = datetime.now(UTC)
-                return forecast(self.cluster, self.queue.values(), self.reservations.values(), now)
-            case protocol.GetReservations():
-                return list(self.reservations.values())
-            case protocol.GetAccess(user=user):
-                return self.accesses.get(user or "", Access(user=user or ""))
-        return NO_ANSWER
+    async def _look(self) -> None:
+        """Have the broker look at Slurm anew: a test may have changed what it remembers for some seconds."""
+        broker = self._broker
+        if self._remembers:
+            if time.monotonic() >= self.watch._cluster_seen + CLUSTER_AT_MOST_EVERY:
+                await self.watch.look_at_nodes()
+            return
+        broker._context.accesses.forget()
+        broker._forecast = broker._reserved = None
+        broker._forecast_rest = 0.0
+        broker._bookings._seen_at = -math.inf
+        await self.watch.look_at_nodes()
 
     def _written_of_sessions(self, request: protocol.Request) -> Any:
         """Sessions, which the real broker derives from what the hub and Slurm show in time."""

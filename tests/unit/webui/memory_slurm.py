@@ -18,7 +18,10 @@ from carme.projects import ProjectAccount
 from carme.slurm import Order, UnixAccount
 from carme.slurm.gateway import ReservationChanges
 
-__all__ = ["MemorySlurm"]
+__all__ = ["NOW", "MemorySlurm"]
+
+#: When the nodes of tests were read, which stands for the moment at which they are read.
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 class MemorySlurm:
@@ -50,7 +53,9 @@ class MemorySlurm:
         self.starts: Callable[[JobRequest], datetime] | None = None
 
     async def cluster(self) -> Cluster:
-        return self.nodes
+        """Read at this moment, unless the test says when."""
+        taken = datetime.now(UTC) if self.nodes.taken == NOW else self.nodes.taken
+        return self.nodes.model_copy(update={"taken": taken})
 
     async def drain_node(self, name: str, reason: str) -> None:
         """Nodes stay as the test has them."""
