@@ -1,11 +1,11 @@
 """The real broker on a real socket, over a Slurm in memory that the tests write.
 
 Requests and their checks, nodes, the forecast, jobs, logs, results, scripts, arrays, submissions, stage-in
-jobs, reservations, accounts of projects, what users may use and the program of files are the real broker's.
-Programs that it runs as users run as the account that runs the tests, as in the sandbox. Only the broker's
-polling of Slurm is off: tests put jobs into its snapshot, as a page is tested with a job in a certain state,
-such as one whose node was lost last year. A test writes what would follow from polling, too: sessions, reports,
-warnings, the end of a session.
+jobs, reservations, accounts of projects, what users may use, events and the program of files are the real
+broker's. Programs that it runs as users run as the account that runs the tests, as in the sandbox. Only the
+broker's polling of Slurm is off: tests put jobs into its snapshot, and sessions into its book, as a page is
+tested with a job in a certain state, such as one whose node was lost last year. A test writes what would
+follow from measurements and from time, too: reports, warnings, extensions.
 """
 
 import asyncio
@@ -29,6 +29,7 @@ from carme.broker.dispatch import HandOver
 from carme.broker.files import NET_NAME
 from carme.broker.server import Server
 from carme.broker.service import Broker
+from carme.broker.sessions import _Entry
 from carme.broker.store import Changes, Store
 from carme.broker.watch import CLUSTER_AT_MOST_EVERY
 from carme.config import Settings
@@ -38,7 +39,8 @@ from carme.launch import facts
 from carme.launch.preparation import TASKS
 from carme.reports import JobWarning, Report
 from carme.sandbox.accounts import FIRST_UID, SandboxAccount
-from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
+from carme.sessions import Extension, Mark, Session, SessionState, Step
+from carme.sessions.facts import Facts
 from carme.slurm import Slurm, UnixAccount
 from carme.slurm.folder import job_folder, log_name
 
@@ -153,6 +155,52 @@ class _Queue(MutableMapping[int, Job]):
         return len(self._site.watch.jobs())
 
 
+class _Sessions(MutableMapping[str, Session]):
+    """The sessions in the broker's book, by name; no event says that one was put here or taken away."""
+
+    def __init__(self, site: "FakeBroker") -> None:
+        self._site = site
+
+    @property
+    def _entries(self) -> dict[int, _Entry]:
+        return self._site._broker._context.book._entries
+
+    def __getitem__(self, name: str) -> Session:
+        for session in self.values_now():
+            if session.name == name:
+                return session
+        raise KeyError(name)
+
+    def __setitem__(self, name: str, session: Session) -> None:
+        self._site.change(lambda: self.put(session, 0))
+
+    def __delitem__(self, name: str) -> None:
+        self[name]  # raises KeyError
+        self._site.change(lambda: self._drop(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([session.name for session in self.values_now()])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def values_now(self) -> list[Session]:
+        """The sessions, in a list of its own."""
+        return [entry.session for entry in self._entries.values()]
+
+    def put(self, session: Session, changed: int) -> None:
+        """Enter the session as it is, in place of the one of this name; the change has this number."""
+        self._drop(session.name)
+        job = self._site.queue.get(session.job_id) or make_job(
+            session.job_id, session.owner, name=f"session-{session.name}", kind="session"
+        )
+        self._entries[session.job_id] = _Entry(Facts(job=job, state=session.state), session, changed)
+
+    def _drop(self, name: str) -> None:
+        for job_id in [number for number, entry in self._entries.items() if entry.session.name == name]:
+            del self._entries[job_id]
+
+
 class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `published`: sessions; `requests`: all.
 
@@ -196,10 +244,8 @@ class FakeBroker:
         self.has_exporters = False
         self.warnings: list[JobWarning] = []
         self.requests: list[protocol.Request] = []
-        self.published: dict[str, Session] = {}
+        self.published = _Sessions(self)
         self.refusal: CarmeError | None = None
-        #: Sessions, each with the number of its latest change.
-        self._changes: dict[str, int] = {}
         self._uids: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broker = self._new_broker()
@@ -234,12 +280,7 @@ class FakeBroker:
 
     def publish(self, session: Session) -> Session:
         """The session appears or changes."""
-
-        def publish() -> None:
-            self.published[session.name] = session
-            self._changes[session.name] = self._broker._context.feed.number()
-
-        self.change(publish)
+        self.change(lambda: self.published.put(session, self._broker._context.feed.number()))
         return session
 
     def leave(self, job: Job) -> Job:
@@ -268,14 +309,13 @@ class FakeBroker:
             await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
         if self.refusal is not None and isinstance(request, REFUSED):
             raise self.refusal
-        if isinstance(request, protocol.GetEvents):
-            return await self._events(request)
-        for written in (self._written_of_sessions, self._written_of_jobs):
-            if (found := written(request)) is not NO_ANSWER:
-                return found
+        if (found := self._written(request)) is not NO_ANSWER:
+            return found
         await self._look()
         self._leave_files()
         found = await self._broker.answer(peer, line)
+        if isinstance(request, protocol.Cancel) and request.session is not None:
+            await self._show_end(request.job_id)
         if isinstance(found, HandOver):
             return found._replace(arguments=[*self.wrapper, *found.arguments])
         return found
@@ -293,23 +333,13 @@ class FakeBroker:
         broker._bookings._seen_at = -math.inf
         await self.watch.look_at_nodes()
 
-    def _written_of_sessions(self, request: protocol.Request) -> Any:
-        """Sessions, which the real broker derives from what the hub and Slurm show in time."""
-        match request:
-            case protocol.GetSessions(active=active):
-                return [session for session in self.published.values() if not (active and session.is_over)]
-            case protocol.GetSession(name=name):
-                if name not in self.published:
-                    raise NotFound(f"There is no session {name}.", "Check the name.")
-                return self.published[name]
-            case protocol.Cancel(job_id=job_id, session=str()):
-                over = {"state": SessionState.ENDED, "ending": Ending.STOPPED}
-                for session in [one for one in self.published.values() if one.job_id == job_id]:
-                    self.publish(session.model_copy(update=over))
-                return None
-        return NO_ANSWER
+    async def _show_end(self, job_id: int) -> None:
+        """Show what the next poll of Slurm would show of a session whose job was cancelled."""
+        if job := self.archive.get(job_id):
+            self._broker._context.book.observe([job], self.cluster)
+            await self._broker._context.feed.notify()
 
-    def _written_of_jobs(self, request: protocol.Request) -> Any:
+    def _written(self, request: protocol.Request) -> Any:
         """What follows from measurements of jobs, and from the time that they have had."""
         match request:
             case protocol.Extend(minutes=minutes):
@@ -323,22 +353,6 @@ class FakeBroker:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
         return NO_ANSWER
-
-    async def _events(self, request: protocol.GetEvents) -> protocol.EventBatch:
-        feed = self._broker._context.feed
-        since = feed.since(request.cursor)
-        if since is not None and request.wait > 0:
-            await feed.wait(since, request.wait, lambda: True)
-            since = feed.since(request.cursor)
-        changed = set(self.published)
-        if since is not None:
-            changed = {name for name, number in self._changes.items() if number > since}
-        return protocol.EventBatch(
-            jobs=self.watch.after(since or 0, None),
-            sessions=[session for session in self.published.values() if session.name in changed],
-            cursor=feed.cursor,
-            complete=since is None,
-        )
 
     def _leave_files(self) -> None:
         """Write what jobs have left, and scripts, where the broker reads them as their owners."""
@@ -377,11 +391,12 @@ class FakeBroker:
         return broker
 
     def _restart(self) -> None:
-        jobs = self.watch.jobs()
+        jobs, sessions = self.watch.jobs(), self.published.values_now()
         self._broker = self._new_broker()
-        self._changes.clear()
         for job in jobs:
             self.watch._put(job, 0)
+        for session in sessions:
+            self.published.put(session, 0)
 
     def change(self, change: Callable[[], object]) -> None:
         """Change what the broker knows, between two of its steps, and wake those who wait for that."""
