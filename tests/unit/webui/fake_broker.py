@@ -1,11 +1,11 @@
 """The real broker on a real socket, over a Slurm in memory that the tests write.
 
 Requests and their checks, nodes, the forecast, jobs, logs, results, scripts, arrays, submissions, stage-in
-jobs, reservations, accounts of projects, what users may use, events and the program of files are the real
-broker's. Programs that it runs as users run as the account that runs the tests, as in the sandbox. Only the
-broker's polling of Slurm is off: tests put jobs into its snapshot, and sessions into its book, as a page is
-tested with a job in a certain state, such as one whose node was lost last year. A test writes what would
-follow from measurements and from time, too: reports, warnings, extensions.
+jobs, reservations, accounts of projects, what users may use, sessions, events, warnings and the program of
+files are the real broker's. Programs that it runs as users run as the account that runs the tests, as in the
+sandbox. Only the broker's polling of Slurm is off: tests put jobs into its snapshot, and sessions into its
+book, as a page is tested with a job in a certain state, such as one whose node was lost last year. A test
+writes what would follow from measurements and from time, too: reports, alerts, extensions.
 """
 
 import asyncio
@@ -27,6 +27,7 @@ from carme.broker import server as server_module
 from carme.broker.access import Peer
 from carme.broker.dispatch import HandOver
 from carme.broker.files import NET_NAME
+from carme.broker.policy import Alert
 from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.broker.sessions import _Entry
@@ -37,7 +38,7 @@ from carme.errors import CarmeError, NotFound
 from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition
 from carme.launch import facts
 from carme.launch.preparation import TASKS
-from carme.reports import JobWarning, Report
+from carme.reports import Report
 from carme.sandbox.accounts import FIRST_UID, SandboxAccount
 from carme.sessions import Extension, Mark, Session, SessionState, Step
 from carme.sessions.facts import Facts
@@ -209,7 +210,7 @@ class FakeBroker:
     request would begin, at once without it;
     `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began;
     `nets`: what their Petri nets draw;
-    `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
+    `scripts`: by user and path; `granted`: the accounts of projects.
 
     Args:
         address: Its socket.
@@ -242,7 +243,6 @@ class FakeBroker:
         self.reports: dict[int, Report] = {}
         #: Whether the real broker reports of other jobs, from the exporters of their nodes.
         self.has_exporters = False
-        self.warnings: list[JobWarning] = []
         self.requests: list[protocol.Request] = []
         self.published = _Sessions(self)
         self.refusal: CarmeError | None = None
@@ -288,6 +288,10 @@ class FakeBroker:
         self.queue.pop(job.id, None)
         self.archive[job.id] = job
         return job
+
+    def fire(self, alerts: list[Alert], at: datetime) -> None:
+        """These alerts about jobs fire at a time, when the site's policy looks at them."""
+        self._await(self._broker._policy.look({alert.job_id: [alert] for alert in alerts}, at))
 
     def restart(self) -> None:
         """All cursors become unknown."""
@@ -344,8 +348,6 @@ class FakeBroker:
         match request:
             case protocol.Extend(minutes=minutes):
                 return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
-            case protocol.GetWarnings():
-                return self.warnings
             case protocol.GetReport(job_id=job_id):
                 if job_id not in self.reports and self.has_exporters:
                     return NO_ANSWER
