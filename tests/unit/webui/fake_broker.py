@@ -5,7 +5,7 @@ jobs, reservations, accounts of projects, what users may use, sessions, events, 
 files are the real broker's. Programs that it runs as users run as the account that runs the tests, as in the
 sandbox. Only the broker's polling of Slurm is off: tests put jobs into its snapshot, and sessions into its
 book, as a page is tested with a job in a certain state, such as one whose node was lost last year. A test
-writes what would follow from measurements and from time, too: reports, alerts, extensions.
+writes what would follow from measurements, too: reports and alerts.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ from carme.launch import facts
 from carme.launch.preparation import TASKS
 from carme.reports import Report
 from carme.sandbox.accounts import FIRST_UID, SandboxAccount
-from carme.sessions import Extension, Mark, Session, SessionState, Step
+from carme.sessions import Mark, Session, SessionState, Step
 from carme.sessions.facts import Facts
 from carme.slurm import Slurm, UnixAccount
 from carme.slurm.folder import job_folder, log_name
@@ -309,9 +309,9 @@ class FakeBroker:
         """As the broker's: the result of one request line. Raises the error that the peer gets."""
         request = protocol.request_adapter.validate_json(line)
         self.requests.append(request)
-        if isinstance(request, protocol.Extend) and request.job_id in self.queue:
-            await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
         if self.refusal is not None and isinstance(request, REFUSED):
+            if isinstance(request, protocol.Extend):
+                await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
             raise self.refusal
         if (found := self._written(request)) is not NO_ANSWER:
             return found
@@ -344,10 +344,8 @@ class FakeBroker:
             await self._broker._context.feed.notify()
 
     def _written(self, request: protocol.Request) -> Any:
-        """What follows from measurements of jobs, and from the time that they have had."""
+        """What follows from measurements of jobs."""
         match request:
-            case protocol.Extend(minutes=minutes):
-                return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
             case protocol.GetReport(job_id=job_id):
                 if job_id not in self.reports and self.has_exporters:
                     return NO_ANSWER

@@ -115,6 +115,13 @@ class MemorySlurm:
             over = {"state": JobState.CANCELLED, "ended": datetime.now(UTC)}
             self.archive[one.id] = one.model_copy(update=over)
 
+    async def set_limit(self, job: str, minutes: int) -> None:
+        """A job that runs gets another time limit, however long it has run."""
+        found = next((one for one in self._queue.values() if one.slurm_name == job), None)
+        if found is None:
+            raise NotFound("Slurm does not know this job (any more).")
+        self._queue[found.id] = found.model_copy(update={"minutes_limit": minutes})
+
     async def associations(self, user: str) -> list[Association]:
         return self.accesses[user].associations if user in self.accesses else []
 
