@@ -9,6 +9,7 @@ writes what would follow from measurements, too: reports and alerts.
 """
 
 import asyncio
+import itertools
 import math
 import os
 import threading
@@ -247,6 +248,8 @@ class FakeBroker:
         self.published = _Sessions(self)
         self.refusal: CarmeError | None = None
         self._uids: dict[str, int] = {}
+        #: Two threads may meet new users at the same time.
+        self._numbers = itertools.count(FIRST_UID)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broker = self._new_broker()
 
@@ -378,7 +381,7 @@ class FakeBroker:
         """Everybody has an account."""
         home = self.homes / name
         home.mkdir(parents=True, exist_ok=True)
-        uid = self._uids.setdefault(name, FIRST_UID + len(self._uids))
+        uid = self._uids.setdefault(name, next(self._numbers))
         groups = tuple(self.accesses.get(name, Access(user=name)).groups)
         return _Account(
             name, uid, uid, str(home), in_groups=groups, more={"HOME": str(self.home), **self.environment}
