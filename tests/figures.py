@@ -1,7 +1,7 @@
 """The code in figures: `python tests/figures.py [--json]`.
 
-Lines of each part, functions over 60 lines, files over 600 lines, and circles of imports: modules that import
-each other, directly or by others. Imports in functions count. Circles that only type checkers see are counted
+Lines of each part, functions over 60 lines (Python, C, C++ and JavaScript), files over 600 lines, and circles
+of imports: modules that import each other, directly or by others. Imports in functions count. Circles that only type checkers see are counted
 by themselves. What is left of circles is listed in `tests/unit/test_figures.py`, which lets no new ones in.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import c_functions
+import js_functions
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Each part with the folder that its packages are imported from.
@@ -155,10 +156,10 @@ def _components(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def long_functions() -> dict[str, int]:
-    """`FILE:NAME` to lines, of functions over LONGEST_FUNCTION: Python, C and C++, in all parts and tests."""
+    """`FILE:NAME` to lines, of functions over LONGEST_FUNCTION: of any language, in all parts and tests."""
     return {
         f"{file.relative_to(ROOT)}:{name}": lines
-        for file in _files(".py", *C_SUFFIXES)
+        for file in _files(".py", ".js", *C_SUFFIXES)
         for name, lines in _functions(file)
         if lines > LONGEST_FUNCTION
     }
@@ -169,6 +170,9 @@ def _functions(file: Path) -> Iterator[tuple[str, int]]:
     source = file.read_text(encoding="utf-8")
     if file.suffix in C_SUFFIXES:
         yield from c_functions.functions(source)
+        return
+    if file.suffix == ".js":
+        yield from js_functions.functions(source)
         return
     nodes: list[ast.AST] = [ast.parse(source)]
     for node in nodes:

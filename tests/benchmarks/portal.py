@@ -7,6 +7,9 @@ looks at it for a while (1 s on average), so that up to 50 requests come in a se
 included, shares the cores. A request costs the clients (aiohttp, which reads HTTP in C) a seventh of a
 millisecond. `--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and
 `_p99_ms`.
+`--files` adds nginx's question whether a file of a notebook's page may pass, as often as all other requests;
+its rows are `file_p50_ms` and so on. `--without picture` and `--without entrance` run the portal without one
+of its own optimisations (`portal_without.py`), to be compared with a run that has the same other options.
 The result also has the queries and the processor time (of the portal's process alone) of one answer, which a
 busy machine hardly changes; `--seconds 0` measures these alone.
 """
@@ -42,7 +45,6 @@ from real_postgresql import postgresql
 
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
-FORECAST_SECONDS = 60.0
 YEAR = False  # whether the bookings are those of a year
 #: Answers of which the processor time is taken.
 ALONE = 20
@@ -62,6 +64,10 @@ REQUESTS = {
     "api_bookings": (1, "api", "/api/v1/bookings"),
     "api_cluster": (1, "api", "/api/v1/cluster"),
 }
+#: The same of `--files`.
+FILES = {"file": (22, "file", "/internal/enter")}
+#: What `--without` leaves out.
+OPTIMISATIONS = ("picture", "entrance")
 NAMES = ("train resnet", "train bert", "finetune llama", "notebook", "preprocess", "evaluate")
 
 
@@ -114,27 +120,13 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
 
     from carme.broker import protocol
     from carme.broker.access import Peer
-    from carme.broker.watch import CLUSTER_EVERY
     from carme.jobs import Cluster, JobState, Node, Partition
 
     class Broker(FakeBroker):
-        def __init__(self, address: Path) -> None:
-            super().__init__(address)
-            self.cached: dict[type[Any], tuple[float, Any]] = {}
-
         async def answer(self, peer: Peer, line: bytes) -> Any:
-            request = protocol.request_adapter.validate_json(line)
-            if isinstance(request, protocol.GetRunning):
+            if isinstance(protocol.request_adapter.validate_json(line), protocol.GetRunning):
                 self.let_begin()
-            # As the real one, which looks at the nodes no more often, and plans once a minute while it lasts.
-            seconds = {protocol.GetForecast: FORECAST_SECONDS, protocol.GetCluster: CLUSTER_EVERY}
-            if type(request) not in seconds:
-                return await super().answer(peer, line)
-            until, answer = self.cached.get(type(request), (0.0, None))
-            if time.monotonic() > until:
-                answer = await super().answer(peer, line)
-                self.cached[type(request)] = time.monotonic() + seconds[type(request)], answer
-            return answer
+            return await super().answer(peer, line)
 
         def let_begin(self) -> None:
             """Start one more job: the answers about running jobs differ from each other."""
@@ -143,7 +135,7 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
             self.queue[job.id] = job.model_copy(update=began)
 
     names = [f"n{number:03}" for number in range(NODES)]
-    with Broker(socket) as broker:
+    with Broker(socket, remembers=True) as broker:
         now = datetime.now(UTC).replace(microsecond=0)
         broker.cluster = Cluster(
             taken=broker.cluster.taken,
@@ -262,6 +254,7 @@ def client_of(user: Any, number: int, now: datetime) -> dict[str, str]:
     login.create()
     job = Job.objects.filter(user=user.username).order_by("-id").first()
     return {
+        "user": user.username,
         "name": settings.SESSION_COOKIE_NAME,
         "cookie": str(login.session_key),
         "token": Token.make(user, "bench", list(SCOPES), now + timedelta(days=1))[1],
@@ -287,7 +280,7 @@ def costs() -> dict[str, list[tuple[int, float]]]:
         browser.force_login(user, settings.AUTHENTICATION_BACKENDS[0])
         program = Client(headers={"authorization": f"Bearer {secret}"})
         for name, (_weight, kind, path) in REQUESTS.items():
-            if "{" in path:
+            if kind == "file" or "{" in path:  # nginx's question is no page
                 continue
             asker = browser if kind == "page" else program
             asker.get(path)
@@ -324,12 +317,11 @@ async def load(
             while (now := time.monotonic()) < end:
                 name = chance.choices(names, weights)[0]
                 _weight, kind, path = REQUESTS[name]
-                headers = {"Authorization": f"Bearer {who['token']}"} if kind == "api" else {}
-                headers |= {"Cookie": f"{who['name']}={who['cookie']}"} if kind == "page" else {}
                 begun = time.perf_counter()
-                async with program.get(path.format(job=who["job"]), headers=headers) as answer:
+                address = path.format(job=who["job"])
+                async with program.get(address, headers=_headers(kind, who)) as answer:
                     text = await answer.read()
-                if answer.status != HTTPStatus.OK:
+                if answer.status != (HTTPStatus.NO_CONTENT if kind == "file" else HTTPStatus.OK):
                     raise RuntimeError(f"{path} answered {answer.status}: {text[:300]!r}")
                 if now > warm:
                     times[name].append((time.perf_counter() - begun) * 1000)
@@ -337,6 +329,16 @@ async def load(
 
     await asyncio.gather(*(client(number, who) for number, who in enumerate(clients)))
     return times
+
+
+def _headers(kind: str, who: dict[str, str]) -> dict[str, str]:
+    """What a client sends with a request of a kind."""
+    if kind == "api":
+        return {"Authorization": f"Bearer {who['token']}"}
+    headers = {"Cookie": f"{who['name']}={who['cookie']}"}
+    if kind == "file":
+        headers["X-Original-URI"] = f"/jupyter/user/{who['user']}/s00000001/static/lab/main.js"
+    return headers
 
 
 def _options() -> argparse.Namespace:
@@ -350,8 +352,16 @@ def _options() -> argparse.Namespace:
     for name in ("users", "past", "current", "bookings", "nodes"):
         parser.add_argument(f"--{name}", type=int, help=f"how many (default: {globals()[name.upper()]})")
     parser.add_argument("--year", action="store_true", help="bookings of a year in place of some days")
+    parser.add_argument("--files", action="store_true", help="ask for files of notebooks' pages as well")
+    parser.add_argument(
+        "--without", choices=OPTIMISATIONS, action="append", default=[],
+        help="leave out one of the portal's own optimisations (entrance: with --files)",
+    )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if "entrance" in options.without and not options.files:
+        parser.error("--without entrance makes no difference without --files.")
+    return options
 
 
 def main() -> int:
@@ -363,14 +373,12 @@ def main() -> int:
         if getattr(options, name) is not None:
             globals()[name.upper()] = getattr(options, name)
     globals()["YEAR"] = options.year
+    globals()["REQUESTS"] = REQUESTS | (FILES if options.files else {})
     seconds = options.seconds if options.seconds is not None else 15.0 if options.quick else 60.0
     port = 32_000 + os.getpid() % 700  # past those that tests beside it take
     folder = Path(tempfile.mkdtemp(prefix="carme-portal-bench-"))
     write_site(folder, port, options.processes)
-    os.environ |= {
-        "CARME_CONFIG": str(folder / "carme.toml"),
-        "DJANGO_SETTINGS_MODULE": "carme_webui.settings",
-    }
+    os.environ |= {"CARME_CONFIG": str(folder / "carme.toml"), **_settings(options.without)}
     context = multiprocessing.get_context("fork")
     ready, ending = context.Event(), context.Event()
     before = machine()
@@ -381,7 +389,9 @@ def main() -> int:
             clients = fill(datetime.now(UTC))
             ready.wait()
             alone = costs()
-            server = subprocess.Popen([sys.executable, "-m", "carme_webui.main", "serve"])
+            # The portal's own command has its own settings.
+            program = "django" if options.without else "carme_webui.main"
+            server = subprocess.Popen([sys.executable, "-m", program, "serve"])
             try:
                 _wait_for(f"http://127.0.0.1:{port}/accounts/login/", server)
                 times = (
@@ -403,9 +413,24 @@ def main() -> int:
     print_table(rows)
     if options.json:
         write_json(
-            options.json, rows, before=before, quick=options.quick, seconds=seconds, pause=options.pause
-        )
+            options.json, rows, before=before, quick=options.quick, seconds=seconds, pause=options.pause,
+            files=options.files, without=options.without,
+        )  # fmt: skip
     return 0
+
+
+def _settings(without: list[str]) -> dict[str, str]:
+    """What the environment of all processes has so that the portal runs without these optimisations."""
+    if not without:
+        return {"DJANGO_SETTINGS_MODULE": "carme_webui.settings"}
+    from portal_without import VARIABLE
+
+    here = str(Path(__file__).resolve().parent)
+    return {
+        "DJANGO_SETTINGS_MODULE": "portal_without_settings",
+        "PYTHONPATH": os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH", "")])),
+        VARIABLE: ",".join(without),
+    }
 
 
 def _wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import c_functions
 import figures
+import js_functions
 from carme.broker.protocol import OPERATIONS
 
 #: What is left, to be shortened and never to grow: circles by their first module, with the number of modules.
@@ -136,6 +137,77 @@ int inner(void) { return 1'000; }
         ("tries", 3),
         ("tries", 5),
         ("inner", 1),
+    ]
+
+
+@pytest.mark.parametrize(("lines", "is_long"), [(60, False), (61, True)])
+def test_long_functions_of_javascript_are_found(tree: Path, lines: int, is_long: bool) -> None:
+    body = "    work();\n" * (lines - 2)
+    (tree / "a.js").write_text(f"(() => {{\n  function longOne(x) {{\n{body}  }}\n}})();\n")
+    (tree / "vendor").mkdir()
+    (tree / "vendor/b.js").write_text(f"function other() {{\n{body}\n\n}}\n")
+    assert figures.long_functions() == ({"part/src/pack/a.js:longOne": lines} if is_long else {})
+
+
+def test_functions_of_javascript_are_found_whatever_is_around_them() -> None:
+    source = r"""/* function inComment() { */
+'use strict';
+(() => {
+  const text = "function inText() { it's";
+  const brace = /[{/]\/{'/;
+  const half = total / 2 / count;
+  async function plain(x) {
+    if (x) {
+      return `a { ${x.map(y => {
+        return '}';
+      })} {`;
+    }
+  }
+  const arrow = async ({ one, two }) => {
+    for (const each of one) {
+      two(each);
+    }
+  };
+  const value = x => ({
+    x,
+  });
+  const object = {
+    method() {
+    },
+    execute: async args => {
+      await args;
+    },
+    named: function () {
+    }
+  };
+  class Thing extends Other {
+    static get width() {
+      return 1;
+    }
+    async #ask(
+      first,
+      second,
+    ) {
+    }
+  }
+  document.addEventListener('click', () => {
+    while (false) {
+    }
+  });
+})();
+"""
+    nameless = "(function without a name)"
+    assert list(js_functions.functions(source)) == [
+        ("plain", 7),
+        (nameless, 3),
+        ("arrow", 5),
+        ("value", 3),
+        ("method", 2),
+        ("execute", 3),
+        ("named", 2),
+        ("width", 3),
+        ("#ask", 5),
+        (nameless, 4),
     ]
 
 

@@ -1,18 +1,22 @@
 """The real broker on a real socket, over a Slurm in memory that the tests write.
 
-Requests and their checks, jobs, logs, results, scripts, arrays, submissions, stage-in jobs, reservations,
-accounts of projects and the program of files are the real broker's. Programs that it runs as users run as
-the account that runs the tests, as in the sandbox. Only the broker's polling of Slurm is off: tests put jobs
-into its snapshot, as a page is tested with a job in a certain state, such as one whose node was lost last
-year. A test writes what would follow from polling, too: sessions, reports, warnings, the end of a session.
+Requests and their checks, nodes, the forecast, jobs, logs, results, scripts, arrays, submissions, stage-in
+jobs, reservations, accounts of projects, what users may use, sessions, events, warnings and the program of
+files are the real broker's. Programs that it runs as users run as the account that runs the tests, as in the
+sandbox. Only the broker's polling of Slurm is off: tests put jobs into its snapshot, and sessions into its
+book, as a page is tested with a job in a certain state, such as one whose node was lost last year. A test
+writes what would follow from measurements, too: reports and alerts.
 """
 
 import asyncio
+import itertools
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
@@ -24,25 +28,27 @@ from carme.broker import server as server_module
 from carme.broker.access import Peer
 from carme.broker.dispatch import HandOver
 from carme.broker.files import NET_NAME
+from carme.broker.policy import Alert
 from carme.broker.server import Server
 from carme.broker.service import Broker
+from carme.broker.sessions import _Entry
 from carme.broker.store import Changes, Store
+from carme.broker.watch import CLUSTER_AT_MOST_EVERY
 from carme.config import Settings
 from carme.errors import CarmeError, NotFound
-from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition, forecast
+from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition
 from carme.launch import facts
 from carme.launch.preparation import TASKS
-from carme.reports import JobWarning, Report
+from carme.reports import Report
 from carme.sandbox.accounts import FIRST_UID, SandboxAccount
-from carme.sessions import Ending, Extension, Mark, Session, SessionState, Step
+from carme.sessions import Mark, Session, SessionState, Step
+from carme.sessions.facts import Facts
 from carme.slurm import Slurm, UnixAccount
 from carme.slurm.folder import job_folder, log_name
 
-from .memory_slurm import MemorySlurm
+from .memory_slurm import NOW, MemorySlurm
 
 T = TypeVar("T")
-
-NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 def make_job(job_id: int, user: str = "alice", state: str = "RUNNING", **fields: Any) -> Job:
@@ -151,6 +157,52 @@ class _Queue(MutableMapping[int, Job]):
         return len(self._site.watch.jobs())
 
 
+class _Sessions(MutableMapping[str, Session]):
+    """The sessions in the broker's book, by name; no event says that one was put here or taken away."""
+
+    def __init__(self, site: "FakeBroker") -> None:
+        self._site = site
+
+    @property
+    def _entries(self) -> dict[int, _Entry]:
+        return self._site._broker._context.book._entries
+
+    def __getitem__(self, name: str) -> Session:
+        for session in self.values_now():
+            if session.name == name:
+                return session
+        raise KeyError(name)
+
+    def __setitem__(self, name: str, session: Session) -> None:
+        self._site.change(lambda: self.put(session, 0))
+
+    def __delitem__(self, name: str) -> None:
+        self[name]  # raises KeyError
+        self._site.change(lambda: self._drop(name))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([session.name for session in self.values_now()])
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def values_now(self) -> list[Session]:
+        """The sessions, in a list of its own."""
+        return [entry.session for entry in self._entries.values()]
+
+    def put(self, session: Session, changed: int) -> None:
+        """Enter the session as it is, in place of the one of this name; the change has this number."""
+        self._drop(session.name)
+        job = self._site.queue.get(session.job_id) or make_job(
+            session.job_id, session.owner, name=f"session-{session.name}", kind="session"
+        )
+        self._entries[session.job_id] = _Entry(Facts(job=job, state=session.state), session, changed)
+
+    def _drop(self, name: str) -> None:
+        for job_id in [number for number, entry in self._entries.items() if entry.session.name == name]:
+            del self._entries[job_id]
+
+
 class FakeBroker:
     """`queue`: what Slurm has; `archive`: what only accounting has; `published`: sessions; `requests`: all.
 
@@ -159,11 +211,16 @@ class FakeBroker:
     request would begin, at once without it;
     `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began;
     `nets`: what their Petri nets draw;
-    `scripts`: by user and path; `granted`: the accounts of projects; `warnings`: by the policy about alerts.
+    `scripts`: by user and path; `granted`: the accounts of projects.
+
+    Args:
+        address: Its socket.
+        remembers: It remembers what it saw in Slurm as long as on a site, where jobs begin all the time.
     """
 
-    def __init__(self, address: Path) -> None:
+    def __init__(self, address: Path, *, remembers: bool = False) -> None:
         self.socket = address
+        self._remembers = remembers
         self.home = address.parent / "home"
         #: Of these are the folders of jobs, and scripts.
         self.homes = address.parent / "homes"
@@ -187,13 +244,12 @@ class FakeBroker:
         self.reports: dict[int, Report] = {}
         #: Whether the real broker reports of other jobs, from the exporters of their nodes.
         self.has_exporters = False
-        self.warnings: list[JobWarning] = []
         self.requests: list[protocol.Request] = []
-        self.published: dict[str, Session] = {}
+        self.published = _Sessions(self)
         self.refusal: CarmeError | None = None
-        #: Sessions, each with the number of its latest change.
-        self._changes: dict[str, int] = {}
         self._uids: dict[str, int] = {}
+        #: Two threads may meet new users at the same time.
+        self._numbers = itertools.count(FIRST_UID)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._broker = self._new_broker()
 
@@ -227,12 +283,7 @@ class FakeBroker:
 
     def publish(self, session: Session) -> Session:
         """The session appears or changes."""
-
-        def publish() -> None:
-            self.published[session.name] = session
-            self._changes[session.name] = self._broker._context.feed.number()
-
-        self.change(publish)
+        self.change(lambda: self.published.put(session, self._broker._context.feed.number()))
         return session
 
     def leave(self, job: Job) -> Job:
@@ -240,6 +291,10 @@ class FakeBroker:
         self.queue.pop(job.id, None)
         self.archive[job.id] = job
         return job
+
+    def fire(self, alerts: list[Alert], at: datetime) -> None:
+        """These alerts about jobs fire at a time, when the site's policy looks at them."""
+        self._await(self._broker._policy.look({alert.job_id: [alert] for alert in alerts}, at))
 
     def restart(self) -> None:
         """All cursors become unknown."""
@@ -257,61 +312,43 @@ class FakeBroker:
         """As the broker's: the result of one request line. Raises the error that the peer gets."""
         request = protocol.request_adapter.validate_json(line)
         self.requests.append(request)
-        if isinstance(request, protocol.Extend) and request.job_id in self.queue:
-            await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
         if self.refusal is not None and isinstance(request, REFUSED):
+            if isinstance(request, protocol.Extend):
+                await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
             raise self.refusal
-        if isinstance(request, protocol.GetEvents):
-            return await self._events(request)
-        for written in (self._written_of_cluster, self._written_of_sessions, self._written_of_jobs):
-            if (found := written(request)) is not NO_ANSWER:
-                return found
-        self._broker._context.accesses.forget()
+        if (found := self._written(request)) is not NO_ANSWER:
+            return found
+        await self._look()
         self._leave_files()
         found = await self._broker.answer(peer, line)
+        if isinstance(request, protocol.Cancel) and request.session is not None:
+            await self._show_end(request.job_id)
         if isinstance(found, HandOver):
             return found._replace(arguments=[*self.wrapper, *found.arguments])
         return found
 
-    def _written_of_cluster(self, request: protocol.Request) -> Any:
-        """What the broker would remember of Slurm for some seconds, and a test has changed since."""
-        match request:
-            case protocol.GetCluster():
-                # Taken a moment ago, unless a test says otherwise.
-                taken = datetime.now(UTC) if self.cluster.taken == NOW else self.cluster.taken
-                return self.cluster.model_copy(update={"taken": taken})
-            case protocol.GetForecast():
-                now = datetime.now(UTC)
-                return forecast(self.cluster, self.queue.values(), self.reservations.values(), now)
-            case protocol.GetReservations():
-                return list(self.reservations.values())
-            case protocol.GetAccess(user=user):
-                return self.accesses.get(user or "", Access(user=user or ""))
-        return NO_ANSWER
+    async def _look(self) -> None:
+        """Have the broker look at Slurm anew: a test may have changed what it remembers for some seconds."""
+        broker = self._broker
+        if self._remembers:
+            if time.monotonic() >= self.watch._cluster_seen + CLUSTER_AT_MOST_EVERY:
+                await self.watch.look_at_nodes()
+            return
+        broker._context.accesses.forget()
+        broker._forecast = broker._reserved = None
+        broker._forecast_rest = 0.0
+        broker._bookings._seen_at = -math.inf
+        await self.watch.look_at_nodes()
 
-    def _written_of_sessions(self, request: protocol.Request) -> Any:
-        """Sessions, which the real broker derives from what the hub and Slurm show in time."""
-        match request:
-            case protocol.GetSessions(active=active):
-                return [session for session in self.published.values() if not (active and session.is_over)]
-            case protocol.GetSession(name=name):
-                if name not in self.published:
-                    raise NotFound(f"There is no session {name}.", "Check the name.")
-                return self.published[name]
-            case protocol.Cancel(job_id=job_id, session=str()):
-                over = {"state": SessionState.ENDED, "ending": Ending.STOPPED}
-                for session in [one for one in self.published.values() if one.job_id == job_id]:
-                    self.publish(session.model_copy(update=over))
-                return None
-        return NO_ANSWER
+    async def _show_end(self, job_id: int) -> None:
+        """Show what the next poll of Slurm would show of a session whose job was cancelled."""
+        if job := self.archive.get(job_id):
+            self._broker._context.book.observe([job], self.cluster)
+            await self._broker._context.feed.notify()
 
-    def _written_of_jobs(self, request: protocol.Request) -> Any:
-        """What follows from measurements of jobs, and from the time that they have had."""
+    def _written(self, request: protocol.Request) -> Any:
+        """What follows from measurements of jobs."""
         match request:
-            case protocol.Extend(minutes=minutes):
-                return Extension(ends=NOW + timedelta(minutes=minutes), minutes_limit=minutes)
-            case protocol.GetWarnings():
-                return self.warnings
             case protocol.GetReport(job_id=job_id):
                 if job_id not in self.reports and self.has_exporters:
                     return NO_ANSWER
@@ -319,22 +356,6 @@ class FakeBroker:
                     raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
                 return self.reports[job_id]
         return NO_ANSWER
-
-    async def _events(self, request: protocol.GetEvents) -> protocol.EventBatch:
-        feed = self._broker._context.feed
-        since = feed.since(request.cursor)
-        if since is not None and request.wait > 0:
-            await feed.wait(since, request.wait, lambda: True)
-            since = feed.since(request.cursor)
-        changed = set(self.published)
-        if since is not None:
-            changed = {name for name, number in self._changes.items() if number > since}
-        return protocol.EventBatch(
-            jobs=self.watch.after(since or 0, None),
-            sessions=[session for session in self.published.values() if session.name in changed],
-            cursor=feed.cursor,
-            complete=since is None,
-        )
 
     def _leave_files(self) -> None:
         """Write what jobs have left, and scripts, where the broker reads them as their owners."""
@@ -360,7 +381,7 @@ class FakeBroker:
         """Everybody has an account."""
         home = self.homes / name
         home.mkdir(parents=True, exist_ok=True)
-        uid = self._uids.setdefault(name, FIRST_UID + len(self._uids))
+        uid = self._uids.setdefault(name, next(self._numbers))
         groups = tuple(self.accesses.get(name, Access(user=name)).groups)
         return _Account(
             name, uid, uid, str(home), in_groups=groups, more={"HOME": str(self.home), **self.environment}
@@ -373,11 +394,12 @@ class FakeBroker:
         return broker
 
     def _restart(self) -> None:
-        jobs = self.watch.jobs()
+        jobs, sessions = self.watch.jobs(), self.published.values_now()
         self._broker = self._new_broker()
-        self._changes.clear()
         for job in jobs:
             self.watch._put(job, 0)
+        for session in sessions:
+            self.published.put(session, 0)
 
     def change(self, change: Callable[[], object]) -> None:
         """Change what the broker knows, between two of its steps, and wake those who wait for that."""

@@ -18,7 +18,10 @@ from carme.projects import ProjectAccount
 from carme.slurm import Order, UnixAccount
 from carme.slurm.gateway import ReservationChanges
 
-__all__ = ["MemorySlurm"]
+__all__ = ["NOW", "MemorySlurm"]
+
+#: When the nodes of tests were read, which stands for the moment at which they are read.
+NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 class MemorySlurm:
@@ -50,7 +53,9 @@ class MemorySlurm:
         self.starts: Callable[[JobRequest], datetime] | None = None
 
     async def cluster(self) -> Cluster:
-        return self.nodes
+        """Read at this moment, unless the test says when."""
+        taken = datetime.now(UTC) if self.nodes.taken == NOW else self.nodes.taken
+        return self.nodes.model_copy(update={"taken": taken})
 
     async def drain_node(self, name: str, reason: str) -> None:
         """Nodes stay as the test has them."""
@@ -109,6 +114,13 @@ class MemorySlurm:
             del self._queue[one.id]
             over = {"state": JobState.CANCELLED, "ended": datetime.now(UTC)}
             self.archive[one.id] = one.model_copy(update=over)
+
+    async def set_limit(self, job: str, minutes: int) -> None:
+        """A job that runs gets another time limit, however long it has run."""
+        found = next((one for one in self._queue.values() if one.slurm_name == job), None)
+        if found is None:
+            raise NotFound("Slurm does not know this job (any more).")
+        self._queue[found.id] = found.model_copy(update={"minutes_limit": minutes})
 
     async def associations(self, user: str) -> list[Association]:
         return self.accesses[user].associations if user in self.accesses else []

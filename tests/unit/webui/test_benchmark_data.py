@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import AnonymousUser
+from django.test import RequestFactory
 
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
+from carme_webui.cluster import Picture
 from carme_webui.sessions.models import Session
+
+from .fake_broker import FakeBroker
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -24,7 +29,7 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(found, "USERS", 2)
     monkeypatch.setattr(found, "BOOKINGS", 3)
     yield found
-    for name in {"portal", "report"} - before:  # no other test finds them
+    for name in {"portal", "portal_without", "report"} - before:  # no other test finds them
         sys.modules.pop(name, None)
 
 
@@ -39,3 +44,43 @@ def test_sessions_and_bookings_are_stored(benchmark: Any, monkeypatch: pytest.Mo
     assert Session.objects.count() == 2
     assert Booking.objects.count() == 3
     assert benchmark.client_of(users[0], 7, now)["job"] == "7"
+
+
+def test_without_the_cached_answers_each_page_asks_the_broker(
+    benchmark: Any, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Picture()
+    shown.seconds = 3600.0
+    monkeypatch.setattr(Picture, "_cached", importlib.import_module("portal_without").ask_each_time)
+    for number in (1, 2):
+        assert shown.cluster().nodes == broker.cluster.nodes
+        assert shown.running() == []
+        assert shown.access("alice").user == "alice"
+        assert [len(broker.requests_of(name)) for name in ("cluster", "running", "access")] == [number] * 3
+
+
+@pytest.mark.parametrize(
+    ("address", "token", "signed_in", "status"),
+    [
+        ("/jupyter/user/alice/s1/lab", "", True, 204),
+        ("/jupyter/user/alice/s1/lab", "", False, 401),
+        ("/jupyter/user/alice/s1/lab", "token x", False, 204),
+        ("/jupyter/user/bob/s1/lab", "", True, 403),
+        ("/jupyter/hub/home", "", True, 403),
+    ],
+)
+def test_without_the_entrance_a_view_answers_nginx(
+    benchmark: Any, alice: User, address: str, token: str, signed_in: bool, status: int
+) -> None:
+    headers = {"x-original-uri": address, "authorization": token}
+    request = RequestFactory(headers=headers).get("/internal/enter")
+    request.user = alice if signed_in else AnonymousUser()
+    assert importlib.import_module("portal_without").enter_view(request).status_code == status
+
+
+def test_the_portal_without_a_part_has_settings_of_its_own(benchmark: Any) -> None:
+    assert benchmark._settings([]) == {"DJANGO_SETTINGS_MODULE": "carme_webui.settings"}
+    found = benchmark._settings(["picture", "entrance"])
+    assert found["CARME_BENCH_WITHOUT"] == "picture,entrance"
+    assert (BENCHMARKS / f"{found['DJANGO_SETTINGS_MODULE']}.py").is_file()
+    assert found["PYTHONPATH"].startswith(str(BENCHMARKS))

@@ -56,11 +56,12 @@ def test_more_time_and_more_processors(
     live_server: Any,
 ) -> None:
     job, tasks = client.submit(["sleep", "60"]), client.array(["sleep", "60"], "0-1")
-    Job.store([broker.put(broker.queue[job.id].model_copy(update={"state": JobState.RUNNING}))])
-    broker.put(make_job(99, kind="batch", array_id=tasks.id, task=1))
-    assert job.extend(30).minutes_limit == 30
-    assert tasks[1].extend(45).minutes_limit == 45
-    assert elsewhere("extend", str(job.id), "1h")["minutes_limit"] == 60
+    runs = {"state": JobState.RUNNING, "started": NOW, "node_list": "n1", "minutes_limit": 60}
+    Job.store([broker.put(broker.queue[job.id].model_copy(update=runs))])
+    broker.put(make_job(99, kind="batch", array_id=tasks.id, task=1, started=NOW))
+    assert job.extend(30).minutes_limit == 90
+    assert tasks[1].extend(45).minutes_limit == 105
+    assert elsewhere("extend", str(job.id), "1h")["minutes_limit"] == 150
     requested = [(one.job_id, one.minutes, one.user) for one in broker.requests_of("extend")]
     assert requested == [(job.id, 30, "alice"), (99, 45, "alice"), (job.id, 60, "alice")]
     sizes = ["--cpus", "3", "--memory", "5000"]

@@ -8,6 +8,7 @@ from datetime import timedelta
 from email import message_from_bytes
 from email.header import decode_header, make_header
 from email.message import Message
+from typing import Any
 
 import pytest
 from aiosmtpd.smtp import SMTP
@@ -16,7 +17,8 @@ from django.conf import settings as django_settings
 from django.utils import timezone
 
 from carme.bookings import BookingState, Cause
-from carme.reports import Advice, JobWarning
+from carme.broker.policy import Alert
+from carme.config.settings import PolicySettings
 from carme_webui.accounts.models import User
 from carme_webui.bookings import services
 from carme_webui.bookings.models import Booking
@@ -292,13 +294,18 @@ def test_jobs_that_end_are_reported_once_and_many_together(alice: User, broker: 
 
 
 def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
-    post: MailServer, reachable: User, broker: FakeBroker
+    post: MailServer, reachable: User, broker: FakeBroker, settings: Any
 ) -> None:
-    idle = Advice(topic="CarmeGpuIdle", text="Job 7: GPU 0 has not been used.", change="Cancel it.")
-    first = JobWarning(
-        job_id=7, user="alice", started=NOW, count=1, most=2, what=[idle], ends=NOW + timedelta(hours=2)
-    )
-    broker.warnings = [first, first.model_copy(update={"job_id": 8, "user": "nobody-here"})]
+    policy = PolicySettings(warnings=2, every_minutes=60, stop=True)
+    monitoring = settings.SITE.monitoring.model_copy(update={"policy": policy})
+    settings.SITE = settings.SITE.model_copy(update={"monitoring": monitoring})
+    broker.restart()  # it reads the policy
+    alerts = []
+    for number, user in ((7, "alice"), (8, "nobody-here")):
+        broker.put(make_job(number, user=user, started=NOW))
+        about = {"summary": f"Job {number}: GPU 0 has not been used.", "advice": "Cancel it."}
+        alerts.append(Alert(name="CarmeGpuIdle", job_id=number, user=user, **about))
+    broker.fire(alerts, NOW)
     for _round in range(2):
         send_warnings(site_broker())
     assert notices_of(reachable, Kind.JOB_WARNED) == [
@@ -309,17 +316,20 @@ def test_what_the_policy_about_alerts_does_is_reported_as_the_user_wants_it(
     # The second is not wanted; the stop is sent all the same.
     reachable.wanted = {"job-warned": [False, False]}
     reachable.save()
-    broker.warnings = [first.model_copy(update={"count": 2})]
+    broker.fire(alerts, NOW + timedelta(hours=1))
     send_warnings(site_broker())
     assert len(notices_of(reachable, Kind.JOB_WARNED)) == 1
-    broker.warnings = [first.model_copy(update={"count": 2, "stopped": NOW, "ends": None})]
+    broker.fire(alerts, NOW + timedelta(hours=2))
+    assert 7 in broker.archive
     for _round in range(2):
         send_warnings(site_broker())
     assert notices_of(reachable, Kind.ACCOUNT) == [
         "Your job 7 was stopped after 2 warnings: Job 7: GPU 0 has not been used."
     ]
     # Another job with this number.
-    broker.warnings = [first.model_copy(update={"started": NOW + timedelta(days=1)})]
+    later = NOW + timedelta(days=1)
+    broker.put(make_job(7, started=later))
+    broker.fire(alerts, later)
     reachable.wanted = {}
     reachable.save()
     send_warnings(site_broker())

@@ -230,9 +230,10 @@ def test_extending(browser: Browser, ready: Session, broker: FakeBroker) -> None
     (request,) = broker.requests_of("extend")
     assert (request.job_id, request.minutes, request.user) == (7, 120, "alice")
     page = without_times(shown(browser))
-    assert "The session now ends at 14:00 UTC." in page
+    # Slurm gave its job 60 minutes.
+    assert "The session now ends at 15:00 UTC." in page
     reported = the().last_reported
-    assert reported is not None and reported.ends == NOW + timedelta(hours=2)
+    assert reported is not None and reported.ends == NOW + timedelta(hours=3)
 
 
 def test_a_refused_extension_says_why(browser: Browser, ready: Session, broker: FakeBroker) -> None:

@@ -443,6 +443,7 @@ def test_a_job_that_comes_after_the_start_was_given_up_is_ended(
     rounds(seconds=61)
     rounds(seconds=11)
     assert the().is_over and the().settled
+    broker.put(make_job(7, name=f"session-{NAME}", kind="session"))
     broker.publish(make_session(NAME, "starting", 3))
     rounds(seconds=11)
     assert [(request.job_id, request.user) for request in broker.requests_of("cancel")] == [(7, "alice")]

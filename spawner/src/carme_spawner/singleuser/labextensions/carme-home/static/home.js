@@ -166,32 +166,26 @@
     });
   }
 
-  async function activate(app, palette, launcher, menu, modules) {
-    const { services, ui } = modules;
-    const { commands } = app;
-    const style = document.createElement('style');
-    style.textContent = STYLE;
-    document.head.append(style);
+  /** JupyterLab's icons of the drawings, by name; each is made once. */
+  function makeIcons({ LabIcon }) {
     const icons = new Map();
-    const icon = name => {
+    return name => {
       if (!icons.has(name)) {
         const svgstr = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24"><path class="jp-icon3" fill="#616161" d="${DRAWINGS[name]}"/></svg>`;
-        icons.set(name, new ui.LabIcon({ name: `carme:${name}`, svgstr }));
+        icons.set(name, new LabIcon({ name: `carme:${name}`, svgstr }));
       }
       return icons.get(name);
     };
-    const home = { apps: [], examples: [] };
-    const tiles = new Map();
-    addCommands(app, home, refresh, icon, modules);
-    addRunAll(app, modules);
+  }
 
+  /** What the launcher, the palette and the menus have from the beginning. Palette and menus may be missing. */
+  function addFixed({ commands, restored }, palette, menu, addTile) {
     const category = say('Session');
-    const addTile = (item, categoryRank = SESSION) => launcher.add({ category, ...item, categoryRank });
     const fixed = ['carme:examples', 'carme:portal', 'carme:help'];
-    fixed.forEach((command, place) => launcher && addTile({ command, rank: 100 + place }));
+    fixed.forEach((command, place) => addTile({ command, rank: 100 + place }));
     // Beside the apps too: JupyterLab's own tile is further down than a page shows.
-    app.restored.then(() => {
-      if (launcher && commands.hasCommand(TERMINAL)) {
+    restored.then(() => {
+      if (commands.hasCommand(TERMINAL)) {
         addTile({ command: TERMINAL, rank: 50 });
       }
     });
@@ -200,39 +194,57 @@
     }
     menu?.fileMenu.addGroup(['carme:extend', 'carme:stop', 'hub:control-panel'].map(command => ({ command })), 100);
     menu?.helpMenu.addGroup([{ command: 'carme:help' }, { command: 'carme:examples' }], 0);
+  }
 
-    /** A tile for each example, which is one click less than the gallery. */
-    function addExamples() {
-      home.examples.forEach((args, rank) => {
-        if (launcher && !tiles.has(`example ${args.name}`)) {
-          const item = { command: 'carme:open-example', args, category: say('Examples'), rank };
-          tiles.set(`example ${args.name}`, addTile(item, EXAMPLES));
-        }
-      });
+  /** Bring the tiles of apps and examples up to date, one for each; those of examples are one click less than the gallery.
+   *
+   * @param tiles those that the launcher has, by name; changed here
+   */
+  function renewTiles({ apps, examples }, tiles, addTile) {
+    const now = new Set(apps.map(({ name }) => name));
+    for (const [name, tile] of tiles) {
+      if (!now.has(name) && !name.startsWith('example ')) {
+        tile.dispose();
+        tiles.delete(name);
+      }
     }
+    apps.forEach((args, rank) => {
+      if (!tiles.has(args.name)) {
+        tiles.set(args.name, addTile({ command: 'carme:app', args, rank }));
+      }
+    });
+    examples.forEach((args, rank) => {
+      if (!tiles.has(`example ${args.name}`)) {
+        const item = { command: 'carme:open-example', args, category: say('Examples'), rank };
+        tiles.set(`example ${args.name}`, addTile(item, EXAMPLES));
+      }
+    });
+  }
+
+  async function activate(app, palette, launcher, menu, modules) {
+    const style = document.createElement('style');
+    style.textContent = STYLE;
+    document.head.append(style);
+    const home = { apps: [], examples: [] };
+    const tiles = new Map();
+    const category = say('Session');
+    const addTile = (item, categoryRank = SESSION) => launcher?.add({ category, ...item, categoryRank });
+    addCommands(app, home, refresh, makeIcons(modules.ui), modules);
+    addRunAll(app, modules);
+    addFixed(app, palette, menu, addTile);
 
     async function refresh() {
       if (document.hidden) {
         return;
       }
       try {
-        Object.assign(home, await help.ask(services, 'carme/home'));
+        Object.assign(home, await help.ask(modules.services, 'carme/home'));
       } catch {
         return; // what was known last holds
       }
-      const now = new Set(home.apps.map(({ name }) => name));
-      for (const [name, tile] of tiles) {
-        if (!now.has(name) && !name.startsWith('example ')) {
-          tile.dispose();
-          tiles.delete(name);
-        }
+      if (launcher) {
+        renewTiles(home, tiles, addTile);
       }
-      home.apps.forEach((args, rank) => {
-        if (launcher && !tiles.has(args.name)) {
-          tiles.set(args.name, addTile({ command: 'carme:app', args, rank }));
-        }
-      });
-      addExamples();
     }
     await refresh();
     setInterval(refresh, ASK_MS);

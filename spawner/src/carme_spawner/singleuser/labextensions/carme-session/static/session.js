@@ -11,17 +11,15 @@
   const EXTEND_MINUTES = 60;
   const EVENT = 'https://schema.carme/session';
   const LOOK_MS = 5000;
-  /** How often the portal is queried whether a session that is being stopped has ended, by who wants it again. */
-  const AGAIN_MS = 1000;
-  /** For how long the end of the old session is waited for, and that this page is left, before the question comes again. */
-  const END_MS = 60000;
-  const LEAVE_MS = 10000;
   const STOPPED = 424; // the hub's answer for a server that does not run
 
   let shared = {};
   /** What all extensions of the session share, shared.js, once it is there. */
   let help;
   const helping = import(new URL('shared.js', document.currentScript.src));
+  /** The session on the portal, portal.js, once it is there. */
+  let portal;
+  const loadingPortal = import(new URL('portal.js', document.currentScript.src));
   const say = (...sentence) => help.say(...sentence);
   const gate = makeGate();
 
@@ -59,10 +57,6 @@
     };
   }
 
-  function sleep(milliseconds) {
-    return new Promise(done => setTimeout(done, milliseconds));
-  }
-
   /** 75 minutes as "1 h 15 min". */
   function words(minutes) {
     const hours = Math.floor(minutes / 60);
@@ -77,74 +71,6 @@
     return Math.max(0, Math.floor((moment - Date.now()) / 60000));
   }
 
-  /** What the portal says of the session: `over` and the `sentence` why; null if it does not answer. */
-  async function askPortal() {
-    try {
-      const response = await fetch(`${help.portalPage()}state/`, { cache: 'no-store', redirect: 'error' });
-      return response.ok ? await response.json() : null;
-    } catch {
-      return null;
-    }
-  }
-
-  let fresh = null; // the new session's name: however often this page asks for it, there is one
-
-  /** Start the same session again, by the portal alone: the server of this one is gone.
-   *
-   * The page that follows is the new session's, or the start form with what is not possible now. Where the portal
-   * does not answer, or has forgotten who this is, its own page of this session says so. Returns a sentence why the
-   * user is still here: the old session goes on, or they stayed for unsaved documents that JupyterLab named.
-   */
-  async function startAgain() {
-    const latest = Date.now() + END_MS;
-    let reported = await askPortal();
-    while (reported && !reported.over) {
-      if (Date.now() > latest) {
-        return say('The new session has to wait until this one has ended on its nodes. Try again in a minute.');
-      }
-      await sleep(AGAIN_MS); // what it holds is needed for the new one
-      reported = await askPortal();
-    }
-    if (reported) {
-      sendAgain(reported);
-    } else {
-      window.location.assign(help.portalPage());
-    }
-    await sleep(LEAVE_MS);
-    return say('You are still on the page of the old session.');
-  }
-
-  /** Leave this page for the new session's, with the form that starts it. */
-  function sendAgain(reported) {
-    fresh ??= reported.fresh;
-    const form = document.createElement('form');
-    form.method = 'post';
-    form.action = `${help.portalPage()}again/`;
-    const fields = { csrfmiddlewaretoken: reported.token, name: fresh, then: 'open' };
-    for (const [name, value] of Object.entries(fields)) {
-      const field = document.createElement('input');
-      Object.assign(field, { type: 'hidden', name, value });
-      form.append(field);
-    }
-    document.body.append(form);
-    form.submit();
-  }
-
-  /** Stop the session, by the portal; throws an Error with the sentence why that is not possible now. */
-  async function stopSession() {
-    const reported = await askPortal();
-    if (!reported) {
-      throw new Error(say('The portal does not answer, or does not know who you are any more. Sign in there again.'));
-    }
-    const body = new URLSearchParams({ csrfmiddlewaretoken: reported.token });
-    const response = await fetch(`${help.portalPage()}stop/`, { method: 'POST', body, redirect: 'manual' });
-    // A redirect may lead to the login as well: the state says whether the session ends.
-    const after = response.type === 'opaqueredirect' || response.ok ? await askPortal() : null;
-    if (!after || !(after.over || after.state === 'stopping')) {
-      throw new Error(say('The portal could not stop this session. Try again in a minute.'));
-    }
-  }
-
   /** Show a dialog that has its title as its name: JupyterLab names only those whose body is a text. */
   function showNamed(Dialog, options) {
     const dialog = new Dialog(options);
@@ -156,111 +82,127 @@
    *
    * `look()` is to be called when the session did not answer, `end()` when it is over. The latter says so once, and
    * why, and stops all requests to it. From then on `over()` is true, and `offer()` shows again what is possible.
-   *
-   * @param changed the contexts of documents that are not saved
-   * @param show shows a few words in place of the time that is left; null: that time again
    */
-  function makeEnd({ apputils, services, widgets }, changed, show) {
-    const { Dialog, Notification } = apputils;
-    let ended = false;
-    let looking = false;
-    let offered = false;
-    let why = null;
+  class SessionEnd {
+    #modules;
+    #changed;
+    #show;
+    #ended = false;
+    #looking = false;
+    #offered = false;
+    #why = null;
+
+    /**
+     * @param modules JupyterLab's modules
+     * @param changed the contexts of documents that are not saved
+     * @param show shows a few words in place of the time that is left; null: that time again
+     */
+    constructor(modules, changed, show) {
+      this.#modules = modules;
+      this.#changed = changed;
+      this.#show = show;
+    }
+
+    over() {
+      return this.#ended;
+    }
 
     /** Whether the session answers, or `STOPPED`. */
-    async function answers() {
+    async #answers() {
       try {
-        await help.ask(services, 'carme/status');
+        await help.ask(this.#modules.services, 'carme/status');
         return true;
       } catch (error) {
         return error.status === STOPPED ? STOPPED : false;
       }
     }
 
-    async function look() {
-      if (ended || looking) {
+    async look() {
+      if (this.#ended || this.#looking) {
         return;
       }
-      looking = true;
+      this.#looking = true;
+      const { Notification } = this.#modules.apputils;
       let notice = null;
       let failed = 0;
-      for (let answer = await answers(); answer !== true && !ended; answer = await answers()) {
-        const reported = await askPortal();
+      for (let answer = await this.#answers(); answer !== true && !this.#ended; answer = await this.#answers()) {
+        const reported = await portal.ask();
         if (reported ? reported.over : answer === STOPPED) {
-          end(reported);
+          this.end(reported);
           break;
         }
         failed += 1;
         if (failed > 1) {
-          show(say('No answer from this session'));
+          this.#show(say('No answer from this session'));
           // JupyterLab may have to load what shows this, which it cannot now.
           const sentence = say('This session does not answer just now. This page tries again until it does.');
           notice ??= Notification.warning(sentence, { autoClose: false });
         }
-        await sleep(LOOK_MS);
+        await portal.sleep(LOOK_MS);
       }
       if (notice) {
         Notification.dismiss(notice);
-        if (!ended) {
-          show(null);
+        if (!this.#ended) {
+          this.#show(null);
         }
       }
-      looking = false;
+      this.#looking = false;
     }
 
     /** Why it ended, as soon as the portal knows. */
-    async function reason(reported) {
+    async #reason(reported) {
       while (!reported?.over) {
-        await sleep(LOOK_MS);
-        reported = await askPortal();
+        await portal.sleep(LOOK_MS);
+        reported = await portal.ask();
       }
       return reported.sentence;
     }
 
-    async function end(reported) {
-      if (ended) {
+    async end(reported) {
+      if (this.#ended) {
         return;
       }
-      ended = true;
+      this.#ended = true;
       gate.close();
-      show(say('This session has ended'));
-      why = reason(reported);
-      Dialog.flush();
-      await offer();
+      this.#show(say('This session has ended'));
+      this.#why = this.#reason(reported);
+      this.#modules.apputils.Dialog.flush();
+      await this.offer();
     }
 
     /** Offer what is possible after the end, until this page is left or the user stays. */
-    async function offer() {
-      if (offered) {
+    async offer() {
+      if (this.#offered) {
         return;
       }
-      offered = true;
+      this.#offered = true;
       for (let hint = ''; hint !== null; ) {
-        const button = await choose(hint);
+        const button = await this.#choose(hint);
         hint = null;
         if (button.label === say('Start Again')) {
-          show(say('Starting again'));
-          hint = await startAgain();
-          show(say('This session has ended'));
+          this.#show(say('Starting again'));
+          hint = await portal.startAgain();
+          this.#show(say('This session has ended'));
         } else if (button.accept) {
           window.location.assign(help.portalPage());
         }
       }
-      offered = false;
+      this.#offered = false;
     }
 
     /** The button that the user presses. The dialog opens by itself: a key that was meant for a document stays here. */
-    async function choose(hint) {
-      const body = new widgets.Widget({ node: document.createElement('div') });
+    async #choose(hint) {
+      const { Dialog } = this.#modules.apputils;
+      const body = new this.#modules.widgets.Widget({ node: document.createElement('div') });
       const line = document.createElement('p');
       line.style.whiteSpace = 'pre-wrap';
       line.setAttribute('aria-live', 'polite');
       line.textContent = say("The session's page on the portal says why.");
-      why.then(sentence => {
+      this.#why.then(sentence => {
         line.textContent = sentence;
       });
       const rest = document.createElement('p');
-      const names = changed().map(context => context.path);
+      const names = this.#changed().map(context => context.path);
       const advice = names.length ? ` ${say('Copy what you need before you leave this page.')}` : '';
       rest.textContent = savedWords(names) + advice;
       body.node.append(line, rest);
@@ -277,8 +219,6 @@
       const { button } = await showNamed(Dialog, { title: say('This session has ended'), body, buttons, defaultButton: 0 });
       return button;
     }
-
-    return { look, end, offer, over: () => ended };
   }
 
   /** Whether all documents are saved, in words.
@@ -320,197 +260,231 @@
     document.head.append(style);
   }
 
-  function activate(app, palette, modules) {
-    const { apputils, services, widgets } = modules;
-    fitPhones();
-    const { commands } = app;
-    const { Notification } = apputils;
-    let status = {};
-    const warned = new Set();
+  /** Save every document that has changed. JupyterLab's own command does not wait.
+   *
+   * The paths of those that are not saved, once each was saved or could not be.
+   */
+  async function save(app) {
+    const contexts = changedDocuments(app);
+    await Promise.allSettled(contexts.map(context => context.save()));
+    return contexts.filter(context => !context.isDisposed && context.model.dirty).map(context => context.path);
+  }
 
+  /** Warn at once and save every document; what has become of them is a message of its own, once it is known.
+   *
+   * Not the first message changed: JupyterLab loses a change that comes before it has drawn the message.
+   */
+  async function warnAndSave(app, { Notification }, sentence, actions) {
+    const saving = changedDocuments(app).length > 0;
+    const words = saving ? say('Documents are being saved.') : savedWords([]);
+    Notification.warning(`${sentence} ${words}`, { autoClose: false, actions });
+    if (!saving) {
+      return;
+    }
+    const names = await save(app);
+    if (names.length) {
+      Notification.error(savedWords(names), { autoClose: false });
+    } else {
+      Notification.success(savedWords(names), { autoClose: 8000 });
+    }
+  }
+
+  /** The button in the bar at the top that shows the time; hidden until there is one. */
+  function addButton(app, { Widget }, press) {
     const button = document.createElement('button');
     button.className = 'jp-mod-styled jp-mod-minimal';
     button.style.cssText = 'height: 24px; line-height: 24px; margin: 2px 8px 0; white-space: nowrap;';
     button.hidden = true;
-    button.addEventListener('click', () => (end.over() ? end.offer() : commands.execute('carme:extend')));
-    const panel = new widgets.Widget({ node: document.createElement('div') });
+    button.addEventListener('click', press);
+    const panel = new Widget({ node: document.createElement('div') });
     panel.id = 'carme-session-time';
     panel.node.append(button);
     app.shell.add(panel, 'top', { rank: 1000 });
+    return button;
+  }
 
-    /** Save every document that has changed. JupyterLab's own command does not wait.
-     *
-     * The paths of those that are not saved, once each was saved or could not be.
-     */
-    async function save() {
-      const contexts = changedDocuments(app);
-      await Promise.allSettled(contexts.map(context => context.save()));
-      return contexts.filter(context => !context.isDisposed && context.model.dirty).map(context => context.path);
+  /** The session's time in the bar, and the warnings before it ends. */
+  class SessionTime {
+    /** What the session's server reported last. */
+    status = {};
+    #app;
+    #modules;
+    #button;
+    #warned = new Set();
+    #wordsInstead = null;
+
+    constructor(app, modules) {
+      this.#app = app;
+      this.#modules = modules;
+      const { commands } = app;
+      const press = () => (this.end.over() ? this.end.offer() : commands.execute('carme:extend'));
+      this.#button = addButton(app, modules.widgets, press);
+      this.end = new SessionEnd(modules, () => changedDocuments(app), text => {
+        this.#wordsInstead = text;
+        this.#show();
+        for (const command of ['carme:extend', 'carme:stop']) {
+          commands.notifyCommandChanged(command);
+        }
+      });
     }
 
-    /** Warn at once and save every document; what has become of them is a message of its own, once it is known.
-     *
-     * Not the first message changed: JupyterLab loses a change that comes before it has drawn the message.
-     */
-    async function warnAndSave(sentence, actions) {
-      const saving = changedDocuments(app).length > 0;
-      const words = saving ? say('Documents are being saved.') : savedWords([]);
-      Notification.warning(`${sentence} ${words}`, { autoClose: false, actions });
-      if (!saving) {
-        return;
+    async refresh() {
+      if (this.#wordsInstead !== null) {
+        return; // what watches over the end asks
       }
-      const names = await save();
-      if (names.length) {
-        Notification.error(savedWords(names), { autoClose: false });
-      } else {
-        Notification.success(savedWords(names), { autoClose: 8000 });
+      try {
+        this.status = await help.ask(this.#modules.services, 'carme/status');
+      } catch {
+        this.end.look();
+        return; // the last answer still holds
       }
+      this.#show();
     }
 
-    /** Warn of an end at each of the `moments` that the hub names, once. */
-    function warn(kind, end, moments, sentence, actions) {
-      const passed = (moments || []).filter(moment => new Date(moment) <= Date.now()).length;
-      const key = `${kind} ${end.getTime()} ${passed}`;
-      if (!passed || warned.has(key)) {
-        return;
-      }
-      warned.add(key);
-      warnAndSave(sentence(words(Math.max(1, minutesUntil(end)))), actions);
-    }
-
-    let wordsInstead = null;
-    const end = makeEnd(modules, () => changedDocuments(app), text => {
-      wordsInstead = text;
-      show();
-      for (const command of ['carme:extend', 'carme:stop']) {
-        commands.notifyCommandChanged(command);
-      }
-    });
-
-    function show() {
-      button.disabled = wordsInstead !== null && !end.over();
-      if (wordsInstead !== null) {
+    #show() {
+      const button = this.#button;
+      button.disabled = this.#wordsInstead !== null && !this.end.over();
+      if (this.#wordsInstead !== null) {
         button.hidden = false;
-        button.textContent = wordsInstead;
-        button.title = end.over() ? say('Press to start it again, or to go to the portal.') : '';
+        button.textContent = this.#wordsInstead;
+        button.title = this.end.over() ? say('Press to start it again, or to go to the portal.') : '';
         button.removeAttribute('aria-label');
         return;
       }
-      const ends = status.ends && new Date(status.ends);
-      const idle = status.stops_idle && new Date(status.stops_idle);
-      const more = status.extend
-        ? [{ label: say('Extend'), caption: say('Ask for more time'), callback: () => commands.execute('carme:extend') }]
-        : [];
+      const ends = this.status.ends && new Date(this.status.ends);
       button.hidden = !ends;
       button.title = say('When this session ends. Press for more time, or to stop it.');
       if (ends) {
-        const time = clock(ends);
-        button.textContent = say('{left} left', { left: words(minutesUntil(ends)) });
-        const label = say('{left} in this session, which ends at {time}', { left: button.textContent, time });
-        button.setAttribute('aria-label', label);
-        const sentence = left => say('This session ends in {left}, at {time}.', { left, time });
-        warn('end', ends, status.warned, sentence, more);
+        this.#showEnd(ends);
       }
+      const idle = this.status.stops_idle && new Date(this.status.stops_idle);
       if (idle && (!ends || idle < ends)) {
         const time = clock(idle);
         const sentence = left =>
           say('Nothing runs in this session. It stops in {left}, at {time}. To go on, run something.', { left, time });
-        warn('idle', idle, status.warned_idle, sentence, []);
+        this.#warn('idle', idle, this.status.warned_idle, sentence, []);
       }
     }
 
-    async function refresh() {
-      if (wordsInstead !== null) {
-        return; // what watches over the end asks
-      }
-      try {
-        status = await help.ask(services, 'carme/status');
-      } catch {
-        end.look();
-        return; // the last answer still holds
-      }
-      show();
+    #showEnd(ends) {
+      const extend = () => this.#app.commands.execute('carme:extend');
+      const more = this.status.extend
+        ? [{ label: say('Extend'), caption: say('Ask for more time'), callback: extend }]
+        : [];
+      const time = clock(ends);
+      this.#button.textContent = say('{left} left', { left: words(minutesUntil(ends)) });
+      const label = say('{left} in this session, which ends at {time}', { left: this.#button.textContent, time });
+      this.#button.setAttribute('aria-label', label);
+      const sentence = left => say('This session ends in {left}, at {time}.', { left, time });
+      this.#warn('end', ends, this.status.warned, sentence, more);
     }
 
-    /** The session's time, more of it, and its end: the minutes that were requested, or nothing. */
-    async function askForTime() {
-      const content = new widgets.Widget({ node: document.createElement('div') });
-      const ends = status.ends && new Date(status.ends);
-      const line = document.createElement('p');
-      const values = ends && { time: clock(ends), left: words(minutesUntil(ends)) };
-      line.textContent = ends ? say('It ends at {time}, in {left}.', values) : say('It has no end yet.');
-      const label = document.createElement('label');
-      const input = Object.assign(document.createElement('input'), {
-        className: 'jp-mod-styled',
-        type: 'number',
-        min: 1,
-        value: EXTEND_MINUTES
-      });
-      label.style.cssText = 'display: flex; flex-direction: column; gap: 4px;';
-      label.append(say('More time for this session, in minutes'), input);
-      content.node.append(line, label);
-      content.getValue = () => Math.round(Number(input.value));
-      const { Dialog } = apputils;
-      const stop = Dialog.warnButton({ label: say('Stop This Session…') });
-      const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: say('Extend') })];
-      const answer = await showNamed(Dialog, {
-        title: say('This session'),
-        body: content,
-        buttons,
-        defaultButton: 2,
-        focusNodeSelector: 'input'
-      });
-      if (answer.button.label === stop.label) {
-        await commands.execute('carme:stop');
-        return 0;
+    /** Warn of an end at each of the `moments` that the hub names, once. */
+    #warn(kind, end, moments, sentence, actions) {
+      const passed = (moments || []).filter(moment => new Date(moment) <= Date.now()).length;
+      const key = `${kind} ${end.getTime()} ${passed}`;
+      if (!passed || this.#warned.has(key)) {
+        return;
       }
-      return answer.button.accept ? answer.value : 0;
+      this.#warned.add(key);
+      const whole = sentence(words(Math.max(1, minutesUntil(end))));
+      warnAndSave(this.#app, this.#modules.apputils, whole, actions);
     }
+  }
 
+  /** What the dialog about the session's time shows; its value is the minutes that are requested. */
+  function timeQuestion({ Widget }, ends) {
+    const content = new Widget({ node: document.createElement('div') });
+    const line = document.createElement('p');
+    const values = ends && { time: clock(ends), left: words(minutesUntil(ends)) };
+    line.textContent = ends ? say('It ends at {time}, in {left}.', values) : say('It has no end yet.');
+    const label = document.createElement('label');
+    const input = Object.assign(document.createElement('input'), {
+      className: 'jp-mod-styled',
+      type: 'number',
+      min: 1,
+      value: EXTEND_MINUTES
+    });
+    label.style.cssText = 'display: flex; flex-direction: column; gap: 4px;';
+    label.append(say('More time for this session, in minutes'), input);
+    content.node.append(line, label);
+    content.getValue = () => Math.round(Number(input.value));
+    return content;
+  }
+
+  /** The session's time, more of it, and its end: the minutes that were requested, or nothing. */
+  async function askForTime(commands, { apputils, widgets }, ends) {
+    const { Dialog } = apputils;
+    const stop = Dialog.warnButton({ label: say('Stop This Session…') });
+    const buttons = [stop, Dialog.cancelButton(), Dialog.okButton({ label: say('Extend') })];
+    const answer = await showNamed(Dialog, {
+      title: say('This session'),
+      body: timeQuestion(widgets, ends),
+      buttons,
+      defaultButton: 2,
+      focusNodeSelector: 'input'
+    });
+    if (answer.button.label === stop.label) {
+      await commands.execute('carme:stop');
+      return 0;
+    }
+    return answer.button.accept ? answer.value : 0;
+  }
+
+  /** Extend the session by so many minutes. */
+  async function extend(minutes, { apputils, services }) {
+    const { Notification } = apputils;
+    try {
+      const body = JSON.stringify({ minutes });
+      const { ends } = await help.ask(services, 'carme/extend', { method: 'POST', body });
+      const sentence = say('This session now ends at {time}.', { time: clock(new Date(ends)) });
+      Notification.success(sentence, { autoClose: 8000 });
+    } catch (error) {
+      Notification.error(error.message, { autoClose: false });
+    }
+  }
+
+  /** Ask whether the session is to stop, then save all documents and stop it. */
+  async function saveAndStop(app, { Dialog, Notification, showDialog }) {
+    const { button } = await showDialog({
+      title: say('Stop this session?'),
+      body: say('All documents are saved first. What is only in the memory of kernels and terminals is lost.'),
+      buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: say('Stop') })]
+    });
+    if (!button.accept) {
+      return;
+    }
+    try {
+      await save(app);
+      const names = changedDocuments(app).map(context => context.path); // those that changed meanwhile too
+      if (names.length) {
+        throw new Error(`${savedWords(names)} ${say('The session goes on. Save or close them, then stop it.')}`);
+      }
+      await portal.stopSession();
+    } catch (error) {
+      Notification.error(error.message, { autoClose: false });
+    }
+  }
+
+  function addCommands(app, palette, modules, time) {
+    const { commands } = app;
     commands.addCommand('carme:stop', {
       label: say('Stop This Session…'),
       caption: say('Save all documents, and end the session and its kernels'),
-      isEnabled: () => !end.over(),
-      execute: async () => {
-        const { Dialog } = apputils;
-        const { button } = await apputils.showDialog({
-          title: say('Stop this session?'),
-          body: say('All documents are saved first. What is only in the memory of kernels and terminals is lost.'),
-          buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: say('Stop') })]
-        });
-        if (!button.accept) {
-          return;
-        }
-        try {
-          await save();
-          const names = changedDocuments(app).map(context => context.path); // those that changed meanwhile too
-          if (names.length) {
-            throw new Error(`${savedWords(names)} ${say('The session goes on. Save or close them, then stop it.')}`);
-          }
-          await stopSession();
-        } catch (error) {
-          Notification.error(error.message, { autoClose: false });
-        }
-      }
+      isEnabled: () => !time.end.over(),
+      execute: () => saveAndStop(app, modules.apputils)
     });
     commands.addCommand('carme:extend', {
       label: say('Extend This Session…'),
       caption: say('Ask for more time'),
-      isEnabled: () => !end.over(),
+      isEnabled: () => !time.end.over(),
       execute: async args => {
-        const minutes = args.minutes || (await askForTime());
-        if (!minutes) {
-          return;
+        const ends = time.status.ends && new Date(time.status.ends);
+        const minutes = args.minutes || (await askForTime(commands, modules, ends));
+        if (minutes) {
+          await extend(minutes, modules);
+          await time.refresh();
         }
-        try {
-          const body = JSON.stringify({ minutes });
-          const { ends } = await help.ask(services, 'carme/extend', { method: 'POST', body });
-          const sentence = say('This session now ends at {time}.', { time: clock(new Date(ends)) });
-          Notification.success(sentence, { autoClose: 8000 });
-        } catch (error) {
-          Notification.error(error.message, { autoClose: false });
-        }
-        await refresh();
       }
     });
     if (palette) {
@@ -518,29 +492,38 @@
       palette.addItem({ command: 'carme:extend', category });
       palette.addItem({ command: 'carme:stop', category });
     }
+  }
 
-    // The server is to end, and waits some seconds for its pages to say that all is saved.
+  /** Save when the server is to end: it waits some seconds for its pages to say that all is saved. */
+  function saveAtEnd(app, { apputils, services }, end) {
     app.serviceManager.events.stream.connect((_, event) => {
       if (event.schema_id === EVENT && event.state === 'ending') {
-        warnAndSave(say('This session is ending.'), [])
+        warnAndSave(app, apputils, say('This session is ending.'), [])
           .then(() => help.ask(services, 'carme/saved', { method: 'POST' }))
           .catch(() => undefined)
           .then(() => end.end(null));
       }
     });
+  }
+
+  function activate(app, palette, modules) {
+    fitPhones();
+    const time = new SessionTime(app, modules);
+    addCommands(app, palette, modules, time);
+    saveAtEnd(app, modules, time.end);
 
     const query = new URLSearchParams(window.location.search);
     if (query.get('carme-open') === 'terminal') {
-      app.restored.then(() => commands.execute('terminal:create-new'));
+      app.restored.then(() => app.commands.execute('terminal:create-new'));
     }
 
-    app.restored.then(refresh);
+    app.restored.then(() => time.refresh());
     if (window.innerWidth <= PHONE) {
       app.restored.then(() => app.shell.collapseLeft()); // the files would take most of the page
     }
-    setInterval(refresh, ASK_MS);
+    setInterval(() => time.refresh(), ASK_MS);
     // A message of the hub's own would offer to start the server again, without its options and its booking.
-    return () => end.look();
+    return () => time.end.look();
   }
 
   const PACKAGES = ['@jupyterlab/application', '@jupyterlab/apputils', '@jupyterlab/services', '@lumino/widgets'];
@@ -562,7 +545,7 @@
       shared = packages;
     },
     get: async () => {
-      help = await helping;
+      [help, portal] = await Promise.all([helping, loadingPortal]);
       return help.extension(shared, PACKAGES, plugin);
     }
   };
