@@ -64,7 +64,7 @@ class KerasWatch:
         make = kind.make_train_function
 
         @functools.wraps(make)
-        def made(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def make_and_watch(model: Any, *args: Any, **kwargs: Any) -> Any:
             result = make(model, *args, **kwargs)
             known = model.train_function
             if not getattr(known, "is_watched", False):
@@ -73,7 +73,7 @@ class KerasWatch:
                 model.train_function = watched
             return result
 
-        kind.make_train_function = made
+        kind.make_train_function = make_and_watch
 
     def watch_optimizers(self, optimizers: ModuleType) -> None:
         """Notice loops of the script's own, which call optimizers themselves. Gets Keras' module of these."""

@@ -126,11 +126,11 @@ class TensorFlowStep:
     def _part(self, samples: int) -> Any:
         """The first samples of the batch."""
 
-        def one(value: Any) -> Any:
+        def first_samples(value: Any) -> Any:
             is_batch = hasattr(value, "shape") and len(value.shape) and value.shape[0] == self._batch
             return value[:samples] if is_batch else value
 
-        return self._keras.tree.map_structure(one, self._data)
+        return self._keras.tree.map_structure(first_samples, self._data)
 
     def _passes(self) -> Passes:
         """What makes a step and returns the milliseconds of its forward and its backward pass."""
