@@ -1,9 +1,9 @@
 """The code in figures: `python tests/figures.py [--json]`.
 
-Lines of each part, functions over 60 lines (Python, C, C++ and JavaScript), files over 600 lines, and circles
-of imports: modules that import each other, directly or by others. Imports in functions count. Circles that only
-type checkers see are counted by themselves. What is left of circles is listed in `tests/unit/test_figures.py`,
-which lets no new ones in.
+Lines of each part, functions over 60 lines (Python, C, C++ and JavaScript), files over 600 lines, and
+circles of imports: modules that import each other, directly or by others. Imports in functions count. Circles
+that only type checkers see are counted by themselves. What is left of circles is listed in
+`tests/unit/test_figures.py`, which lets no new ones in.
 """
 
 import argparse

@@ -30,17 +30,17 @@ class Without(AppConfig):
     def ready(self) -> None:
         left_out = os.environ.get(VARIABLE, "").split(",")
         if "picture" in left_out:
-            from carme_webui.cluster import Picture
+            from carme_webui.cluster import ClusterCache
 
-            patch.object(Picture, "_cached", ask_each_time).start()
+            patch.object(ClusterCache, "_cached", ask_each_time).start()
         if "entrance" in left_out:
             from carme_webui.accounts import entrance
 
             patch.object(entrance, "enter", enter_as_page).start()
 
 
-def ask_each_time(_picture: Any, _name: str, ask: Callable[[], Any], **_how_long: Any) -> Any:
-    """In place of `Picture._cached`: what the broker answers now."""
+def ask_each_time(_cluster: Any, _name: str, ask: Callable[[], Any], **_how_long: Any) -> Any:
+    """In place of `ClusterCache._cached`: what the broker answers now."""
     return ask()
 
 

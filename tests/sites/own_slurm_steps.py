@@ -88,6 +88,7 @@ class Visit:
 @pytest.fixture(scope="class")
 def visit(request: pytest.FixtureRequest, keep_site: bool, resume_site: bool) -> Iterator[Visit]:
     """The site as its administrators have it: Slurm works, Carme is not there."""
+    assert request.cls is not None
     kind: ExistingSlurm = request.cls.SITE
     record = Record(kind.name, resume_site)
     site = SiteHosts(kind.description)

@@ -294,7 +294,7 @@ class FakeBroker:
 
     def fire(self, alerts: list[Alert], at: datetime) -> None:
         """These alerts about jobs fire at a time, when the site's policy looks at them."""
-        self._await(self._broker._policy.look({alert.job_id: [alert] for alert in alerts}, at))
+        self._await(self._broker._policy.evaluate({alert.job_id: [alert] for alert in alerts}, at))
 
     def restart(self) -> None:
         """All cursors become unknown."""

@@ -13,7 +13,7 @@ from django.test import RequestFactory
 
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
-from carme_webui.cluster import Picture
+from carme_webui.cluster import ClusterCache
 from carme_webui.sessions.models import Session
 
 from .fake_broker import FakeBroker
@@ -49,9 +49,9 @@ def test_sessions_and_bookings_are_stored(benchmark: Any, monkeypatch: pytest.Mo
 def test_without_the_cached_answers_each_page_asks_the_broker(
     benchmark: Any, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = Picture()
+    shown = ClusterCache()
     shown.seconds = 3600.0
-    monkeypatch.setattr(Picture, "_cached", importlib.import_module("portal_without").ask_each_time)
+    monkeypatch.setattr(ClusterCache, "_cached", importlib.import_module("portal_without").ask_each_time)
     for number in (1, 2):
         assert shown.cluster().nodes == broker.cluster.nodes
         assert shown.running() == []

@@ -447,9 +447,9 @@ def test_one_form_is_made_for_all_of_whom_it_is_true(
     browser: Browser, other: Browser, broker: FakeBroker, remembering: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[str | None] = []
-    make = StartForm._made
+    make = StartForm._rendered
     monkeypatch.setattr(
-        StartForm, "_made", lambda form: made.append(translation.get_language()) or make(form)
+        StartForm, "_rendered", lambda form: made.append(translation.get_language()) or make(form)
     )
     first = page(browser)
     page(other)
