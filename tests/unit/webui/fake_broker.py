@@ -318,7 +318,7 @@ class FakeBroker:
             raise self.refusal
         if (found := self._written(request)) is not NO_ANSWER:
             return found
-        await self._look()
+        await self._poll()
         self._leave_files()
         found = await self._broker.answer(peer, line)
         if isinstance(request, protocol.Cancel) and request.session is not None:
@@ -327,18 +327,18 @@ class FakeBroker:
             return found._replace(arguments=[*self.wrapper, *found.arguments])
         return found
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Have the broker look at Slurm anew: a test may have changed what it remembers for some seconds."""
         broker = self._broker
         if self._remembers:
             if time.monotonic() >= self.watch._cluster_seen + CLUSTER_AT_MOST_EVERY:
-                await self.watch.look_at_nodes()
+                await self.watch.poll_nodes()
             return
         broker._context.accesses.forget()
         broker._forecast = broker._reserved = None
         broker._forecast_rest = 0.0
         broker._bookings._seen_at = -math.inf
-        await self.watch.look_at_nodes()
+        await self.watch.poll_nodes()
 
     async def _show_end(self, job_id: int) -> None:
         """Show what the next poll of Slurm would show of a session whose job was cancelled."""
