@@ -67,7 +67,6 @@ WHOLE = {
 #: Earlier names that still work and warn, and what is in databases, journals and pickles: each with its
 #: files' ends.
 EARLIER = {
-    "_made": ("torch/stepping.py",),
     "asked_once": ("projects/models.py",),
     "kept": ("petri/memory.py", "petri/ranges.py"),
     "take_in": ("client/admin.py", "commands/take_in.py"),

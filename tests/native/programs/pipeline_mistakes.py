@@ -88,7 +88,9 @@ def mistakes() -> None:
     refused("Ranks have different models", lambda: make(model()[: 4 - dist.get_rank()]))
     settings()
 
-    refused("asked for different pipelines", lambda: make(stages=2, micro_batches=2 + 2 * dist.get_rank()))
+    refused(
+        "Ranks requested different pipelines", lambda: make(stages=2, micro_batches=2 + 2 * dist.get_rank())
+    )
 
     refused("no strategy 'fast'", lambda: make(strategy="fast"))
     refused("2 ranks cannot train as a hybrid", lambda: make(strategy="hybrid"))

@@ -187,6 +187,45 @@ def test_an_order_is_tried_with_few_rooms_where_steps_are_long_and_with_one_wher
     assert long.played == 3 * 3 * len(long)  # two rooms, and one of them with changed blocks leaving earlier
 
 
+def test_a_known_order_has_spare_room_where_blocks_move_and_none_where_they_do_not() -> None:
+    step = step_of(list(range(8)), dict.fromkeys(range(8), 16), writes=True)
+    all_fit = step.order(128, 4, *RATES)
+    assert (all_fit.spare, all_fit.traffic.moved) == (0, 0)
+    shrunk = step.order(112, 4, *RATES, known=all_fit)
+    assert (shrunk.spare, shrunk.room) == (1, 105) and shrunk.traffic.moved
+    tried = step.order(64, 4, *RATES)
+    assert tried.spare
+    before = step.played
+    grown = step.order(130, 4, *RATES, known=tried)
+    assert (grown.spare, grown.room, grown.traffic.moved, grown.leaving) == (0, 130, 0, {})
+    assert step.played - before == 3 * len(step)
+    # With room for the blocks of a step alone those that the step before left behind move.
+    operations = [
+        Operation("make", makes=((1, 10),)),
+        Operation("use", (0,), dies=(1,)),
+        Operation("make", makes=((2, 10),)),
+    ]
+    leaving = Trace(operations, dict.fromkeys(range(3), 10), leftovers_end=1)
+    assert leaving.whole == 20
+    all_fit = leaving.order(40, 4, *RATES)
+    shrunk = leaving.order(20, 4, *RATES, known=all_fit)
+    assert all_fit.spare == all_fit.traffic.moved == 0
+    assert shrunk.spare == 1 and shrunk.traffic.moved
+
+
+def test_what_an_operation_uses_stays_also_if_nothing_else_is_soon_gone() -> None:
+    """Block 1 is made at a step's end, and the next step uses it once more before it is gone."""
+    operations = [
+        Operation("use", (1, 2), dies=(1,)),
+        Operation("change", (3,), (3,)),
+        Operation("make", makes=((1, 10),)),
+        Operation("change", (3,), (3,)),
+    ]
+    traffic = Trace(operations, {1: 10, 2: 10, 3: 10}, leftovers_end=1).traffic(20, *RATES)
+    # Blocks 2 and 3 share the place beside block 1: each comes once, and block 3 is changed.
+    assert (traffic.written, traffic.read) == (10, 20)
+
+
 def test_workspace_counts() -> None:
     trace = Trace([Operation("convolution", (1,), makes=((2, 5),), workspace=7, dies=(2,))], {1: 3, 2: 5})
     assert trace.least == trace.whole == 15

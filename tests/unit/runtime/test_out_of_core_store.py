@@ -8,12 +8,14 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from carme_runtime.out_of_core.blocks import Block, leaves_first
+from carme_runtime.out_of_core.blocks import Block, State, leaves_first
 from carme_runtime.out_of_core.spill import SpillFile
 from carme_runtime.out_of_core.steps import Steps
 from carme_runtime.out_of_core.store import Store
@@ -28,8 +30,8 @@ SIZE = 1 << 20  # bytes of a block
 class Memory:
     """The owner of a block, which lives until it is ended."""
 
-    def __init__(self) -> None:
-        self._pages = mmap.mmap(-1, SIZE)
+    def __init__(self, size: int = SIZE) -> None:
+        self._pages = mmap.mmap(-1, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._pages))
         self.ended = False
 
@@ -53,9 +55,9 @@ class Program:
         self.store = Store(file, self.steps.distance)
         self.store.capacity = capacity
 
-    def new_block(self) -> Block:
-        memory = Memory()
-        block = Block(memory, memory.address, SIZE, self.steps.new_label())
+    def new_block(self, size: int = SIZE) -> Block:
+        memory = Memory(size)
+        block = Block(memory, memory.address, size, self.steps.new_label())
         self.store.add(id(memory), block)
         return block
 
@@ -241,22 +243,95 @@ def test_another_capacity_makes_the_trainer_wait_for_three_played_steps_at_most(
     assert program.steps.trace.played == 3 * len(program.steps.trace)
 
 
+def test_spare_room_is_tried_when_blocks_move_first_and_comes_back_after_all_has_fitted(
+    program: Program,
+) -> None:
+    blocks = [program.new_block() for _ in range(24)]
+
+    spares: list[int] = []
+    played: list[int] = []  # operations, to find out
+    for capacity in (27, 27, 22, 27, 22):
+        program.store.capacity = capacity * SIZE
+        for block in blocks:
+            program.run([block])
+        program.store.settle()
+        if program.steps.order is not None and program.steps.trace is not None:
+            spares.append(program.steps.order.spare)
+            played.append(program.steps.trace.played)
+        program.end_step()
+    once = 3 * len(blocks)
+    assert spares[0] == spares[2] == 0 < spares[1] == spares[3]
+    assert played[0] == played[2] == played[3] == once < played[1]
+
+
+@dataclass
+class Speed:
+    """Of a disk that reads as fast as it writes, unless given otherwise."""
+
+    write_rate: float = 1.0
+    read_rate: float = 1.0
+
+
+def soon_gone_at(operation: float, block: Block) -> Block:
+    """A changed block that nothing uses again, and that is gone after an operation."""
+    block.next_use, block.gone = math.inf, operation
+    return block
+
+
+def clean_until(operation: float, block: Block) -> Block:
+    """A block that the disk has, and that an operation uses next."""
+    block.next_use, block.saved = operation, block.version
+    return block
+
+
+next_use = attrgetter("next_use")
+
+
 def test_what_is_soon_gone_stays_where_a_clean_block_gives_as_much_room(program: Program) -> None:
-    soon_gone, clean, near, changed = (program.new_block() for _ in range(4))
-    soon_gone.next_use, soon_gone.gone = math.inf, 5.0
-    for block, following in ((clean, 9.0), (near, 4.0)):
-        block.next_use, block.saved = following, block.version
+    rates = Speed()
+    soon_gone = soon_gone_at(5.0, program.new_block())
+    clean, near = clean_until(9.0, program.new_block()), clean_until(4.0, program.new_block())
+    changed = program.new_block()
     changed.next_use = 20.0
-
-    def distance(block: Block) -> float:
-        return block.next_use
-
     several = [soon_gone, near, clean, changed]
-    assert leaves_first(several, distance) is clean
-    assert leaves_first([soon_gone, near, changed], distance) is soon_gone
+    assert leaves_first(several, next_use, SIZE, rates) is clean
+    assert leaves_first([soon_gone, near, changed], next_use, SIZE, rates) is soon_gone
+    # To read a block of the same size again takes as long as to write this one.
+    assert leaves_first(several, next_use, SIZE, Speed(write_rate=1.1)) is soon_gone
+    large = clean_until(9.0, program.new_block(2 * SIZE))
+    assert leaves_first([soon_gone, large], next_use, SIZE, rates) is soon_gone
+    assert leaves_first([soon_gone, large], next_use, SIZE, Speed(read_rate=2.0)) is large
     soon_gone.saved = soon_gone.version  # nothing has to be written
-    assert leaves_first(several, distance) is soon_gone
-    assert leaves_first([], distance) is None
+    assert leaves_first(several, next_use, SIZE, rates) is soon_gone
+    assert leaves_first([], next_use, SIZE, rates) is None
+
+
+def test_of_what_nothing_uses_again_a_clean_block_leaves_first_and_then_what_is_gone_last(
+    program: Program,
+) -> None:
+    rates = Speed()
+    several = [soon_gone_at(operation, program.new_block()) for operation in (5.0, 8.0, 6.0)]
+    assert leaves_first(several, next_use, SIZE, rates) is several[1]
+    clean = clean_until(math.inf, program.new_block(2 * SIZE))
+    assert leaves_first([*several, clean], next_use, SIZE, rates) is clean
+
+
+def test_clean_blocks_that_give_too_little_room_do_not_leave_beside_what_is_soon_gone(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program.store, "_distance", next_use)
+    # Here to read a block takes as long as to write it.
+    monkeypatch.setattr(program.store.file, "read_rate", program.store.file.write_rate)
+    soon_gone = soon_gone_at(5.0, program.new_block())
+    clean = [clean_until(9.0, program.new_block(SIZE // 4)) for _ in range(3)]
+    program.store.capacity = 2 * SIZE
+    program.store.acquire([], [], SIZE // 2)
+    assert program.store.written == 0 and [block.state for block in clean].count(State.ABSENT) == 1
+    program.store.release([])
+    program.store.acquire([], [], 2 * SIZE - SIZE // 2)  # two clean blocks, that are there, are not enough
+    assert program.store.written == SIZE and soon_gone.state is State.ABSENT
+    assert [block.state for block in clean].count(State.ABSENT) == 1
+    program.store.release([])
 
 
 def test_room_for_what_is_made_later_is_not_taken_by_what_comes_early(program: Program) -> None:

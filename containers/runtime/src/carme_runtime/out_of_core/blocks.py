@@ -74,27 +74,52 @@ class Block:
         return self.saved != self.version
 
 
-def leaves_first(candidates: Sequence[Block], distance: Callable[[Block], float]) -> Block | None:
-    """The block that leaves: the one whose next use is farthest.
+class Rates(Protocol):
+    """How fast blocks leave and come back."""
 
-    One that nothing uses again before it is gone would be written for nothing, but for its room until then. A
-    block of at most its size that the disk has, and whose next use comes after that, takes its place.
+    @property
+    def write_rate(self) -> float:
+        """Bytes that leave in a second."""
+        ...
+
+    @property
+    def read_rate(self) -> float:
+        """Bytes that come back in a second."""
+        ...
+
+
+def leaves_first(
+    candidates: Sequence[Block], distance: Callable[[Block], float], needed: int, rates: Rates
+) -> Block | None:
+    """The block that leaves: the one whose next use is farthest; of several, one that the disk has.
+
+    One that nothing uses again before it is gone would be written for nothing, but for its room until then:
+    of several such the one that is gone last leaves. Blocks that the disk has, whose next use comes after
+    that, and that take no longer to be read again than it takes to be written, take its place if they give
+    all the room that is needed. Changed ones do not: only a plan of the step shows whether those leave later
+    anyway.
 
     Args:
         candidates: Blocks in memory that may leave.
         distance: How far a block's next use is.
+        needed: Bytes that have to become free, by as many calls as that takes.
+        rates: Of the disk, or the link.
 
     Returns:
         None where there is no candidate.
     """
-    first = max(candidates, key=distance, default=None)
+    first = max(candidates, key=lambda block: (distance(block), not block.dirty, block.gone), default=None)
     if first is None or not first.dirty or distance(first) < math.inf or first.gone == math.inf:
         return first
     others = [
         block
         for block in candidates
-        if not block.dirty and block.size <= first.size and first.gone < block.next_use
+        if not block.dirty
+        and block.size * rates.write_rate <= first.size * rates.read_rate
+        and first.gone < block.next_use
     ]
+    if sum(block.size for block in others) < needed:
+        return first
     return max(others, key=distance, default=first)
 
 

@@ -295,7 +295,7 @@ class GpuStore:
             if leaving is not None:
                 self._leave(leaving)
                 continue
-            victim = self._victim()
+            victim = self._victim(self.used + size - self.capacity)
             if victim is not None:
                 self._let_leave(victim)
                 continue
@@ -304,9 +304,10 @@ class GpuStore:
                 raise DoesNotFit
             self._arrive(arriving)
 
-    def _victim(self) -> Block | None:
+    def _victim(self, needed: int) -> Block | None:
+        """What leaves next, where so many bytes have to become free."""
         candidates = [b for b in self.blocks.values() if b.state is State.PRESENT and not b.pins]
-        return leaves_first(candidates, self._distance)
+        return leaves_first(candidates, self._distance, needed, self.file)
 
     def _let_leave(self, block: Block) -> None:
         """Begin to copy a block to the host, or give its memory away at once where the host has it."""

@@ -57,6 +57,7 @@ class Steps:
         self._ordered: object = None  # the operations that it is of
         self._ordered_in = 0  # bytes that the store had then
         self._tried_in = 0  # and had when several spare rooms were tried last
+        self._known: Order | None = None  # what was found then, or since, and moves blocks if any did
 
     def new_label(self) -> int:
         """A number for a block that no recorded step knows."""
@@ -232,14 +233,27 @@ class Steps:
         enough = capacity // (_CHANGE if self.position <= 0 else _CHANGE_WITHIN)
         if self._ordered is trace.operations and abs(capacity - self._ordered_in) <= enough:
             return
-        # All of it is tried for a new step, and where the room is another one than when that was done.
-        is_known = self._ordered is trace.operations and abs(capacity - self._tried_in) <= capacity // _OTHER
-        known = self.order if is_known else None
+        known = self._known_for(trace, capacity)
         if known is None:
-            self._tried_in = capacity
+            self._tried_in, self._known = capacity, None
         self._ordered, self._ordered_in, self.order = trace.operations, capacity, None
         with contextlib.suppress(DoesNotFit):
-            self.order = trace.order(capacity, _AHEAD, file.write_rate, file.read_rate, known)
+            self.order = order = trace.order(capacity, _AHEAD, file.write_rate, file.read_rate, known)
+            if self._known is None or order.traffic.moved:
+                self._known = order
+
+    def _known_for(self, trace: Trace, capacity: int) -> Order | None:
+        """The order whose spare room is taken again.
+
+        None for a new step, where the room is another one than when all of it was tried, and where blocks
+        have to move for the first time: all of it is tried.
+        """
+        known = self._known
+        if self._ordered is not trace.operations or abs(capacity - self._tried_in) > capacity // _OTHER:
+            return None
+        if known is not None and not known.traffic.moved and capacity < trace.whole:
+            return None
+        return known
 
     def _prepare(self, store: Store, trace: Trace, number: int) -> bool:
         """Have the blocks of an operation come. False when that must wait until others have left."""

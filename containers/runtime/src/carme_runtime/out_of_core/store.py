@@ -272,7 +272,7 @@ class Store:
         if leaving < short:
             if self._collect():
                 return True
-            victim = self._victim()
+            victim = self._victim(short - leaving)
             if victim is not None:
                 self.surprises += 1
                 self._let_leave(victim, self._urgent)
@@ -292,11 +292,12 @@ class Store:
         self._done.wait()
         return True
 
-    def _victim(self) -> Block | None:
+    def _victim(self, needed: int) -> Block | None:
+        """What leaves next, where so many bytes have to become free."""
         candidates = [
             block for block in self.blocks.values() if block.state is State.PRESENT and not block.pins
         ]
-        return leaves_first(candidates, self._distance)
+        return leaves_first(candidates, self._distance, needed, self.file)
 
     def _let_leave(self, block: Block, queue: deque[Transfer]) -> None:
         if block.dirty:

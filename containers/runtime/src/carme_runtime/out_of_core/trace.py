@@ -180,7 +180,8 @@ class Trace:
             largest_spare: Blocks.
             write_rate: Bytes in a second that the disk takes.
             read_rate: Bytes in a second that it gives.
-            known: What was found for another capacity. Its number of blocks is taken, and nothing is tried.
+            known: What was found for another capacity. Its number of blocks is taken, but one at least where
+                anything is moved, and none where nothing is; no other is tried unless these have no room.
 
         Raises:
             DoesNotFit: An operation alone needs more.
@@ -188,8 +189,9 @@ class Trace:
         # A model may have one block that is far larger than all others.
         block = min(max(self.sizes.values(), default=0), capacity // _MOST_SPARE)
         rates = write_rate, read_rate
-        if known is not None and capacity - known.spare * block >= self.least:
-            return self._ordered(capacity, block, known.spare, rates, known.spares_short_lived)
+        again = self._ordered_as(known, capacity, block, rates) if known is not None else None
+        if again is not None:
+            return again
         found: list[Order] = []
         before = self.played
         for blocks in range(largest_spare + 1):
@@ -204,6 +206,20 @@ class Trace:
         other = self._ordered(capacity, block, best.spare, rates, spares_short_lived=True)
         is_better = other.traffic.moved < best.traffic.moved and other.traffic.seconds <= best.traffic.seconds
         return other if is_better else best
+
+    def _ordered_as(
+        self, known: "Order", capacity: int, block: int, rates: tuple[float, float]
+    ) -> "Order | None":
+        """With as much spare room as in another capacity; None where there is too little room for that."""
+        # What the step before left behind may have to move although all of one step fits.
+        if capacity >= self.whole:
+            order = self._ordered(capacity, block, 0, rates, spares_short_lived=False)
+            if not order.traffic.moved:
+                return order
+        spare = max(known.spare, 1)
+        if capacity - spare * block < self.least:
+            return None
+        return self._ordered(capacity, block, spare, rates, known.spares_short_lived)
 
     def _ordered(
         self, capacity: int, block: int, spare: int, rates: tuple[float, float], spares_short_lived: bool
@@ -334,7 +350,7 @@ class _Belady:
 
     def _victim(self, pinned: set[int]) -> int:
         """The block that leaves: the one whose next use is farthest, but for these and what is soon gone."""
-        soon_gone = self._soon_gone()
+        soon_gone = self._soon_gone(pinned)
         until = NEVER if soon_gone is None else self.gone[soon_gone]
         passed: list[tuple[float, int]] = []
         looked_at = 0
@@ -356,17 +372,27 @@ class _Belady:
                 heappush(self.farthest, entry)
         if soon_gone is None:
             raise DoesNotFit
-        heappop(self.short_lived)
         return soon_gone
 
-    def _soon_gone(self) -> int | None:
-        """Of blocks that would be written although nothing reads them before they are gone, the last one."""
-        while self.short_lived:
+    def _soon_gone(self, pinned: set[int]) -> int | None:
+        """Of blocks that would be written although nothing reads them before they are gone, the last one.
+
+        Not one of those that are used now, as what the step before left behind may be.
+        """
+        passed: list[tuple[float, int]] = []
+        found = None
+        while self.short_lived and found is None:
             gone, block = -self.short_lived[0][0], self.short_lived[0][1]
-            if block in self.present and self.next[block] == NEVER and self.gone[block] == gone:
-                return block
-            heappop(self.short_lived)
-        return None
+            is_so = block in self.present and block in self.dirty
+            if not is_so or self.next[block] < NEVER or self.gone[block] != gone:
+                heappop(self.short_lived)  # it was so before
+            elif block in pinned:
+                passed.append(heappop(self.short_lived))
+            else:
+                found = block
+        for entry in passed:
+            heappush(self.short_lived, entry)
+        return found
 
     def _takes_place(self, block: int, soon_gone: int) -> bool:
         """Whether a block leaves in place of one that is gone before the block is used again."""

@@ -1,4 +1,4 @@
-"""Clean up orphaned processes: those that are still there although their run on this node is over.
+"""Find and end processes whose run on this node is over.
 
 A run ends the process group of each of its ranks. What remains is what left its group, as daemons do, and
 the ranks of an agent that was killed together with the process that supervises it. All of them have the
@@ -54,7 +54,7 @@ def clear(
     with contextlib.ExitStack() as handles:
         found: list[tuple[int, int, str]] = []
         for pid in sorted(int(folder.name) for folder in _PROCESSES.iterdir() if folder.name.isdecimal()):
-            if not _is_leftover(pid, is_over, script, spared):
+            if not _is_orphan(pid, is_over, script, spared):
                 continue
             try:
                 handle = os.pidfd_open(pid)
@@ -62,7 +62,7 @@ def clear(
                 continue
             handles.callback(os.close, handle)
             # Once more: the number may have been given to another process before there was a handle.
-            if _is_leftover(pid, is_over, script, spared):
+            if _is_orphan(pid, is_over, script, spared):
                 found.append((pid, handle, " ".join(_arguments(pid))))
         for _, handle, _ in found:
             if number is not None:
@@ -72,7 +72,7 @@ def clear(
         return [Orphan(pid, command, _ends(handle, deadline)) for pid, handle, command in found]
 
 
-def _is_leftover(pid: int, is_over: Callable[[int], bool], script: str, spared: str) -> bool:
+def _is_orphan(pid: int, is_over: Callable[[int], bool], script: str, spared: str) -> bool:
     of_run = _mark_of(pid)
     if not of_run or of_run == spared or not _has_ended(of_run, is_over):
         return False

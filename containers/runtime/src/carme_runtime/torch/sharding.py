@@ -25,6 +25,7 @@ from carme_runtime.torch.arrivals import Arrivals
 from carme_runtime.torch.buckets import EXTRA, Bucket, SplitPending, flat_like, view_like
 from carme_runtime.torch.device_group import DeviceGroup
 from carme_runtime.torch.divided import Divided
+from carme_runtime.torch.stepping import without_state
 
 __all__ = ["ShardBucket", "Shards", "check_optimizer", "shard_elements"]
 
@@ -252,7 +253,7 @@ class Shards:
             self._arrive_all()
         groups = optimizer.param_groups
         # Who asks for the optimizer's state meanwhile, as a signal's handler may, finds all of it.
-        part = _without_state(self._kind)
+        part = without_state(self._kind)
         vars(part).update(vars(optimizer))
         pending: list[tuple[ShardBucket, Pending | None]] = []
         whole: Any = self._kind.step
@@ -429,7 +430,7 @@ class Shards:
         self._cut(whole.state)
 
     def _whole(self, optimizer: Any, state: Any) -> Any:
-        whole: Any = _without_state(self._kind)
+        whole: Any = without_state(self._kind)
         vars(whole).update(vars(optimizer))
         whole.state = state
         return whole
@@ -437,7 +438,7 @@ class Shards:
     def fuse(self, fuse: Callable[[torch.optim.Optimizer], None]) -> None:
         """Let `fuse` look at the optimizer as it will be stepped."""
         groups = self._optimizer.param_groups
-        part = _without_state(self._kind)
+        part = without_state(self._kind)
         vars(part).update(vars(self._optimizer))
         part.param_groups = [
             {**group, "params": [f for b in self._buckets for f in self._fragments(group["params"], b)]}
@@ -460,11 +461,6 @@ def _is_elementwise(key: str, value: Any) -> bool:
 
 def _is_type(value: Any) -> bool:
     return isinstance(value, torch.dtype)
-
-
-def _without_state(kind: type[torch.optim.Optimizer]) -> Any:
-    """A copy, before it gets its state."""
-    return kind.__new__(kind)
 
 
 def _become_divided(optimizer: torch.optim.Optimizer, shards: Shards) -> None:

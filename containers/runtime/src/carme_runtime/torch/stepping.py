@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["Arriving", "step_in_parts"]
+__all__ = ["Arriving", "step_in_parts", "without_state"]
 
 
 class Arriving(torch.Tensor):
@@ -90,7 +90,7 @@ def step_in_parts(
         groups = self_.param_groups  # others since a state was loaded
         shares = _shares([group["params"] for group in groups], place, parts)
         # Who asks for the optimizer's state meanwhile, as a signal's handler may, finds all of it.
-        part = _made(kind)
+        part = without_state(kind)
         vars(part).update(vars(self_))
         for number, share in enumerate(shares):
             arrive(number)
@@ -104,16 +104,19 @@ def step_in_parts(
         return None
 
     def reduce(self_: Any, protocol: Any) -> Any:
-        return _made, (kind,), self_.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
+        return without_state, (kind,), self_.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
 
     hooked: Any = torch.optim.Optimizer.profile_hook_step(step)
     hooked.hooked = True
     optimizer.__class__ = type(kind.__name__, (kind,), {"step": hooked, "__reduce_ex__": reduce})
 
 
-def _made(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """A copy, before it gets its state."""
+def without_state(kind: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """An optimizer of this class that has nothing yet: a copy gets all from the one that it is of."""
     return kind.__new__(kind)
+
+
+_made = without_state  # its name in optimizers that were pickled earlier
 
 
 def _shares(
