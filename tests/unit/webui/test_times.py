@@ -18,7 +18,8 @@ from carme.translation import message
 from carme.translation import moment as at
 from carme_webui.accounts.models import User
 from carme_webui.accounts.zone import zone_of
-from carme_webui.announcements.models import Maintenance
+from carme_webui.announcements.models import Maintenance, News
+from carme_webui.api.models import Token
 from carme_webui.bookings.models import Booking
 from carme_webui.clocks import short_words
 from carme_webui.jobs.models import Job
@@ -107,6 +108,22 @@ def test_pages_have_moments_for_the_browser_and_its_script(
     assert moments or page == "/"
     for one in moments:
         assert one["data-style"] in {*STYLES, "span"} and str(one["datetime"]).endswith("Z") and one["title"]
+
+
+def test_lists_have_moments_by_their_distance(
+    browser: Browser, root: Browser, admin: User, alice: User, broker: FakeBroker
+) -> None:
+    broker.home.mkdir()
+    (broker.home / "data.txt").write_text("x")
+    Token.make(alice, "laptop", ["jobs"], timezone.now() + timedelta(days=30))
+    News.objects.create(title="New nodes", text="There are two more.", by=admin)
+    alice.email = "new@carme.example"
+    alice.save()
+    lists = {"/files/": browser, "/tokens/": browser, "/announcements/": browser, "/admin/record/": root}
+    for page, reader in lists.items():
+        moments = BeautifulSoup(reader.get(page).content, "html.parser").select("main time")
+        listed = {time["data-style"] for time in moments if not time.find_parent("details")}
+        assert listed == {"ago"}, page
 
 
 def test_times_in_sentences_are_for_the_browser_too(

@@ -449,11 +449,19 @@ def test_the_dashboard_shows_what_my_sessions_do(
     for title in ("GPUs", "Processors", "Memory"):
         expect(sparks.get_by_role("img", name=f"{title}: {title} ")).to_be_visible()
     assert sparks.locator("carme-chart").first.evaluate(DRAWN) > 100
+    # The numbers are in a table, which the keyboard opens.
+    sparks.locator("> details > summary").focus()
+    page.keyboard.press("Enter")
+    expect(sparks.get_by_role("columnheader")).to_have_text(["Time", "GPUs", "Processors", "Memory"])
+    expect(sparks.get_by_role("row").last.get_by_role("cell").first).to_have_text(re.compile(r"\d %"))
     # The part of the page that is renewed every few seconds leaves them as they are.
     canvas = sparks.locator("canvas").first.element_handle()
     with page.expect_response("**/live/"):
         page.evaluate("document.body.dispatchEvent(new Event('update'))")
     expect(sparks.locator("figcaption")).to_have_count(3)
+    expect(sparks.get_by_role("table")).to_be_visible()
+    page.keyboard.press("Enter")
+    expect(sparks.get_by_role("table")).to_have_count(0)
     assert canvas is not None and canvas.evaluate("canvas => canvas.isConnected")
     expect(page.locator("#month")).to_contain_text("320 of 500 GPU-hours")
     expect(page.get_by_role("table", name="a100: free GPUs in the next days")).to_be_visible()

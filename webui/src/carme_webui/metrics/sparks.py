@@ -45,7 +45,7 @@ def has_metrics() -> bool:
 
 
 def sparks(user: User) -> dict[str, Any]:
-    """My jobs that are measured now, by number: their charts, and what to know of their GPUs in words.
+    """My jobs that are measured now, by number: charts, what to know of their GPUs, and the table's words.
 
     Raises:
         CarmeError: Prometheus does not answer.
@@ -56,8 +56,13 @@ def sparks(user: User) -> dict[str, Any]:
         known = _measured(user.username)
         cache.set(key, known, REMEMBERED)
     start, measured = known
+    table = {"title": _("As a table"), "time": _("Time")}
     return {
-        str(number): {"charts": [chart.spec for chart in _charts(start, parts)], "words": _words(parts)}
+        str(number): {
+            "charts": [chart.spec for chart in _charts(start, parts)],
+            "words": _words(parts),
+            "table": table,
+        }
         for number, parts in measured.items()
     }
 

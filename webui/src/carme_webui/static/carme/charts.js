@@ -100,6 +100,20 @@
     return clock(at, { hour: "2-digit", minute: "2-digit", ...(step < 60 && { second: "2-digit" }) });
   }
 
+  // Put a table into what opens and closes it, in place of the one that is there; where one reads in it stays.
+  function fillTable(details, title, head, rows) {
+    const top = make("tr", {}, ...head.map((textContent) => make("th", { scope: "col", textContent })));
+    const body = rows.map(([name, ...values]) =>
+      make("tr", {}, make("th", { scope: "row", textContent: name }), ...values.map((textContent) => make("td", { textContent }))),
+    );
+    const table = make("table", {}, make("caption", { className: "unseen", textContent: title }), make("thead", {}, top), make("tbody", {}, ...body));
+    const box = details.querySelector(".scroll") ?? make("div", { className: "scroll", tabIndex: 0 });
+    box.setAttribute("role", "region");
+    box.setAttribute("aria-label", title);
+    box.replaceChildren(table);
+    if (!box.isConnected) details.append(box);
+  }
+
   class Chart extends HTMLElement {
     static observedAttributes = ["data-chart"];
 
@@ -410,16 +424,9 @@
     fill() {
       if (!this.table.open || !this.spec) return;
       const { spec } = this;
-      const head = make("tr", {}, ...[spec.words.time, ...this.lines.map((one) => one.name)].map((textContent) => make("th", { scope: "col", textContent })));
-      const rows = this.times.map((_at, place) =>
-        make("tr", {}, make("th", { scope: "row", textContent: this.called(place) }), ...this.lines.map((one) => make("td", { textContent: amount(one.values[place], spec.unit) }))),
-      );
-      const table = make("table", {}, make("caption", { className: "unseen", textContent: spec.title }), make("thead", {}, head), make("tbody", {}, ...rows));
-      const box = make("div", { className: "scroll", tabIndex: 0 }, table);
-      box.setAttribute("role", "region");
-      box.setAttribute("aria-label", spec.title);
-      this.table.querySelector(".scroll")?.remove();
-      this.table.append(box);
+      const head = [spec.words.time, ...this.lines.map((one) => one.name)];
+      const rows = this.times.map((_at, place) => [this.called(place), ...this.lines.map((one) => amount(one.values[place], spec.unit))]);
+      fillTable(this.table, spec.title, head, rows);
     }
   }
 
@@ -429,8 +436,14 @@
 
   class Sparks extends HTMLElement {
     connectedCallback() {
-      if (!this.shadowRoot) shadow(this);
+      if (!this.shadowRoot) this.build();
       this.show();
+    }
+
+    build() {
+      this.table = make("details", { className: "figures" }, make("summary"));
+      this.table.addEventListener("toggle", () => this.fill());
+      shadow(this).append(this.table);
     }
 
     show() {
@@ -442,11 +455,29 @@
         const figure = figures[place] ?? make("figure", {}, make("figcaption"), make("carme-chart"));
         figure.querySelector("figcaption").replaceChildren(`${spec.title} `, make("b", { textContent: spec.now }));
         figure.querySelector("carme-chart").dataset.chart = JSON.stringify(spec);
-        if (!figure.isConnected) this.shadowRoot.append(figure);
+        if (!figure.isConnected) this.table.before(figure);
       });
       for (const figure of figures.slice(found.charts.length)) figure.remove();
       this.shadowRoot.querySelector("p")?.remove();
-      if (found.words) this.shadowRoot.append(make("p", { textContent: found.words }));
+      if (found.words) this.table.before(make("p", { textContent: found.words }));
+      this.table.hidden = !found.charts.length;
+      this.table.firstElementChild.textContent = found.table.title;
+      this.fill();
+    }
+
+    // One table of all of them: they have the same moments.
+    fill() {
+      const found = latest?.jobs[this.dataset.job];
+      if (!this.table.open || !found?.charts.length) return;
+      const { charts, table } = found;
+      const [{ start, step, series }] = charts;
+      const last = series[0].values.length - 1;
+      const rows = series[0].values.map((_value, place) => [
+        moment(start + place * step, step * last),
+        ...charts.map((spec) => amount(spec.series[0].values[place], spec.unit)),
+      ]);
+      const titles = charts.map((spec) => spec.title);
+      fillTable(this.table, titles.join(", "), [table.time, ...titles], rows);
     }
   }
 
