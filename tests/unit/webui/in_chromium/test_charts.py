@@ -453,7 +453,7 @@ def test_the_dashboard_shows_what_my_sessions_do(
     sparks.locator("> details > summary").focus()
     page.keyboard.press("Enter")
     expect(sparks.get_by_role("columnheader")).to_have_text(["Time", "GPUs", "Processors", "Memory"])
-    expect(sparks.get_by_role("row").last.get_by_role("cell").first).to_have_text(re.compile(r"\d %"))
+    expect(sparks.get_by_role("row").last.get_by_role("cell").first).to_have_text(re.compile(r"\d\s%"))
     # The part of the page that is renewed every few seconds leaves them as they are.
     canvas = sparks.locator("canvas").first.element_handle()
     with page.expect_response("**/live/"):
