@@ -387,6 +387,24 @@ def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, A
     assert "changed=0" in done.stdout and "changed=1" not in done.stdout
 
 
+def test_a_site_has_more_users_than_one_argument_holds(
+    playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    users = [{"name": f"user{number:05}", "account": "research"} for number in range(4000)]
+    assert len(json.dumps(users)) > 131_072, "what the kernel takes as one argument"
+    play = tmp_path / "look.yml"
+    looks = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
+    play.write_text(json.dumps([looks]))
+    settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1", "carme_users": users}
+    # Accounts would be made: those that the host has with other numbers are findings.
+    settings |= {"carme_node_name": "{{ inventory_hostname_short }}", "users_source": "existing"}
+    done = playbook("-i", inventory(tmp_path, **settings), play)
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0, text[-4000:]
+    assert "Without an association in Slurm: user00000, " in text
+    assert "user00019, and 3980 more." in text and "user00020" not in text
+
+
 @pytest.mark.parametrize(
     ("limit", "left_out"), [("portal", "gpu-01.example.org"), ("gpu-01.example.org", "portal")]
 )

@@ -5,7 +5,7 @@ import re
 import socket
 from pathlib import Path
 
-from precheck_findings import OURS, Problem, output, version
+from precheck_findings import OURS, Problem, listed, output, version
 
 #: Settings of Slurm without which Carme does not work, with the words that they must hold.
 NEEDED = {
@@ -98,7 +98,7 @@ def nodes(wanted):
     strange = [name for name in wanted["nodes"] if name not in known]
     if strange:
         raise Problem(
-            "Slurm knows no node {}; it knows {}.".format(", ".join(strange), ", ".join(known[:8]) or "none"),
+            "Slurm knows no node {}; it knows {}.".format(listed(strange), ", ".join(known[:8]) or "none"),
             "Set carme_node_name to the name that Slurm has for the host, for example to "
             "'{{ inventory_hostname_short }}' for the group compute.",
         )
@@ -125,7 +125,7 @@ def account(wanted):
     strange = sorted({name for name in requested if name and name not in accounts})
     if strange:
         raise Problem(
-            "Slurm has no account {}.".format(", ".join(strange)),
+            f"Slurm has no account {listed(strange)}.",
             "Correct carme_default_account and the accounts of carme_users ('sacctmgr show account' "
             "lists them), or leave them "
             "empty: then each user's own default account pays.",
@@ -134,7 +134,7 @@ def account(wanted):
     lacking = [user["name"] for user in wanted["users"] if user["name"] not in known]
     if lacking:
         raise Problem(
-            "Without an association in Slurm: {}.".format(", ".join(lacking)),
+            f"Without an association in Slurm: {listed(lacking)}.",
             "sacctmgr add user NAME account=ACCOUNT; until then Slurm refuses their jobs.",
             stops=False,
         )
