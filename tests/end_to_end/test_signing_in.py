@@ -122,9 +122,8 @@ def provider(demo: DemoSite) -> Iterator[Provider]:
     """It is on this machine, where the browser is; the head reaches it at its own loopback address."""
     gateway = demo.run("head", "sh", "-c", "ip route show default | cut -d' ' -f3").stdout.strip()
     found = Provider(f"{demo.url.rstrip('/')}/accounts/outside/back/", ("127.0.0.1", gateway))
-    port = str(found.port)
-    forward = ("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr", f"TCP:{gateway}:{port}")
-    demo.run("head", "systemd-run", "--quiet", "--collect", "--unit=showing-provider", *forward)
+    begin = ("systemd-run", "--quiet", "--collect", "--unit=showing-provider")
+    demo.run("head", *begin, *found.forwarder(gateway))
     try:
         yield found
     finally:

@@ -11,8 +11,9 @@ import install_page
 
 from . import existing_22_05, existing_26_05
 from .existing_slurm import NODES, ExistingSlurm
-from .own_slurm_example import changed_hosts, findings
+from .own_slurm_example import findings
 from .own_slurm_steps import AGAIN, PROJECT, Booking, Visit
+from .site_run import changed_hosts
 
 #: What docs/admins/install.md lists of the site's files: Apptainer's configuration as its package brought it.
 WRITTEN_BY_CARME = {"/etc/apptainer/apptainer.conf"}

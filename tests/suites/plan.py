@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -292,7 +293,7 @@ def tests_of_site(site: str) -> str:
     """What pytest gets to run the tests of a site: a file, or the class of a site with a Slurm of its own."""
     if site.startswith("existing-"):
         return f"tests/sites/test_own_slurm.py::TestExisting{''.join(filter(str.isdigit, site))}"
-    return f"tests/sites/test_{site.replace('-', '_')}.py"
+    return f"tests/sites/test_{re.sub('[-.]', '_', site)}.py"
 
 
 def use(python: Path) -> None:
