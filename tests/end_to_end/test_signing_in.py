@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 
 import pytest
+import real_chromium
 from browser.conftest import start
 from certificates import self_signed
 from playwright.sync_api import Page, expect
@@ -185,9 +186,7 @@ def site(demo: DemoSite, provider: Provider) -> Iterator[DemoSite]:
 
 def sign_in(page: Page, name: str, password: str) -> None:
     page.goto("/")
-    page.get_by_label("User name").fill(name)
-    page.get_by_label("Password").fill(password)
-    page.get_by_role("button", name="Sign in", exact=True).click()
+    real_chromium.sign_in(page, name, password)
 
 
 def test_a_user_of_the_directory_signs_in_and_works(

@@ -16,7 +16,8 @@ import pytest
 
 from .existing_slurm import NODES, ExistingSlurm, versions
 from .own_slurm_example import Example, append_hooks, findings, hide_processes, leave_exporters_group
-from .record import Record, attempt
+from .portal_picture import take_picture
+from .record import ARTIFACTS, Record, attempt
 from .site_hosts import SiteHosts
 from .site_run import SiteRun
 from .site_use import book_for_now, delete_booking, ended, reservation
@@ -192,9 +193,23 @@ def batch_job(images: Visit) -> str:
 
 
 @pytest.fixture(scope="class")
+def picture(images: Visit) -> list[str]:
+    """The partitions that the portal offers; its picture is SITE-portal.png beside the record."""
+    record, example = images.record, images.example
+    if record.is_done("picture") and "picture" in record.results:
+        return record.results["picture"]
+    file = ARTIFACTS / f"{images.kind.name}-portal.png"
+    address = images.site.machines["portal"].address
+    with record.step("picture"):
+        url = example.values["carme_site_url"]
+        record.keep("picture", take_picture(file, url, address, "grace", example.passwords["grace"]))
+    return record.results["picture"]
+
+
+@pytest.fixture(scope="class")
 def again(installed: Visit, request: pytest.FixtureRequest) -> Visit:
     """The page's installation once more, after users have worked."""
-    attempt(request, "images", "main_job", "booking", "batch_job", "validated")
+    attempt(request, "images", "main_job", "booking", "batch_job", "picture", "validated")
     (_look, *commands) = installed.example.commands("site.yml")
     for step, words in zip(AGAIN, commands, strict=True):
         installed.play(step, words)

@@ -98,6 +98,9 @@ class OwnSlurm:
     def test_a_batch_job_runs_on_two_nodes(self, batch_job: str) -> None:
         assert batch_job.split("|") == ["COMPLETED", "research", "gpu"]
 
+    def test_the_portal_offers_the_sites_own_partitions(self, picture: list[str]) -> None:
+        assert {"batch", "gpu"} <= set(picture)
+
     def test_the_sites_own_check_passes(self, validated: Visit) -> None:
         done = validated.runs["validate.yml"]
         verdict = validated.record.results["validation"]

@@ -231,3 +231,15 @@ def test_the_standby_takes_over_and_back(heads: WholeSite) -> None:
     assert is_active(site, "head-2")
     head(site, "head-2", "demote")
     head(site, "head-1", "promote")
+
+
+def test_removal_leaves_nothing_of_either_head(heads: WholeSite) -> None:
+    """The last one: what is no part of Carme goes on, Slurm and the site's PostgreSQL."""
+    done = heads.run_playbook("remove.yml", "-e", "removal_data=true", playbook="remove.yml")
+    assert done.returncode == 0, done.stdout[-6000:]
+    site = heads.site
+    assert not any(site.left_of_services(name) for name in site.machines)
+    for host in two_heads.HEADS:
+        assert f" {ADDRESS}/" not in site.run(host, "ip", "-oneline", "address").stdout
+    for words in (("pg_isready", "--quiet"), ("scontrol", "ping")):
+        assert site.run("db", *words, check=False).returncode == 0, words

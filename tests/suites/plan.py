@@ -285,6 +285,7 @@ class Plan:
         if not (shutil.which("ssh") and shutil.which("ssh-keygen")):
             debian.apt_install("openssh-client")
         debian.prepare_compiler()
+        debian.prepare_chromium()
         tests = map(tests_of_site, self._request.sites)
         self._pytest("sites", *tests, "--timeout", "14400", "-rP", *self._request.arguments)
 
