@@ -34,4 +34,5 @@ SITE = ExistingSlurm(
     before=TESTING,
     own_apptainer=False,
     variables={"base_apptainer_suite": "unstable"},
+    renamed={"JobContainerType=job_container/tmpfs": "NamespaceType=namespace/tmpfs"},
 )

@@ -58,6 +58,7 @@ class ExistingSlurm:
         before: root's shell commands on each host before its packages are installed.
         own_apptainer: whether the administrators install Apptainer before Carme comes.
         variables: of group_vars/all.yml, other than those of install.md.
+        renamed: settings that this version of Slurm calls otherwise than 22.05, as lines.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ExistingSlurm:
     before: str = ""
     own_apptainer: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def files(self, folder: str) -> dict[str, bytes]:
         """The site's files of a folder, by their names, with the site's own addresses."""
@@ -74,8 +76,11 @@ class ExistingSlurm:
         for place in (FILES, FILES.with_name(self.name)):
             if (place / folder).is_dir():
                 found |= {file.name: file for file in sorted((place / folder).iterdir()) if file.is_file()}
-        base = f"{self.description.subnet.rpartition('.')[0]}.".encode()
-        return {name: file.read_bytes().replace(NETWORK.encode(), base) for name, file in found.items()}
+        base = f"{self.description.subnet.rpartition('.')[0]}."
+        contents = {name: file.read_text() for name, file in found.items()}
+        for old, new in {NETWORK: base, **self.renamed}.items():
+            contents = {name: text.replace(old, new) for name, text in contents.items()}
+        return {name: text.encode() for name, text in contents.items()}
 
     def set_up(self, site: SiteHosts) -> None:
         """Bring the hosts to the state in which their administrators read Carme's documentation."""

@@ -196,6 +196,19 @@ def test_what_is_only_missing_is_advice(site: Callable[..., dict[str, Any]], tmp
     assert "21.08" in site()["slurm"]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("value", "ok"), [("namespace/tmpfs", True), ("namespace/linux", True), ("(null)", False)]
+)
+def test_a_private_tmp_has_another_name_in_later_versions_of_slurm(
+    site: Callable[..., dict[str, Any]], tmp_path: Path, value: str, ok: bool
+) -> None:
+    text = SETTINGS.replace("JobContainerType        = job_container/tmpfs", f"NamespaceType = {value}")
+    (tmp_path / "config").write_text(text.replace("22.05.8", "26.05.1"))
+    found = site()["slurm"]
+    assert found["ok"] == ok
+    assert ok or "NamespaceType lacks tmpfs, so jobs of different users share /tmp" in found["detail"]
+
+
 def test_a_port_that_another_program_has_is_found(site: Callable[..., dict[str, Any]]) -> None:
     line = 'LISTEN 0 511 *:443 *:* users:(("apache2",pid=7,fd=4))'
     site.answer("ss", f"case \" $* \" in *:443*) echo '{line}';; esac")  # type: ignore[attr-defined]

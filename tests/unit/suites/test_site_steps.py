@@ -242,3 +242,4 @@ def test_sites_differ_in_what_their_own_files_say() -> None:
     assert b"10.78." not in b"".join(new.values())
     assert b"CgroupAutomount" in old["cgroup.conf"] and b"CgroupAutomount" not in new["cgroup.conf"]
     assert old["prolog"] == new["prolog"]
+    assert b"\nNamespaceType=" in new["slurm.conf"] and b"JobContainerType" not in new["slurm.conf"]

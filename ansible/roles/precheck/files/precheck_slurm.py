@@ -13,13 +13,15 @@ NEEDED = {
     "ProctrackType": ("cgroup",),
     "PrologFlags": ("Contain", "contain"),
 }
-#: And those that a site may leave out, with what is missing then.
+#: And those that a site may leave out: words of which they hold one, and what is missing then.
 ADVISED = {
-    "AccountingStoreFlags": ("job_comment", "the job history does not show which jobs were sessions"),
-    "AccountingStorageTRES": ("gres/gpu", "the accounting does not count GPUs"),
-    "JobContainerType": ("tmpfs", "jobs of different users share /tmp"),
-    "TaskPlugin": ("cgroup", "jobs are not kept to their own GPUs and memory"),
+    "AccountingStoreFlags": (("job_comment",), "the job history does not show which jobs were sessions"),
+    "AccountingStorageTRES": (("gres/gpu",), "the accounting does not count GPUs"),
+    "JobContainerType": (("tmpfs", "linux"), "jobs of different users share /tmp"),
+    "TaskPlugin": (("cgroup",), "jobs are not kept to their own GPUs and memory"),
 }
+#: What later versions of Slurm call a setting: from 25.11 on.
+RENAMED = {"JobContainerType": "NamespaceType"}
 OLDEST_SLURM = (22, 5)
 SLURMS_DAEMONS = ("slurmctld", "slurmdbd", "slurmd", "sackd")
 
@@ -77,11 +79,11 @@ def settings(wanted):
             "{}.".format("; ".join(lacking)),
             "docs/admins/install.md, 'A Slurm that you run already', says which settings Carme relies on.",
         )
-    lacking = [
-        f"{key} lacks {word}, so {what}"
-        for key, (word, what) in ADVISED.items()
-        if word not in found.get(key, "")
-    ]
+    lacking = []
+    for setting, (words, what) in ADVISED.items():
+        key = RENAMED[setting] if RENAMED.get(setting) in found else setting
+        if not any(word in found.get(key, "") for word in words):
+            lacking.append(f"{key} lacks {words[0]}, so {what}")
     if lacking:
         raise Problem(
             "{}.".format("; ".join(lacking)), "Add them to slurm.conf as install.md shows.", stops=False
