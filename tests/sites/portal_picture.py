@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import ViewportSize, expect, sync_playwright
 from real_chromium import OPTIONS, program, sign_in
 
 from patience import HANG
@@ -24,7 +24,7 @@ def take_picture(file: Path, url: str, address: str, user: str, password: str) -
     names = f"--host-resolver-rules=MAP {urlsplit(url).hostname} {address}"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program(), args=[*OPTIONS, names])
-        size = {"width": 1280, "height": 860}
+        size: ViewportSize = {"width": 1280, "height": 860}
         page = browser.new_page(base_url=url, ignore_https_errors=True, viewport=size)
         page.set_default_timeout(HANG * 1000)
         page.goto("/")

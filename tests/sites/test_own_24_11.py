@@ -82,7 +82,7 @@ def session(installed: WholeSite, provider: Provider) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def booking(installed: WholeSite) -> dict[str, str]:
-    """What Slurm said of a booking that had begun, and how a job of its owner in it ended."""
+    """What Slurm reported of a booking that had begun, and how a job of its owner in it ended."""
     site, record = installed.site, installed.record
     if record.is_done("booking") and "booking" in record.results:
         return record.results["booking"]
