@@ -239,11 +239,15 @@ def test_an_absent_slurm_is_reported(site: Callable[..., dict[str, Any]]) -> Non
     assert "does not answer" in site()["slurm"]["detail"]
 
 
-def test_the_prolog_of_the_site_should_call_ours(site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["Prolog = {}\n", "Prolog[0] = /nowhere/prolog\nProlog[1] = {}\n"])
+def test_the_prolog_of_the_site_should_call_ours(
+    site: Callable[..., dict[str, Any]], tmp_path: Path, form: str
+) -> None:
+    """Later versions of Slurm number what may be several."""
     prolog = tmp_path / "prolog"
     prolog.write_text("#!/bin/sh\n/usr/libexec/carme/prolog\n")
-    lines = f"Prolog = {prolog}\nEpilog = (null)\n"
-    (tmp_path / "config").write_text(SETTINGS.replace("Prolog                  = (null)", lines))
+    text = SETTINGS.replace("Prolog                  = (null)\n", form.format(prolog))
+    (tmp_path / "config").write_text(text)
     found = site(head=False, compute=True)["prolog and epilog"]
     assert (found["ok"], found["stops"]) == (False, False)
     assert found["detail"] == "Epilog does not call /usr/libexec/carme/epilog."

@@ -43,8 +43,12 @@ def own_configuration(wanted, configuration=Path("/etc/slurm/slurm.conf")):
 
 
 def slurm_settings(text):
-    """The settings in `scontrol show config`."""
-    return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=(.*)$", text or "", re.MULTILINE)}
+    """The settings in `scontrol show config`; of Prolog[0], Prolog[1] and the like one with commas."""
+    found = {}
+    for key, number, value in re.findall(r"^(\w+)(?:\[(\d+)\])?\s*=(.*)$", text or "", re.MULTILINE):
+        before = found[key] + "," if number and key in found else ""
+        found[key] = before + value.strip()
+    return found
 
 
 def fields(line):
