@@ -1,8 +1,14 @@
 """Chromium, in which tests open pages."""
 
-import shutil
+from __future__ import annotations
 
-__all__ = ["OPTIONS", "program"]
+import shutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+__all__ = ["OPTIONS", "program", "sign_in"]
 
 #: It talks to what a test opens, and to nobody in the background. Playwright adds more of these.
 OPTIONS = (
@@ -22,3 +28,10 @@ def program() -> str | None:
     The headless shell has the same engine without the windows around it.
     """
     return shutil.which("chromium-headless-shell") or shutil.which("chromium")
+
+
+def sign_in(page: Page, name: str, password: str) -> None:
+    """Fill in the portal's form, which the page shows, and send it."""
+    page.get_by_label("User name").fill(name)
+    page.get_by_label("Password").fill(password)
+    page.get_by_role("button", name="Sign in", exact=True).click()

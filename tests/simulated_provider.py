@@ -25,9 +25,10 @@ class Provider:
     Args:
         back: The one address to which it sends browsers back.
         addresses: Where it listens, all at the same port; it is the first that it goes by.
+        port: That port; 0: one that is free.
     """
 
-    def __init__(self, back: str, addresses: Sequence[str] = ("127.0.0.1",)) -> None:
+    def __init__(self, back: str, addresses: Sequence[str] = ("127.0.0.1",), port: int = 0) -> None:
         self.back = back
         self.keys = {name: RSAKey.generate_key(2048, {"kid": "1"}) for name in ("own", "foreign")}
         self.claims: dict[str, Any] = {"sub": "u-1", "preferred_username": "alice"}
@@ -64,13 +65,18 @@ class Provider:
             def log_message(self, format: str, *_: Any) -> None:
                 """Nothing."""
 
-        first = ThreadingHTTPServer((addresses[0], 0), Handler)
+        first = ThreadingHTTPServer((addresses[0], port), Handler)
         self.port = first.server_port
         others = [ThreadingHTTPServer((address, self.port), Handler) for address in addresses[1:]]
         self._servers = [first, *others]
         self.issuer = f"http://{addresses[0]}:{self.port}"
         for server in self._servers:
             threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def forwarder(self, gateway: str) -> tuple[str, ...]:
+        """The program with which a host that knows us as `gateway` reaches it at its own loopback address."""
+        address = f"TCP-LISTEN:{self.port},bind=127.0.0.1,fork,reuseaddr"
+        return ("socat", address, f"TCP:{gateway}:{self.port}")
 
     def stop(self) -> None:
         """It is no more."""

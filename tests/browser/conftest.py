@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, ViewportSize, expect, sync_playwright
-from real_chromium import OPTIONS, program
+from real_chromium import OPTIONS, program, sign_in
 
 from demo_site import DemoSite
 from patience import HANG
@@ -22,9 +22,7 @@ def log_in(page: Page, demo: DemoSite, user: str = "") -> None:
     """Sign in by the form."""
     user = user or demo.user
     page.goto("/")
-    page.get_by_label("User name").fill(user)
-    page.get_by_label("Password").fill(demo.passwords[user])
-    page.get_by_role("button", name="Sign in", exact=True).click()
+    sign_in(page, user, demo.passwords[user])
     expect(page.get_by_role("heading", name="Start a session")).to_be_visible()
 
 

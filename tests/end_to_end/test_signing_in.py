@@ -10,6 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 
 import pytest
+import real_chromium
 from browser.conftest import start
 from certificates import self_signed
 from playwright.sync_api import Page, expect
@@ -122,9 +123,8 @@ def provider(demo: DemoSite) -> Iterator[Provider]:
     """It is on this machine, where the browser is; the head reaches it at its own loopback address."""
     gateway = demo.run("head", "sh", "-c", "ip route show default | cut -d' ' -f3").stdout.strip()
     found = Provider(f"{demo.url.rstrip('/')}/accounts/outside/back/", ("127.0.0.1", gateway))
-    port = str(found.port)
-    forward = ("socat", f"TCP-LISTEN:{port},bind=127.0.0.1,fork,reuseaddr", f"TCP:{gateway}:{port}")
-    demo.run("head", "systemd-run", "--quiet", "--collect", "--unit=showing-provider", *forward)
+    begin = ("systemd-run", "--quiet", "--collect", "--unit=showing-provider")
+    demo.run("head", *begin, *found.forwarder(gateway))
     try:
         yield found
     finally:
@@ -186,9 +186,7 @@ def site(demo: DemoSite, provider: Provider) -> Iterator[DemoSite]:
 
 def sign_in(page: Page, name: str, password: str) -> None:
     page.goto("/")
-    page.get_by_label("User name").fill(name)
-    page.get_by_label("Password").fill(password)
-    page.get_by_role("button", name="Sign in", exact=True).click()
+    real_chromium.sign_in(page, name, password)
 
 
 def test_a_user_of_the_directory_signs_in_and_works(

@@ -21,9 +21,9 @@ SITE = ExistingSlurm(
         shared=SHARED,
     ),
     packages={
-        "portal": "nginx-light",
-        "ctl": "slurmctld slurmdbd mariadb-server",
-        "gpu-01": "slurmd",
-        "gpu-02": "slurmd",
+        "portal": ("nginx-light",),
+        "ctl": ("slurmctld slurmdbd mariadb-server",),
+        "gpu-01": ("slurmd",),
+        "gpu-02": ("slurmd",),
     },
 )

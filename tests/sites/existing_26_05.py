@@ -26,12 +26,14 @@ SITE = ExistingSlurm(
         shared=SHARED,
     ),
     packages={
-        "portal": "nginx-light",
-        "ctl": "--target-release testing slurmctld slurmdbd mariadb-server",
-        "gpu-01": "--target-release testing slurmd",
-        "gpu-02": "--target-release testing slurmd",
+        "portal": ("nginx-light",),
+        "ctl": ("mariadb-server", "--target-release testing slurmctld slurmdbd"),
+        "gpu-01": ("--target-release testing slurmd",),
+        "gpu-02": ("--target-release testing slurmd",),
     },
     before=TESTING,
     own_apptainer=False,
     variables={"base_apptainer_suite": "unstable"},
+    renamed={"JobContainerType=job_container/tmpfs": "NamespaceType=namespace/tmpfs"},
+    slurmd="--systemd",
 )

@@ -31,14 +31,15 @@ CERTIFICATE_DAYS = 30
 #: Slurm's service of a host that is a container: job_container/tmpfs needs an old mount namespace there.
 NAMESPACE = """[Service]
 ExecStart=
-ExecStart=/usr/local/sbin/slurmd-in-namespace /usr/sbin/slurmd -D -s $SLURMD_OPTIONS
+ExecStart=/usr/local/sbin/slurmd-in-namespace /usr/sbin/slurmd {options} $SLURMD_OPTIONS
 """
 _INSTALL = """
 export DEBIAN_FRONTEND=noninteractive
 {before}
 apt-get -q update
-apt-get -q install --yes --no-install-recommends {packages}
+{installs}
 """
+_PACKAGES = "apt-get -q install --yes --no-install-recommends"
 _DATABASE = """
 systemctl start mariadb
 mysql -e "CREATE DATABASE slurm_acct_db; CREATE USER slurm@localhost IDENTIFIED VIA unix_socket;
@@ -54,19 +55,23 @@ class ExistingSlurm:
         name: as `./test sites` has it; files of the folder of this name go before those of existing-22.05.
         slurm: what its version begins with.
         description: its hosts.
-        packages: what its administrators install beyond the image, by host.
+        packages: what its administrators install beyond the image, by host and by call of apt-get.
         before: root's shell commands on each host before its packages are installed.
         own_apptainer: whether the administrators install Apptainer before Carme comes.
         variables: of group_vars/all.yml, other than those of install.md.
+        renamed: settings that this version of Slurm calls otherwise than 22.05, as lines.
+        slurmd: the options with which the service of its package runs slurmd.
     """
 
     name: str
     slurm: str
     description: SiteDescription
-    packages: Mapping[str, str]
+    packages: Mapping[str, tuple[str, ...]]
     before: str = ""
     own_apptainer: bool = True
     variables: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    slurmd: str = "-D -s"
 
     def files(self, folder: str) -> dict[str, bytes]:
         """The site's files of a folder, by their names, with the site's own addresses."""
@@ -74,8 +79,11 @@ class ExistingSlurm:
         for place in (FILES, FILES.with_name(self.name)):
             if (place / folder).is_dir():
                 found |= {file.name: file for file in sorted((place / folder).iterdir()) if file.is_file()}
-        base = f"{self.description.subnet.rpartition('.')[0]}.".encode()
-        return {name: file.read_bytes().replace(NETWORK.encode(), base) for name, file in found.items()}
+        base = f"{self.description.subnet.rpartition('.')[0]}."
+        contents = {name: file.read_text() for name, file in found.items()}
+        for old, new in {NETWORK: base, **self.renamed}.items():
+            contents = {name: text.replace(old, new) for name, text in contents.items()}
+        return {name: text.encode() for name, text in contents.items()}
 
     def set_up(self, site: SiteHosts) -> None:
         """Bring the hosts to the state in which their administrators read Carme's documentation."""
@@ -91,11 +99,11 @@ class ExistingSlurm:
         if self.own_apptainer:
             _make_apptainer_package(site)
         commands = {}
-        for name, packages in self.packages.items():
-            wanted = (
-                f"{packages} squashfuse {APPTAINER}" if self.own_apptainer and name != "ctl" else packages
-            )
-            commands[name] = ["sh", "-ec", _INSTALL.format(before=self.before, packages=wanted)]
+        for name, calls in self.packages.items():
+            if self.own_apptainer and name != "ctl":
+                calls = (*calls, f"squashfuse {APPTAINER}")
+            installs = "\n".join(f"{_PACKAGES} {packages}" for packages in calls)
+            commands[name] = ["sh", "-ec", _INSTALL.format(before=self.before, installs=installs)]
         site.at_once(commands)
 
     def _configure_slurm(self, site: SiteHosts) -> None:
@@ -111,7 +119,7 @@ class ExistingSlurm:
             unit = "etc/systemd/system/slurmd.service.d/namespace.conf"
             site.put(name, {
                 "usr/local/sbin/slurmd-in-namespace": (helper, 0o755),
-                unit: (NAMESPACE.encode(), 0o644),
+                unit: (NAMESPACE.format(options=self.slurmd).encode(), 0o644),
             })  # fmt: skip
         site.everywhere(
             "systemctl daemon-reload; install -d -o slurm /var/log/slurm /var/spool/slurmctld;"

@@ -10,7 +10,6 @@ import json
 import secrets
 import shlex
 import socket
-import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,10 +68,6 @@ class Example:
                 found.append(words)
         return found
 
-    def play(self, words: list[str], log: str) -> subprocess.CompletedProcess[str]:
-        """Run one of the commands."""
-        return self.site.ansible(*words, log=log)
-
     def add_administrator(self) -> None:
         """The account that the page makes by hand; its password is read from standard input."""
         (line,) = {line for line in install_page.PAGE.splitlines() if line.endswith("add-user ada --admin")}
@@ -107,17 +102,6 @@ def resolved(name: str, address: str) -> Iterator[None]:
         yield
     finally:
         socket.getaddrinfo = original
-
-
-def changed_hosts(output: str) -> dict[str, dict[str, int]]:
-    """Ansible's counts by host, from the recap at the end of its output."""
-    found: dict[str, dict[str, int]] = {}
-    for line in output.partition("PLAY RECAP")[2].splitlines()[1:]:
-        host, colon, counts = line.partition(":")
-        if colon:
-            pairs = (word.partition("=") for word in counts.split())
-            found[host.strip()] = {name: int(count) for name, _, count in pairs}
-    return found
 
 
 def findings(output: str) -> str:

@@ -8,81 +8,32 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pytest
-from portal_bookings import booked, confirm, send
-
-from patience import HANG
 
 from .existing_slurm import NODES, ExistingSlurm, versions
 from .own_slurm_example import Example, append_hooks, findings, hide_processes, leave_exporters_group
-from .record import Record, attempt, slowest_tasks
-from .site_hosts import SiteHosts, wait_until
+from .portal_picture import take_picture
+from .record import ARTIFACTS, Record, attempt
+from .site_hosts import SiteHosts
+from .site_run import SiteRun
+from .site_use import book_for_now, delete_booking, ended, reservation
 
-Run = subprocess.CompletedProcess[str]
-Sums = dict[str, dict[str, str]]
-
-#: What belongs to the site: all of its configuration, and what its own services serve.
-SITE = ["/etc", "/srv/intranet", "/opt/apptainer-libc", "/usr/local"]
-#: What changes with every package that is installed, and what Carme's own packages bring.
-OF_PACKAGES = re.compile(
-    r"/etc/(ld\.so\.cache|mailcap|(group|gshadow|passwd|shadow|subuid|subgid)-?|apt/.*|alternatives/.*|systemd/system/[^/]+\.wants/.*)$"
-)
 #: The steps that install Carme once more.
 AGAIN = ("site.yml again", "images again")
 PROJECT = ["--account", "research", "--partition", "gpu"]
 
 
 @dataclass
-class Visit:
+class Visit(SiteRun):
     """What the steps have left, for the tests to look at."""
 
     kind: ExistingSlurm
-    site: SiteHosts
     example: Example
-    record: Record
-    runs: dict[str, Run] = field(default_factory=dict)
-    sums: dict[str, Sums] = field(default_factory=dict)
     named: dict[str, set[str]] = field(default_factory=dict)
-
-    def play(self, step: str, words: list[str], code: int = 0) -> Run:
-        """Run a playbook, or read its output when an earlier run has done this step."""
-        log = self.site.places.log / f"{step}.log"
-        if self.record.is_done(step) and log.exists():
-            self.runs[step] = subprocess.CompletedProcess(words, code, log.read_text())
-            return self.runs[step]
-        with self.record.step(step, code) as noted:
-            try:
-                done = self.runs[step] = self.example.play(words, log=step)
-            finally:
-                noted["slowest"] = slowest_tasks(self.site.times_of(step))
-            noted["code"] = done.returncode
-        return done
-
-    def remember(self, when: str) -> None:
-        """Take the checksums of what belongs to the site, or those that an earlier run has taken."""
-        file = self.site.places.state / "checksums" / f"{when}.json"
-        if self.record.resumed and file.exists():
-            self.sums[when] = json.loads(file.read_text())
-            return
-        self.sums[when] = {name: self.site.checksums(name, SITE) for name in self.site.machines}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(self.sums[when]))
-
-    def changed(self, before: str, after: str) -> dict[str, set[str]]:
-        """Files that are not as they were, by host; new ones are not among them."""
-        return {
-            name: {
-                path
-                for path, known in sums.items()
-                if self.sums[after][name].get(path) != known and not OF_PACKAGES.match(path)
-            }
-            for name, sums in self.sums[before].items()
-        }
 
 
 @pytest.fixture(scope="class")
@@ -100,7 +51,7 @@ def visit(request: pytest.FixtureRequest, keep_site: bool, resume_site: bool) ->
                 kind.set_up(site)
         record.versions = versions(site)
         record.write()
-        yield Visit(kind, site, Example(site), record)
+        yield Visit(site, record, kind, Example(site))
     finally:
         if not keep_site:
             with record.step("hosts taken away"):
@@ -214,28 +165,14 @@ def booking(images: Visit) -> Booking:
     if record.is_done("booking") and "booking" in record.results:
         return Booking(**record.results["booking"])
 
-    def reservation(name: str) -> str:
-        shown = ("scontrol", "--oneliner", "show", "reservation", name)
-        return site.run("portal", *shown, check=False).stdout
-
     with record.step("booking"), images.example.visitor("grace") as owner:
-
-        def answer() -> Any:
-            day, clock = site.run("portal", "date", "--utc", "+%Y-%m-%d %H:%M").stdout.split()
-            answer = send(owner, date=day, time=clock)
-            return None if "cannot begin in the past" in answer.text else answer
-
-        name = booked(wait_until("a form was sent within a minute", answer, HANG))
-        wait_until("it has begun", lambda: "State=ACTIVE" in reservation(name), HANG)
-        line = reservation(name)
+        name = book_for_now(site, owner)
+        line = reservation(site, name)
         words = ("carme", "submit", "--reservation", name, "--time", "5m", *PROJECT, "--", "hostname")
         job = re.search(r"\d+", site.run("portal", *words, user="grace").stdout)
         assert job is not None
         state = ended(site, job[0])
-        confirm(owner, f"bookings/{name}/delete/")
-        wait_until(
-            "the node is given back", lambda: f"ReservationName={name} " not in reservation(name), HANG
-        )
+        delete_booking(site, owner, name)
         made = Booking(line, state, True)
         record.keep("booking", asdict(made))
     return made
@@ -255,30 +192,24 @@ def batch_job(images: Visit) -> str:
     return record.results["batch job"]
 
 
-def ended(site: SiteHosts, job: str) -> str:
-    """The state in which a job ended."""
-    query = (
-        "sacct",
-        "--allocations",
-        "--noheader",
-        "--parsable2",
-        f"--jobs={job}",
-        "--format=State,Account,Partition",
-    )
-
-    def line() -> str:
-        shown = site.run("ctl", *query).stdout.strip()
-        state, *rest = shown.split("|")
-        # The accounting may learn of the end before it has all of the beginning.
-        return shown if state not in ("PENDING", "RUNNING") and all(rest) and state else ""
-
-    return wait_until(f"job {job} has ended", line, HANG)
+@pytest.fixture(scope="class")
+def picture(images: Visit) -> list[str]:
+    """The partitions that the portal offers; its picture is SITE-portal.png beside the record."""
+    record, example = images.record, images.example
+    if record.is_done("picture") and "picture" in record.results:
+        return record.results["picture"]
+    file = ARTIFACTS / f"{images.kind.name}-portal.png"
+    address = images.site.machines["portal"].address
+    with record.step("picture"):
+        url = example.values["carme_site_url"]
+        record.keep("picture", take_picture(file, url, address, "grace", example.passwords["grace"]))
+    return record.results["picture"]
 
 
 @pytest.fixture(scope="class")
 def again(installed: Visit, request: pytest.FixtureRequest) -> Visit:
     """The page's installation once more, after users have worked."""
-    attempt(request, "images", "main_job", "booking", "batch_job", "validated")
+    attempt(request, "images", "main_job", "booking", "batch_job", "picture", "validated")
     (_look, *commands) = installed.example.commands("site.yml")
     for step, words in zip(AGAIN, commands, strict=True):
         installed.play(step, words)

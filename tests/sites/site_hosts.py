@@ -148,7 +148,7 @@ class SiteHosts:
         options |= {"index-url": f"http://{address}:{INDEX_PORT}{PAGES}", "trusted-host": trusted}
         return replace(found, pip=tuple(options.items()))
 
-    def _serve_packages(self) -> None:
+    def serve_packages(self) -> None:
         """Serve the mirror from now on; the hosts are there, and with them the address."""
         if self._index is None and not registries.of_host().proxies:
             upstream = dict(registries.of_host().pip).get("index-url", PYPI)
@@ -296,7 +296,7 @@ class SiteHosts:
         Args:
             log: the name of the file below the site's folder of logs that takes the output.
         """
-        self._serve_packages()
+        self.serve_packages()
         self.places.log.mkdir(parents=True, exist_ok=True)
         times = self.times_of(log)
         times.unlink(missing_ok=True)

@@ -11,8 +11,9 @@ import install_page
 
 from . import existing_22_05, existing_26_05
 from .existing_slurm import NODES, ExistingSlurm
-from .own_slurm_example import changed_hosts, findings
+from .own_slurm_example import findings
 from .own_slurm_steps import AGAIN, PROJECT, Booking, Visit
+from .site_run import changed_hosts
 
 #: What docs/admins/install.md lists of the site's files: Apptainer's configuration as its package brought it.
 WRITTEN_BY_CARME = {"/etc/apptainer/apptainer.conf"}
@@ -96,6 +97,9 @@ class OwnSlurm:
 
     def test_a_batch_job_runs_on_two_nodes(self, batch_job: str) -> None:
         assert batch_job.split("|") == ["COMPLETED", "research", "gpu"]
+
+    def test_the_portal_offers_the_sites_own_partitions(self, picture: list[str]) -> None:
+        assert {"batch", "gpu"} <= set(picture)
 
     def test_the_sites_own_check_passes(self, validated: Visit) -> None:
         done = validated.runs["validate.yml"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -23,12 +22,12 @@ from carme.validation import Visitor
 from patience import HANG
 
 from . import two_heads
-from .own_slurm_example import changed_hosts
 from .record import Record
 from .site_hosts import SiteHosts, wait_until
+from .site_run import Run, changed_hosts
 from .two_heads import ADDRESS, PROGRAM, URL, USERS
+from .whole_site import WholeSite
 
-Run = subprocess.CompletedProcess[str]
 SESSIONS = int(os.environ.get("CARME_SITE_SESSIONS", "20"))
 #: Long enough for as many sessions on a busy machine; it only ends what hangs.
 STARTED = 20 * HANG
@@ -36,34 +35,8 @@ OPTIONS = {"nodes": "1", "gpus_per_node": "0", "minutes": "240", "image": "base"
 SECRETS = "/etc/carme/secrets"
 
 
-@dataclass
-class Heads:
-    """The site once site.yml has run."""
-
-    site: SiteHosts
-    record: Record
-    passwords: dict[str, str]
-
-    def play(self, step: str, *words: str) -> Run:
-        """Run site.yml, as its administrator does."""
-        with self.record.step(step) as noted:
-            inventory = self.site.places.state / "inventory"
-            done = self.site.ansible("-i", inventory, "site.yml", *words, log=step)
-            noted["code"] = done.returncode
-        return done
-
-    @contextlib.contextmanager
-    def visitor(self, user: str) -> Iterator[Visitor]:
-        """A browser, on the machine that runs the tests, of a user who is signed in."""
-        certificate = self.site.places.state / "site.pem"
-        certificate.write_text(self.site.run("head-2", "cat", "/etc/carme/tls/site.pem").stdout)
-        with Visitor(URL, str(certificate)) as visitor:
-            visitor.login(user, self.passwords[user])
-            yield visitor
-
-
 @pytest.fixture(scope="module")
-def heads(keep_site: bool, resume_site: bool) -> Iterator[Heads]:
+def heads(keep_site: bool, resume_site: bool) -> Iterator[WholeSite]:
     record = Record("two-heads", resume_site)
     site = SiteHosts(two_heads.DESCRIPTION)
     try:
@@ -72,10 +45,9 @@ def heads(keep_site: bool, resume_site: bool) -> Iterator[Heads]:
                 site.make()
             with record.step("set up"):
                 record.keep("passwords", two_heads.set_up(site))
-        heads = Heads(site, record, record.results["passwords"])
-        if not record.is_done("site.yml"):
-            done = heads.play("site.yml")
-            assert done.returncode == 0, done.stdout[-6000:]
+        heads = WholeSite(site, record, record.results["passwords"], URL, "head-2")
+        done = heads.run_playbook("site.yml")
+        assert done.returncode == 0, done.stdout[-6000:]
         yield heads
     finally:
         if not keep_site:
@@ -162,7 +134,7 @@ def answers(visitor: Visitor, server: str) -> bool:
         return False
 
 
-def signed_in(heads: Heads, user: str) -> bool:
+def signed_in(heads: WholeSite, user: str) -> bool:
     """Whether somebody with a new browser can sign in and sees the form for sessions."""
     try:
         with heads.visitor(user) as visitor:
@@ -171,7 +143,7 @@ def signed_in(heads: Heads, user: str) -> bool:
         return False
 
 
-def test_site_yml_makes_one_head_active_and_the_other_its_standby(heads: Heads) -> None:
+def test_site_yml_makes_one_head_active_and_the_other_its_standby(heads: WholeSite) -> None:
     site = heads.site
     assert is_active(site, "head-1") and is_standby(site, "head-2")
     units = list(SERVICES)
@@ -187,19 +159,19 @@ def test_site_yml_makes_one_head_active_and_the_other_its_standby(heads: Heads) 
         assert heads.passwords["portal"] not in text and heads.passwords["hub"] not in text
 
 
-def test_a_check_of_the_installed_site_changes_nothing(heads: Heads) -> None:
-    done = heads.play("check", "--check", "--diff")
+def test_a_check_of_the_installed_site_changes_nothing(heads: WholeSite) -> None:
+    done = heads.run_playbook("check", "--check", "--diff")
     assert done.returncode == 0, done.stdout[-6000:]
     assert {counts["changed"] for counts in changed_hosts(done.stdout).values()} == {0}, done.stdout[-6000:]
 
 
-def test_a_second_run_changes_nothing(heads: Heads) -> None:
-    done = heads.play("again")
+def test_a_second_run_changes_nothing(heads: WholeSite) -> None:
+    done = heads.run_playbook("again")
     assert done.returncode == 0, done.stdout[-6000:]
     assert {counts["changed"] for counts in changed_hosts(done.stdout).values()} == {0}, done.stdout[-6000:]
 
 
-def test_the_standby_takes_over_and_back(heads: Heads) -> None:
+def test_the_standby_takes_over_and_back(heads: WholeSite) -> None:
     site, record = heads.site, heads.record
     wait_until("the state was copied", lambda: copies_from(site, "head-2", "head-1"), HANG)
     refused = head(site, "head-2", "promote", code=1)
@@ -259,3 +231,15 @@ def test_the_standby_takes_over_and_back(heads: Heads) -> None:
     assert is_active(site, "head-2")
     head(site, "head-2", "demote")
     head(site, "head-1", "promote")
+
+
+def test_removal_leaves_nothing_of_either_head(heads: WholeSite) -> None:
+    """The last one: what is no part of Carme goes on, Slurm and the site's PostgreSQL."""
+    done = heads.run_playbook("remove.yml", "-e", "removal_data=true", playbook="remove.yml")
+    assert done.returncode == 0, done.stdout[-6000:]
+    site = heads.site
+    assert not any(site.left_of_services(name) for name in site.machines)
+    for host in two_heads.HEADS:
+        assert f" {ADDRESS}/" not in site.run(host, "ip", "-oneline", "address").stdout
+    for words in (("pg_isready", "--quiet"), ("scontrol", "ping")):
+        assert site.run("db", *words, check=False).returncode == 0, words

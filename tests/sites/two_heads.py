@@ -8,12 +8,10 @@ from __future__ import annotations
 import secrets
 from typing import Any
 
-import yaml
-
 from carme_demo import image
-from carme_demo.settings import write_atomically
 
-from .site_hosts import ADMIN, ANSIBLE, SiteDescription, SiteHosts, wait_until
+from . import whole_site
+from .site_hosts import SiteDescription, SiteHosts, wait_until
 
 HEADS = ("head-1", "head-2")
 DESCRIPTION = SiteDescription(
@@ -70,11 +68,8 @@ def set_up(site: SiteHosts) -> dict[str, str]:
 
 def write_inventory(site: SiteHosts, passwords: dict[str, str]) -> None:
     """The demo's inventory with two heads, and Slurm's controller apart from both."""
-    values: dict[str, Any] = yaml.safe_load((ANSIBLE / "inventories/demo/group_vars/all.yml").read_text())
     server = site.machines["db"].address
-    values |= {
-        "ansible_become": True,
-        "ansible_user": ADMIN,
+    changes: dict[str, Any] = {
         "carme_site_name": "Two heads",
         "carme_site_url": URL,
         "carme_heads_address": f"{ADDRESS}/24",
@@ -93,12 +88,5 @@ def write_inventory(site: SiteHosts, passwords: dict[str, str]) -> None:
         # As many sessions as memory allows share the node's processors.
         "slurm_node_cpus": 48,
         "slurm_node_memory_mb": 48000,
-        "slurm_node_gpus": [{"type": "a100", "devices": ["/dev/nvidia0", "/dev/nvidia1"]}],
     }
-    hosts = {name: {"ansible_host": site.description.full_name(name)} for name in site.machines}
-    groups = {name: {"hosts": dict.fromkeys(members)} for name, members in GROUPS.items()}
-    inventory = {"all": {"hosts": hosts}, **groups}
-    folder = site.places.state / "inventory"
-    (folder / "group_vars").mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "hosts.yml", yaml.safe_dump(inventory), 0o600)
-    write_atomically(folder / "group_vars/all.yml", yaml.safe_dump(values), 0o600)
+    whole_site.write_inventory(site.places.state / "inventory", site.description, GROUPS, changes)

@@ -21,7 +21,7 @@ DEFAULT = ("lint", "unit", "cluster", "browser", "security")
 NEED_ROOT = ON_DEMO | {"sites"}
 #: Earlier names of suites, which still work.
 EARLIER = {"showings": "end-to-end"}
-SITES = ("existing-22.05", "existing-26.05", "two-heads", "upgrade")
+SITES = ("existing-22.05", "existing-26.05", "own-24.11", "own-13", "two-heads", "upgrade")
 USAGE = Path(__file__).with_name("usage.txt")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -284,6 +285,7 @@ class Plan:
         if not (shutil.which("ssh") and shutil.which("ssh-keygen")):
             debian.apt_install("openssh-client")
         debian.prepare_compiler()
+        debian.prepare_chromium()
         tests = map(target_of_site, self._request.sites)
         self._pytest("sites", *tests, "--timeout", "14400", "-rP", *self._request.arguments)
 
@@ -292,7 +294,7 @@ def target_of_site(site: str) -> str:
     """What pytest gets to run the tests of a site: a file, or the class of a site with a Slurm of its own."""
     if site.startswith("existing-"):
         return f"tests/sites/test_own_slurm.py::TestExisting{''.join(filter(str.isdigit, site))}"
-    return f"tests/sites/test_{site.replace('-', '_')}.py"
+    return f"tests/sites/test_{re.sub('[-.]', '_', site)}.py"
 
 
 def use(python: Path) -> None:

@@ -422,7 +422,9 @@ def tar_archive(files: dict[str, tuple[bytes, int]]) -> bytes:
             member.mode = mode
             member.mtime = int(time.time())
             archive.addfile(member, io.BytesIO(content))
-    return buffer.getvalue()
+        end = archive.offset + 2 * tarfile.BLOCKSIZE
+    # Without tarfile's padding: `podman cp` fails where its reader ends before all of that is written.
+    return buffer.getvalue()[:end]
 
 
 def _half_of_memory() -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from sites import own_24_11
 
 import carme.config
 from carme_monitoring.certificates import Entry, make
@@ -134,6 +135,19 @@ def test_the_demo_makes_a_site_configuration_that_carme_accepts(demo: Rendered) 
     assert settings.site.url == "https://localhost:8443"
     assert settings.hub.listen == "https://10.77.0.2:8081"
     assert list(settings.broker.services) == ["carme-hub", "carme-portal"]
+
+
+def test_the_site_with_login_hosts_is_complete(playbook: Playbook, tmp_path: Path) -> None:
+    own_24_11.write_inventory(tmp_path / "inventory", dict.fromkeys(own_24_11.USERS, "secret"))
+    known = json.dumps({"carme_head_address": "10.82.0.2", "ansible_become": False})
+    rendered = render(playbook, tmp_path, ["-i", str(tmp_path / "inventory"), "-e", known])
+    settings = carme.config.load(rendered.folder / "carme.toml")
+    assert settings.portal.database == "postgresql:///carme-portal"
+    assert settings.oidc.issuer == own_24_11.ISSUER
+    nodes = [line.split()[0] for line in rendered.lines("slurm.conf") if line.startswith("NodeName=")]
+    assert nodes == [f"NodeName={name}" for name in own_24_11.NODES]
+    commands = yaml.safe_load((tmp_path / "inventory/hosts.yml").read_text())["slurm_client"]["hosts"]
+    assert set(own_24_11.LOGIN) < set(commands)
 
 
 def test_the_example_describes_its_nodes_to_slurm(example: Rendered) -> None:

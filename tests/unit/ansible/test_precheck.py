@@ -196,6 +196,19 @@ def test_what_is_only_missing_is_advice(site: Callable[..., dict[str, Any]], tmp
     assert "21.08" in site()["slurm"]["detail"]
 
 
+@pytest.mark.parametrize(
+    ("value", "ok"), [("namespace/tmpfs", True), ("namespace/linux", True), ("(null)", False)]
+)
+def test_a_private_tmp_has_another_name_in_later_versions_of_slurm(
+    site: Callable[..., dict[str, Any]], tmp_path: Path, value: str, ok: bool
+) -> None:
+    text = SETTINGS.replace("JobContainerType        = job_container/tmpfs", f"NamespaceType = {value}")
+    (tmp_path / "config").write_text(text.replace("22.05.8", "26.05.1"))
+    found = site()["slurm"]
+    assert found["ok"] == ok
+    assert ok or "NamespaceType lacks tmpfs, so jobs of different users share /tmp" in found["detail"]
+
+
 def test_a_port_that_another_program_has_is_found(site: Callable[..., dict[str, Any]]) -> None:
     line = 'LISTEN 0 511 *:443 *:* users:(("apache2",pid=7,fd=4))'
     site.answer("ss", f"case \" $* \" in *:443*) echo '{line}';; esac")  # type: ignore[attr-defined]
@@ -226,11 +239,15 @@ def test_an_absent_slurm_is_reported(site: Callable[..., dict[str, Any]]) -> Non
     assert "does not answer" in site()["slurm"]["detail"]
 
 
-def test_the_prolog_of_the_site_should_call_ours(site: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["Prolog = {}\n", "Prolog[0] = /nowhere/prolog\nProlog[1] = {}\n"])
+def test_the_prolog_of_the_site_should_call_ours(
+    site: Callable[..., dict[str, Any]], tmp_path: Path, form: str
+) -> None:
+    """Later versions of Slurm number what may be several."""
     prolog = tmp_path / "prolog"
     prolog.write_text("#!/bin/sh\n/usr/libexec/carme/prolog\n")
-    lines = f"Prolog = {prolog}\nEpilog = (null)\n"
-    (tmp_path / "config").write_text(SETTINGS.replace("Prolog                  = (null)", lines))
+    text = SETTINGS.replace("Prolog                  = (null)\n", form.format(prolog))
+    (tmp_path / "config").write_text(text)
     found = site(head=False, compute=True)["prolog and epilog"]
     assert (found["ok"], found["stops"]) == (False, False)
     assert found["detail"] == "Epilog does not call /usr/libexec/carme/epilog."
@@ -385,6 +402,24 @@ def test_a_site_is_looked_at(playbook: Playbook, site: Callable[..., dict[str, A
     done = playbook("-i", hosts, play)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=0" in done.stdout and "changed=1" not in done.stdout
+
+
+def test_a_site_has_more_users_than_one_argument_holds(
+    playbook: Playbook, site: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    users = [{"name": f"user{number:05}", "account": "research"} for number in range(4000)]
+    assert len(json.dumps(users)) > 131_072, "what the kernel takes as one argument"
+    play = tmp_path / "look.yml"
+    looks = {"hosts": "head:compute", "gather_facts": True, "roles": ["carme", "precheck"]}
+    play.write_text(json.dumps([looks]))
+    settings = {"carme_site_url": "https://portal:9443", "carme_cluster": "c1", "carme_users": users}
+    # Accounts would be made: those that the host has with other numbers are findings.
+    settings |= {"carme_node_name": "{{ inventory_hostname_short }}", "users_source": "existing"}
+    done = playbook("-i", inventory(tmp_path, **settings), play)
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0, text[-4000:]
+    assert "Without an association in Slurm: user00000, " in text
+    assert "user00019, and 3980 more." in text and "user00020" not in text
 
 
 @pytest.mark.parametrize(

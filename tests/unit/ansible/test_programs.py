@@ -581,6 +581,26 @@ def test_what_a_partition_has_is_read_from_slurm(tmp_path: Path, monkeypatch: py
         {"name": "cpu-01", "gpus": 0, "usable": False},
     ]
     assert "--partition=gpu" in (tmp_path / "asked").read_text()
+    assert check_host.node_gpus("gpu") == {"gpu-01": 4, "gpu-02": 3}
     (tmp_path / "out").write_text(lines[2])
     with pytest.raises(check_host.Wrong, match="has no node at work"):
         check_host.partition_nodes("cpu")
+
+
+def test_the_head_asks_slurm_which_nodes_a_partition_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_host = load("validation", "check_host")
+    monkeypatch.setattr(check_host, "partition_nodes", lambda name: [
+        {"name": f"{name}-{number}", "gpus": number, "usable": True} for number in range(2)
+    ])  # fmt: skip
+    seen: list[object] = []
+    monkeypatch.setattr(check_host, "nodes", lambda names: seen.append(names) or "at work")
+    monkeypatch.setattr(check_host, "gpus", lambda *words: seen.append(words) or "apart")
+    wanted = {"head": True, "host": "head", "units": [], "stopped": [], "images": "", "address": "127.0.0.1"}
+    wanted |= {"users": ["ada"], "partition": "gpu", "account": "research", "gpus": True, "closed": []}
+    wanted |= {"site_port": 1, "hub_port": 1, "secrets": str(tmp_path)}
+    found = {check["name"]: check for check in check_host.main(wanted)}
+    assert found["nodes"]["ok"] and found["gpus"]["ok"]
+    assert seen == [["gpu-0", "gpu-1"], ("ada", {"gpu-1": 1}, "gpu", "research")]
+    assert "gpus" not in {check["name"] for check in check_host.main(wanted | {"gpus": False})}

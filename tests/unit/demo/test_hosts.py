@@ -14,7 +14,7 @@ import pytest
 from carme_demo import host, image
 from carme_demo.cleanup import end_processes_in, mounts_below, stale_rules
 from carme_demo.errors import DemoError
-from carme_demo.nodes import Nodes, files_archive, hosts_file, network_description
+from carme_demo.nodes import Nodes, files_archive, hosts_file, network_description, tar_archive
 from carme_demo.podman import Podman, choose_runtime, engine_configuration, process_exists
 from carme_demo.registries import Registries
 from carme_demo.settings import Places, Settings
@@ -249,3 +249,14 @@ def test_a_node_stopped_while_it_learnt_whom_to_trust_learns_it_at_its_next_star
     bundle.write_text(CERTIFICATE)
     known()
     assert len(requested) == 2
+
+
+def test_an_archive_ends_where_its_reader_does() -> None:
+    """podman's reader may be gone before what follows is written, and `podman cp` fails."""
+    archive = tar_archive({"etc/name": (b"content", 0o644)})
+    assert len(archive) == 4 * tarfile.BLOCKSIZE, "a header, a content and the two blocks of the end"
+    with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+        member = found.extractfile("etc/name")
+        assert member is not None and member.read() == b"content"
+    listed = subprocess.run(["tar", "-t"], input=archive, capture_output=True, check=True)
+    assert (listed.stdout, listed.stderr) == (b"etc/name\n", b"")

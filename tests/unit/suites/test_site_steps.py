@@ -22,8 +22,8 @@ from sites.package_index import PackageIndex
 from sites.record import Record, attempt, slowest_tasks
 
 from patience import HANG
+from suites import plan
 from suites.arguments import SITES
-from suites.plan import target_of_site
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -229,7 +229,7 @@ def test_the_mirror_of_the_package_index_fetches_what_it_has_not(tmp_path: Path)
 
 def test_each_site_has_its_tests() -> None:
     for site in SITES:
-        file, _colons, name = target_of_site(site).partition("::")
+        file, _colons, name = plan.target_of_site(site).partition("::")
         source = (TESTS.parent / file).read_text()
         assert not name or f"class {name}(" in source, site
         assert "def test_" in source, site
@@ -242,3 +242,4 @@ def test_sites_differ_in_what_their_own_files_say() -> None:
     assert b"10.78." not in b"".join(new.values())
     assert b"CgroupAutomount" in old["cgroup.conf"] and b"CgroupAutomount" not in new["cgroup.conf"]
     assert old["prolog"] == new["prolog"]
+    assert b"\nNamespaceType=" in new["slurm.conf"] and b"JobContainerType" not in new["slurm.conf"]

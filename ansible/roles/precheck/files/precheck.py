@@ -1,6 +1,7 @@
 """Check one host before anything of it is changed. Changes nothing.
 
-Usage: precheck.py EXPECTED, where EXPECTED is JSON: precheck_expected of the role precheck.
+Usage: precheck.py EXPECTED, where EXPECTED is JSON: precheck_expected of the role precheck, which sends the
+program with it in place of an argument to Python's standard input.
 Prints {"findings": [{"name", "host", "ok", "stops", "detail", "remedy"}, ...], "site_files": [PATH, ...],
 "accounts": {NAME: UID}, "node_address": ADDRESS}. A finding that is not ok and stops means that Carme
 cannot be installed as it is; the others are advice. Runs with Python 3.8 too, so that a host with an old
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import precheck_services as services
 import precheck_slurm as slurm
-from precheck_findings import Problem, output, version
+from precheck_findings import Problem, listed, output, version
 
 _EXPORTER = "carme-exporter"  # the group of Carme's exporter, which must see all processes
 _HIDES = "hidepid=2,gid=" + _EXPORTER
@@ -109,7 +110,7 @@ def local_accounts(wanted):
                 strange.append(f"{owner} has the {kind} {uid} of {name}")
     if strange:
         raise Problem(
-            "{}.".format("; ".join(strange)),
+            "{}.".format(listed(strange, "; ")),
             "Give each user of carme_users the uid that this host has for them, or another name or uid, "
             "or set users_source to existing: Carme changes the numbers of no account.",
         )
@@ -144,7 +145,7 @@ def homes(wanted):
             outside.append("{} ({})".format(user["name"], home))
     if outside:
         raise Problem(
-            "Outside of {} are the homes of: {}.".format(", ".join(wanted["homes"]), ", ".join(outside)),
+            "Outside of {} are the homes of: {}.".format(", ".join(wanted["homes"]), listed(outside)),
             "Set carme_homes to the folders below which all homes lie.",
         )
     return "where they should be"

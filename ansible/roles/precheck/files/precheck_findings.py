@@ -6,6 +6,9 @@ import subprocess
 #: What begins a file that a role of Carme's has written.
 OURS = re.compile(r"^# Written by Ansible \(role \w+\)", re.MULTILINE)
 
+#: So many users a finding names.
+MOST = 20
+
 
 class Problem(Exception):
     """What was found instead of what is needed, and what to do."""
@@ -22,6 +25,12 @@ def output(*command, **options):
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 or options.get("always") else None
+
+
+def listed(words, separator=", "):
+    """Words as a sentence names them; of many the first ones, and how many more there are."""
+    more = len(words) - MOST
+    return separator.join(words[:MOST]) + (f"{separator}and {more} more" if more > 0 else "")
 
 
 def version(text):

@@ -5,7 +5,7 @@ import re
 import socket
 from pathlib import Path
 
-from precheck_findings import OURS, Problem, output, version
+from precheck_findings import OURS, Problem, listed, output, version
 
 #: Settings of Slurm without which Carme does not work, with the words that they must hold.
 NEEDED = {
@@ -13,13 +13,15 @@ NEEDED = {
     "ProctrackType": ("cgroup",),
     "PrologFlags": ("Contain", "contain"),
 }
-#: And those that a site may leave out, with what is missing then.
+#: And those that a site may leave out: words of which they hold one, and what is missing then.
 ADVISED = {
-    "AccountingStoreFlags": ("job_comment", "the job history does not show which jobs were sessions"),
-    "AccountingStorageTRES": ("gres/gpu", "the accounting does not count GPUs"),
-    "JobContainerType": ("tmpfs", "jobs of different users share /tmp"),
-    "TaskPlugin": ("cgroup", "jobs are not kept to their own GPUs and memory"),
+    "AccountingStoreFlags": (("job_comment",), "the job history does not show which jobs were sessions"),
+    "AccountingStorageTRES": (("gres/gpu",), "the accounting does not count GPUs"),
+    "JobContainerType": (("tmpfs", "linux"), "jobs of different users share /tmp"),
+    "TaskPlugin": (("cgroup",), "jobs are not kept to their own GPUs and memory"),
 }
+#: What later versions of Slurm call a setting: from 25.11 on.
+RENAMED = {"JobContainerType": "NamespaceType"}
 OLDEST_SLURM = (22, 5)
 SLURMS_DAEMONS = ("slurmctld", "slurmdbd", "slurmd", "sackd")
 
@@ -41,8 +43,12 @@ def own_configuration(wanted, configuration=Path("/etc/slurm/slurm.conf")):
 
 
 def slurm_settings(text):
-    """The settings in `scontrol show config`."""
-    return {key: value.strip() for key, value in re.findall(r"^(\w+)\s*=(.*)$", text or "", re.MULTILINE)}
+    """The settings in `scontrol show config`; of Prolog[0], Prolog[1] and the like one with commas."""
+    found = {}
+    for key, number, value in re.findall(r"^(\w+)(?:\[(\d+)\])?\s*=(.*)$", text or "", re.MULTILINE):
+        before = found[key] + "," if number and key in found else ""
+        found[key] = before + value.strip()
+    return found
 
 
 def fields(line):
@@ -77,11 +83,11 @@ def settings(wanted):
             "{}.".format("; ".join(lacking)),
             "docs/admins/install.md, 'A Slurm that you run already', says which settings Carme relies on.",
         )
-    lacking = [
-        f"{key} lacks {word}, so {what}"
-        for key, (word, what) in ADVISED.items()
-        if word not in found.get(key, "")
-    ]
+    lacking = []
+    for setting, (words, what) in ADVISED.items():
+        key = RENAMED[setting] if RENAMED.get(setting) in found else setting
+        if not any(word in found.get(key, "") for word in words):
+            lacking.append(f"{key} lacks {words[0]}, so {what}")
     if lacking:
         raise Problem(
             "{}.".format("; ".join(lacking)), "Add them to slurm.conf as install.md shows.", stops=False
@@ -98,7 +104,7 @@ def nodes(wanted):
     strange = [name for name in wanted["nodes"] if name not in known]
     if strange:
         raise Problem(
-            "Slurm knows no node {}; it knows {}.".format(", ".join(strange), ", ".join(known[:8]) or "none"),
+            "Slurm knows no node {}; it knows {}.".format(listed(strange), ", ".join(known[:8]) or "none"),
             "Set carme_node_name to the name that Slurm has for the host, for example to "
             "'{{ inventory_hostname_short }}' for the group compute.",
         )
@@ -125,7 +131,7 @@ def account(wanted):
     strange = sorted({name for name in requested if name and name not in accounts})
     if strange:
         raise Problem(
-            "Slurm has no account {}.".format(", ".join(strange)),
+            f"Slurm has no account {listed(strange)}.",
             "Correct carme_default_account and the accounts of carme_users ('sacctmgr show account' "
             "lists them), or leave them "
             "empty: then each user's own default account pays.",
@@ -134,7 +140,7 @@ def account(wanted):
     lacking = [user["name"] for user in wanted["users"] if user["name"] not in known]
     if lacking:
         raise Problem(
-            "Without an association in Slurm: {}.".format(", ".join(lacking)),
+            f"Without an association in Slurm: {listed(lacking)}.",
             "sacctmgr add user NAME account=ACCOUNT; until then Slurm refuses their jobs.",
             stops=False,
         )

@@ -169,6 +169,13 @@ def partition_nodes(partition: str) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+def node_gpus(partition: str) -> dict[str, int]:
+    """How many GPUs each node of a partition has that is at work and has any."""
+    return {
+        node["name"]: node["gpus"] for node in partition_nodes(partition) if node["usable"] and node["gpus"]
+    }
+
+
 def gpus(user: str, node_gpus: dict[str, int], partition: str = "", account: str = "") -> str:
     """A job of an ordinary user must see the GPU that it requested, and the other ones of a node not."""
     script = 'echo "$CUDA_VISIBLE_DEVICES"; for d in /dev/nvidia[0-9]*; do (: <"$d") 2>&1; done; true'
@@ -225,7 +232,7 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
         table.append(("munge key", lambda: munge_key(key), f"chown munge {key}; chmod 0400 {key}."))
     if not wanted["head"]:
         return table
-    address, users, names = wanted["address"], wanted["users"], wanted["nodes"]
+    address, users, partition = wanted["address"], wanted["users"], wanted["partition"]
     table += [
         (
             "port nginx",
@@ -248,16 +255,16 @@ def checks(wanted: dict[str, Any]) -> list[tuple[str, Callable[[], str], str]]:
         ),
         (
             "nodes",
-            lambda: nodes(names),
+            lambda: nodes([node["name"] for node in partition_nodes(partition)]),
             "scontrol show node NAME says why; scontrol update nodename=NAME state=resume.",
         ),
     ]
-    if users and wanted["gpu_nodes"]:
+    if users and wanted["gpus"]:
         remedy = "Check gres.conf, cgroup.conf (ConstrainDevices) and slurmd.log on the node."
         table.append(
             (
                 "gpus",
-                lambda: gpus(users[0], wanted["gpu_nodes"], wanted["partition"], wanted["account"]),
+                lambda: gpus(users[0], node_gpus(partition), partition, wanted["account"]),
                 remedy,
             )
         )
