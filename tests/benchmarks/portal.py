@@ -67,7 +67,7 @@ REQUESTS = {
 #: The same of `--files`.
 FILES = {"file": (22, "file", "/internal/enter")}
 #: What `--without` leaves out.
-OPTIMISATIONS = ("cluster-cache", "object-cache", "derived", "entrance")
+OPTIMISATIONS = ("cache", "object-cache", "derived", "entrance")
 NAMES = ("train resnet", "train bert", "finetune llama", "notebook", "preprocess", "evaluate")
 
 

@@ -1,6 +1,6 @@
 """The portal without optimisations of its own: a Django app of `./test bench portal --without` alone.
 
-`CARME_BENCH_WITHOUT` names what is left out: `cluster-cache`, so that each page asks the broker itself;
+`CARME_BENCH_WITHOUT` names what is left out: `cache`, so that each page asks the broker itself;
 `object-cache`, so that Django's own cache in memory pickles what it holds (`portal_without_settings.py`);
 `derived`, so that each page computes what it needs of the snapshots; `entrance`, so that nginx's question who
 may enter goes through Django's middleware to a view, in a thread of the pages.
@@ -31,7 +31,7 @@ class Without(AppConfig):
 
     def ready(self) -> None:
         names = os.environ.get(VARIABLE, "").split(",")
-        if "cluster-cache" in names:
+        if "cache" in names:
             from carme_webui.cluster import ClusterCache
 
             patch.object(ClusterCache, "_cached", ask_each_time).start()

@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,7 +34,7 @@ from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.broker.sessions import _Entry
 from carme.broker.store import Changes, Store
-from carme.broker.watch import CLUSTER_AT_MOST_EVERY
+from carme.broker.watch import CLUSTER_AT_MOST_EVERY, Watch
 from carme.config import Settings
 from carme.errors import CarmeError
 from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition
@@ -266,7 +267,7 @@ class FakeBroker:
         self._broker = self._new_broker()
 
     @property
-    def watch(self) -> Any:
+    def watch(self) -> Watch:
         """The broker's snapshot of Slurm."""
         return self._broker._watch
 
@@ -306,7 +307,10 @@ class FakeBroker:
 
     def fire(self, alerts: list[Alert], at: datetime) -> None:
         """These alerts about jobs fire at a time, when the site's policy looks at them."""
-        self._await(self._broker._policy.evaluate({alert.job_id: [alert] for alert in alerts}, at))
+        by_job: defaultdict[int, list[Alert]] = defaultdict(list)
+        for alert in alerts:
+            by_job[alert.job_id].append(alert)
+        self._await(self._broker._policy.evaluate(by_job, at))
 
     def restart(self) -> None:
         """All cursors become unknown."""
@@ -328,7 +332,7 @@ class FakeBroker:
             if isinstance(request, protocol.Extend):
                 await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
             raise self.refusal
-        await self._look()
+        await self._poll()
         self._leave_files()
         measurements = cast(Metrics, _Measurements(self.measured))
         self._broker._reports._metrics = measurements if self.has_prometheus else None
@@ -339,18 +343,18 @@ class FakeBroker:
             return found._replace(arguments=[*self.wrapper, *found.arguments])
         return found
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Have the broker look at Slurm anew: a test may have changed what it remembers for some seconds."""
         broker = self._broker
         if self._remembers:
             if time.monotonic() >= self.watch._cluster_seen + CLUSTER_AT_MOST_EVERY:
-                await self.watch.look_at_nodes()
+                await self.watch.poll_nodes()
             return
         broker._context.accesses.forget()
         broker._forecast = broker._reserved = None
         broker._forecast_rest = 0.0
         broker._bookings._seen_at = -math.inf
-        await self.watch.look_at_nodes()
+        await self.watch.poll_nodes()
 
     async def _show_end(self, job_id: int) -> None:
         """Show what the next poll of Slurm would show of a session whose job was cancelled."""

@@ -86,7 +86,7 @@ class ClusterCache:
 
     Each process asks once in the time between two polls of Slurm, as the broker itself knows nothing newer,
     and less often on large sites. It asks beside the pages: they show the earlier answer where the new
-    answer does not come at once. A refusal is cached as well. `./test bench portal --without cluster-cache`
+    answer does not come at once. A refusal is cached as well. `./test bench portal --without cache`
     measures pages that ask the broker each time.
 
     Attributes:
