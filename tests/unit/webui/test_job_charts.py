@@ -74,7 +74,7 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
     def curve(what: str, name: str, values: list[float | None], **fields: Any) -> Curve:
         return Curve(what=what, name=name, start=0, step=60, values=values, **fields)
 
-    times = {"submitted": NOW, "started": NOW, "ended": NOW + timedelta(hours=1)}
+    times: dict[str, Any] = {"submitted": NOW, "started": NOW, "ended": NOW + timedelta(hours=1)}
     broker.put(make_job(1, state="TIMEOUT", gpus=5, **times))
     usage = Usage(
         seconds=3600,
