@@ -113,7 +113,7 @@ class DemoSite:
             assert not done.returncode or "Try again in a moment" in done.stderr, done.stderr
             return not done.returncode
 
-        wait_until(f"{name} is taken in", taken_in)
+        wait_until(f"{name} is onboarded", taken_in)
         as_portal = ("runuser", "-u", "carme-portal", "--", portal)
         self.run("head", *as_portal, "add-user", name, data=self.passwords[name] + "\n")
 

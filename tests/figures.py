@@ -2,8 +2,7 @@
 
 Lines of each part, functions over 60 lines (Python, C, C++ and JavaScript), files over 600 lines, and
 circles of imports: modules that import each other, directly or by others. Imports in functions count. Circles
-that only type checkers see are counted by themselves. What is left of circles is listed in
-`tests/unit/test_figures.py`, which lets no new ones in.
+that only type checkers see are counted by themselves. `tests/unit/test_figures.py` lets no new ones in.
 """
 
 import argparse

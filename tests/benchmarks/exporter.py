@@ -12,7 +12,7 @@ answer.
 
 Row `cluster_2000_nodes_s`: one scrape of the cluster exporter, a process of its own as well, beside a broker
 that knows 2,000 nodes and 10,000 jobs. The broker is simulated: a socket in this process that makes and sends
-the answer as the real one does, from a picture that no Slurm drew.
+the answer as the real one does, from a snapshot that no Slurm gave.
 
 Peers: node_exporter with the same processes on the host, which knows nothing of jobs and GPUs, and a
 program that asks the simulated library as nvidia-smi would, started for each look: neither does what is

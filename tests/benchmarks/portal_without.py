@@ -1,7 +1,9 @@
 """The portal without optimisations of its own: a Django app of `./test bench portal --without` alone.
 
-`CARME_BENCH_WITHOUT` names what is left out: `cache`, so that each page asks the broker itself; `entrance`,
-so that nginx's question who may enter goes through Django's middleware to a view, in a thread of the pages.
+`CARME_BENCH_WITHOUT` names what is left out: `cache`, so that each page asks the broker itself;
+`object-cache`, so that Django's own cache in memory pickles what it holds (`portal_without_settings.py`);
+`derived`, so that each page computes what it needs of the snapshots; `entrance`, so that nginx's question who
+may enter goes through Django's middleware to a view, in a thread of the pages.
 """
 
 import functools
@@ -17,7 +19,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.urls import path
 
-__all__ = ["VARIABLE", "Without", "ask_each_time", "enter_as_page", "enter_view"]
+__all__ = ["VARIABLE", "Without", "ask_each_time", "compute_each_time", "enter_as_page", "enter_view"]
 
 VARIABLE = "CARME_BENCH_WITHOUT"
 
@@ -28,12 +30,16 @@ class Without(AppConfig):
     name = "portal_without"
 
     def ready(self) -> None:
-        left_out = os.environ.get(VARIABLE, "").split(",")
-        if "cache" in left_out:
+        names = os.environ.get(VARIABLE, "").split(",")
+        if "cache" in names:
             from carme_webui.cluster import ClusterCache
 
             patch.object(ClusterCache, "_cached", ask_each_time).start()
-        if "entrance" in left_out:
+        if "derived" in names:
+            from carme_webui.caches import DerivedValues
+
+            patch.object(DerivedValues, "get", compute_each_time).start()
+        if "entrance" in names:
             from carme_webui.accounts import entrance
 
             patch.object(entrance, "enter", enter_as_page).start()
@@ -42,6 +48,11 @@ class Without(AppConfig):
 def ask_each_time(_cluster: Any, _name: str, ask: Callable[[], Any], **_how_long: Any) -> Any:
     """In place of `ClusterCache._cached`: what the broker answers now."""
     return ask()
+
+
+def compute_each_time(_values: Any, source: Any, _key: Any, make: Callable[[Any], Any]) -> Any:
+    """In place of `DerivedValues.get`: what is made of an object now."""
+    return make(source)
 
 
 async def enter_as_page(

@@ -451,7 +451,7 @@ class UserOut(BaseModel):
 
 
 class Onboarded(BaseModel):
-    """A user who was taken in: what had to be done, and the first password of a new portal account."""
+    """A user who was onboarded: what that took, and the first password of a new portal account."""
 
     user: UserOut
     password: str

@@ -1,33 +1,12 @@
 """`POST /api/carme/activity` and `/api/carme/extend`: a server says what it does, and asks for more time."""
 
 from datetime import UTC, datetime
-from typing import Annotated
-
-from pydantic import Field
 
 from carme.errors import CarmeError
-from carme.jobs.requests import MAXIMUM_MINUTES
 from carme.sessions import Session, Step, warned_at
 from carme.translation import Message
-from carme_spawner.ready import Moment
-from carme_spawner.reports import Report, ReportHandler
-
-
-class Activity(Report):
-    """When kernels, terminals, GPUs and ranks were last busy; None for what cannot be known."""
-
-    busy_since_last: bool
-    kernels: Moment | None
-    terminals: Moment | None
-    gpus: Moment | None
-    ranks: Moment | None
-    first_page: Moment | None = None
-
-
-class Extend(Report):
-    """How much more time the session shall have."""
-
-    minutes: Annotated[int, Field(ge=1, le=MAXIMUM_MINUTES)]
+from carme_spawner.report_handler import ReportHandler
+from carme_spawner.reports import Activity, Extend
 
 
 class ActivityHandler(ReportHandler):

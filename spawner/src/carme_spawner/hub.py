@@ -132,7 +132,7 @@ class CarmeHub(JupyterHub):
             spawner._check_pending = False
 
     def stopped(self, user: User, spawner: CarmeSpawner) -> Callable[[], Awaitable[None]]:
-        """What is to be done when the job has ended."""
+        """The clean-up after the end of the job."""
 
         async def clean_up() -> None:
             await self.proxy.delete_user(user, spawner.name)

@@ -16,8 +16,11 @@ from traitlets.config import Config
 from carme.accounts import is_account_name
 from carme.config import Settings
 from carme.errors import ConfigError
+from carme_spawner import handlers
 from carme_spawner.proxy import PatientProxy
 from carme_spawner.spawner import CarmeSpawner
+
+handlers.install()
 
 #: Servers of one user that may exist at the same time.
 SERVERS_PER_USER = 20

@@ -2,15 +2,14 @@
 
 import asyncio
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from jupyterhub.apihandlers import APIHandler
 from jupyterhub.orm import new_token
 from jupyterhub.scopes import needs_scope
 from tornado import web
 
-if TYPE_CHECKING:
-    from carme_spawner.spawner import CarmeSpawner
+from carme_spawner.spawner import CarmeSpawner
 
 
 class LoginsHandler(APIHandler):
@@ -33,7 +32,7 @@ class LoginsHandler(APIHandler):
             if token.session_id and token.created <= before:
                 self.db.delete(token)
         self.db.commit()
-        spawners = [cast("CarmeSpawner", spawner) for spawner in user.spawners.values() if spawner.ready]
+        spawners = [cast(CarmeSpawner, spawner) for spawner in user.spawners.values() if spawner.ready]
         await asyncio.gather(*(spawner.report_sign_out() for spawner in spawners))
         self.set_status(204)
 

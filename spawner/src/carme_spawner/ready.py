@@ -4,39 +4,16 @@ import asyncio
 import ipaddress
 import re
 import socket
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import cast
 
-from pydantic import Field
 from tornado import web
 from tornado.http1connection import HTTP1Connection
 from tornado.iostream import IOStream
 
 from carme.sessions import Step
-from carme_spawner.reports import Report, ReportHandler
-
-if TYPE_CHECKING:
-    from carme_spawner.spawner import CarmeSpawner
-
-
-#: A moment in seconds since 1970.
-Moment = Annotated[float, Field(ge=0, le=4e9)]
-
-
-class Marks(Report):
-    """When the job reached the steps of its start that only it can know."""
-
-    prolog: Moment | None = None
-    container: Moment | None = None
-    listening: Moment | None = None
-
-
-class Ready(Report):
-    """What the server reports, and all that it can."""
-
-    port: Annotated[int, Field(ge=1024, le=65535)]
-    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")]
-    pid: Annotated[int, Field(ge=1)]
-    marks: Marks = Marks()
+from carme_spawner.report_handler import ReportHandler
+from carme_spawner.reports import Ready
+from carme_spawner.spawner import CarmeSpawner
 
 
 class ReadyHandler(ReportHandler):
@@ -57,7 +34,7 @@ class ReadyHandler(ReportHandler):
         self.log.info("%s is ready at %s port %s", spawner._log_name, address, ready.port)
         self.set_status(204)
 
-    async def checked_address(self, host: str, spawner: "CarmeSpawner") -> str:
+    async def checked_address(self, host: str, spawner: CarmeSpawner) -> str:
         """The numeric address of `host`, if the server can be there: on a node of its job or at the sender.
 
         The hub's proxy connects to it, so it must not lead to services of other machines or of the hub's own.

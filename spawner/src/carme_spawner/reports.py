@@ -1,19 +1,15 @@
-"""What the servers of sessions report to the hub, each about itself alone."""
+"""What the servers of sessions can report to the hub, each about itself alone."""
 
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import Annotated
 
-from jupyterhub.apihandlers import APIHandler
-from jupyterhub.user import User
-from pydantic import BaseModel, ConfigDict, ValidationError
-from tornado import web
+from pydantic import BaseModel, ConfigDict, Field
 
-from carme_spawner.names import name_pattern
+from carme.jobs.requests import MAXIMUM_MINUTES
 
-if TYPE_CHECKING:
-    from carme_spawner.spawner import CarmeSpawner
+__all__ = ["Activity", "Extend", "Marks", "Moment", "Ready", "Report"]
 
-#: Bytes that a report has at most.
-LONGEST_REPORT = 4096
+#: A moment in seconds since 1970.
+Moment = Annotated[float, Field(ge=0, le=4e9)]
 
 
 class Report(BaseModel):
@@ -22,43 +18,35 @@ class Report(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-R = TypeVar("R", bound=Report)
+class Marks(Report):
+    """When the job reached the steps of its start that only it can know."""
+
+    prolog: Moment | None = None
+    container: Moment | None = None
+    listening: Moment | None = None
 
 
-class ReportHandler(APIHandler):
-    """Takes a server's report about itself: whose it is, the request's token and certificate say."""
+class Ready(Report):
+    """Where a server listens, and all else that it can say then."""
 
-    def own_spawner(self) -> "CarmeSpawner":
-        """The spawner whose server holds the token and the certificate of this request."""
-        token, user = self.get_token(), self.current_user
-        if token is not None and isinstance(user, User):
-            for spawner in list(user.spawners.values()):
-                if spawner.token_id == token.id and name_pattern(spawner.identity) in self.peer_names():
-                    return cast("CarmeSpawner", spawner)
-        raise web.HTTPError(
-            403, "Only the server of a session may report, about itself, with its own token and certificate."
-        )
+    port: Annotated[int, Field(ge=1024, le=65535)]
+    host: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]{1,253}$")]
+    pid: Annotated[int, Field(ge=1)]
+    marks: Marks = Marks()
 
-    def peer_names(self) -> list[str]:
-        """What the connection's certificate is good for; behind the proxy it is the proxy's."""
-        certificate = self.request.get_ssl_certificate()
-        names = certificate.get("subjectAltName", ()) if isinstance(certificate, dict) else ()
-        return [str(value) for kind, value in names if kind == "DNS"]  # pyright: ignore  untyped
 
-    def report(self, model: type[R]) -> R:
-        """The body of the request, as the model says."""
-        body = self.request.body
-        try:
-            if len(body) > LONGEST_REPORT:
-                raise web.HTTPError(
-                    400, f"A server's report has at most {LONGEST_REPORT} bytes, this one has {len(body)}."
-                )
-            return model.model_validate_json(body)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"]) or "body"
-            raise web.HTTPError(
-                400,
-                f"The report must be JSON with {', '.join(model.model_fields)}, and nothing else. "
-                f"Correct {where}: {first['msg']}.",
-            ) from None
+class Activity(Report):
+    """When kernels, terminals, GPUs and ranks were last busy; None for what cannot be known."""
+
+    busy_since_last: bool
+    kernels: Moment | None
+    terminals: Moment | None
+    gpus: Moment | None
+    ranks: Moment | None
+    first_page: Moment | None = None
+
+
+class Extend(Report):
+    """How much more time the session shall have."""
+
+    minutes: Annotated[int, Field(ge=1, le=MAXIMUM_MINUTES)]

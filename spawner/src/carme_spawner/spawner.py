@@ -10,7 +10,9 @@ from time import monotonic, time
 from typing import Any
 
 from batchspawner import SlurmSpawner
+from batchspawner.api import BatchSpawnerAPIHandler
 from jupyterhub import orm
+from jupyterhub.apihandlers import default_handlers
 from jupyterhub.httpclient import fetch
 from sqlalchemy.orm import Session as Database
 from sqlalchemy.orm import object_session
@@ -23,16 +25,17 @@ from carme.jobs import Job, JobRequest, JobState, SessionOptions
 from carme.sessions import Ending, Mark, ServerStatus, Session, SessionNote, SessionState, Step
 from carme.translation import joined
 from carme.translation import message as _
-from carme_spawner import handlers
-from carme_spawner.activity import Activity
 from carme_spawner.certificates import issue
 from carme_spawner.idle import IdleWatch
 from carme_spawner.names import server_name
 from carme_spawner.notes import mark, moment
+from carme_spawner.reports import Activity
 from carme_spawner.shown import refusal, situation
 from carme_spawner.watcher import JobWatcher, has_ended, job_name, serves
 
-handlers.install()
+# Importing batchspawner installs an API with which a server's own token sets any attribute of its spawner,
+# commands that the hub executes among them. It must not exist; ours take what they name, and nothing else.
+default_handlers[:] = [entry for entry in default_handlers if entry[1] is not BatchSpawnerAPIHandler]
 
 #: Seconds between two polls of a job about which no event came.
 LONGEST_SILENCE = 2.0

@@ -199,7 +199,7 @@ class JobWatcher:
                     self.changed(job_id)
                 except Exception:
                     # An error with one session must not keep the others from being notified.
-                    self.log.exception("What is new of job %s could not be taken in.", job_id)
+                    self.log.exception("The changes of job %s could not be applied.", job_id)
 
     def _take(self, known: dict[int, T], changed: dict[int, T]) -> None:
         """Store what has changed; what is over only if somebody holds it."""

@@ -1,4 +1,4 @@
-"""Horovod's face on GPU tensors."""
+"""Horovod's API on GPU tensors."""
 
 # pyright: reportMissingImports=false
 

@@ -1,6 +1,6 @@
 """Rank 1 does not come in time to what the others wait for.
 
-Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), through which face the
+Arguments: what it does instead (`busy`, `stopped`, or `never` where it does come), through which API the
 ranks work: `torch` (default), `parallelize`, `pipeline`, `horovod`, `keras`, `keras-graph` (late within a
 step of a graph), or a call of `carme_runtime.gaspi`; and the file that ends
 what it does, which takes 3 s without it.

@@ -43,7 +43,7 @@ if rank == 0:
         os.kill(int(pids[1]), signal.SIGCONT)
     process.kill(1, timeout=20_000)
     assert not process.ping(1)
-    process.kill(1)  # it has ended, and nothing is to be done
+    process.kill(1)  # it has ended: no action is needed
 elif rank == 1 and stopped:
     os.kill(os.getpid(), signal.SIGSTOP)
 if rank == 1:

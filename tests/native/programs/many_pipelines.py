@@ -1,6 +1,6 @@
 """Many pipelines in one process that nobody closes, as a search for good settings makes them.
 
-Arguments: the face, `torch`, `loop` (whose outputs hold the pipeline), or `keras`; how many. After the first
+Arguments: the API, `torch`, `loop` (whose outputs hold the pipeline), or `keras`; how many. After the first
 one there are few segments left, so that there need not be hundreds of pipelines to use them up. The memory of
 the process may not grow either.
 """

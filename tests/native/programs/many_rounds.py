@@ -1,6 +1,6 @@
 """A thousand models, one after the other in one process, as a search for good settings trains them.
 
-Argument: the face, `parallelize` or `horovod`. The memory of the process must not grow.
+Argument: the API, `parallelize` or `horovod`. The memory of the process must not grow.
 """
 
 # pyright: reportOptionalMemberAccess=false, reportMissingImports=false

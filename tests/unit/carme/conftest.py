@@ -281,7 +281,7 @@ async def running(
     monkeypatch.setattr("carme.slurm.programs.TIMEOUT", HANG)
     work = asyncio.create_task(broker.run())
     async with Server(settings, broker, line_seconds=line_seconds):
-        # Wait for the first picture of the cluster, as a real client's retry would.
+        # Wait for the first snapshot of the cluster, as a real client's retry would.
         while True:
             with contextlib.suppress(Exception):
                 await site.client.cluster()

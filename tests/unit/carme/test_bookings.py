@@ -409,7 +409,7 @@ def test_every_time_that_clocks_show_is_found_again(local: datetime, name: str) 
 # --- reconciliation with Slurm ----------------------------------------------------------------------------
 
 
-def hold(name: str, first: int = 60, last: int = 180, **fields: Any) -> ReservationSpec:
+def reservation_spec(name: str, first: int = 60, last: int = 180, **fields: Any) -> ReservationSpec:
     start, end = NOW + timedelta(minutes=first), NOW + timedelta(minutes=last)
     values: dict[str, Any] = {
         "name": name,
@@ -426,13 +426,13 @@ A, B, C = (f"carme-{letter * 12}" for letter in "abc")
 
 
 def test_what_agrees_needs_nothing() -> None:
-    found = plan([hold(A, users=["ada", "bob"])], [reservation(A, users=["bob", "ada"])], NOW)
+    found = plan([reservation_spec(A, users=["ada", "bob"])], [reservation(A, users=["bob", "ada"])], NOW)
     assert (found.keep, found.release) == ([], [])
 
 
 def test_what_is_missing_is_made_and_what_nobody_booked_is_given_back() -> None:
-    found = plan([hold(A), hold(B)], [reservation(B), reservation(C)], NOW)
-    assert (found.keep, found.release) == ([hold(A)], [C])
+    found = plan([reservation_spec(A), reservation_spec(B)], [reservation(B), reservation(C)], NOW)
+    assert (found.keep, found.release) == ([reservation_spec(A)], [C])
 
 
 def test_the_administrators_own_reservations_are_left_alone() -> None:
@@ -442,21 +442,23 @@ def test_the_administrators_own_reservations_are_left_alone() -> None:
 
 @pytest.mark.parametrize("fields", [{"node_names": ["n2"]}, {"users": ["bob"]}, {"last": 200}, {"first": 70}])
 def test_what_differs_is_changed(fields: dict[str, Any]) -> None:
-    assert plan([hold(A, **fields)], [reservation(A)], NOW).keep == [hold(A, **fields)]
+    assert plan([reservation_spec(A, **fields)], [reservation(A)], NOW).keep == [
+        reservation_spec(A, **fields)
+    ]
 
 
 def test_the_start_of_what_has_begun_is_no_difference() -> None:
     # Slurm lost it and it was made anew, later than booked.
-    assert plan([hold(A, -60)], [reservation(A, -30)], NOW).keep == []
+    assert plan([reservation_spec(A, -60)], [reservation(A, -30)], NOW).keep == []
 
 
 def test_what_is_over_is_not_made_again() -> None:
-    found = plan([hold(A, -60, 0)], [reservation(A, -60, 0)], NOW)
+    found = plan([reservation_spec(A, -60, 0)], [reservation(A, -60, 0)], NOW)
     assert (found.keep, found.release) == ([], [A])
 
 
 def test_what_is_there_makes_room_first() -> None:
-    found = plan([hold(A), hold(B, node_names=["n2"])], [reservation(B)], NOW)
+    found = plan([reservation_spec(A), reservation_spec(B, node_names=["n2"])], [reservation(B)], NOW)
     assert [one.name for one in found.keep] == [B, A]
 
 
@@ -466,12 +468,12 @@ def test_what_is_there_makes_room_first() -> None:
 )
 def test_doing_what_is_planned_makes_them_agree(held: list[str], there: list[str]) -> None:
     reserved = {name: reservation(name) for name in there}
-    found = plan(map(hold, held), reserved.values(), NOW)
+    found = plan(map(reservation_spec, held), reserved.values(), NOW)
     for one in found.keep:
         reserved[one.name] = reservation(one.name)
     for name in found.release:
         del reserved[name]
-    after = plan(map(hold, held), reserved.values(), NOW)
+    after = plan(map(reservation_spec, held), reserved.values(), NOW)
     assert (after.keep, after.release) == ([], [])
     assert ("maint" in reserved) == ("maint" in there)
 
@@ -492,4 +494,4 @@ def test_doing_what_is_planned_makes_them_agree(held: list[str], there: list[str
 def test_nothing_but_a_plain_hold_can_be_requested(fields: dict[str, Any], words: str) -> None:
     fields = dict(fields)
     with pytest.raises(ValueError, match=words):
-        hold(fields.pop("name", A), **fields)
+        reservation_spec(fields.pop("name", A), **fields)

@@ -404,7 +404,7 @@ async def test_slurm_away(site: Any, order: JobRequest) -> None:
         return len(site.slurm.calls("scontrol")) > polls + 2
 
     await until(polled)
-    # The last picture stays, and says how old it is.
+    # The last snapshot stays, and says how old it is.
     assert [job.id for job in await site.client.jobs()] == [7]
     assert (await site.client.cluster()).taken >= taken
     with pytest.raises(SlurmError, match="Slurm does not answer: scancel says"):

@@ -16,8 +16,8 @@ from carme.slurm.refusals import refusal
 NAME = "carme-aaaaaaaaaaaa"
 
 
-def hold(first: int = 60, last: int = 180, **fields: Any) -> ReservationSpec:
-    """A hold that begins so many minutes from now and ends after so many."""
+def reservation_spec(first: int = 60, last: int = 180, **fields: Any) -> ReservationSpec:
+    """A reservation that begins so many minutes from now and ends after so many."""
     now = datetime.now(UTC).replace(microsecond=0)
     values: dict[str, Any] = {
         "name": NAME, "partition": "gpu", "node_names": ["n1"], "users": ["ada"],
@@ -52,7 +52,7 @@ def job_in_it(state: str) -> dict[str, Any]:
 
 
 async def test_a_booking_becomes_a_reservation_of_slurm(portal: Any) -> None:
-    wanted = hold(node_names=["n1", "n2"], users=["ada", "bob"])
+    wanted = reservation_spec(node_names=["n1", "n2"], users=["ada", "bob"])
     saved = await portal.client.reserve(wanted, user="ada")
     assert (saved.name, saved.start, saved.end) == (NAME, wanted.start, wanted.end)
     assert (saved.node_names, saved.users) == (["n1", "n2"], ["ada", "bob"])
@@ -70,20 +70,20 @@ async def test_a_booking_becomes_a_reservation_of_slurm(portal: Any) -> None:
 
 
 async def test_slurm_gets_times_in_utc_whatever_the_zone_of_the_host(portal: Any) -> None:
-    await portal.client.reserve(hold(), user="ada")
+    await portal.client.reserve(reservation_spec(), user="ada")
     created = next(call for call in portal.slurm.calls("scontrol") if call["arguments"][0] == "create")
     assert created["environment"]["TZ"] == "UTC"
 
 
 async def test_asking_again_changes_nothing(portal: Any) -> None:
-    wanted = hold()
+    wanted = reservation_spec()
     await portal.client.reserve(wanted, user="ada")
     await portal.client.reserve(wanted, user="ada")
     assert len(changes(portal)) == 1
 
 
 async def test_only_what_differs_is_changed(portal: Any) -> None:
-    wanted = hold()
+    wanted = reservation_spec()
     await portal.client.reserve(wanted, user="ada")
     longer = wanted.model_copy(update={"end": wanted.end + timedelta(hours=1)})
     assert (await portal.client.reserve(longer, user="ada")).end == longer.end
@@ -96,7 +96,7 @@ async def test_only_what_differs_is_changed(portal: Any) -> None:
 
 
 async def test_what_was_to_begin_earlier_begins_now_and_stays_so(portal: Any) -> None:
-    late = hold(-60, 60)
+    late = reservation_spec(-60, 60)
     saved = await portal.client.reserve(late, user="ada")
     assert late.start < saved.start <= datetime.now(UTC)
     assert "StartTime=now" in changes(portal)[0]
@@ -105,7 +105,7 @@ async def test_what_was_to_begin_earlier_begins_now_and_stays_so(portal: Any) ->
 
 
 async def test_giving_back_deletes_the_reservation_and_may_be_repeated(portal: Any) -> None:
-    await portal.client.reserve(hold(), user="ada")
+    await portal.client.reserve(reservation_spec(), user="ada")
     await portal.client.release(NAME, user="ada")
     await portal.client.release(NAME, user="ada")
     assert await portal.client.reservations() == []
@@ -113,7 +113,7 @@ async def test_giving_back_deletes_the_reservation_and_may_be_repeated(portal: A
 
 
 async def test_jobs_that_wait_for_a_deleted_booking_wait_like_all_others(portal: Any) -> None:
-    await portal.client.reserve(hold(), user="ada")
+    await portal.client.reserve(reservation_spec(), user="ada")
     portal.slurm.jobs = [job_in_it("PENDING")]
     await portal.client.release(NAME, user="ada")
     assert portal.slurm.jobs[0]["v"] == "(null)"
@@ -121,7 +121,7 @@ async def test_jobs_that_wait_for_a_deleted_booking_wait_like_all_others(portal:
 
 
 async def test_a_booking_in_which_jobs_run_ends_now_and_slurm_ends_them(portal: Any) -> None:
-    await portal.client.reserve(hold(-10, 60), user="ada")
+    await portal.client.reserve(reservation_spec(-10, 60), user="ada")
     portal.slurm.jobs = [job_in_it("RUNNING")]
     await portal.client.release(NAME, user="ada")
     (left,) = parsing.reservations((portal.slurm.state / "reservations").read_text())
@@ -136,10 +136,10 @@ async def test_a_booking_in_which_jobs_run_ends_now_and_slurm_ends_them(portal: 
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (hold(partition="none"), "There is no partition 'none'"),
-        (hold(node_names=["n3"]), "has no node 'n3'"),
-        (hold(-60, -1), "is over"),
-        (hold(last=60 * 24 * 400), "within a year"),
+        (reservation_spec(partition="none"), "There is no partition 'none'"),
+        (reservation_spec(node_names=["n3"]), "has no node 'n3'"),
+        (reservation_spec(-60, -1), "is over"),
+        (reservation_spec(last=60 * 24 * 400), "within a year"),
     ],
 )
 async def test_what_there_is_not_is_refused_before_slurm_is_queried(
@@ -154,21 +154,21 @@ async def test_what_there_is_not_is_refused_before_slurm_is_queried(
 async def test_nothing_is_booked_where_the_site_does_not_allow_it(portal: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(type(portal.settings), "booking_policy", lambda *_: type(portal.settings.bookings)())
     with pytest.raises(InvalidRequest, match="cannot be booked"):
-        await portal.client.reserve(hold(), user="ada")
+        await portal.client.reserve(reservation_spec(), user="ada")
 
 
 @pytest.mark.parametrize("users", [["root"], ["ada", "hub"]])
 async def test_only_people_can_use_a_booking(portal: Any, users: list[str]) -> None:
     with pytest.raises(Denied, match="system account"):
-        await portal.client.reserve(hold(users=users), user="ada")
+        await portal.client.reserve(reservation_spec(users=users), user="ada")
     assert changes(portal) == []
 
 
 async def test_ordinary_users_make_and_delete_no_reservations(portal: Any) -> None:
-    await portal.client.reserve(hold(users=["bob"]), user="bob")
+    await portal.client.reserve(reservation_spec(users=["bob"]), user="bob")
     portal.act("ada")
     with pytest.raises(Denied, match="ada may not make or change reservations"):
-        await portal.client.reserve(hold(), user="ada")
+        await portal.client.reserve(reservation_spec(), user="ada")
     with pytest.raises(Denied):
         await portal.client.release(NAME, user="ada")
     assert len(changes(portal)) == 1
@@ -187,7 +187,7 @@ async def test_the_administrators_reservations_cannot_be_deleted(portal: Any, na
 async def test_slurms_refusal_is_reported_in_plain_words(portal: Any) -> None:
     portal.slurm.fail("scontrol", "Error creating the reservation: Requested nodes are busy")
     with pytest.raises(SlurmError, match="Other jobs or bookings have these nodes at that time") as caught:
-        await portal.client.reserve(hold(), user="ada")
+        await portal.client.reserve(reservation_spec(), user="ada")
     assert caught.value.field == "start"
 
 
@@ -226,7 +226,7 @@ def test_maintenance_is_distinguished() -> None:
 
 
 async def test_a_booking_of_a_project_is_for_its_account(portal: Any) -> None:
-    wanted = hold(users=[], accounts=["carme-vision"])
+    wanted = reservation_spec(users=[], accounts=["carme-vision"])
     saved = await portal.client.reserve(wanted, user="ada")
     assert (saved.accounts, saved.users) == (["carme-vision"], [])
     (call,) = changes(portal)
@@ -235,7 +235,7 @@ async def test_a_booking_of_a_project_is_for_its_account(portal: Any) -> None:
     assert len(changes(portal)) == 1, "it is as it is to be"
     for users, accounts in ([], []), (["ada"], ["carme-vision"]):
         with pytest.raises(ValueError, match="must be for users, or for an account"):
-            hold(users=users, accounts=accounts)
+            reservation_spec(users=users, accounts=accounts)
 
 
 def window(first: int = 60, last: int = 180, **fields: Any) -> Window:

@@ -270,7 +270,7 @@ async def test_a_cancel_that_fails_is_no_end(site: Any) -> None:
     assert (await reaches(site, SessionState.ENDED)).ending is Ending.DIED_AT_START
 
 
-async def test_whoever_cancels_is_distinguished(site: Any) -> None:
+async def test_who_cancels_is_distinguished(site: Any) -> None:
     site.slurm.jobs = [JOB, JOB | {"A": 8, "j": "session-s2"}]
     await reaches(site, SessionState.STARTING, "s2")
     await site.client.cancel(7)

@@ -116,7 +116,7 @@ async def test_nodes_that_have_the_data_are_preferred_and_nothing_is_brought(
     nodes = site.slurm.state / "nodes"
     nodes.write_text(nodes.read_text().replace("NodeName=n1 ", f"NodeName=n1 AvailableFeatures={feature} "))
 
-    # Nobody waits until the picture of the cluster is renewed.
+    # Nobody waits until the snapshot of the cluster is renewed.
     await site.client.submit(with_data)
     (call,) = site.slurm.calls("sbatch")
     assert options(call)["prefer"] == feature and "dependency" not in options(call)

@@ -195,7 +195,7 @@ async def test_the_broker_extends(site: Any) -> None:
     extension = await site.client.extend(7, 30)
     assert extension.minutes_limit == 90
     assert extension.ends == datetime.fromtimestamp(int(RUNNING["S"]), UTC) + timedelta(minutes=90)
-    # A second one counts from what the first one made of it, however old the broker's picture is.
+    # A second one counts from what the first one made of it, however old the broker's snapshot is.
     assert (await site.client.extend(7, 30)).minutes_limit == 120
     (*_, call) = [call for call in site.slurm.calls("scontrol") if "update" in call["arguments"]]
     assert call["arguments"] == ["update", "JobId=7", "TimeLimit=120"]

@@ -274,7 +274,7 @@ async def test_a_drained_node_gets_no_jobs(sandbox: Sandbox) -> None:
 
 async def test_a_booking_is_for_its_users(sandbox: Sandbox) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
-    hold = ReservationSpec(
+    spec = ReservationSpec(
         name="carme-0123456789ab",
         partition="gpu",
         node_names=["n1", "n2"],
@@ -282,15 +282,15 @@ async def test_a_booking_is_for_its_users(sandbox: Sandbox) -> None:
         end=now + timedelta(hours=1),
         users=["ada"],
     )
-    await sandbox.client.reserve(hold, user="ada")
-    mine = await sandbox.submit("true", reservation=hold.name)
+    await sandbox.client.reserve(spec, user="ada")
+    mine = await sandbox.submit("true", reservation=spec.name)
     await sandbox.until(mine, JobState.COMPLETED)
     with pytest.raises(SlurmError, match="You are not among those who may use this booking"):
-        await sandbox.submit("true", "ben", reservation=hold.name)
+        await sandbox.submit("true", "ben", reservation=spec.name)
     others = await sandbox.submit("true", "ben")
     job = await sandbox.until(others, JobState.PENDING)
-    assert (job.reason, job.planned_start) == ("Resources", hold.end)
-    await sandbox.client.release(hold.name, user="ada")
+    assert (job.reason, job.planned_start) == ("Resources", spec.end)
+    await sandbox.client.release(spec.name, user="ada")
     await sandbox.until(others, JobState.COMPLETED)
 
 

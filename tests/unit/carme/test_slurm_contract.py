@@ -115,7 +115,7 @@ async def test_a_limit_is_changed(adapter: SimpleNamespace) -> None:
 NAME = "carme-0123456789ab"
 
 
-def hold(**values: Any) -> ReservationSpec:
+def reservation_spec(**values: Any) -> ReservationSpec:
     start = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
     span = {"start": start, "end": start + timedelta(hours=1)}
     return ReservationSpec.model_validate(
@@ -124,7 +124,7 @@ def hold(**values: Any) -> ReservationSpec:
 
 
 async def test_reservations_are_made_changed_and_deleted(adapter: SimpleNamespace) -> None:
-    wanted = hold()
+    wanted = reservation_spec()
     await adapter.slurm.make_reservation(wanted)
     (found,) = await adapter.slurm.reservations()
     assert (found.name, found.start, found.end) == (NAME, wanted.start, wanted.end)
@@ -139,14 +139,14 @@ async def test_reservations_are_made_changed_and_deleted(adapter: SimpleNamespac
 
 async def test_a_reservation_that_has_begun_keeps_its_start(adapter: SimpleNamespace) -> None:
     now = datetime.now(UTC).replace(microsecond=0)
-    await adapter.slurm.make_reservation(hold(start=now - timedelta(minutes=1)))
+    await adapter.slurm.make_reservation(reservation_spec(start=now - timedelta(minutes=1)))
     with pytest.raises(SlurmError) as caught:
         await adapter.slurm.change_reservation(NAME, start=now + timedelta(minutes=5))
     assert caught.value.field == "start"
 
 
 async def test_a_reservation_with_jobs_is_not_deleted(adapter: SimpleNamespace) -> None:
-    await adapter.slurm.make_reservation(hold())
+    await adapter.slurm.make_reservation(reservation_spec())
     number = await adapter.slurm.submit(order(reservation=NAME), adapter.owner)
     set_reservation(adapter, number)
     with pytest.raises(SlurmError) as caught:

@@ -1,4 +1,4 @@
-"""The whole site as a scrape shows it; its picture is the broker's, its services are real servers."""
+"""The whole site as a scrape shows it; its snapshot is the broker's, its services are real servers."""
 
 from __future__ import annotations
 

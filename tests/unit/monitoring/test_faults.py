@@ -206,7 +206,7 @@ def test_slurm_and_the_broker_away_and_a_clock_that_was_set_back(start: Starts, 
         started = figures(1, submitted=later, started=now, state=JobState.RUNNING)
         broker.overview = view.model_copy(update={"jobs": [started]})
         assert exporter.values("carme_queue_wait_seconds_sum", partition="gpu") == [0]
-        # Slurm is away: its last picture stays, with its age, and says so.
+        # Slurm is away: its last snapshot stays, with its age, and says so.
         broker.overview = broker.overview.model_copy(update={"failure": "slurmctld does not answer."})
         assert exporter.values("carme_slurm_up") == [0]
         assert exporter.values("carme_slurm_answered_timestamp_seconds") == [pytest.approx(now.timestamp())]

@@ -96,7 +96,7 @@ async def test_a_stray_process_that_holds_the_output_does_not_keep_the_run(
     witness.release()
 
 
-async def test_output_waits_for_whoever_prints_it(node: Node, script: Callable[[str], str]) -> None:
+async def test_output_waits_until_its_reader_has_printed_it(node: Node, script: Callable[[str], str]) -> None:
     events = Events()
     size = 3 * 2**20
     node.handle("r", start(script(f"print('x' * {size - 1})")), events.put)

@@ -37,7 +37,7 @@ def test_a_range_begins_with_the_content_that_it_is_given(folder: Path):
     assert marking["sums"] == [["int32", [[0, 1, 2], [3, 4, 5]]]]
 
 
-def test_room_of_deleted_ranges_is_there_again_and_is_counted_whoever_was_killed(folder: Path):
+def test_room_of_deleted_ranges_is_there_again_and_is_counted_no_matter_who_was_killed(folder: Path):
     net = Net("room")
     net.place("x", int)
     with net.start(1, folder=folder, memory=1 << 20) as run:

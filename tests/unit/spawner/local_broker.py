@@ -205,7 +205,7 @@ class LocalBroker:
     """The broker between `open` and `close`; its jobs live on while it is away, and so does what it knows.
 
     Attributes:
-        notes: The notes that it has taken in, each with the number of its job.
+        notes: The notes that it got, each with the number of its job.
         meant: Jobs that were noted or cancelled, each with the session that was named.
         refuse: How a submission or more time is refused.
         dies: "before" or "after" the next submission has reached Slurm the broker ends without an answer.

@@ -1,11 +1,11 @@
 """The real broker on a real socket, over a Slurm in memory that the tests write.
 
 Requests and their checks, nodes, the forecast, jobs, logs, results, scripts, arrays, submissions, stage-in
-jobs, reservations, accounts of projects, what users may use, sessions, events, warnings and the program of
-files are the real broker's. Programs that it runs as users run as the account that runs the tests, as in the
-sandbox. Only the broker's polling of Slurm is off: tests put jobs into its snapshot, and sessions into its
-book, as a page is tested with a job in a certain state, such as one whose node was lost last year. A test
-writes what would follow from measurements, too: reports and alerts.
+jobs, reservations, accounts of projects, what users may use, sessions, events, reports, warnings and the
+program of files are the real broker's. Programs that it runs as users run as the account that runs the tests,
+as in the sandbox. Only the broker's polling of Slurm is off: tests put jobs into its snapshot, and sessions
+into its book, as a page is tested with a job in a certain state, such as one whose node was lost last year.
+Tests write what Prometheus has, too: what jobs used, and alerts that fire.
 """
 
 import asyncio
@@ -36,11 +36,12 @@ from carme.broker.sessions import _Entry
 from carme.broker.store import Changes, Store
 from carme.broker.watch import CLUSTER_AT_MOST_EVERY, Watch
 from carme.config import Settings
-from carme.errors import CarmeError, NotFound
+from carme.errors import CarmeError
 from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition
 from carme.launch import facts
 from carme.launch.preparation import TASKS
-from carme.reports import Report
+from carme.reports import Curve, Usage
+from carme.reports.metrics import Metrics
 from carme.sandbox.accounts import FIRST_UID, SandboxAccount
 from carme.sessions import Mark, Session, SessionState, Step
 from carme.sessions.facts import Facts
@@ -87,9 +88,6 @@ CLUSTER = Cluster(
     ],
 )
 
-#: What is returned for a request that the real broker is to answer.
-NO_ANSWER = object()
-
 #: What is refused while a test has set `refusal`.
 REFUSED = (
     protocol.Enrol,
@@ -130,6 +128,20 @@ class _Account(SandboxAccount):
 
     def environment(self) -> dict[str, str]:
         return super().environment() | self.more
+
+
+class _Measurements:
+    """What Prometheus has of jobs, as their reports read it (`carme.reports.metrics.Metrics`).
+
+    Args:
+        measured: What each job used, and the curves of that, by its number.
+    """
+
+    def __init__(self, measured: dict[int, tuple[Usage, list[Curve]]]) -> None:
+        self._measured = measured
+
+    async def usage(self, job_id: int, begin: datetime, end: datetime) -> tuple[Usage | None, list[Curve]]:
+        return self._measured.get(job_id, (None, []))
 
 
 class _Queue(MutableMapping[int, Job]):
@@ -212,7 +224,7 @@ class FakeBroker:
     request would begin, at once without it;
     `wanted`: what jobs were submitted with; `logs` and `results`: what they left; `facts`: where they began;
     `nets`: what their Petri nets draw;
-    `scripts`: by user and path; `granted`: the accounts of projects.
+    `scripts`: by user and path; `granted`: the accounts of projects; `measured`: what Prometheus has of jobs.
 
     Args:
         address: Its socket.
@@ -242,9 +254,9 @@ class FakeBroker:
         self.facts: dict[int, protocol.JobFacts] = {}
         self.nets: dict[int, protocol.NetPicture] = {}
         self.scripts: dict[tuple[str, str], str] = {}
-        self.reports: dict[int, Report] = {}
-        #: Whether the real broker reports of other jobs, from the exporters of their nodes.
-        self.has_exporters = False
+        self.measured: dict[int, tuple[Usage, list[Curve]]] = {}
+        #: Without Prometheus reports are from the exporters of the jobs' nodes, if the site has any.
+        self.has_prometheus = True
         self.requests: list[protocol.Request] = []
         self.published = _Sessions(self)
         self.refusal: CarmeError | None = None
@@ -320,10 +332,10 @@ class FakeBroker:
             if isinstance(request, protocol.Extend):
                 await self._broker._jobs.find(peer, request.job_id, request.user)  # it must be theirs
             raise self.refusal
-        if (found := self._written(request)) is not NO_ANSWER:
-            return found
         await self._poll()
         self._leave_files()
+        measurements = cast(Metrics, _Measurements(self.measured))
+        self._broker._reports._metrics = measurements if self.has_prometheus else None
         found = await self._broker.answer(peer, line)
         if isinstance(request, protocol.Cancel) and request.session is not None:
             await self._show_end(request.job_id)
@@ -349,17 +361,6 @@ class FakeBroker:
         if job := self.archive.get(job_id):
             self._broker._context.book.observe([job], self.cluster)
             await self._broker._context.feed.notify()
-
-    def _written(self, request: protocol.Request) -> Any:
-        """What follows from measurements of jobs."""
-        match request:
-            case protocol.GetReport(job_id=job_id):
-                if job_id not in self.reports and self.has_exporters:
-                    return NO_ANSWER
-                if job_id not in self.reports:
-                    raise NotFound(f"Nothing is known of job {job_id}.", "Ask again when it has run.")
-                return self.reports[job_id]
-        return NO_ANSWER
 
     def _leave_files(self) -> None:
         """Write what jobs have left, and scripts, where the broker reads them as their owners."""

@@ -1,8 +1,8 @@
 """A hub that refuses, fails, is slow or says nothing when a test wants that: the part of JupyterHub's REST
 API that the portal uses, as JupyterHub 6 answers it, on a real port.
 
-It starts no servers and decides nothing. The real hub runs beside the real broker in `tests/unit/spawner`,
-and with the portal in `tests/unit/dev`.
+It starts no servers and decides nothing: JupyterHub's own functions say which names are valid. The real hub
+runs beside the real broker in `tests/unit/spawner`, and with the portal in `tests/unit/dev`.
 """
 
 import json
@@ -10,6 +10,8 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import unquote
+
+from jupyterhub.slugs import is_valid_display_name, is_valid_safe_slug, normalise_unicode
 
 from carme.translation.markup import with_message
 
@@ -72,9 +74,9 @@ class FakeHub:
                 event["html_message"] = with_message(message)
                 return 200, f"\n\ndata: {json.dumps(event)}\n\n"
             case "POST", ["users", user, "servers", name]:
-                shown = body["display_name"]
-                if "  " in shown or shown != shown.strip() or not shown.isprintable():
-                    return 400, {"status": 400, "message": f"Invalid display_name: {shown}"}
+                shown = normalise_unicode(body["display_name"])
+                if not (is_valid_safe_slug(name) and is_valid_display_name(shown)):
+                    return 400, {"status": 400, "message": f"Invalid server_name or display_name: {shown}"}
                 if self.starts == "refuse":
                     return 400, {"status": 400, "message": self.refusal}
                 if self.starts == "silent":

@@ -308,7 +308,7 @@ def test_a_job_is_stopped_and_its_owner_notified(root: Browser, browser: Browser
     assert Notice.objects.get().read
 
 
-# --- taking in -------------------------------------------------------------------------------------------
+# --- onboarding ------------------------------------------------------------------------------------------
 
 
 def test_a_user_is_sent_a_message(root: Browser, browser: Browser, alice: User, broker: FakeBroker) -> None:
@@ -397,7 +397,7 @@ def test_an_admin_sees_what_the_user_sees_and_each_page_is_on_record(
     page = text(root.get("/projects/"))
     assert "My projects" in page and "You are viewing as alice (read-only)." in page
     assert [str(entry) for entry in AuditEntry.objects.filter(by=admin)] == [
-        "began to look at the pages of alice", "looked at /projects/ of alice",
+        "began to view the portal as alice", "viewed /projects/ as alice",
     ]  # fmt: skip
     assert root.get("/admin/").status_code == 403
     # The parts that pages of the user load by themselves.

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import AnonymousUser
 from django.test import RequestFactory
 
 from carme_webui.accounts.models import User
 from carme_webui.bookings.models import Booking
+from carme_webui.caches import DerivedValues
 from carme_webui.cluster import ClusterCache
 from carme_webui.sessions.models import Session
 
-from .fake_broker import FakeBroker
+from .fake_broker import CLUSTER, FakeBroker
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -29,7 +31,12 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(found, "USERS", 2)
     monkeypatch.setattr(found, "BOOKINGS", 3)
     yield found
-    for name in {"portal", "portal_without", "report"} - before:  # no other test finds them
+    for name in {
+        "portal",
+        "portal_without",
+        "portal_without_settings",
+        "report",
+    } - before:  # no other test finds them
         sys.modules.pop(name, None)
 
 
@@ -57,6 +64,24 @@ def test_without_the_cached_answers_each_page_asks_the_broker(
         assert shown.running() == []
         assert shown.access("alice").user == "alice"
         assert [len(broker.requests_of(name)) for name in ("cluster", "running", "access")] == [number] * 3
+
+
+def test_without_derived_values_each_page_computes_them(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DerivedValues, "get", importlib.import_module("portal_without").compute_each_time)
+    values, computed = DerivedValues(), iter((7, 8))
+    assert [values.get(CLUSTER, "x", lambda _: next(computed)) for _page in range(2)] == [7, 8]
+
+
+def test_without_the_cache_of_objects_the_portal_has_djangos(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARME_BENCH_WITHOUT", "derived,object-cache")
+    found = importlib.import_module("portal_without_settings").CACHES
+    backends = {alias: cache["BACKEND"].rpartition(".")[2] for alias, cache in found.items()}
+    assert backends == {"default": "DatabaseCache", "pages": "LocMemCache", "calendars": "LocMemCache"}
+    assert all(found[alias]["OPTIONS"] == cache["OPTIONS"] for alias, cache in settings.CACHES.items())
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from django.conf import settings as django_settings
 from django.utils import timezone, translation
 from real_exporter import NODE, Exporter
 
-from carme.reports import Advice, Curve, GpuUse, Report, TrainingUse, Usage
+from carme.broker.policy import Alert
+from carme.reports import Curve, GpuUse, TrainingUse, Usage
 from carme_webui.metrics.charts import Chart, Line, Part, Stack
 
 from .conftest import Browser, text
-from .fake_broker import FakeBroker, make_job
+from .fake_broker import NOW, FakeBroker, make_job
 from .job_steps import read_changes
 
 
@@ -30,11 +31,11 @@ def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
     def curve(what: str, name: str = "n1", **fields: Any) -> Curve:
         return Curve(what=what, name=name, start=0, step=60, values=[0.25, None, 0.5], **fields)
 
-    broker.put(make_job(1))
-    broker.reports[1] = Report(
-        job=make_job(1),
-        source="live",
-        curves=[
+    broker.put(make_job(1, started=NOW))
+    usage = Usage(seconds=60)
+    broker.measured[1] = (
+        usage,
+        [
             curve("cpu", whole=8.0),
             curve("memory", whole=32 * 2.0**30),
             curve("gpu_memory", "n1 GPU 0", whole=80 * 2.0**30),
@@ -61,7 +62,7 @@ def test_curves_have_the_units_of_the_request_and_its_amount_as_a_line(
     }
     assert len(found["Disks: read and written"]["series"]) == 2
     # Nodes that got different amounts share no line: then shares are shown.
-    broker.reports[1] = Report(job=make_job(1), curves=[curve("cpu", whole=8.0), curve("cpu", whole=4.0)])
+    broker.measured[1] = usage, [curve("cpu", whole=8.0), curve("cpu", whole=4.0)]
     (chart,) = charts_in(text(browser.get("/jobs/1/use/")))
     assert (chart["unit"], chart["line"]) == ("%", {"name": "Requested", "value": 100})
     assert chart["series"][0]["values"] == [25.0, None, 50.0]
@@ -73,35 +74,38 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
     def curve(what: str, name: str, values: list[float | None], **fields: Any) -> Curve:
         return Curve(what=what, name=name, start=0, step=60, values=values, **fields)
 
-    broker.put(make_job(1))
-    broker.reports[1] = Report(
-        job=make_job(1),
-        source="live",
-        curves=[
+    times: dict[str, Any] = {"submitted": NOW, "started": NOW, "ended": NOW + timedelta(hours=1)}
+    broker.put(make_job(1, state="TIMEOUT", gpus=5, **times))
+    usage = Usage(
+        seconds=3600,
+        gpus=[GpuUse(node="n1", gpu=str(gpu), busy=0.6, active=0.9 if gpu else 0.0) for gpu in range(5)],
+        training=TrainingUse(ranks=2, data_wait=0.4),
+    )
+    broker.measured[1] = (
+        usage,
+        [
             *(curve("gpu", f"n1 GPU {gpu}", [0.5, 0.7]) for gpu in range(5)),
             curve("wait", "for data", [0.2, 0.4]),
             curve("rank_wait", "n1 rank 0", [0.1, 0.3], part="data"),
             curve("rank_wait", "n1 rank 0", [0.5, 0.5], part="ranks"),
             curve("rank_wait", "n2 rank 1", [None, 0.4], part="data"),
         ],
-        advice=[
-            Advice(topic="gpu", text="Ask for less."),
-            Advice(topic="loader", text="Load faster."),
-            Advice(topic="time", text="Ask for less time."),
-        ],
     )
     read_changes()
     part = BeautifulSoup(text(browser.get("/jobs/1/use/")), "html.parser")
     places = [
-        (one("h3")[0].get_text(), [str(item.get_text()) for item in one("li")])
+        (one("h3")[0].get_text(), [str(item.contents[0]).partition(".")[0] for item in one("li")])
         for one in part(class_="chart")
     ]
     assert places == [
-        ("GPU utilization", ["Ask for less."]),
-        ("Training: share of time that ranks waited", ["Load faster."]),
+        ("GPU utilization", ["1 of the job's 5 GPUs did nothing"]),
+        (
+            "Training: share of time that ranks waited",
+            ["The GPUs waited for data 40 % of the time, and processors were free"],
+        ),
     ]
     (rest,) = (one for one in part(class_="advice") if not one.find_parent(class_="chart"))
-    assert rest.get_text() == "Ask for less time."
+    assert rest.get_text().startswith("The job reached its time limit.") and len(rest("li")) == 1
     ranks, gpus = part(class_="multiples")
     assert ranks["aria-label"] == "Waiting, rank by rank" and len(gpus("li")) == 5
     first, second = (json.loads(str(one["data-chart"])) for one in ranks("carme-chart"))
@@ -117,26 +121,24 @@ def test_each_rank_and_each_of_many_gpus_has_a_small_chart_and_advice_stands_at_
     # Why a large run has none.
     hint = "Ranks have charts of their own in runs with up to 64 ranks."
     for number in (64, 65):
-        training = Usage(seconds=60, training=TrainingUse(ranks=number))
-        broker.reports[1] = Report(job=make_job(1), usage=training)
+        broker.measured[1] = Usage(seconds=60, training=TrainingUse(ranks=number)), []
         assert (hint in text(browser.get("/jobs/1/use/"))) == (number == 65)
 
 
 def test_a_job_shows_what_it_used_and_what_to_change(browser: Browser, broker: FakeBroker) -> None:
     curve = Curve(what="gpu", name="n1 <GPU> 0", start=0, step=15, values=[0.0, 0.5, 1.0])
-    broker.put(make_job(1))
-    broker.reports[1] = Report(
-        job=make_job(1),
-        source="live",
-        usage=Usage(seconds=60, gpus=[GpuUse(node="n1", gpu="0", busy=0.5, active=1.0)]),
-        efficiency={"gpu": 0.5},
-        curves=[curve],
-        advice=[Advice(topic="gpus", text="Ask <for> less.", change="--gpus 1")],
+    broker.put(make_job(1, started=NOW))
+    gpu = GpuUse(node="n1", gpu="0", busy=0.3, active=1.0)
+    broker.measured[1] = Usage(seconds=1800, gpus=[gpu]), [curve]
+    alert = Alert(
+        name="CarmeGpuIdle", job_id=1, user="alice", summary="Use <it>.", advice="carme job cancel 1"
     )
+    broker.fire([alert], NOW)
     read_changes()
     assert 'hx-get="/jobs/1/use/"' in browser.get("/jobs/1/").content.decode()
     part = browser.get("/jobs/1/use/").content.decode()
-    for message in ("50 % used", "Ask &lt;for&gt; less.", "--gpus 1"):
+    advice = ("Use &lt;it&gt;.", "carme job cancel 1", "The GPUs worked 30 % of the time", "num_workers=")
+    for message in ("30 % used", *advice):
         assert message in part, message
     (chart,) = charts_in(part)
     assert chart["series"] == [{"name": "n1 <GPU> 0", "values": [0.0, 50.0, 100.0]}]
@@ -157,7 +159,7 @@ def test_without_prometheus_the_curves_come_from_the_exporter(
         )
         assert not place.prometheus
         settings.SITE = django_settings.SITE.model_copy(update={"monitoring": place})
-        broker.has_exporters = True
+        broker.has_prometheus = False
         broker.restart()
         begun = timezone.now() - timedelta(seconds=50)
         broker.put(make_job(7, kind="session", node_list=NODE, started=begun, submitted=begun))
@@ -175,6 +177,8 @@ def test_without_prometheus_the_curves_come_from_the_exporter(
     # Speeds need a second look.
     assert values["Processors"] == [None]
     assert "as long as somebody looks" in part and 'hx-get="/jobs/7/use/"' in part
+    # There is no advice on most of a run that nobody has seen.
+    assert "Not yet: too little of the run was seen." in part and "This looks good" not in part
 
 
 def test_amounts_beside_charts_are_written_in_the_readers_language() -> None:

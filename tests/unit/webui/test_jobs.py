@@ -16,7 +16,6 @@ from carme.errors import SlurmError
 from carme.jobs import JobRequest, SessionOptions, contents
 from carme.jobs.scripts import sent
 from carme.jobs.templates import TEMPLATES
-from carme.reports import Report
 from carme.translation import message
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
@@ -99,7 +98,7 @@ def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: Fa
         (make_job(1, state="COMPLETED", ended=NOW), True, "nothing was measured"),
     ):
         Job.store([broker.put(job)])
-        broker.reports[1] = Report(job=job, monitored=monitored)
+        broker.has_prometheus = monitored
         assert sentence in words(browser.get("/jobs/1/use/"))
     broker.put(make_job(1, started=NOW))
     read_changes()
@@ -107,10 +106,9 @@ def test_a_job_says_why_nothing_is_known_of_its_use(browser: Browser, broker: Fa
 
 
 def test_without_a_report_the_page_says_why(browser: Browser, broker: FakeBroker) -> None:
-    broker.put(make_job(1, state="COMPLETED", ended=NOW))
-    read_changes()
+    Job.store([make_job(1, state="COMPLETED", ended=NOW)])  # Slurm has forgotten it
     part = browser.get("/jobs/1/use/").content.decode()
-    assert "Nothing is known of job 1. Ask again when it has run." in part
+    assert "There is no job 1 of alice." in part
     assert "every 30s" not in part
 
 

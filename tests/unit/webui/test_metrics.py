@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 from bs4 import BeautifulSoup
@@ -11,7 +12,7 @@ from django.utils import timezone
 from real_prometheus import Prometheus, prometheus_with
 
 from carme.errors import InvalidRequest
-from carme.reports import GpuUse, Report, Usage
+from carme.reports import GpuUse, NodeUse, Usage
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.metrics.scope import Scope
@@ -230,14 +231,10 @@ def test_a_site_without_prometheus_has_no_such_pages(browser: Browser) -> None:
 def test_what_a_job_used_is_shown_as_bars_in_the_readers_language(
     browser: Browser, alice: User, broker: FakeBroker
 ) -> None:
-    broker.put(make_job(1, started=NOW))
+    broker.put(make_job(1, submitted=NOW - timedelta(hours=2), started=NOW))
     Job.store(broker.queue.values())
-    broker.reports[1] = Report(
-        job=make_job(1, started=NOW),
-        usage=Usage(seconds=60, gpus=[GpuUse(node="n1", gpu="0", busy=0.5, active=1.0)]),
-        efficiency={"gpu": 0.5, "cpu": 0.25},
-        waited_seconds=7200,
-    )
+    gpu = GpuUse(node="n1", gpu="0", busy=0.5, active=1.0)
+    broker.measured[1] = Usage(seconds=60, gpus=[gpu], nodes=[NodeUse(node="n1", cpus=4, cpus_used=1)]), []
     User.objects.filter(pk=alice.pk).update(language="de")
     part = BeautifulSoup(browser.get("/jobs/1/use/").content, "html.parser")
     rows = {
@@ -249,6 +246,3 @@ def test_what_a_job_used_is_shown_as_bars_in_the_readers_language(
     meters = {title: cell.meter["value"] for title, cell in rows.items() if cell.meter}
     assert meters == {"GPUs": "0.500", "Prozessoren": "0.250", "n1 GPU 0": "0.500"}
     assert "[##" not in part.get_text() and "Keine. Das sieht gut aus." in part.get_text()
-    broker.reports[1] = broker.reports[1].model_copy(update={"seen_enough": False})
-    page = browser.get("/jobs/1/use/").content.decode()
-    assert "Noch keine: Vom Lauf wurde zu wenig beobachtet." in page and "Keine. Das" not in page

@@ -33,7 +33,7 @@ LONG = HANG
 
 
 @needs_redis
-async def test_whoever_waits_is_woken_by_changes_of_their_own() -> None:
+async def test_users_who_wait_are_woken_by_changes_of_their_own() -> None:
     # Two, as in two processes of the portal.
     notifying, waiting = Notifier(REDIS.address), Notifier(REDIS.address)
     seen = notifying.version("alice")

@@ -84,7 +84,7 @@ class BrokerSync:
                 step()
             except Exception:
                 if self._ending.is_set():
-                    return  # what is to be done for sessions is not begun any more
+                    return  # no more work for sessions is begun
                 # A database that is away for a moment must not end the sync.
                 logger.exception("Sync failed; retrying in %.0f s", PAUSE)
                 self._ending.wait(PAUSE)

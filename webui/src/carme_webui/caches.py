@@ -26,7 +26,8 @@ class ObjectCache(LocMemCache):
     """Django's cache in a process's memory, which returns the very objects that were put there.
 
     LocMemCache pickles them and makes them anew for each page: with 250 nodes and 2,000 jobs (`./test bench
-    portal`) that is a tenth of a calendar. Who takes something from here may not change it.
+    portal`) that is a tenth of a calendar; `--without object-cache` runs the portal with it. Who takes
+    something from here may not change it.
     """
 
     # What Django's types leave out.

@@ -86,7 +86,8 @@ class ClusterCache:
 
     Each process asks once in the time between two polls of Slurm, as the broker itself knows nothing newer,
     and less often on large sites. It asks beside the pages: they show the earlier answer where the new
-    answer does not come at once. A refusal is cached as well.
+    answer does not come at once. A refusal is cached as well. `./test bench portal --without cache`
+    measures pages that ask the broker each time.
 
     Attributes:
         seconds: How long an answer is shown; None: until the broker's next poll of Slurm.

@@ -17,7 +17,7 @@ __all__ = ["Plan", "differs", "is_maintenance", "is_ours", "plan", "shifted"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done.
+    """The changes that make Slurm's reservations fit the bookings.
 
     Attributes:
         keep: Reservations to make or to change; first those that are there, as they may make room.

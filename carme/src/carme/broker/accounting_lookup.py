@@ -10,7 +10,7 @@ from carme.jobs import Job, JobState
 from carme.slurm import Outcome, Slurm
 
 PATIENCE = 30.0  # seconds after which what is still missing will not come
-ANSWER_SECONDS = 1.0  # a slow accounting must not hold the queue's picture up
+ANSWER_SECONDS = 1.0  # a slow accounting must not hold the queue's snapshot up
 AGAIN_SECONDS = 2.0
 AT_ONCE = 500  # jobs in one question
 

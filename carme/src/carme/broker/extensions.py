@@ -24,7 +24,7 @@ class Extensions:
         self._settings = settings
         self._slurm = slurm
         self._known = known
-        # Two that were decided on the same picture could together take what only one of them may have.
+        # Two that were decided on the same snapshot could together take what only one of them may have.
         self._turn = asyncio.Lock()
 
     async def extend(self, job: Job, minutes: int, cluster: Cluster) -> Extension:

@@ -11,7 +11,7 @@ class Feed:
 
     A cursor is the feed's own random name and the number of a change. Whatever can change carries the number
     of its latest change, so "changed since" needs no history. `_floor` is the highest number that something
-    forgotten took with it: older cursors get the full picture.
+    forgotten took with it: older cursors get the full snapshot.
     """
 
     def __init__(self) -> None:

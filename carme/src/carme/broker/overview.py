@@ -82,7 +82,7 @@ class Overview(_Model):
     """What the broker knows about the site. Slurm is not queried for this answer.
 
     Attributes:
-        answered: When Slurm answered last; while it is away the pictures stay as they were.
+        answered: When Slurm answered last; while it is away the last snapshot stays.
         failure: Why Slurm does not answer; empty while it does.
         reservations, licences: None until they have been seen: the broker looks for them, every half minute,
             only while somebody asks for overviews.

@@ -19,7 +19,7 @@ from carme.translation import plural
 from carme.wording import listing
 
 PATIENCE = 60.0  # seconds; what has not started by then came for another reason
-ANSWER_SECONDS = 1.0  # a slow answer must not hold the queue's picture up
+ANSWER_SECONDS = 1.0  # a slow answer must not hold the queue's snapshot up
 OWNERS_AT_ONCE = 20
 NAMED = 3  # jobs in one sentence
 

@@ -1,4 +1,4 @@
-"""Shows sessions, and takes in what the hub reports about them."""
+"""Shows sessions, and records what the hub reports about them."""
 
 import asyncio
 import logging

@@ -22,7 +22,7 @@ from carme.translation import message as _
 
 RETENTION = timedelta(days=14)  # after the end
 MOST_OF_USER = 500  # ended sessions of one user
-RECENT = timedelta(days=1)  # ended so lately, they are part of the full picture
+RECENT = timedelta(days=1)  # ended so lately, they are part of the full snapshot
 
 _SILENT = re.compile(r"DOWN|NOT_RESPONDING|\*")
 
@@ -136,7 +136,7 @@ class SessionBook:
         if entry is not None and same(entry.facts.job, job):
             del self._entries[job.id]
             self._forgotten.add(job.id)
-            # No change can report that it is gone: who asks next gets the full picture, without it.
+            # No change can report that it is gone: who asks next gets the full snapshot, without it.
             self._feed.forget(self._feed.number())
 
     def job_of(self, job_id: int, user: str | None, session: str | None) -> int:
@@ -307,7 +307,7 @@ class SessionBook:
 
 
 def same(old: Job, new: Job) -> bool:
-    """Whether two pictures of one number show the same job: Slurm may give a number again.
+    """Whether two snapshots of one number show the same job: Slurm may give a number again.
 
     Names say nothing, their owners change them; and keys are those on record (`Records`).
     """

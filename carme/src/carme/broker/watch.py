@@ -51,7 +51,7 @@ CANCEL_AGAIN_SECONDS = 3.0  # for which a job may live on although its session i
 LOST_SECONDS = 30.0  # for which the accounting gets a chance to say what became of a job that vanished
 CLOSE_AGAIN_SECONDS = 5.0
 
-# A session's server may be ready before the picture shows that its job runs: others hear of the server once
+# A session's server may be ready before the snapshot shows that its job runs: others hear of the server once
 # it does, or after so many seconds.
 CATCH_UP_SECONDS = 3.0
 
@@ -64,7 +64,7 @@ class _Entry:
 
 
 class Watch:
-    """Polls Slurm and keeps the latest picture. While Slurm is away the last picture stays.
+    """Polls Slurm and keeps the latest snapshot. While Slurm is away the last one stays.
 
     A poll takes Slurm's pulse, and looks at the queue only if that has changed: how often it queries the
     controller depends neither on the users nor on their jobs.
@@ -110,7 +110,7 @@ class Watch:
         self._polled = asyncio.Condition()
 
     def jobs(self) -> list[Job]:
-        """All jobs in the picture.
+        """All jobs in the snapshot.
 
         Raises:
             SlurmError: Slurm has not answered since the broker started.
@@ -120,7 +120,7 @@ class Watch:
         return [entry.job for entry in self._entries.values()]
 
     def job(self, job_id: int) -> Job | None:
-        """One job of the picture."""
+        """One job of the snapshot."""
         entry = self._entries.get(job_id)
         return entry.job if entry else None
 
@@ -196,9 +196,9 @@ class Watch:
         self._wanted.set()
 
     async def catch_up(self, job_id: int) -> None:
-        """Wait until the picture can show that a job runs, which its own server was faster to report.
+        """Wait until the snapshot can show that a job runs, which its own server was faster to report.
 
-        Returns at once when the picture shows it already, and after some seconds when Slurm does not answer.
+        Returns at once when the snapshot shows it already, and after some seconds when Slurm does not answer.
         """
         entry = self._entries.get(job_id)
         if entry is None or not entry.job.is_pending:
@@ -367,7 +367,7 @@ class Watch:
         return max(self._rest, self._seconds)
 
     async def _take(self, found: list[Job], number: int) -> bool:
-        """Put what was found into the picture; whether a job is another than before."""
+        """Put what was found into the snapshot; whether a job is another than before."""
         jobs = {job.id: job for job in found}
         over = [job for job in found if job.is_over]
         unknown = [job.id for job in over if self._exit_code(job) is None]

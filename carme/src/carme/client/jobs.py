@@ -107,7 +107,7 @@ class Job:
         return self.info().state
 
     def facts(self) -> JobFacts:
-        """Where it began: its image's digest, and the Git revision of its working folder."""
+        """Its environment: its image's digest, and the Git revision of its working folder."""
         return JobFacts.model_validate(self._ask("GET", f"jobs/{self.id}/facts"))
 
     def done(self) -> bool:

@@ -390,7 +390,7 @@ class LdapSettings(_Table):
 
 
 class QuotaSettings(_Table):
-    """`[quotas."/PATH"]`: what a user who is taken in may keep on the file system of that folder.
+    """`[quotas."/PATH"]`: what a new user may keep on the file system of that folder.
 
     Attributes:
         limit_gb: Beyond this nothing can be written, in GiB.

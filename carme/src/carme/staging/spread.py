@@ -92,7 +92,7 @@ class Spread:
                 self.folder.mkdir(mode=0o700)
 
     def plan(self, workers: int, *, dsync: bool = False) -> int:
-        """Write down what is to be done; how many units that are.
+        """Write down the units of work, and return how many there are.
 
         What a run before this one has begun is finished first.
 

@@ -1,4 +1,4 @@
-"""`carme-quota NAME`: give a user who is taken in the quotas of `carme.toml`, as root."""
+"""`carme-quota NAME`: give a new user the quotas of `carme.toml`, as root."""
 
 import argparse
 import pwd

@@ -1,1 +1,1 @@
-"""What the cluster as a whole does, from the broker's picture of it."""
+"""What the cluster as a whole does, from the broker's snapshot of it."""

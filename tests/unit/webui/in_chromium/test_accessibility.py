@@ -111,7 +111,7 @@ NOT_SEEN = {
     "files/download/": "leads to no page",
     "files/upload/": "for scripts",
 }
-#: Further faces of pages.
+#: Further states of pages.
 FURTHER = [
     *["nothing/", "bookings/?view=day", "files/delete/?path={home}/data.txt", "files/?path={home}/figures"],
     *[

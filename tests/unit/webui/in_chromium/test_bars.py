@@ -18,7 +18,7 @@ from carme_webui.jobs.models import Job
 
 from ..fake_broker import FakeBroker, make_job
 from .conftest import DESKTOP, log_in
-from .test_charts import DRAWN, SMALL, looks, report
+from .test_charts import DRAWN, SMALL, looks, measurements
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,7 +36,7 @@ def test_bars_over_time_are_read_by_pointer_keyboard_and_table(
     submitted, started = now - timedelta(minutes=40), now - timedelta(minutes=30)
     times: dict[str, Any] = {"submitted": submitted, "started": started}
     Job.store([broker.put(make_job(7, kind="batch", nodes=2, node_list="n[1-2]", **times))])
-    broker.reports[7] = report(7)
+    broker.measured[7] = measurements()
     log_in(page)
     page.goto("/jobs/7/")
     chart = page.locator("carme-spans")

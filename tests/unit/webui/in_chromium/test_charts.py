@@ -16,7 +16,7 @@ from playwright.sync_api import Browser as Chromium
 from playwright.sync_api import Locator, Page, Route, ViewportSize, expect
 from real_prometheus import Prometheus, prometheus_with
 
-from carme.reports import Advice, Curve, GpuUse, NodeUse, Report, Usage
+from carme.reports import Curve, GpuUse, NodeUse, Usage
 from carme_webui.accounts.models import User
 from carme_webui.jobs.models import Job
 from carme_webui.metrics.charts import Part, Stack
@@ -77,8 +77,8 @@ def looks(page: Page, name: str, complaints: list[str]) -> None:
     assert not wrong and fits(page)
 
 
-def report(number: int) -> Report:
-    """What a job did on two GPUs for half an hour."""
+def measurements() -> tuple[Usage, list[Curve]]:
+    """What a job did on two GPUs for half an hour; it used less than half of its memory."""
     start = time.time() // 60 * 60 - 1800
 
     def curve(what: str, name: str, values: list[float | None], **fields: Any) -> Curve:
@@ -87,37 +87,30 @@ def report(number: int) -> Report:
     ramp: list[float | None] = [min(0.95, place / 20) for place in range(61)]
     wave: list[float | None] = [0.6 + 0.3 * (place % 7) / 7 for place in range(61)]
     pause: list[float | None] = [None if 20 < place < 26 else 0.4 for place in range(61)]
-    return Report(
-        job=make_job(number, gpus=2, cpus=8, memory_mb=32768),
-        source="live",
-        usage=Usage(
-            seconds=1800,
-            gpus=[GpuUse(node="n1", gpu=str(gpu), busy=0.7, active=0.9) for gpu in range(2)],
-            nodes=[
-                NodeUse(node="n1", cpus=8, cpus_used=3.1, memory_bytes=12 * GIB, memory_limit_bytes=32 * GIB)
-            ],
-        ),
-        curves=[
-            curve("gpu", "n1 GPU 0", ramp),
-            curve("gpu", "n1 GPU 1", wave),
-            curve("gpu_memory", "n1 GPU 0", ramp, whole=80 * GIB),
-            curve("gpu_memory", "n1 GPU 1", pause, whole=80 * GIB),
-            curve("cpu", "n1", wave, whole=8.0),
-            curve("memory", "n1", pause, whole=32 * GIB),
-            curve("io", "n1 read", wave, top=180 * 2.0**20),
-            curve("io", "n1 written", ramp, top=180 * 2.0**20),
-        ],
-        efficiency={"gpu": 0.7, "cpu": 0.39, "memory": 0.38},
-        advice=[Advice(topic="cpus", text="Half of the processors did nothing.", change="--cpus 4")],
+    usage = Usage(
+        seconds=1800,
+        gpus=[GpuUse(node="n1", gpu=str(gpu), busy=0.7, active=0.9) for gpu in range(2)],
+        nodes=[NodeUse(node="n1", cpus=8, cpus_used=3.1, memory_bytes=12 * GIB, memory_limit_bytes=32 * GIB)],
     )
+    return usage, [
+        curve("gpu", "n1 GPU 0", ramp),
+        curve("gpu", "n1 GPU 1", wave),
+        curve("gpu_memory", "n1 GPU 0", ramp, whole=80 * GIB),
+        curve("gpu_memory", "n1 GPU 1", pause, whole=80 * GIB),
+        curve("cpu", "n1", wave, whole=8.0),
+        curve("memory", "n1", pause, whole=32 * GIB),
+        curve("io", "n1 read", wave, top=180 * 2.0**20),
+        curve("io", "n1 written", ramp, top=180 * 2.0**20),
+    ]
 
 
 @pytest.fixture
 def charts(page: Page, a_life: None, broker: FakeBroker, complaints: list[str]) -> Locator:
     """Those of job 7, which has run for half an hour, on its page."""
     begun = timezone.now() - timedelta(minutes=30)
-    Job.store([broker.put(make_job(7, kind="batch", started=begun, submitted=begun, gpus=2, cpus=8))])
-    broker.reports[7] = report(7)
+    size: dict[str, Any] = {"gpus": 2, "cpus": 8, "memory_mb": 32_768}
+    Job.store([broker.put(make_job(7, kind="batch", started=begun, submitted=begun, **size))])
+    broker.measured[7] = measurements()
     sign_in(page)
     page.goto("/jobs/7/")
     found = page.locator("#use carme-chart")
@@ -127,7 +120,7 @@ def charts(page: Page, a_life: None, broker: FakeBroker, complaints: list[str]) 
 
 def test_charts_are_seen_once_their_style_is_there(page: Page, a_life: None, broker: FakeBroker) -> None:
     """Before that their parts would lie on each other, for a while in each notebook that shows a report."""
-    broker.reports[7] = report(7)
+    broker.measured[7] = measurements()
     held: list[Route] = []
     holds = True
     page.route(
@@ -169,12 +162,9 @@ def test_curves_are_read_by_pointer_keyboard_and_table(
     expect(chart.get_by_role("columnheader")).to_have_text(["Time", "n1", "Requested"])
     # What is new comes into the same drawing, and the table stays open.
     canvas = chart.locator("canvas").element_handle()
-    newer = report(7)
-    broker.reports[7] = newer.model_copy(update={"curves": [*newer.curves[:4], newer.curves[5]]})
-    fresh = [
-        one if one.what != "cpu" else one.model_copy(update={"values": [0.5] * 61}) for one in newer.curves
-    ]
-    broker.reports[7] = newer.model_copy(update={"curves": fresh})
+    usage, curves = measurements()
+    fresh = [one if one.what != "cpu" else one.model_copy(update={"values": [0.5] * 61}) for one in curves]
+    broker.measured[7] = usage, fresh
     page.evaluate("document.body.dispatchEvent(new Event('state'))")
     expect(chart.locator(".legend")).to_contain_text("n1: 4")
     expect(chart.get_by_role("cell").first).to_have_text("4")
@@ -245,8 +235,8 @@ def test_charts_are_by_the_clocks_that_the_user_has_chosen(page: Page, charts: L
 def test_ranks_have_small_charts_of_one_scale(
     page: Page, charts: Locator, broker: FakeBroker, complaints: list[str]
 ) -> None:
-    known = report(7)
-    start = known.curves[0].start
+    usage, curves = measurements()
+    start = curves[0].start
     waits = [
         Curve(
             what="rank_wait", name=f"n{1 + rank // 2} rank {rank}", part=part, start=start, step=30,
@@ -255,7 +245,7 @@ def test_ranks_have_small_charts_of_one_scale(
         for rank in range(4)
         for part, share in (("data", 0.05 + 0.1 * (rank == 2)), ("ranks", 0.3 - 0.25 * (rank == 2)))
     ]  # fmt: skip
-    broker.reports[7] = known.model_copy(update={"curves": [*known.curves, *waits]})
+    broker.measured[7] = usage, [*curves, *waits]
     page.evaluate("document.body.dispatchEvent(new Event('state'))")
     ranks = page.get_by_role("list", name="Waiting, rank by rank").get_by_role("listitem")
     expect(ranks).to_have_count(4)
@@ -271,7 +261,7 @@ def test_ranks_have_small_charts_of_one_scale(
             page.locator(".means summary").click()
         share = float(mean.split()[0]) / 100
         fresh = [waits[0].model_copy(update={"values": [share] * 61}), *waits[1:]]
-        broker.reports[7] = known.model_copy(update={"curves": [*known.curves, *fresh]})
+        broker.measured[7] = usage, [*curves, *fresh]
         page.evaluate("document.body.dispatchEvent(new Event('state'))")
         expect(page.locator(".means td").first).to_have_text(mean)
         expect(page.locator(".means tbody")).to_be_visible(visible=is_open)

@@ -39,14 +39,14 @@ BY_THEMSELVES = (
 def begin(request: HttpRequest, user: User) -> None:
     """From now on this login sees the pages of `user`."""
     request.session[KEY] = [user.pk, time.time()]
-    AuditEntry.objects.create(by_id=request.user.pk, text=f"began to look at the pages of {user.username}")
+    AuditEntry.objects.create(by_id=request.user.pk, text=f"began to view the portal as {user.username}")
 
 
 def end(request: HttpRequest) -> None:
     """End the read-only view; the login sees its own pages again."""
     if entry := request.session.pop(KEY, None):
         user = User.objects.filter(pk=entry[0]).first()
-        AuditEntry.objects.create(by_id=request.user.pk, text=f"ended to look at the pages of {user}")
+        AuditEntry.objects.create(by_id=request.user.pk, text=f"stopped viewing the portal as {user}")
 
 
 def impersonating(
@@ -76,7 +76,7 @@ def impersonating(
             }
             return render(request, "error.html", context, status=403)
         if not request.path.endswith(BY_THEMSELVES):
-            AuditEntry.objects.create(by=admin, text=f"looked at {request.path[:200]} of {user.username}")
+            AuditEntry.objects.create(by=admin, text=f"viewed {request.path[:200]} as {user.username}")
         return get_response(request)
 
     return middleware

@@ -33,7 +33,7 @@ def news(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @for_admins
 def edit_news(request: HttpRequest, number: int | None = None) -> HttpResponse:
-    """Write news, or change them."""
+    """Write an announcement, or change one."""
     row = get_object_or_404(News, pk=number) if number else News(by=signed_in(request))
     form = NewsForm(request.POST if request.method == "POST" else None, instance=row)
     if form.is_valid():

@@ -2,7 +2,7 @@
 
 A job of Slurm's, without GPUs and in the owner's name, copies it; it may run beside other jobs, and Slurm
 starts it only where it ends before the booking begins. What is not there by then the session brings itself.
-Each round works out anew what is to be done, and the job has a name of its own, so that two rounds, or one
+Each round works out the changes anew, and the job has a name of its own, so that two rounds, or one
 after a crash, make one.
 """
 
@@ -74,7 +74,7 @@ def bring(broker: BrokerClient, jobs: Iterable[Job], now: datetime) -> None:
 
 
 def _known(row: Booking, broker: BrokerClient) -> Job | None:
-    """The job of which Slurm's queue does not know any more."""
+    """The job, which Slurm's queue does not know any more."""
     if row.stage_job is None:
         return None
     try:

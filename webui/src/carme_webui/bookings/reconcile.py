@@ -1,8 +1,8 @@
-"""Makes bookings and Slurm's reservations agree, whatever was away in between.
+"""Reconciles bookings with Slurm's reservations, whatever was away in between.
 
-Each round works out anew what is to be done; two rounds at once do no harm. Slurm is looked at before the
-rows are read: a row is written before its reservation is made, so that every reservation that was seen
-and has no row is one that nobody wants.
+Each round works out the changes anew; two rounds at once do no harm. Slurm is read before the rows are: a row
+is written before its reservation is made, so that every reservation that was seen and has no row is one that
+nobody wants.
 """
 
 import logging

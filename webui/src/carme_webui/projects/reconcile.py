@@ -1,6 +1,6 @@
-"""Makes projects and Slurm's accounts agree, whatever was away in between, and reads what is used.
+"""Reconciles projects with Slurm's accounts, whatever was away in between, and reads what is used.
 
-Each round works out anew what is to be done; two rounds at once do no harm.
+Each round works out the changes anew; two rounds at once do no harm.
 """
 
 import logging

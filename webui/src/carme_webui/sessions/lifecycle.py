@@ -28,7 +28,7 @@ __all__ = ["begin", "due_sessions", "end", "tend", "tend_named", "tend_soon"]
 
 logger = logging.getLogger(__name__)
 
-# A start of which no job has come after this time is given up.
+# A start that has no job after this time is given up.
 PATIENCE = timedelta(seconds=60)
 # The hub answers a start within a second; if no job is known after this time, it is queried.
 POLL_AFTER = timedelta(seconds=2)
@@ -38,12 +38,12 @@ ASK_AGAIN_AFTER = timedelta(seconds=10)
 
 
 def tend_soon() -> None:
-    """Have what is to be done for sessions done at once: `carme-portal sync` looks again."""
+    """Wake `carme-portal sync`, which does at once what sessions need."""
     notifier.wake_sync()
 
 
 def due_sessions() -> list[str]:
-    """The names of sessions for which something is to be done; those that run undisturbed need nothing."""
+    """The names of sessions that need something; those that run undisturbed do not."""
     now = timezone.now()
     to_do = (
         Q(state=SessionState.REQUESTED)
@@ -59,12 +59,12 @@ def due_sessions() -> list[str]:
 
 
 def tend_named(name: str) -> None:
-    """Do what is to be done for the session of this name."""
+    """Do what the session of this name needs."""
     tend(Session.objects.select_related("owner").get(name=name), Hub(settings.SITE), site_broker())
 
 
 def tend(session: Session, hub: Hub, broker: BrokerClient, now: datetime | None = None) -> None:
-    """Do what is to be done for one session.
+    """Do what one session needs.
 
     Args:
         session: The session, with its owner.

@@ -12,18 +12,15 @@ import socket
 import threading
 import weakref
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from carme_runtime.fabric.local_socket import is_own_peer
 from carme_runtime.petri import forks
 from carme_runtime.petri.channel import Reader, encode
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.frames import header_of
-from carme_runtime.petri.memory import Range, handed_over
+from carme_runtime.petri.memory import Memory, Range, handed_over
 from carme_runtime.petri.model import Place
-
-if TYPE_CHECKING:
-    from carme_runtime.petri.run import Run
 
 _SOCKETS = Path("/proc/net/unix")
 
@@ -42,10 +39,40 @@ def identities() -> list[str]:
     return []
 
 
+class Served(Protocol):
+    """What other programs may do with a run (`carme_runtime.petri.run.Run`).
+
+    Attributes:
+        notices: What happened that is worth a sentence.
+        memory: The run's ranges.
+    """
+
+    notices: list[str]
+
+    @property
+    def memory(self) -> Memory: ...
+
+    def place(self, place: Place | str) -> Place:
+        """The place of this name. Raises PetriError where the net has none."""
+        ...
+
+    def put(self, place: Place | str, *tokens: Any) -> None:
+        """Put tokens into a place. Raises PetriError where that is not possible."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """The state of the run in plain values."""
+        ...
+
+    def pickled_marking(self) -> dict[str, list[bytes]]:
+        """All tokens by place."""
+        ...
+
+
 class Door:
     """Serves other programs in threads of its own."""
 
-    def __init__(self, run: "Run", identity: str) -> None:
+    def __init__(self, run: Served, identity: str) -> None:
         self._reference = weakref.ref(run)  # who waits here does not keep a run that nobody has any more
         self._server = socket.socket(socket.AF_UNIX)
         forks.ours.add(self._server.fileno())
@@ -65,7 +92,7 @@ class Door:
         self._server.close()
 
     @property
-    def _run(self) -> "Run":
+    def _run(self) -> Served:
         if (run := self._reference()) is None:
             raise PetriError("The run is being closed.", "Resume it when it is.")
         return run
@@ -196,7 +223,7 @@ class Attached:
         return answers[0][1]
 
 
-def from_text(place: Place, text: str, run: "Run") -> Any:
+def from_text(place: Place, text: str, run: Served) -> Any:
     """A token that a person has written.
 
     Raises:

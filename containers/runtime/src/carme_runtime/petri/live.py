@@ -8,19 +8,31 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
-
-if TYPE_CHECKING:
-    from carme_runtime.petri.observed import Observed
 
 #: What the page of a job shows of its net lies in the job's folder, which this variable names.
 JOB_FOLDER, PAGE = "CARME_JOB_FOLDER", "net.json"
 #: Seconds between two pictures for a job's page, and the longest drawing, message and name there.
 _PAGE_SECONDS, _MOST_DRAWN, _MOST_LETTERS, _MOST_NAME = 2.0, 256 * 1024, 2000, 200
 _MOST_BYTES = 1 << 20  # of all that; the broker reads no more
+
+
+class Drawn(Protocol):
+    """What pictures need of a run (`carme_runtime.petri.observed.Observed`)."""
+
+    net: Definition
+
+    def status(self) -> dict[str, Any]:
+        """The state of the run in plain values."""
+        ...
+
+    def draw(self) -> Drawing:
+        """The net with the tokens and tasks that it has now."""
+        ...
 
 
 class Picture(threading.Thread):
@@ -32,9 +44,7 @@ class Picture(threading.Thread):
         seconds: Between two pictures at least.
     """
 
-    def __init__(
-        self, run: "Observed", show: Callable[[Drawing, dict[str, Any]], None], seconds: float
-    ) -> None:
+    def __init__(self, run: Drawn, show: Callable[[Drawing, dict[str, Any]], None], seconds: float) -> None:
         super().__init__(name=f"carme-petri-picture-{run.net.name}", daemon=True)
         self._net, self._show, self._seconds = run.net, show, seconds
         self._run = weakref.ref(run)  # a picture alone does not keep a run
@@ -63,7 +73,7 @@ class Picture(threading.Thread):
         self.join()
 
 
-def show(run: "Observed", seconds: float) -> Picture:
+def show(run: Drawn, seconds: float) -> Picture:
     """Show a picture that follows a run. Raises PetriError where this is no notebook."""
     try:
         from IPython.display import display  # pyright: ignore[reportMissingImports]
@@ -79,7 +89,7 @@ def show(run: "Observed", seconds: float) -> Picture:
     return picture
 
 
-def publish(run: "Observed") -> Picture | None:
+def publish(run: Drawn) -> Picture | None:
     """Let the page of the job in which this program runs follow the run; None outside of Carme's jobs."""
     folder = os.environ.get(JOB_FOLDER, "")
     if not folder or not os.access(folder, os.W_OK):

@@ -6,9 +6,10 @@ import socket
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carme_runtime.petri.activation import Activation
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.draw import Drawing, draw
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.live import Picture, show
@@ -16,14 +17,11 @@ from carme_runtime.petri.model import Place
 from carme_runtime.petri.pool import Pool
 from carme_runtime.petri.ranges import Ranges
 
-if TYPE_CHECKING:
-    from carme_runtime.petri.net import Net
-
 
 class Observed:
     """The part of a run that changes nothing; `carme_runtime.petri.run.Run` fills its attributes."""
 
-    net: "Net"
+    net: Definition
     folder: Path
     notices: list[str]
     fired: dict[str, int]

@@ -10,12 +10,13 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from carme_runtime.petri.activation import Activation, Task, Token
 from carme_runtime.petri.asking import answer_here
 from carme_runtime.petri.control import Door
 from carme_runtime.petri.dask import forwarded, is_client
+from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.errors import PetriError
 from carme_runtime.petri.failures import (
     KILLED_RETRIES,
@@ -48,9 +49,6 @@ from carme_runtime.petri.starting import (
 )
 from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 
-if TYPE_CHECKING:
-    from carme_runtime.petri.net import Net
-
 #: Workers that may end one after the other without having begun a task.
 USELESS_WORKERS = 20
 #: What a task is taken to last before one has ended.
@@ -71,7 +69,7 @@ class Run(Observed):
 
     def __init__(
         self,
-        net: "Net",
+        net: Definition,
         workers: Any,
         folder: str | os.PathLike[str] | None,
         units: dict[str, int],

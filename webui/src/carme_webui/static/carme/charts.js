@@ -114,11 +114,21 @@
     if (!box.isConnected) details.append(box);
   }
 
-  class Chart extends HTMLElement {
-    static observedAttributes = ["data-chart"];
+  // A drawing in `place`, read by pointer and arrow keys. It is drawn anew when its specification changes, which is JSON in
+  // the attribute that is observed, and when the page's colours do. Each kind of drawing has `build`, which appends its parts,
+  // `draw`, `fit` to another width, `last`, the number of its last part, and `go` to one of them, which returns what that is.
+  class Drawing extends HTMLElement {
+    sizes = new ResizeObserver(() => this.fit());
 
     connectedCallback() {
-      if (!this.shadowRoot) this.build();
+      if (!this.shadowRoot) {
+        const root = shadow(this);
+        this.place = make("div");
+        this.place.setAttribute("role", "img");
+        this.place.addEventListener("keydown", (event) => this.step(event));
+        this.status = make("p", { className: "unseen", role: "status" });
+        this.build(root);
+      }
       drawn.add(this);
       this.sizes.observe(this);
       this.draw();
@@ -127,24 +137,49 @@
     disconnectedCallback() {
       drawn.delete(this);
       this.sizes.disconnect();
-      this.plot?.destroy();
-      this.plot = null;
     }
 
     attributeChangedCallback() {
       if (this.isConnected && this.shadowRoot) this.draw();
     }
 
-    build() {
-      const root = shadow(this);
-      this.place = make("div", { className: "plot" });
+    // Take up the specification; whether it can be read. One of another version of the portal cannot, and the page that comes
+    // next has it.
+    specify() {
+      try {
+        this.spec = JSON.parse(this.getAttribute(this.constructor.observedAttributes[0]) ?? "");
+      } catch {
+        return false;
+      }
+      this.place.setAttribute("aria-label", `${this.spec.title}: ${this.spec.summary}`);
+      return true;
+    }
+
+    // Left and right go from one part to the next, Home and End to the first and the last.
+    step(event) {
+      const { reached, last } = this; // not the pointer's place, as two may lie on each other
+      const to = { ArrowLeft: reached - 1, ArrowRight: reached + 1, Home: 0, End: last }[event.key];
+      if (to === undefined) return;
+      event.preventDefault();
+      this.status.textContent = this.go(Math.min(last, Math.max(0, to)));
+    }
+  }
+
+  class Chart extends Drawing {
+    static observedAttributes = ["data-chart"];
+
+    disconnectedCallback() {
+      super.disconnectedCallback();
+      this.plot?.destroy();
+      this.plot = null;
+    }
+
+    build(root) {
+      this.place.className = "plot";
       this.legend = make("ul", { className: "legend" });
-      this.status = make("p", { className: "unseen", role: "status" });
       this.table = make("details", { className: "figures" });
       this.table.addEventListener("toggle", () => this.fill());
-      this.place.addEventListener("keydown", (event) => this.step(event));
       root.append(this.place, this.legend, this.status, this.table);
-      this.sizes = new ResizeObserver(() => this.fit());
     }
 
     // Whether parts stand upon each other, and not lines beside each other.
@@ -168,11 +203,7 @@
     // Draw it anew; where only the numbers differ, what one points at stays.
     draw(all = false) {
       const before = this.spec;
-      try {
-        this.spec = JSON.parse(this.dataset.chart);
-      } catch {
-        return; // of another version of the portal; the page that comes next has it
-      }
+      if (!this.specify()) return;
       const { spec } = this;
       const length = Math.max(0, ...spec.series.map((one) => one.values.length));
       this.times = spec.at ?? Array.from({ length }, (_, place) => (spec.labels ? place : spec.start + place * spec.step));
@@ -210,8 +241,6 @@
 
     label() {
       const { spec } = this;
-      this.place.setAttribute("role", "img");
-      this.place.setAttribute("aria-label", `${spec.title}: ${spec.summary}`);
       if (spec.spark) {
         this.legend.hidden = this.table.hidden = true;
       } else {
@@ -381,7 +410,7 @@
 
     // The place that is shown until one points at another: the last one, or today's.
     get current() {
-      return this.spec.current ?? this.times.length - 1;
+      return this.spec.current ?? this.last;
     }
 
     // The values at a place, or the current ones; `together`: and at those that lie above or below it, such as another
@@ -407,17 +436,14 @@
       return [time, ...entries];
     }
 
-    // Left and right go from one measurement to the next, Home and End to the first and the last.
-    step(event) {
-      const last = this.times.length - 1;
-      const here = this.reached; // not the pointer's place, as two may lie on each other
-      const to = { ArrowLeft: here - 1, ArrowRight: here + 1, Home: 0, End: last }[event.key];
-      if (to === undefined || !this.plot) return;
-      event.preventDefault();
-      const at = Math.min(last, Math.max(0, to));
+    get last() {
+      return this.times.length - 1;
+    }
+
+    go(at) {
       this.plot.setCursor({ left: this.plot.valToPos(this.times[at], "x"), top: 10 });
       this.read(at);
-      this.status.textContent = this.legend.textContent;
+      return this.legend.textContent;
     }
 
     // The table is made when somebody opens it.
@@ -509,7 +535,7 @@
 
   customElements.define("carme-chart", Chart);
   // For spans.js, whose bars have the same clocks and are drawn anew at the same times.
-  window.carmeCharts = { DAY, clock, drawn, local, make, shadow, tickWords, paperWidth: () => (printing ? PAPER_WIDTH : 0) };
+  window.carmeCharts = { DAY, Drawing, clock, local, make, tickWords, paperWidth: () => (printing ? PAPER_WIDTH : 0) };
   customElements.define("carme-sparks", Sparks);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   // JupyterLab's themes are its own, whatever the browser prefers.

@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const { DAY, clock, drawn, local, make, shadow, tickWords, paperWidth } = window.carmeCharts;
+  const { DAY, Drawing, clock, local, make, tickWords, paperWidth } = window.carmeCharts;
   // Seconds between two moments on the axis of bars, of which the first that leaves room for their words is taken.
   const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 28 * DAY, 91 * DAY, 364 * DAY];
   const TICK_WIDTH = 76; // of a moment's words there, in pixels
@@ -42,50 +42,24 @@
     return clock(at, far ? { weekday: "short", day: "numeric", month: "short", ...options } : options);
   }
 
-  class Spans extends HTMLElement {
+  class Spans extends Drawing {
     static observedAttributes = ["data-spans"];
 
-    connectedCallback() {
-      if (!this.shadowRoot) this.build();
-      drawn.add(this);
-      this.sizes.observe(this);
-      this.draw();
-    }
-
-    disconnectedCallback() {
-      drawn.delete(this);
-      this.sizes.disconnect();
-    }
-
-    attributeChangedCallback() {
-      if (this.isConnected && this.shadowRoot) this.draw();
-    }
-
-    build() {
-      const root = shadow(this);
-      this.place = make("div", { className: "spans", tabIndex: 0 });
-      this.place.setAttribute("role", "img");
+    build(root) {
+      Object.assign(this.place, { className: "spans", tabIndex: 0 });
       this.pointed = make("p", { className: "pointed" });
-      this.status = make("p", { className: "unseen", role: "status" });
-      this.place.addEventListener("keydown", (event) => this.step(event));
       this.place.addEventListener("pointermove", (event) => this.point(event), { passive: true });
       this.place.addEventListener("pointerdown", (event) => this.point(event), { passive: true });
       this.place.addEventListener("pointerleave", () => this.rest());
       root.append(this.place, this.pointed, this.status);
-      this.sizes = new ResizeObserver(() => this.fit());
     }
 
     draw() {
-      try {
-        this.spec = JSON.parse(this.dataset.spans);
-      } catch {
-        return; // of another version of the portal; the page that comes next has it
-      }
-      const { title, rows, summary } = this.spec;
+      if (!this.specify()) return;
+      const { rows } = this.spec;
       const all = rows.flatMap((row) => row.spans);
       this.from = this.spec.start ?? Math.min(...all.map((one) => one.start));
       this.to = Math.max(this.from + 1, ...all.map((one) => one.end));
-      this.place.setAttribute("aria-label", `${title}: ${summary}`);
       this.ticks = make("div", { className: "ticks" });
       this.ticks.style.gridRow = `1 / ${rows.length + 2}`;
       this.bars = [];
@@ -104,14 +78,18 @@
       });
       this.place.replaceChildren(this.ticks, ...parts);
       this.fit();
-      const pointed = this.reached < this.bars.length - 1 && (this.place.matches(":hover") || this.shadowRoot.activeElement);
+      const pointed = this.reached < this.last && (this.place.matches(":hover") || this.shadowRoot.activeElement);
       if (pointed) this.read(this.reached);
       else this.rest();
     }
 
+    get last() {
+      return this.bars.length - 1;
+    }
+
     // The last bar stands below the axis until one points at another.
     rest() {
-      this.read(this.bars.length - 1);
+      this.read(this.last);
       this.bars.at(-1).bar.classList.remove("reached");
     }
 
@@ -161,14 +139,9 @@
       for (const one of this.bars) one.bar.classList.toggle("reached", one === found);
     }
 
-    // Left and right go from one bar to the next, Home and End to the first and the last.
-    step(event) {
-      const last = this.bars.length - 1;
-      const to = { ArrowLeft: this.reached - 1, ArrowRight: this.reached + 1, Home: 0, End: last }[event.key];
-      if (to === undefined) return;
-      event.preventDefault();
-      this.read(Math.min(last, Math.max(0, to)));
-      this.status.textContent = this.pointed.textContent;
+    go(place) {
+      this.read(place);
+      return this.pointed.textContent;
     }
   }
 

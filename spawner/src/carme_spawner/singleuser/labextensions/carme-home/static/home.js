@@ -234,9 +234,6 @@
     addFixed(app, palette, menu, addTile);
 
     async function refresh() {
-      if (document.hidden) {
-        return;
-      }
       try {
         Object.assign(home, await help.ask(modules.services, 'carme/home'));
       } catch {
@@ -247,8 +244,7 @@
       }
     }
     await refresh();
-    setInterval(refresh, ASK_MS);
-    document.addEventListener('visibilitychange', refresh);
+    help.poll(refresh, ASK_MS, () => !document.hidden);
   }
 
   const PARTS = ['apputils', 'launcher', 'mainmenu', 'services', 'ui-components'];

@@ -521,7 +521,7 @@
     if (window.innerWidth <= PHONE) {
       app.restored.then(() => app.shell.collapseLeft()); // the files would take most of the page
     }
-    setInterval(() => time.refresh(), ASK_MS);
+    help.poll(() => time.refresh(), ASK_MS); // nobody need see the page: documents are saved before the end
     // A message of the hub's own would offer to start the server again, without its options and its booking.
     return () => time.end.look();
   }

@@ -77,3 +77,22 @@ export function basePath() {
 export function portalPage() {
   return `/sessions/${basePath().split('/').at(-2)}/`;
 }
+
+/** Do something again and again, and whenever somebody comes back to the page. The function that is returned ends that.
+ *
+ * A round does not wait for the one before, whose answer may never come.
+ *
+ * @param action what is done; it handles its own errors
+ * @param milliseconds from one round to the next
+ * @param wanted whether a round is done now; without it rounds are done in pages that nobody sees, too
+ */
+export function poll(action, milliseconds, wanted = () => true) {
+  const round = () => wanted() && action();
+  const comeBack = () => !document.hidden && round();
+  const timer = setInterval(round, milliseconds);
+  document.addEventListener('visibilitychange', comeBack);
+  return () => {
+    clearInterval(timer);
+    document.removeEventListener('visibilitychange', comeBack);
+  };
+}

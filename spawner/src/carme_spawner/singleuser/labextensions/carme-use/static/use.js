@@ -113,29 +113,26 @@
 
       async renderModel(model) {
         const { job } = model.data[REPORT] || {};
-        clearTimeout(this.timer);
+        this.stop?.();
         this.generation += 1;
         if (!Number.isSafeInteger(job) || job < 1) {
           this.node.textContent = say('This output names no job.');
-        } else {
-          const { generation } = this;
-          await this.refresh(job, () => !this.isDisposed && generation === this.generation);
+          return;
         }
-      }
-
-      async refresh(job, wanted) {
-        if (await showReport(this.node, job, wanted)) {
-          this.refreshLater(job, wanted);
-        }
-      }
-
-      refreshLater(job, wanted) {
-        const next = () => (this.isVisible ? this.refresh(job, wanted) : this.refreshLater(job, wanted));
-        this.timer = setTimeout(next, ASK_MS);
+        const { generation } = this;
+        const wanted = () => !this.isDisposed && generation === this.generation;
+        const refresh = async () => {
+          if (!(await showReport(this.node, job, wanted))) {
+            stop();
+          }
+        };
+        const stop = help.poll(refresh, ASK_MS, () => this.isVisible && !document.hidden);
+        this.stop = stop;
+        await refresh();
       }
 
       dispose() {
-        clearTimeout(this.timer);
+        this.stop?.();
         super.dispose();
       }
     }
@@ -165,10 +162,8 @@
     app.shell.add(panel, 'right', { rank: 900 });
 
     let job = null;
+    const isSeen = () => panel.isVisible && !document.hidden;
     async function refresh() {
-      if (!panel.isVisible) {
-        return;
-      }
       let shown;
       try {
         job = job || (await help.ask(services, 'carme/status')).job;
@@ -194,8 +189,9 @@
     if (palette) {
       palette.addItem({ command: 'carme:use', category: say('Session') });
     }
-    new MutationObserver(refresh).observe(panel.node, { attributes: true, attributeFilter: ['class'] });
-    setInterval(refresh, ASK_MS);
+    const opened = new MutationObserver(() => isSeen() && refresh());
+    opened.observe(panel.node, { attributes: true, attributeFilter: ['class'] });
+    help.poll(refresh, ASK_MS, isSeen);
   }
 
   const PACKAGES = ['@jupyterlab/apputils', '@jupyterlab/rendermime', '@jupyterlab/services', '@lumino/widgets'];
