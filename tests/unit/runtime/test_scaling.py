@@ -486,7 +486,7 @@ def test_what_probes_of_all_frameworks_share() -> None:
     assert sampling.batches(32) == [1, 2, 4, 8, 16, 32] and sampling.batches(1) == [1]
     assert sampling.batches(1000)[0] == 16 and len(sampling.batches(1000)) == 7
     assert sampling.common_batch([32, 32, 8]) == 32
-    for sizes, last in (([2, 3, 4, 5], None), ([32, 32, 32], 8)):
+    for sizes, last in (([2, 3, 4, 5], None), ([32, 32, 32], 8), ([32, 8], 32)):
         with pytest.raises(ScalingError, match="batches of different sizes"):
             sampling.common_batch(sizes, last)
     # Less work does not take longer, and single delays do not count.
@@ -528,13 +528,20 @@ def test_a_table_says_where_nothing_showed_when_gradients_are_complete() -> None
 
 
 KERAS_MODULES = {
-    "backend/jax/trainer.py": "",
+    "backend/jax/trainer.py": (
+        "from keras.src.optimizers import base_optimizer\n"
+        "class JAXTrainer:\n    def make_train_function(self):\n        pass\n"
+    ),
     "backend/tensorflow/trainer.py": (
         "from keras.src.optimizers import base_optimizer\n"
         "class TensorFlowTrainer:\n    def make_train_function(self):\n        pass\n"
     ),
     "optimizers/base_optimizer.py": "class BaseOptimizer:\n    def apply(self, gradients):\n        pass\n",
 }
+FOREVER = "; import threading; threading.Event().wait()"  # only the probe ends it
+ON_JAX = "import keras.src.backend.jax.trainer"
+TRAINS_ON_JAX = f"from keras.src.backend.jax.trainer import *; JAXTrainer().make_train_function(){FOREVER}"
+OWN_LOOP_ON_JAX = f"from {ON_JAX[7:]} import *; base_optimizer.BaseOptimizer().apply([]){FOREVER}"
 OWN_LOOP = (
     "import keras.src.backend.tensorflow.trainer\n"
     "from keras.src.optimizers.base_optimizer import BaseOptimizer\n"
@@ -545,9 +552,12 @@ OWN_LOOP = (
 @pytest.mark.parametrize(
     ("script", "code", "sentence"),
     [
-        ("import keras.src.backend.jax.trainer", 2, "Keras on JAX cannot be measured: JAX compiles"),
-        ("import keras.src.backend.jax.trainer; raise ValueError('own')", 1, "ValueError: own"),
+        (ON_JAX, 0, ""),
+        (TRAINS_ON_JAX, 2, "Keras on JAX cannot be measured: JAX compiles"),
+        (OWN_LOOP_ON_JAX, 2, "Keras on JAX cannot be measured: JAX compiles"),
+        (f"{ON_JAX}; raise SystemExit('own')", 1, "own"),
         (OWN_LOOP, 2, "The script trains in a loop of its own, and on TensorFlow the probe sees"),
+        (OWN_LOOP + FOREVER, 2, "The script trains in a loop of its own, and on TensorFlow the probe sees"),
         ("import keras.src.backend.tensorflow.trainer", 0, ""),
         ("print('nothing of Keras')", 0, ""),
     ],
@@ -555,7 +565,7 @@ OWN_LOOP = (
 def test_what_cannot_be_measured_of_keras_is_named(
     tmp_path: Path, script: str, code: int, sentence: str
 ) -> None:
-    """The modules that the probe changes, as a Keras has them; the script ends before it trains."""
+    """The modules that the probe changes, as a Keras has them."""
     for name, text in KERAS_MODULES.items():
         file = tmp_path / "keras" / "src" / name
         file.parent.mkdir(parents=True)
@@ -565,7 +575,7 @@ def test_what_cannot_be_measured_of_keras_is_named(
         file.write_text(text)
     package = Path(scaling.__file__).parents[2]
     path = first_in_path(f"{tmp_path}{os.pathsep}{package}")
-    own = {"PYTHONPATH": path, start.PROBE: str(tmp_path / "scale.json")}
+    own = {"PYTHONPATH": path, start.PROBE: str(tmp_path / "scale.json"), start.SECONDS: "0.5"}
     done = subprocess.run(
         [sys.executable, "-c", script],
         env=os.environ | own,
