@@ -269,12 +269,15 @@ def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
 def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> None:
     """What its figures are worth is for a quiet machine to say; here they only have to come."""
     result = tmp_path / "result.json"
-    command = [sys.executable, str(BENCHMARK), "--rounds", "1", "--models", "mlp", "--rates", "node"]
-    done = subprocess.run(
-        [*command, "--json", str(result)], cwd=tmp_path, capture_output=True, text=True, timeout=3 * HANG
-    )
+    command = [sys.executable, str(BENCHMARK), "--rounds", "1", "--rates", "node"]
+    command += ["--models", "mlp", "--probes", "mlp", "--json", str(result)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3 * HANG)
     assert done.returncode == 0, done.stdout + done.stderr
-    rounds = json.loads(result.read_text())["rounds"]["2"]["node"]["mlp"]
+    assert "mlp, 2 ranks, node, round 1 of 1: " in done.stderr
+    content = json.loads(result.read_text())
+    names = [row["name"] for row in content["aims"]]
+    assert names[0] == "predicted_step_ms_mlp_2_node" and names[-2:] == ["coverage", "probe_seconds_mlp"]
+    rounds = content["rounds"]["2"]["node"]["mlp"]
     assert len(rounds) == 1
     for each in rounds:
         assert 0 < each["low"] <= each["predicted"] <= each["high"] and each["communication"] > 0

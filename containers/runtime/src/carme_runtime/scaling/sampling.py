@@ -111,13 +111,20 @@ def is_loaded_ahead(whole: float, computed: float, load: float) -> bool:
     return whole < computed + load / 2
 
 
-def split_whole(milliseconds: float) -> tuple[float, float]:
-    """Forward and backward pass of a step that can only be measured whole.
+def split_whole(milliseconds: float, forward: float | None = None) -> tuple[float, float]:
+    """Forward and backward pass of a step that is measured whole.
 
     A layer's backward pass computes two products of matrices for one of its forward pass: the gradients of
-    its input and of its weights.
+    its input and of its weights. That counts where nothing better is known.
+
+    Args:
+        milliseconds: Of both.
+        forward: Of the forward pass by itself, which is not believed where it takes as long as both. None:
+            unknown.
     """
-    return milliseconds / 3, 2 * milliseconds / 3
+    if forward is None or forward >= milliseconds:
+        forward = milliseconds / 3
+    return forward, milliseconds - forward
 
 
 def shares(moments: Sequence[float], begin: float) -> tuple[float, ...]:
