@@ -15,6 +15,9 @@ from the probe on, and a node of its own at a switch. All numbers of ranks have 
 them the knee is judged as well: for each round the most ranks above some efficiencies, and the most for
 which a doubling still makes training 1.25 times as fast. knee_within_a_step is how many of the predicted ones
 are at most one step of 2 from the measured ones.
+
+probe_seconds_<model> is how long `carme-run -n 1 --scale-probe` takes for a script that trains the model,
+from its start to its end. Each round is shown as soon as it has ended.
 """
 
 import argparse
@@ -27,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +43,8 @@ from two_nodes import SwitchedNodes, can_be_made
 from carme_runtime.scaling.prediction import knee_of, most_of
 
 BATCH = {"mlp": 64, "cnn": 32, "transformer": 16}  # of all ranks
+SLOWEST = "transformer"
+LONGEST_PROBE = 120.0  # seconds
 EFFICIENCIES = (0.3, 0.5, 0.7, 0.9)  # above which the most ranks are looked for
 USED = 0.8  # of the cores' time, where ranks have parts of cores: the rest is the network's
 START_SECONDS = 1800
@@ -51,27 +56,18 @@ Found = dict[int, dict[str, dict[str, Rounds]]]  # by ranks, rate and model
 
 def main() -> None:
     """Measure, print the table, write the JSON."""
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    options.add_argument("--quick", action="store_true", help="fewer rounds")
-    options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
-    options.add_argument("--models", nargs="+", choices=[*BATCH], default=[*BATCH])
-    options.add_argument("--rates", nargs="+", type=rate_of, help=f"Gbit/s between nodes, or '{NODE}': none")
-    options.add_argument("--ranks", nargs="+", type=int, default=[2], help="numbers of ranks (default: 2)")
-    options.add_argument(
-        "--nodes", choices=[*NODES], default="namespaces", help="of two ranks; demo: the demo's network"
-    )
-    options.add_argument("--rounds", type=int, help="of each model and rate: 8, or 3 with --quick")
-    options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options = parser()
     arguments = options.parse_args()
-    rounds = arguments.rounds or (3 if arguments.quick else 8)
+    if arguments.train:
+        return train(arguments.train)
     counts = sorted(set(arguments.ranks))
     if counts[0] < 2 or any(batch % count for count in counts for batch in BATCH.values()):
         options.error(f"--ranks {' '.join(map(str, counts))}: give 2, 4, 8 or 16")
+    few = 2 if len(counts) > 1 else 3
+    rounds = arguments.rounds or (few if arguments.quick else 8)
     if arguments.worker:
         file, rate = arguments.worker
-        return work(Path(file), arguments.models, rounds, rate != NODE, is_alone_timed=len(counts) > 1)
+        return work(Path(file), arguments.models, rounds, rate, is_alone_timed=len(counts) > 1)
     tidy_up_when_ended()
     cores = len(os.sched_getaffinity(0))
     part = USED * cores / counts[-1] if counts[-1] > cores else None
@@ -87,11 +83,47 @@ def main() -> None:
     for rate in rates:
         for count in counts:  # one after the other, so that a knee is of few minutes
             found[count][rate] = run(count, rate, passed, part, kind)
-    rows = table(found)
+    usual = [SLOWEST] if arguments.quick else list(BATCH)
+    probed = usual if arguments.probes is None else arguments.probes
+    rows = table(found, {model: probe_seconds(model) for model in probed})
     print_table(rows)
     if arguments.json:
         shown = {str(count): several for count, several in found.items()}
         write_json(arguments.json, rows, rounds=shown, part_of_a_core=part or 1)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--quick", action="store_true", help="fewer rounds")
+    options.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
+    options.add_argument("--models", nargs="+", choices=[*BATCH], default=[*BATCH])
+    options.add_argument("--rates", nargs="+", type=rate_of, help=f"Gbit/s between nodes, or '{NODE}': none")
+    options.add_argument("--ranks", nargs="+", type=int, default=[2], help="numbers of ranks (default: 2)")
+    options.add_argument(
+        "--nodes", choices=[*NODES], default="namespaces", help="of two ranks; demo: the demo's network"
+    )
+    options.add_argument(
+        "--rounds",
+        type=int,
+        help="of each model and rate: 8; with --quick 3, or 2 with several numbers of ranks",
+    )
+    options.add_argument(
+        "--probes",
+        nargs="*",
+        choices=[*BATCH],
+        help=f"models of which a probe's time is measured (default: all; with --quick {SLOWEST})",
+    )
+    options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    options.add_argument("--train", choices=[*BATCH], help=argparse.SUPPRESS)
+    return options
+
+
+def show(text: str) -> None:
+    """Say how far it is."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def rate_of(text: str) -> str:
@@ -144,6 +176,20 @@ def run(count: int, rate: str, passed: list[str], part: float | None, kind: str)
         return json.loads(result.read_text())
 
 
+def probe_seconds(model: str) -> float:
+    """How long a probe of a script takes that trains this model. Raises SystemExit where it fails."""
+    show(f"{model}: the probe of a script")
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", "from carme_runtime.commands import run; run()"]
+        command += ["-n", "1", "--scale-probe", "--scale-result", f"{folder}/scale.json"]
+        began = time.monotonic()
+        done = subprocess.run([*command, __file__, "--train", model], stdout=subprocess.DEVNULL)
+        took = time.monotonic() - began
+    if done.returncode:
+        raise SystemExit(f"The probe of {model} failed; see above.")
+    return took
+
+
 def limited(part: float, stack: contextlib.ExitStack) -> Callable[[], None]:
     """What lets a rank compute for a part of a core's time. Raises SystemExit where that cannot be had."""
     from cgroups import part_of_a_core
@@ -154,8 +200,13 @@ def limited(part: float, stack: contextlib.ExitStack) -> Callable[[], None]:
         raise SystemExit(f"More ranks than cores take cgroups, which cannot be made here: {error}.") from None
 
 
-def table(found: Found) -> list[dict[str, Any]]:
-    """A row of each model, number of ranks and rate, and what they come to together."""
+def table(found: Found, probes: Mapping[str, float]) -> list[dict[str, Any]]:
+    """A row of each model, number of ranks and rate, and what they come to together.
+
+    Args:
+        found: The rounds.
+        probes: Seconds of a probe, by model.
+    """
     rows, rounds = [], []
     each = [
         (count, rate, model, several)
@@ -190,6 +241,16 @@ def table(found: Found) -> list[dict[str, Any]]:
         row("error_90th", "%", ninety, aim="at most 20 %", holds=ninety <= 20),
         row("simple_by_ours", "times", ratio, aim="at least 3 times the error", holds=ratio >= 3),
         row("coverage", "%", covered, aim="75 to 90 % of the runs", holds=75 <= covered <= 90),
+        *(
+            row(
+                f"probe_seconds_{model}",
+                "s",
+                took,
+                aim=f"at most {LONGEST_PROBE:.0f} s",
+                holds=took <= LONGEST_PROBE,
+            )
+            for model, took in probes.items()
+        ),
         *(judged_knees(found) if len(found) > 1 else []),
     ]
 
@@ -235,14 +296,14 @@ def knees(speedups: dict[int, float]) -> list[int]:
 # What each rank does
 
 
-def work(file: Path, models: list[str], rounds: int, several: bool, is_alone_timed: bool) -> None:
+def work(file: Path, models: list[str], rounds: int, rate: str, is_alone_timed: bool) -> None:
     """All models, one after the other; in each round first the probe, then the steps.
 
     Args:
         file: Gets what was found.
         models: By name.
         rounds: Of each.
-        several: Whether each rank has a node.
+        rate: Between the ranks' nodes.
         is_alone_timed: Whether each rank also makes steps for itself, from which speed-ups are counted.
     """
     import torch
@@ -254,12 +315,45 @@ def work(file: Path, models: list[str], rounds: int, several: bool, is_alone_tim
     result: dict[str, list[dict[str, float]]] = {}
     for model in models:
         torch.manual_seed(0)
-        contest = Contest(model, several, is_alone_timed)
+        contest = Contest(model, rate != NODE, is_alone_timed)
         contest.trained()  # warms both up
-        result[model] = [contest.round() for _ in range(rounds)]
+        result[model] = []
+        for number in range(1, rounds + 1):
+            found = contest.round()
+            result[model].append(found)
+            if contest.rank == 0:
+                place = f"{model}, {contest.ranks} ranks, {rate}, round {number} of {rounds}"
+                show(f"{place}: {found['predicted']:.0f} ms predicted, {found['measured']:.0f} ms measured")
     if dist.get_rank() == 0:
         file.write_text(json.dumps(result))
     dist.destroy_process_group()
+
+
+def samples_of(kind: str, count: int) -> tuple[Any, Any]:
+    """Inputs of a model, and their classes."""
+    import torch
+
+    shape = {"mlp": (1024,), "cnn": (3, 32, 32)}.get(kind)
+    inputs = torch.randn(count, *shape) if shape else torch.randint(0, 4000, (count, 64))
+    return inputs, torch.randint(0, 1000, (count,))
+
+
+def train(kind: str) -> None:
+    """Train a model until the probe ends it, as a script does that knows nothing of probes."""
+    import torch
+    from torch.nn import functional
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model = build(kind)
+    optimizer = torch.optim.SGD(model.parameters(), 0.001, momentum=0.9)
+    loader = DataLoader(TensorDataset(*samples_of(kind, 8 * BATCH[kind])), BATCH[kind])
+    while True:
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
 
 
 class Contest:
@@ -276,9 +370,7 @@ class Contest:
         self.rank, self.ranks, self.is_alone_timed = dist.get_rank(), dist.get_world_size(), is_alone_timed
         self.batch, self.loss, self.run = BATCH[kind], functional.cross_entropy, Run()
         self.several = several  # nodes, each with a rank
-        shape = {"mlp": (1024,), "cnn": (3, 32, 32)}.get(kind)
-        self.inputs = torch.randn(self.batch, *shape) if shape else torch.randint(0, 4000, (self.batch, 64))
-        self.targets = torch.randint(0, 1000, (self.batch,))
+        self.inputs, self.targets = samples_of(kind, self.batch)
         self.probed, self.model = build(kind), build(kind)
         self.probed_optimizer = torch.optim.SGD(self.probed.parameters(), 0.001, momentum=0.9, fused=True)
         optimizer = torch.optim.SGD(self.model.parameters(), 0.001, momentum=0.9)

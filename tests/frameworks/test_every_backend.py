@@ -1,9 +1,11 @@
 """Every backend of carme-run's table on two nodes of the demo, as batch jobs and in a session of a user.
 
 The demo's images have few of the frameworks. CARME_FRAMEWORKS names an environment of Python in the home of a
-user, which tests/install_frameworks.py makes; MXNet needs the image mxnet. What is not there is left out.
+user, which tests/install_frameworks.py makes; MXNet needs the image mxnet, and GPI-2 the folder that
+CARME_GPI2 names. What is not there is left out.
 """
 
+import base64
 import json
 import os
 import re
@@ -12,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import real_gpi2
 
 from carme.validation import NotebookKernel, Visitor
 from carme_runtime.launcher.backends import BACKENDS
@@ -21,7 +24,7 @@ from patience import HANG
 PROGRAM = ROOT / "tests/native/programs/frameworks.py"
 # One step from 0 over all four samples, whatever the number of ranks.
 WEIGHT = "0.45000"
-#: GPI-2, with which programs for it are compiled, is in no package index; tests/cluster has its start.
+#: Those of scripts; programs for GPI-2 are compiled.
 NAMES = [name for name in BACKENDS if name != "gaspi"]
 #: Scripts that run once, and find both nodes.
 DRIVERS = ["dask", "ray"]
@@ -91,6 +94,22 @@ def test_a_script_trains_on_two_nodes_what_one_process_trains(
         pytest.skip(lacking[0])
     count = 1 if name in DRIVERS else 2
     assert re.findall(r"RESULT (\d+) (\S+)", message) == [("2", WEIGHT)] * count, message[-3000:]
+
+
+def test_a_program_for_gpi2_itself_trains_on_two_nodes(
+    demo: DemoSite, environment: Path, job_name: str, tmp_path: Path
+) -> None:
+    content = base64.b64encode(real_gpi2.compiled(tmp_path / "step").read_bytes()).decode()
+    path = environment.parent / f"carme-test-gpi2-{secrets.token_hex(4)}"
+    demo.run("head", "sh", "-c", f"base64 -d >{path} && chmod 755 {path}", data=content, user=demo.user)
+    run = ["carme-run", "--backend", "gaspi", "-n", "2", "--", str(path)]
+    options = ["--json", "--image", "torch", "--nodes", "2", "--time", "10m", "--name", job_name]
+    try:
+        job_id = json.loads(demo.carme("submit", *options, "--", *run).stdout)["job_id"]
+        message = demo.carme("logs", "--follow", str(job_id), timeout=2 * HANG).stdout
+    finally:
+        demo.run("head", "rm", "-f", str(path))
+    assert re.findall(r"RESULT (\d+) (\S+)", message) == [("2", WEIGHT)] * 2, message[-3000:]
 
 
 DASHBOARD = """

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import real_gpi2
 
 from carme_runtime.launcher import backends
 from patience import HANG
@@ -50,6 +51,12 @@ DRIVERS = {"dask": ["-n", "2"], "ray": ["-n", "2"]}
 def test_a_script_trains_on_two_nodes_what_one_process_trains(job: Job, name: str) -> None:
     need(name)
     out = job.run("--backend", name, "-n", "2", str(PROGRAMS / "frameworks.py"), name)
+    assert results(out) == [("2", WEIGHT)] * 2, out
+
+
+def test_a_program_for_gpi2_itself_trains_on_two_nodes(job: Job, tmp_path: Path) -> None:
+    program = real_gpi2.compiled(tmp_path / "step")
+    out = job.run("--backend", "gaspi", "-n", "2", "--", str(program))
     assert results(out) == [("2", WEIGHT)] * 2, out
 
 

@@ -101,8 +101,21 @@ def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: 
     assert profile.has_late_gradients is not is_seen
     assert ("All gradients are taken to be complete at the end" in done.stdout) is not is_seen
     if is_seen:
+        assert max(part.ready[-1] for part in profile.gradients[:2]) > 0.9  # of the first layer
         last, first = profile.gradients[-1], profile.gradients[0]
-        assert 0 <= last.ready[-1] <= first.ready[-1] <= 1  # backpropagation ends with the first layer
+        assert 0 <= last.ready[-1] < first.ready[-1] <= 1  # backpropagation ends with the first layer
+
+
+@pytest.mark.timeout(2 * HANG)
+@pytest.mark.parametrize(("kind", "batch"), [("small last batches", 300), ("some small batches", 32)])
+def test_keras_on_tensorflow_is_measured_with_the_usual_batch(tmp_path: Path, kind: str, batch: int) -> None:
+    """Each fourth batch is smaller, and 40 steps are watched after 3: they are enough before a fourth one."""
+    pytest.importorskip("tensorflow")
+    done = probe(tmp_path, kind, "--scale-seconds", "5", program=KERAS_PROGRAM, backend="tensorflow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ran out of data" not in done.stderr
+    profile = scaling.load(tmp_path / "scale.json")
+    assert (profile.batch, profile.timings[-1].samples) == (batch, batch)
 
 
 @pytest.mark.timeout(2 * HANG)
@@ -112,6 +125,7 @@ def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: 
         ("short", "The script ended after 5 steps, and the probe needs 7. Let it train longer."),
         ("uneven", "The script draws batches of different sizes ("),
         ("loop", "The script trains in a loop of its own, and on TensorFlow the probe sees steps of Keras'"),
+        ("endless loop", "The script trains in a loop of its own, and on TensorFlow the probe sees steps"),
     ],
 )
 def test_keras_on_tensorflow_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: str) -> None:
@@ -133,8 +147,9 @@ def test_an_error_in_keras_on_tensorflow_stays_its_own(tmp_path: Path) -> None:
 @pytest.mark.timeout(2 * HANG)
 def test_keras_on_jax_is_refused_with_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("jax")
-    done = probe(tmp_path, "short", program=KERAS_PROGRAM, backend="jax")
+    done = probe(tmp_path, "plain", program=KERAS_PROGRAM, backend="jax")
     assert done.returncode == 2, done.stdout + done.stderr
+    assert "the script went on" not in done.stdout  # it ends when training begins
     assert done.stderr.count("Keras on JAX cannot be measured") == 1
 
 
@@ -254,12 +269,15 @@ def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
 def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> None:
     """What its figures are worth is for a quiet machine to say; here they only have to come."""
     result = tmp_path / "result.json"
-    command = [sys.executable, str(BENCHMARK), "--rounds", "1", "--models", "mlp", "--rates", "node"]
-    done = subprocess.run(
-        [*command, "--json", str(result)], cwd=tmp_path, capture_output=True, text=True, timeout=3 * HANG
-    )
+    command = [sys.executable, str(BENCHMARK), "--rounds", "1", "--rates", "node"]
+    command += ["--models", "mlp", "--probes", "mlp", "--json", str(result)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3 * HANG)
     assert done.returncode == 0, done.stdout + done.stderr
-    rounds = json.loads(result.read_text())["rounds"]["2"]["node"]["mlp"]
+    assert "mlp, 2 ranks, node, round 1 of 1: " in done.stderr
+    content = json.loads(result.read_text())
+    names = [row["name"] for row in content["aims"]]
+    assert names[0] == "predicted_step_ms_mlp_2_node" and names[-2:] == ["coverage", "probe_seconds_mlp"]
+    rounds = content["rounds"]["2"]["node"]["mlp"]
     assert len(rounds) == 1
     for each in rounds:
         assert 0 < each["low"] <= each["predicted"] <= each["high"] and each["communication"] > 0

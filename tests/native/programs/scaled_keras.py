@@ -1,6 +1,8 @@
 """Scripts of Keras without PyTorch for `carme-run --scale-probe`; the first argument names one."""
 
+import itertools
 import sys
+from collections.abc import Iterable
 
 import keras
 import numpy as np
@@ -26,20 +28,36 @@ def compiled(jit_compile: bool, kind: type[keras.Sequential] = keras.Sequential)
     return model
 
 
-def own_loop() -> None:
+def own_loop(steps: Iterable[int], is_compiled: bool) -> None:
     import tensorflow as tf
 
     model, optimizer = compiled(False), keras.optimizers.Adam()
-    for _ in range(20):
+    model.build((None, 32))
+    optimizer.build(model.trainable_variables)
+
+    def step() -> None:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(model(VALUES[:32], training=True))
         optimizer.apply_gradients(
             zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
         )
 
+    step = tf.function(step) if is_compiled else step
+    for _ in steps:
+        step()
+
 
 if KIND == "loop":
-    own_loop()
+    own_loop(range(20), False)
+elif KIND == "endless loop":
+    own_loop(itertools.count(), True)
+elif KIND == "small last batches":
+    compiled(False).fit(VALUES[:1000], LABELS[:1000], 300, 10_000, verbose=0)
+elif KIND == "some small batches":
+    trained = compiled(False)
+    for number in range(100_000):
+        size = 8 if number % 4 == 3 else 32
+        trained.train_on_batch(VALUES[:size], LABELS[:size])
 elif KIND == "batches":
     trained = compiled(False)
     for number in range(100_000):

@@ -3,10 +3,7 @@
 import dataclasses
 import itertools
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +11,6 @@ import pytest
 
 from carme_runtime import fusion, scaling
 from carme_runtime.graph import Links, Operator, Timing
-from carme_runtime.imports import first_in_path
 from carme_runtime.scaling import (
     Gradient,
     Input,
@@ -24,16 +20,13 @@ from carme_runtime.scaling import (
     ScalingError,
     predict,
     sampling,
-    start,
 )
 from carme_runtime.scaling.command import main
 from carme_runtime.scaling.curves import MOST_RANKS, table_of, to_json
-from carme_runtime.scaling.keras_watching import parts, samples_per_s
 from carme_runtime.scaling.network import allreduce_ms, best, parse_network
 from carme_runtime.scaling.prediction import binding
 from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.simulation import Change, buckets, simulate, straggling
-from patience import HANG
 
 MIB = 1 << 20
 # Of Keuper and Pfreundt's Table I: AlexNet with a batch of 256, seconds of an iteration. Parameters and
@@ -482,11 +475,34 @@ def test_the_command_shows_a_table_json_and_a_curve(
         assert capsys.readouterr().err.startswith("carme_runtime.scaling: ")
 
 
+def test_the_most_ranks_with_an_efficiency_that_one_chooses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "scale.json"
+    scaling.save(small(), file)
+    prediction = predict(small())
+    found = {percent: prediction.most_ranks(percent / 100) for percent in (20, 70, 95)}
+    assert found[20] > found[70] > found[95] >= 1
+    for percent, ranks in found.items():
+        chosen = [] if percent == 70 else ["--efficiency", str(percent)]
+        assert main([str(file), *chosen]) == 0
+        sentence = f"With an efficiency of {percent} % or more, {ranks} rank"
+        assert sentence in capsys.readouterr().out
+        assert main([str(file), "--json", *chosen]) == 0
+        content = json.loads(capsys.readouterr().out)
+        assert content["most_ranks_with_efficiency"] == ranks and content["efficiency_percent"] == percent
+        assert content["advice"][0].startswith(sentence)
+        assert content["most_ranks_with_70_percent"] == found[70]
+    for wrong in ("0", "101", "nan"):
+        assert main([str(file), "--efficiency", wrong]) == 1
+        assert f"--efficiency {wrong} is not possible. Give more than 0" in capsys.readouterr().err
+
+
 def test_what_probes_of_all_frameworks_share() -> None:
     assert sampling.batches(32) == [1, 2, 4, 8, 16, 32] and sampling.batches(1) == [1]
     assert sampling.batches(1000)[0] == 16 and len(sampling.batches(1000)) == 7
     assert sampling.common_batch([32, 32, 8]) == 32
-    for sizes, last in (([2, 3, 4, 5], None), ([32, 32, 32], 8)):
+    for sizes, last in (([2, 3, 4, 5], None), ([32, 32, 32], 8), ([32, 8], 32)):
         with pytest.raises(ScalingError, match="batches of different sizes"):
             sampling.common_batch(sizes, last)
     # Less work does not take longer, and single delays do not count.
@@ -501,78 +517,8 @@ def test_when_gradients_are_complete_in_the_backward_pass() -> None:
     assert sampling.shares([10.0, 10.0], 10.0) == (1.0, 1.0) and sampling.shares([], 10.0) == ()
 
 
-def test_the_parts_of_a_step_that_is_seen_whole() -> None:
-    forward, backward = sampling.split_whole(9.0)
-    assert (forward, backward) == (3.0, 6.0)
-    seen = (Timing(8, 2.0, 4.0),)
-    # 10 ms for a step: the batch was loaded meanwhile, or the step waited for it.
-    assert parts(seen, 10.0, 20.0) == (seen, 4.0, True)
-    assert parts(seen, 10.0, 3.0) == (seen, 1.0, False)
-    # The step of the script was faster than the same made again.
-    scaled, fixed, _ = parts(seen, 3.0, 0.0)
-    assert scaled == (Timing(8, 1.0, 2.0),) and fixed == 0.0
-
-
-def test_the_rate_of_batches_leaves_out_what_was_loaded_before() -> None:
-    moments = [0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
-    assert samples_per_s([32] * 7, moments) == pytest.approx(32.0)
-    assert samples_per_s([32, 32], [0.0, 1.0, 2.0]) == pytest.approx(32.0)
-    assert samples_per_s([32], [0.0, 1.0]) == 0.0
-
-
 def test_a_table_says_where_nothing_showed_when_gradients_are_complete() -> None:
     late = small(gradients=tuple(Gradient(f"layer{n}", MIB, (1.0, 1.0)) for n in range(4)))
     assert late.has_late_gradients and not small().has_late_gradients
     sentence = "All gradients are taken to be complete at the end of the backward pass"
     assert sentence in scaling.table(predict(late)) and sentence not in scaling.table(predict(small()))
-
-
-KERAS_MODULES = {
-    "backend/jax/trainer.py": "",
-    "backend/tensorflow/trainer.py": (
-        "from keras.src.optimizers import base_optimizer\n"
-        "class TensorFlowTrainer:\n    def make_train_function(self):\n        pass\n"
-    ),
-    "optimizers/base_optimizer.py": "class BaseOptimizer:\n    def apply(self, gradients):\n        pass\n",
-}
-OWN_LOOP = (
-    "import keras.src.backend.tensorflow.trainer\n"
-    "from keras.src.optimizers.base_optimizer import BaseOptimizer\n"
-    "BaseOptimizer().apply([])"
-)
-
-
-@pytest.mark.parametrize(
-    ("script", "code", "sentence"),
-    [
-        ("import keras.src.backend.jax.trainer", 2, "Keras on JAX cannot be measured: JAX compiles"),
-        ("import keras.src.backend.jax.trainer; raise ValueError('own')", 1, "ValueError: own"),
-        (OWN_LOOP, 2, "The script trains in a loop of its own, and on TensorFlow the probe sees"),
-        ("import keras.src.backend.tensorflow.trainer", 0, ""),
-        ("print('nothing of Keras')", 0, ""),
-    ],
-)
-def test_what_cannot_be_measured_of_keras_is_named(
-    tmp_path: Path, script: str, code: int, sentence: str
-) -> None:
-    """The modules that the probe changes, as a Keras has them; the script ends before it trains."""
-    for name, text in KERAS_MODULES.items():
-        file = tmp_path / "keras" / "src" / name
-        file.parent.mkdir(parents=True)
-        for folder in (file.parent, *list(file.parent.parents)[:3]):
-            if tmp_path in folder.parents:
-                (folder / "__init__.py").touch()
-        file.write_text(text)
-    package = Path(scaling.__file__).parents[2]
-    path = first_in_path(f"{tmp_path}{os.pathsep}{package}")
-    own = {"PYTHONPATH": path, start.PROBE: str(tmp_path / "scale.json")}
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | own,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    assert sentence in done.stderr and done.stderr.count("--scale-probe:") == (code == 2)

@@ -307,6 +307,15 @@ def test_the_form_begins_with_the_template_of_a_framework(browser: Browser, name
     assert re.search(rf'name="gpus_per_node" value="{template.gpus_per_node}"', page)
 
 
+def test_the_form_begins_with_a_comparison_of_frameworks(browser: Browser) -> None:
+    page = browser.get("/jobs/submit/").content.decode()
+    assert '<a href="?pattern=compare">A comparison of frameworks</a>' in page
+    page = browser.get("/jobs/submit/?pattern=compare").content.decode()
+    assert "\ncarme-run compare --output ~/comparison\n" in page
+    assert re.search(r'name="nodes" value="2"', page)
+    assert re.search(r'name="gpus_per_node" value="0"', page)
+
+
 def test_a_job_from_the_browser_to_its_cancelling(browser: Browser, broker: FakeBroker) -> None:
     page = browser.get("/jobs/submit/?pattern=distributed").content.decode()
     assert "carme-run train.py" in page

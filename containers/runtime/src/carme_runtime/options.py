@@ -6,10 +6,12 @@ Carme's own command line adds them to its parser, for which it must not import w
 import argparse
 from pathlib import Path
 
-__all__ = ["USUAL_NETWORKS", "add_compare_options", "add_json", "add_scale_options"]
+__all__ = ["USUAL_EFFICIENCY", "USUAL_NETWORKS", "add_compare_options", "add_json", "add_scale_options"]
 
 #: What `carme compare` trains where nobody chooses; see `carme_runtime.compare.networks`.
 USUAL_NETWORKS = ("mlp", "alexnet", "resnet20", "transformer")
+#: In percent, what `carme scale` says the most ranks for where nobody chooses.
+USUAL_EFFICIENCY = 70.0
 
 
 def add_json(made: argparse.ArgumentParser) -> None:
@@ -143,6 +145,14 @@ def add_scale_options(made: argparse.ArgumentParser) -> None:
     )
     made.add_argument(
         "--batch", type=int, metavar="B", help="samples per step, instead of the script's own number"
+    )
+    made.add_argument(
+        "--efficiency",
+        type=float,
+        default=USUAL_EFFICIENCY,
+        metavar="PERCENT",
+        help="say how many ranks keep at least this much of the ideal speed-up "
+        f"(default: {USUAL_EFFICIENCY:.0f})",
     )
     made.add_argument(
         "--save",

@@ -42,6 +42,15 @@ PATTERNS = {
         nodes=2,
         in_image=True,
     ),
+    "compare": Pattern(
+        _("A comparison of frameworks"),
+        "#!/bin/bash\nset -eu\n\n"
+        "# Trains the same networks with every framework of the image, on one rank and on two.\n"
+        "# Take whole nodes. The report is compare.html in this folder.\n"
+        "carme-run compare --output ~/comparison\n",
+        nodes=2,
+        in_image=True,
+    ),
 } | {
     name: Pattern(
         template.title,

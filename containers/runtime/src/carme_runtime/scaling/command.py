@@ -42,6 +42,10 @@ def show(options: argparse.Namespace) -> None:
         if (value := getattr(options, name)) is not None and value < 1:
             option = "--" + name.replace("_", "-")
             raise ScalingError(f"{option} {value} is no number of 1 or more.", "Give at least 1.")
+    if not 0 < options.efficiency <= 100:
+        raise ScalingError(
+            f"--efficiency {options.efficiency:g} is not possible.", "Give more than 0 and up to 100 percent."
+        )
     profile = load(options.result)
     links = parse_network(options.network) if options.network is not None else profile.links
     machine = Machine(links, options.ranks_per_node)
@@ -55,6 +59,7 @@ def show(options: argparse.Namespace) -> None:
             raise ScalingError(
                 f"The curve cannot be drawn into {options.svg} ({error.strerror}).", "Name another file."
             ) from None
-    print(
-        strict_json.dumps(as_dict(prediction), indent=1) if options.json else table(prediction).rstrip("\n")
-    )
+    if options.json:
+        print(strict_json.dumps(as_dict(prediction, options.efficiency), indent=1))
+    else:
+        print(table(prediction, options.efficiency).rstrip("\n"))

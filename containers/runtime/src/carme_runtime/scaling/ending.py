@@ -5,6 +5,7 @@ import re
 import sys
 from typing import NoReturn
 
+from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core.sizes import show_size
 
 NO_RESULT = 2  # exit code
@@ -33,6 +34,19 @@ def memory_sentence(error: BaseException) -> str:
         size = show_size(float(found[1])) if found[2] == "bytes" else f"{found[1]} {found[2]}"
         wanted = f" when it wanted {size} more"
     return f"The script ran out of memory{wanted}. Use a smaller batch."
+
+
+def failure_sentence(error: Exception) -> str:
+    """For people: why a step of a script that trains could not be measured."""
+    if isinstance(error, CarmeRuntimeError):
+        return str(error)
+    if lacks_memory(error):
+        return "There is too little memory to measure beside the script. Use a smaller batch."
+    reason = (str(error).splitlines() or [""])[0][:200]
+    return (
+        f"The probe itself failed when it measured the script's steps ({type(error).__name__}: {reason}). "
+        "The script is not at fault. Report this to your administrators."
+    )
 
 
 def lacks_memory(error: BaseException) -> bool:

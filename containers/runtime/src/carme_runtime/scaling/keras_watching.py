@@ -8,15 +8,17 @@ and their parts when they are made again.
 
 import functools
 import statistics
+import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.graph import Timing
-from carme_runtime.scaling.ending import end
+from carme_runtime.scaling.ending import end, failure_sentence
 from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.sampling import (
     FEWEST,
@@ -27,6 +29,7 @@ from carme_runtime.scaling.sampling import (
     REPLAYING,
     WARM,
     WATCHING,
+    Step,
     common_batch,
     finish,
     is_loaded_ahead,
@@ -35,8 +38,37 @@ from carme_runtime.scaling.sampling import (
     spread,
 )
 
-_BATCHES = 50  # that are drawn to see how fast they come
+_FEWEST_BATCHES, _BATCHES = 3, 50  # that are drawn to see their sizes and how fast they come
 _IN_BUFFERS = 3  # batches that may have been loaded while the script computed
+_OWN_LOOP = (
+    "The script trains in a loop of its own, and on TensorFlow the probe sees steps of Keras' "
+    "fit and train_on_batch alone. Let it train with one of them."
+)
+
+
+@dataclass
+class Drawn:
+    """Batches that were drawn one after the other; one of them is kept.
+
+    Args:
+        sizes: Samples of each.
+        moments: Seconds: before the first of them, and after each.
+        data: A batch of the size that most have.
+        is_over: Whether there are no more.
+    """
+
+    sizes: list[int] = field(default_factory=list)
+    moments: list[float] = field(default_factory=lambda: [time.perf_counter()])
+    data: Any = None
+    is_over: bool = False
+    _kept: int = 0  # samples of `data`
+
+    def add(self, data: Any, samples: int) -> None:
+        """Count a batch that has just been drawn."""
+        self.moments.append(time.perf_counter())
+        self.sizes.append(samples)
+        if self.data is None or self.sizes.count(samples) > self.sizes.count(self._kept):
+            self.data, self._kept = data, samples
 
 
 class KerasWatch:
@@ -55,8 +87,10 @@ class KerasWatch:
         self._has_own_loop = False
         self._in_step = False
         self._model: Any = None
+        self._iterator: Any = None  # of the last step: fit has one for each epoch
         self._began = 0.0
-        self._took: list[float] = []  # seconds of steps that count
+        self._together = 1  # steps that Keras makes in one call
+        self._watched: list[Step] = []  # those that count; nothing shows the sizes of fit's batches
 
     def watch_trainer(self, trainer: ModuleType) -> None:
         """Let models call us for each step that they train. Gets Keras' module of it."""
@@ -82,31 +116,37 @@ class KerasWatch:
 
         @functools.wraps(apply)
         def applied(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._has_own_loop = self._has_own_loop or not self._in_step
+            if not (self._in_step or self._has_own_loop):
+                self._has_own_loop = True
+                # The loop may be compiled: then its next steps do not come by here.
+                waiting = threading.Timer(self._seconds, self._end_own_loop)
+                waiting.daemon = True
+                waiting.start()
             return apply(optimizer, *args, **kwargs)
 
         kind.apply = applied
 
+    def _end_own_loop(self) -> None:
+        if self._model is None and not self.over:
+            end(_OWN_LOOP)
+
     def shortage(self) -> str:
         """What is missing for a result; empty: nothing was seen that could have one."""
         if self.steps:
-            return shortage(self.steps)
-        if self._has_own_loop:
-            return (
-                "The script trains in a loop of its own, and on TensorFlow the probe sees steps of Keras' "
-                "fit and train_on_batch alone. Let it train with one of them."
-            )
-        return ""
+            return shortage(self.steps, self._seconds, self._together)
+        return _OWN_LOOP if self._has_own_loop else ""
 
     def _step(self, model: Any, known: Callable[[Any], Any], iterator: Any) -> Any:
         """Make a step of the script, and look at it."""
         if self.over or self._model not in (None, model):
             return known(iterator)
         self._model = model
+        is_first, self._iterator = iterator is not self._iterator, iterator
         is_stream = hasattr(iterator, "element_spec")
         drawn = [] if is_stream else list(iterator)
-        if self._is_enough():
-            self._measure(model, iterator if is_stream else iter(drawn))
+        batch = _samples(drawn[0]) if drawn else 0
+        if self._is_enough(batch):
+            self._measure(model, iterator if is_stream else iter(drawn), is_first)
         begin = time.perf_counter()
         self._in_step = True
         try:
@@ -115,43 +155,51 @@ class KerasWatch:
         finally:
             self._in_step = False
         now = time.perf_counter()
-        count = int(getattr(model, "steps_per_execution", 1) or 1)
+        count = self._together = int(getattr(model, "steps_per_execution", 1) or 1)
         self._began = self._began or now
         self.steps += count
         if self.steps > WARM * count:
-            self._took.append((now - begin) / count)
+            self._watched.append(Step(whole=(now - begin) / count, batch=batch))
         return result
 
-    def _is_enough(self) -> bool:
-        count, seconds = len(self._took), time.perf_counter() - self._began
+    def _is_enough(self, batch: int) -> bool:
+        count, seconds = len(self._watched), time.perf_counter() - self._began
         if count >= FEWEST and seconds >= LONGEST:
             return True
+        if count and batch != statistics.mode(step.batch for step in self._watched):
+            return False  # such as the last one of an epoch
         return count >= MOST or (count >= LEAST and seconds >= WATCHING * self._seconds)
 
-    def _measure(self, model: Any, iterator: Iterator[Any]) -> None:
-        """Measure, write the result, and end the script. Goes on where no batch comes: an epoch is over."""
-        batches, moments = _draw(iterator, LOADING * self._seconds)
-        if not batches:
+    def _measure(self, model: Any, iterator: Iterator[Any], is_first: bool) -> None:
+        """Measure, write the result, and end the script.
+
+        Goes on where an epoch has too few batches left to know which size is usual: its last one may be
+        smaller than all others. At the beginning of the next one all of them are seen.
+        """
+        drawn = draw(iterator, LOADING * self._seconds, _samples)
+        if drawn.is_over and not is_first and len(drawn.sizes) < _FEWEST_BATCHES:
+            # Keras would warn that the epoch ends early.
+            warnings.filterwarnings("ignore", "Your input ran out of data")
+            return
+        if not drawn.sizes:
             return
         self.over = True
         try:
-            profile = self._profile(model, batches, moments)
-        except CarmeRuntimeError as error:
-            end(str(error))
-        finish(profile, self._file)
+            finish(self._profile(model, drawn), self._file)
+        except Exception as error:  # whatever it is, the script has nothing to do with it
+            end(failure_sentence(error))
 
-    def _profile(self, model: Any, batches: list[Any], moments: list[float]) -> Profile:
+    def _profile(self, model: Any, drawn: Drawn) -> Profile:
         """Raises ScalingError."""
-        import keras
+        from carme_runtime.scaling.tensorflow_replay import TensorFlowStep
 
-        from carme_runtime.scaling.tensorflow_replay import TensorFlowStep, samples_of
-
-        sizes = [samples_of(data, keras.tree.flatten) for data in batches]
-        batch = common_batch(sizes)
-        step = TensorFlowStep(model, batches[sizes.index(batch)], batch)
+        known = [step.batch for step in self._watched if step.batch]
+        batch = common_batch(known or drawn.sizes, _samples(drawn.data))
+        took = [step.whole for step in self._watched if step.batch in (0, batch)]
+        step = TensorFlowStep(model, _plain(drawn.data), batch)
         timings, gradients = step.measured(REPLAYING * self._seconds)
-        whole = 1000 * statistics.median(self._took)
-        rate = samples_per_s(sizes, moments)
+        whole = 1000 * statistics.median(took)
+        rate = samples_per_s(drawn.sizes, drawn.moments)
         timings, fixed, ahead = parts(timings, whole, 1000 * batch / rate if rate else 0.0)
         return Profile(
             type(model).__name__,
@@ -160,7 +208,7 @@ class KerasWatch:
             timings,
             fixed,
             gradients,
-            spread=spread(self._took),
+            spread=spread(took),
             input=Input(rate, int(ahead)) if rate else Input(),
             memory=step.memory(timings[0].samples),
             links=links_of(self._network),
@@ -200,24 +248,41 @@ def samples_per_s(sizes: list[int], moments: list[float]) -> float:
     return sum(sizes[first:]) / took if took > 0 else 0.0
 
 
-def _draw(iterator: Iterator[Any], seconds: float) -> tuple[list[Any], list[float]]:
-    """The next batches, and the moments before and after them."""
+def draw(iterator: Iterator[Any], seconds: float, samples: Callable[[Any], int]) -> Drawn:
+    """Draw the next batches.
+
+    Args:
+        iterator: Has them.
+        seconds: For how long, where a few do not take longer.
+        samples: How many a batch has.
+    """
+    drawn = Drawn()
+    until = drawn.moments[0] + seconds
+    while len(drawn.sizes) < _BATCHES and (len(drawn.sizes) < _FEWEST_BATCHES or drawn.moments[-1] < until):
+        data = next(iterator, None)
+        if data is None:
+            drawn.is_over = True
+            break
+        drawn.add(data, samples(data))
+    return drawn
+
+
+def _samples(data: Any) -> int:
+    import keras
+
+    from carme_runtime.scaling.tensorflow_replay import samples_of
+
+    return samples_of(data, keras.tree.flatten)
+
+
+def _plain(data: Any) -> Any:
+    """A batch as a `train_step` gets it."""
     import keras
     import tensorflow as tf
 
-    def plain(value: Any) -> Any:
-        # Keras has its own train function turn these into None, too.
-        return None if isinstance(value, tf.experimental.Optional) else value
-
-    found: list[Any] = []
-    moments = [time.perf_counter()]
-    while len(found) < _BATCHES and (not found or moments[-1] - moments[0] < seconds):
-        data = next(iterator, None)
-        if data is None:
-            break
-        moments.append(time.perf_counter())
-        found.append(keras.tree.map_structure(plain, data))
-    return found, moments
+    # Keras has its own train function turn these into None, too.
+    optional = tf.experimental.Optional
+    return keras.tree.map_structure(lambda value: None if isinstance(value, optional) else value, data)
 
 
 def _wait_for(result: Any) -> None:

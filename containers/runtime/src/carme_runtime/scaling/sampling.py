@@ -22,7 +22,7 @@ WARM, LEAST, MOST = 3, 4, 40  # steps that do not count, that do, and that are e
 LONGEST, FEWEST = 50.0, 2  # seconds of watching, with so few steps
 # Of the seconds to measure: watching as a rule, making steps again, and loading.
 WATCHING, REPLAYING, LOADING = 0.2, 0.6, 0.15
-_SAME_BATCH = 0.5  # of the steps
+_SAME_BATCH = 0.5  # of the steps: more have it
 _SIZES = 7
 
 
@@ -37,12 +37,20 @@ class Step:
     batch: int = 0
 
 
-def shortage(steps: int) -> str:
-    """What is missing for a result after so few steps."""
+def shortage(steps: int, seconds: float, together: int = 1) -> str:
+    """What is missing for a result.
+
+    Args:
+        steps: Of the script until it ended.
+        seconds: About how long the probe measures.
+        together: Steps that are seen as one.
+    """
+    ended, least = f"The script ended after {steps} step{'s' * (steps != 1)}", together * (WARM + LEAST)
+    if steps < least:
+        return f"{ended}, and the probe needs {least}. Let it train longer."
     return (
-        f"The script ended after {steps} step{'s' * (steps != 1)}, and the probe needs "
-        f"{WARM + LEAST}. "
-        "Let it train longer."
+        f"{ended}, before the probe could measure: it watches {together * (WARM + MOST)} steps, or about "
+        f"{WATCHING * seconds:.2g} s, first. Let it train longer, or give a smaller --scale-seconds."
     )
 
 
@@ -57,7 +65,7 @@ def common_batch(sizes: Sequence[int], last: int | None = None) -> int:
         ScalingError: Too few have the same.
     """
     batch = statistics.mode(sizes)
-    if sizes.count(batch) < _SAME_BATCH * len(sizes) or last not in (None, batch):
+    if sizes.count(batch) <= _SAME_BATCH * len(sizes) or last not in (None, batch):
         raise ScalingError(
             f"The script draws batches of different sizes ({min(sizes)} to {max(sizes)}).",
             "Let most steps have the same size.",
@@ -103,13 +111,20 @@ def is_loaded_ahead(whole: float, computed: float, load: float) -> bool:
     return whole < computed + load / 2
 
 
-def split_whole(milliseconds: float) -> tuple[float, float]:
-    """Forward and backward pass of a step that can only be measured whole.
+def split_whole(milliseconds: float, forward: float | None = None) -> tuple[float, float]:
+    """Forward and backward pass of a step that is measured whole.
 
     A layer's backward pass computes two products of matrices for one of its forward pass: the gradients of
-    its input and of its weights.
+    its input and of its weights. That counts where nothing better is known.
+
+    Args:
+        milliseconds: Of both.
+        forward: Of the forward pass by itself, which is not believed where it takes as long as both. None:
+            unknown.
     """
-    return milliseconds / 3, 2 * milliseconds / 3
+    if forward is None or forward >= milliseconds:
+        forward = milliseconds / 3
+    return forward, milliseconds - forward
 
 
 def shares(moments: Sequence[float], begin: float) -> tuple[float, ...]:

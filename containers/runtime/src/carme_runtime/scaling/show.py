@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from carme_runtime.graph.show import columns
+from carme_runtime.options import USUAL_EFFICIENCY
 from carme_runtime.out_of_core.sizes import show_size
 from carme_runtime.scaling.prediction import NONE, Point, Prediction
 
@@ -25,8 +26,12 @@ _COLORS = {
 }
 
 
-def table(prediction: Prediction) -> str:
-    """Both ways of scaling, and what follows from them."""
+def table(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> str:
+    """Both ways of scaling, and what follows from them.
+
+    Args:
+        efficiency: In percent, for which the most ranks are named.
+    """
     profile = prediction.profile
     parts = [
         f"{profile.model} on {profile.device}, batch {prediction.batch}, "
@@ -37,7 +42,7 @@ def table(prediction: Prediction) -> str:
         f"\nWeak scaling: each rank has a batch of {prediction.batch}.",
         _rows(prediction.weak),
         "",
-        *advice(prediction),
+        *advice(prediction, efficiency),
         *([_LATE] if profile.has_late_gradients else []),
     ]
     reasons = list(dict.fromkeys(r for p in (*prediction.strong, *prediction.weak) for r in p.extrapolated))
@@ -45,12 +50,13 @@ def table(prediction: Prediction) -> str:
     return "\n".join(parts) + "\n"
 
 
-def advice(prediction: Prediction) -> list[str]:
-    """Sentences about what to ask for."""
+def advice(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> list[str]:
+    """Sentences about what to ask for; `efficiency` as in `table`."""
     knee = next(point for point in prediction.strong if point.ranks == prediction.knee)
     fastest, last = prediction.fastest, prediction.strong[-1]
     lines = [
-        f"With an efficiency of 70 % or more, {counted(prediction.most_ranks(0.7))} can share the batch.",
+        f"With an efficiency of {efficiency:g} % or more, "
+        f"{counted(prediction.most_ranks(efficiency / 100))} can share the batch.",
         f"{choice(knee)}; {choice(fastest)}." if fastest.ranks != knee.ranks else f"{choice(knee)}.",
     ]
     if knee.ranks < last.ranks:
@@ -112,8 +118,8 @@ def _rows(points: tuple[Point, ...]) -> str:
     return columns(rows, left=0)
 
 
-def as_dict(prediction: Prediction) -> dict[str, Any]:
-    """For programs; `version` counts changes of names and meanings."""
+def as_dict(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> dict[str, Any]:
+    """For programs; `version` counts changes of names and meanings, and `efficiency` is as in `table`."""
 
     def points(several: tuple[Point, ...]) -> list[dict[str, Any]]:
         return [
@@ -143,8 +149,10 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
         "weak": points(prediction.weak),
         "knee": prediction.knee,
         "most_ranks_with_70_percent": prediction.most_ranks(0.7),
+        "efficiency_percent": efficiency,
+        "most_ranks_with_efficiency": prediction.most_ranks(efficiency / 100),
         "remedies": [dataclasses.asdict(one) for one in prediction.remedies],
-        "advice": advice(prediction),
+        "advice": advice(prediction, efficiency),
     }
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.imports import changed_spec
@@ -157,17 +157,22 @@ class _Finder:
 
 
 def _train_on_jax(trainer: ModuleType) -> None:
-    chosen = _take()
-    if chosen is not None:
-        atexit.register(_note_jax, chosen[0])
+    if _take() is None:
+        return
+    kind: Any = trainer.JAXTrainer
+    kind.make_train_function = _refuse_jax
+    # The trainer has imported it; loops of the script's own use it.
+    if optimizers := sys.modules.get("keras.src.optimizers.base_optimizer"):
+        base: Any = optimizers.BaseOptimizer
+        base.apply = _refuse_jax
 
 
-def _note_jax(file: Path) -> None:
-    if not file.exists() and getattr(sys, "last_value", None) is None:
-        end(
-            "Keras on JAX cannot be measured: JAX compiles a step as one program, which shows none of its "
-            "parts. Use KERAS_BACKEND=tensorflow or torch for the probe."
-        )
+def _refuse_jax(*_: Any, **__: Any) -> NoReturn:
+    """In place of what begins training: all of it would be in vain."""
+    end(
+        "Keras on JAX cannot be measured: JAX compiles a step as one program, which shows none of its "
+        "parts. Use KERAS_BACKEND=tensorflow or torch for the probe."
+    )
 
 
 def _follow(watch: Any, file: Path) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from carme_runtime.graph import Timing
@@ -19,9 +19,11 @@ from carme_runtime.scaling.sampling import batches, shares, split_whole, timings
 
 _ROUNDS, _LEAST_ROUNDS = 25, 3
 _PASSES = 5  # in which it is measured when gradients are complete
+_FOR_PASSES = 0.8  # of the time; the rest is for the moments of gradients
 _GPU = "GPU"
 
-Passes = Callable[[Any], tuple[float, float]]
+#: Milliseconds of a step, and of its forward pass by itself where that can be made.
+Run = tuple[float, float | None]
 
 
 class TensorFlowStep:
@@ -45,7 +47,7 @@ class TensorFlowStep:
         self.has_parts = type(model).train_step is _train_step_of_keras()
         self.parameters: list[Any] = list(model.trainable_variables)
         self.gpu = next(iter(tf.config.list_logical_devices(_GPU)), None)
-        self._made: dict[int, Passes] = {}  # by samples
+        self._made: dict[int, Callable[[Any], Run]] = {}  # by samples
         self._is_used = [True] * len(self.parameters)  # whether a gradient comes to each
 
     def measured(self, seconds: float) -> tuple[tuple[Timing, ...], tuple[Gradient, ...]]:
@@ -56,24 +58,26 @@ class TensorFlowStep:
                 "Let the script train a model with a batch of tensors.",
             )
         begin = time.monotonic()
+        until = begin + _FOR_PASSES * seconds
         self._first()
         sizes = [self._batch]
         for size in reversed(batches(self._batch)[:-1]):
             # Each batch is compiled by itself, which may take longer than all of the measuring.
-            if time.monotonic() - begin > seconds:
+            if time.monotonic() > until:
                 break
             if not self._takes(size):
                 break
             sizes.append(size)
-        runs: dict[int, list[tuple[float, float]]] = {size: [] for size in sizes}
+        runs: dict[int, list[Run]] = {size: [] for size in sizes}
         order = list(sizes)
         for turn in range(_ROUNDS):
             random.Random(turn).shuffle(order)
             for size in order:
                 runs[size].append(self._run(size))
-            if turn + 1 >= _LEAST_ROUNDS and time.monotonic() - begin >= seconds:
+            if turn + 1 >= _LEAST_ROUNDS and time.monotonic() >= until:
                 break
-        return timings(runs), self._gradients(sorted(sizes))
+        passes = {size: [_split(several)] for size, several in runs.items()}
+        return timings(passes), self._gradients(sorted(sizes), begin + seconds)
 
     def memory(self, smallest: int) -> Memory:
         """What one rank needs."""
@@ -94,8 +98,8 @@ class TensorFlowStep:
         threads = config.threading.get_intra_op_parallelism_threads()
         return f"cpu, {threads} thread{'s' * (threads > 1)}" if threads else "cpu, all threads"
 
-    def _run(self, samples: int) -> tuple[float, float]:
-        """One step; the milliseconds of its forward and its backward pass. The first one compiles it."""
+    def _run(self, samples: int) -> Run:
+        """One step. The first one compiles it."""
         if samples not in self._made:
             self._made[samples] = self._passes()
         return self._made[samples](self._part(samples))
@@ -132,19 +136,14 @@ class TensorFlowStep:
 
         return self._keras.tree.map_structure(first_samples, self._data)
 
-    def _passes(self) -> Passes:
-        """What makes a step and returns the milliseconds of its forward and its backward pass."""
+    def _passes(self) -> Callable[[Any], Run]:
+        """What makes a step."""
         if not self.has_parts:
             whole = self._compiled(self.model.train_step)
-            return lambda data: split_whole(self._timed(whole, data))
+            return lambda data: (self._timed(whole, data), None)
         forward = self._compiled(self._loss)
         both = self._compiled(self._with_gradients)
-
-        def measure(data: Any) -> tuple[float, float]:
-            first = self._timed(forward, data)
-            return first, max(self._timed(both, data) - first, 0.0)
-
-        return measure
+        return lambda data: (self._timed(both, data), self._timed(forward, data))
 
     def _compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if self._is_eager:
@@ -175,17 +174,19 @@ class TensorFlowStep:
         self._is_used = [gradient is not None for gradient in gradients]
         return loss, gradients
 
-    def _gradients(self, sizes: list[int]) -> tuple[Gradient, ...]:
+    def _gradients(self, sizes: list[int], until: float) -> tuple[Gradient, ...]:
         """With the moments when they are complete where TensorFlow shows them."""
-        found = self._moments(sizes)
+        found = self._moments(sizes, until)
         return tuple(
             Gradient(str(getattr(v, "path", v.name)), _bytes(v), tuple(by_size[place] for by_size in found))
             for place, v in enumerate(self.parameters)
             if self._is_used[place]
         )
 
-    def _moments(self, sizes: list[int]) -> list[tuple[float, ...]]:
+    def _moments(self, sizes: list[int], until: float) -> list[tuple[float, ...]]:
         """For each batch the share of the backward pass after which each gradient is complete.
+
+        Batches for which there is no time are taken to be like the next larger one.
 
         A step that XLA compiles returns all of them at its end. On a GPU operations of the processor, such as
         looking at the clock, run when a gradient is requested, not when it is complete. So there, and where
@@ -196,14 +197,19 @@ class TensorFlowStep:
             return late
         found: list[tuple[float, ...]] = []
         try:
-            for size in sizes:
-                clock = self._tf.function(self._clocked, autograph=False)
-                runs = [clock(self._part(size)) for _ in range(_PASSES)]
-                by_run = [shares([float(one) for one in ends], float(begin)) for begin, ends in runs]
-                found.append(tuple(statistics.median(several) for several in zip(*by_run, strict=True)))
+            for size in reversed(sizes):
+                is_late = bool(found) and time.monotonic() > until
+                found.append(found[-1] if is_late else self._shares(size))
         except Exception:  # the step itself has run before: what fails is looking at the clock in it
             return late
-        return found
+        return found[::-1]
+
+    def _shares(self, samples: int) -> tuple[float, ...]:
+        """When each gradient is complete, in the middle of some passes."""
+        clock, data = self._tf.function(self._clocked, autograph=False), self._part(samples)
+        runs = [clock(data) for _ in range(_PASSES)]
+        by_run = [shares([float(one) for one in ends], float(begin)) for begin, ends in runs]
+        return tuple(statistics.median(several) for several in zip(*by_run, strict=True))
 
     def _clocked(self, data: Any) -> tuple[Any, list[Any]]:
         """When the forward pass ended, and when each gradient was complete, in seconds."""
@@ -212,11 +218,13 @@ class TensorFlowStep:
         with tf.control_dependencies([loss]):
             begin = tf.timestamp()
         ends = []
-        for gradient in gradients:
+        # TensorFlow looks at the clock in the order in which it is asked here, so each look waits for those
+        # before it: the last gradients are complete first.
+        for gradient in reversed(gradients):
             parts = [one for one in tf.nest.flatten(gradient, expand_composites=True) if one is not None]
             with tf.control_dependencies(parts or [loss]):
                 ends.append(tf.timestamp())
-        return begin, ends
+        return begin, ends[::-1]
 
     def _peak(self, samples: int) -> int:
         """Bytes that a step takes at its peak, besides what the process has already."""
@@ -226,12 +234,20 @@ class TensorFlowStep:
             before = self._tf.config.experimental.get_memory_info(name)["current"]
             self._run(samples)
             return max(self._tf.config.experimental.get_memory_info(name)["peak"] - before, 0)
+        pages.trim()  # what earlier steps have freed would not be counted as growth
         before = pages.resident()
         with contextlib.suppress(OSError):  # a kernel that does not let it be counted anew
             pages.forget_peak()
             self._run(samples)
             return max(pages.peak() - before, 0)
         return 0
+
+
+def _split(runs: Sequence[Run]) -> tuple[float, float]:
+    """Forward and backward pass in the middle of some runs."""
+    forwards = [forward for _, forward in runs if forward is not None]
+    whole = statistics.median(whole for whole, _ in runs)
+    return split_whole(whole, statistics.median(forwards) if forwards else None)
 
 
 def _train_step_of_keras() -> Any:

@@ -85,7 +85,7 @@ class Watch:
 
     def shortage(self) -> str:
         """What is missing for a result; empty: nothing was seen that could have one."""
-        return shortage(self.steps) if self.steps else ""
+        return shortage(self.steps, self._seconds) if self.steps else ""
 
     def called(self, module: nn.Module, call: Any, args: Any, kwargs: Any) -> Any:
         """Note a call that no other module makes."""

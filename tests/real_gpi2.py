@@ -1,0 +1,27 @@
+"""Programs for GPI-2 itself. It is in no package index: CARME_GPI2 names the folder where it is installed.
+
+./autogen.sh && ./configure --prefix=FOLDER --with-ethernet --without-fortran && make && make install
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent / "native/programs/gpi2_step.c"
+
+
+def compiled(program: Path) -> Path:
+    """The program of one step, with GPI-2 inside; the test is skipped where there is no GPI-2.
+
+    Args:
+        program: The file that is made.
+    """
+    folder = os.environ.get("CARME_GPI2")
+    if not folder:
+        pytest.skip("CARME_GPI2 names no folder in which GPI-2 is installed")
+    library = next(Path(folder).glob("lib*/libGPI2.a"))
+    command = ["cc", f"-I{folder}/include", str(SOURCE), str(library), "-lpthread", "-lm", "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program

@@ -1,0 +1,160 @@
+"""Which steps and batches a probe of Keras on TensorFlow measures, and how it ends, without either."""
+
+import gc
+import itertools
+import re
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carme_runtime.scaling import ScalingError, keras_watching, sampling
+from carme_runtime.scaling.ending import failure_sentence
+from carme_runtime.scaling.keras_watching import Drawn, KerasWatch, draw
+
+
+class Measured(BaseException):
+    """In place of a process's end."""
+
+
+class Epoch:
+    """The iterator of an epoch; its batches are their numbers of samples."""
+
+    element_spec = None
+
+    def __init__(self, sizes: list[int]) -> None:
+        self._sizes = iter(sizes)
+
+    def __iter__(self) -> Iterator[int]:
+        return self._sizes
+
+    def __next__(self) -> int:
+        return next(self._sizes)
+
+
+@pytest.fixture
+def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KerasWatch:
+    """Watches steps, which end at once, until it measures."""
+
+    def stop(*arguments: Any) -> None:
+        raise Measured(*arguments)
+
+    monkeypatch.setattr(keras_watching, "_samples", int)
+    monkeypatch.setattr(keras_watching, "_wait_for", lambda result: None)
+    monkeypatch.setattr(keras_watching, "finish", stop)
+    monkeypatch.setattr(keras_watching, "end", stop)
+    monkeypatch.setattr(KerasWatch, "_profile", lambda self, model, drawn: drawn)
+    return KerasWatch(tmp_path / "scale.json", None, 60.0)
+
+
+def fit(watch: KerasWatch, sizes: list[int], epochs: int) -> Drawn:
+    """Train as Keras does, with one iterator for each epoch; what was drawn to be measured."""
+    model = object()
+    with pytest.raises(Measured) as found:
+        for _ in range(epochs):
+            epoch = Epoch(sizes)
+            for _ in sizes:
+                try:
+                    watch._step(model, next, epoch)
+                except StopIteration:  # Keras ends the epoch
+                    break
+    return found.value.args[0]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 11, 22, 43, 44, 45, 60])
+def test_the_last_batch_of_an_epoch_is_not_measured_for_the_usual_one(watch: KerasWatch, steps: int) -> None:
+    """40 steps after 3 are enough, so the probe looks for batches before the next one."""
+    sizes = [300] * (steps - 1) + [100] if steps > 1 else [300]
+    drawn = fit(watch, sizes, 100)
+    assert drawn.data == 300 and drawn.sizes.count(300) * 2 >= len(drawn.sizes)
+    assert len(drawn.sizes) >= min(steps, 3) and watch.steps <= 43 + steps
+
+
+def test_the_rest_of_an_epoch_is_measured_where_it_has_enough(watch: KerasWatch) -> None:
+    drawn = fit(watch, [300] * 45 + [100], 1)
+    assert (drawn.sizes, drawn.data) == ([300, 300, 100], 300)
+
+
+def test_train_on_batch_is_measured_with_a_batch_of_the_usual_size(watch: KerasWatch) -> None:
+    model, sizes = object(), [300, 300, 300, 100] * 20
+    with pytest.raises(Measured) as found:
+        for size in sizes:
+            watch._step(model, next, iter([size]))
+    assert watch.steps == 44 and found.value.args[0].data == 300
+
+
+def test_one_of_the_drawn_batches_is_kept() -> None:
+    class Data:
+        def __init__(self, samples: int) -> None:
+            self.samples = samples
+
+    alive: list[weakref.ref[Data]] = []
+
+    def batches() -> Iterator[Data]:
+        for samples in itertools.cycle([8, 32, 32]):
+            gc.collect()
+            assert sum(each() is not None for each in alive) <= 2  # the one kept, and the last
+            data = Data(samples)
+            alive.append(weakref.ref(data))
+            yield data
+            del data
+
+    drawn = draw(batches(), 60.0, lambda data: data.samples)
+    assert len(drawn.sizes) == 50 and len(drawn.moments) == 51 and not drawn.is_over
+    assert drawn.data.samples == 32
+    alive.clear()
+    drawn = draw(batches(), 0.0, lambda data: data.samples)  # slow ones, too, show which size is usual
+    assert drawn.sizes == [8, 32, 32] and drawn.data.samples == 32
+
+
+class ResourceExhaustedError(Exception):
+    """As TensorFlow has it."""
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ResourceExhaustedError("OOM when"), "There is too little memory to measure beside the script."),
+        (ScalingError("It is so.", "Change it."), "It is so. Change it."),
+        (
+            ValueError("an odd number\nof lines"),
+            "The probe itself failed when it measured the script's steps (",
+        ),
+    ],
+)
+def test_what_fails_in_measuring_is_no_error_of_the_script(
+    watch: KerasWatch, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(KerasWatch, "_profile", fail)
+    with pytest.raises(Measured, match=f"^{re.escape(sentence)}") as found:
+        for _ in range(2):
+            epoch = Epoch([32] * 60)
+            for _ in range(60):
+                watch._step("model", next, epoch)
+    assert str(found.value) == failure_sentence(error) and watch.over
+    assert "of lines" not in str(found.value)
+
+
+def test_scripts_that_end_too_early_are_told_what_is_missing() -> None:
+    assert sampling.shortage(1, 60.0).startswith("The script ended after 1 step, and the probe needs 7. ")
+    assert sampling.shortage(30, 60.0) == (
+        "The script ended after 30 steps, before the probe could measure: it watches 43 steps, or about 12 s"
+        ", first. Let it train longer, or give a smaller --scale-seconds."
+    )
+    assert "30 steps, and the probe needs 70." in sampling.shortage(30, 60.0, 10)
+    assert "it watches 430 steps, or about 1 s, first" in sampling.shortage(80, 5.0, 10)
+
+
+def test_steps_that_keras_makes_in_one_call_are_seen_as_one(watch: KerasWatch) -> None:
+    class Model:
+        steps_per_execution = 10
+
+    model, epoch = Model(), Epoch([32] * 60)
+    for _ in range(3):
+        watch._step(model, next, epoch)
+    assert "after 30 steps, and the probe needs 70." in watch.shortage()

@@ -1,0 +1,97 @@
+"""What a probe of Keras on TensorFlow makes of what it sees, and what of Keras it cannot measure."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from carme_runtime import scaling
+from carme_runtime.graph import Timing
+from carme_runtime.imports import first_in_path
+from carme_runtime.scaling import sampling, start
+from carme_runtime.scaling.keras_watching import parts, samples_per_s
+from patience import HANG
+
+
+def test_the_parts_of_a_step_that_is_seen_whole() -> None:
+    forward, backward = sampling.split_whole(9.0)
+    assert (forward, backward) == (3.0, 6.0)
+    assert sampling.split_whole(9.0, 4.0) == (4.0, 5.0)
+    assert sampling.split_whole(9.0, 9.5) == (3.0, 6.0), "a forward pass alone that took longer is noise"
+    seen = (Timing(8, 2.0, 4.0),)
+    # 10 ms for a step: the batch was loaded meanwhile, or the step waited for it.
+    assert parts(seen, 10.0, 20.0) == (seen, 4.0, True)
+    assert parts(seen, 10.0, 3.0) == (seen, 1.0, False)
+    # The step of the script was faster than the same made again.
+    scaled, fixed, _ = parts(seen, 3.0, 0.0)
+    assert scaled == (Timing(8, 1.0, 2.0),) and fixed == 0.0
+
+
+def test_the_rate_of_batches_leaves_out_what_was_loaded_before() -> None:
+    moments = [0.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 4.0]
+    assert samples_per_s([32] * 7, moments) == pytest.approx(32.0)
+    assert samples_per_s([32, 32], [0.0, 1.0, 2.0]) == pytest.approx(32.0)
+    assert samples_per_s([32], [0.0, 1.0]) == 0.0
+
+
+KERAS_MODULES = {
+    "backend/jax/trainer.py": (
+        "from keras.src.optimizers import base_optimizer\n"
+        "class JAXTrainer:\n    def make_train_function(self):\n        pass\n"
+    ),
+    "backend/tensorflow/trainer.py": (
+        "from keras.src.optimizers import base_optimizer\n"
+        "class TensorFlowTrainer:\n    def make_train_function(self):\n        pass\n"
+    ),
+    "optimizers/base_optimizer.py": "class BaseOptimizer:\n    def apply(self, gradients):\n        pass\n",
+}
+FOREVER = "; import threading; threading.Event().wait()"  # only the probe ends it
+ON_JAX = "import keras.src.backend.jax.trainer"
+TRAINS_ON_JAX = f"from keras.src.backend.jax.trainer import *; JAXTrainer().make_train_function(){FOREVER}"
+OWN_LOOP_ON_JAX = f"from {ON_JAX[7:]} import *; base_optimizer.BaseOptimizer().apply([]){FOREVER}"
+OWN_LOOP = (
+    "import keras.src.backend.tensorflow.trainer\n"
+    "from keras.src.optimizers.base_optimizer import BaseOptimizer\n"
+    "BaseOptimizer().apply([])"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "sentence"),
+    [
+        (ON_JAX, 0, ""),
+        (TRAINS_ON_JAX, 2, "Keras on JAX cannot be measured: JAX compiles"),
+        (OWN_LOOP_ON_JAX, 2, "Keras on JAX cannot be measured: JAX compiles"),
+        (f"{ON_JAX}; raise SystemExit('own')", 1, "own"),
+        (OWN_LOOP, 2, "The script trains in a loop of its own, and on TensorFlow the probe sees"),
+        (OWN_LOOP + FOREVER, 2, "The script trains in a loop of its own, and on TensorFlow the probe sees"),
+        ("import keras.src.backend.tensorflow.trainer", 0, ""),
+        ("print('nothing of Keras')", 0, ""),
+    ],
+)
+def test_what_cannot_be_measured_of_keras_is_named(
+    tmp_path: Path, script: str, code: int, sentence: str
+) -> None:
+    """The modules that the probe changes, as a Keras has them."""
+    for name, text in KERAS_MODULES.items():
+        file = tmp_path / "keras" / "src" / name
+        file.parent.mkdir(parents=True)
+        for folder in (file.parent, *list(file.parent.parents)[:3]):
+            if tmp_path in folder.parents:
+                (folder / "__init__.py").touch()
+        file.write_text(text)
+    package = Path(scaling.__file__).parents[2]
+    path = first_in_path(f"{tmp_path}{os.pathsep}{package}")
+    own = {"PYTHONPATH": path, start.PROBE: str(tmp_path / "scale.json"), start.SECONDS: "0.5"}
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert sentence in done.stderr and done.stderr.count("--scale-probe:") == (code == 2)
