@@ -140,7 +140,7 @@ def test_what_fails_in_measuring_is_no_error_of_the_script(
     assert "of lines" not in str(found.value)
 
 
-def test_scripts_that_end_too_early_are_told_what_is_missing() -> None:
+def test_what_scripts_lack_that_end_too_early_is_reported() -> None:
     assert sampling.shortage(1, 60.0).startswith("The script ended after 1 step, and the probe needs 7. ")
     assert sampling.shortage(30, 60.0) == (
         "The script ended after 30 steps, before the probe could measure: it watches 43 steps, or about 12 s"

@@ -218,8 +218,8 @@ class TensorFlowStep:
         with tf.control_dependencies([loss]):
             begin = tf.timestamp()
         ends = []
-        # TensorFlow looks at the clock in the order in which it is asked here, so each look waits for those
-        # before it: the last gradients are complete first.
+        # TensorFlow reads the clock in the order of these lines, so each reading waits for those before it: the
+        # last gradients are complete first.
         for gradient in reversed(gradients):
             parts = [one for one in tf.nest.flatten(gradient, expand_composites=True) if one is not None]
             with tf.control_dependencies(parts or [loss]):
