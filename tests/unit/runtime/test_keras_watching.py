@@ -85,7 +85,7 @@ def test_train_on_batch_is_measured_with_a_batch_of_the_usual_size(watch: KerasW
     assert watch.steps == 44 and found.value.args[0].data == 300
 
 
-def test_one_of_the_drawn_batches_is_kept() -> None:
+def test_a_batch_of_the_usual_size_is_measured() -> None:
     class Data:
         def __init__(self, samples: int) -> None:
             self.samples = samples

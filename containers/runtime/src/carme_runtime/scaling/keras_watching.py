@@ -61,14 +61,14 @@ class Drawn:
     moments: list[float] = field(default_factory=lambda: [time.perf_counter()])
     data: Any = None
     is_over: bool = False
-    _kept: int = 0  # samples of `data`
+    _samples: int = 0  # samples of `data`
 
     def add(self, data: Any, samples: int) -> None:
         """Count a batch that has just been drawn."""
         self.moments.append(time.perf_counter())
         self.sizes.append(samples)
-        if self.data is None or self.sizes.count(samples) > self.sizes.count(self._kept):
-            self.data, self._kept = data, samples
+        if self.data is None or self.sizes.count(samples) > self.sizes.count(self._samples):
+            self.data, self._samples = data, samples
 
 
 class KerasWatch:
