@@ -122,7 +122,7 @@ def test_lists_have_moments_by_their_distance(
     lists = {"/files/": browser, "/tokens/": browser, "/announcements/": browser, "/admin/record/": root}
     for page, reader in lists.items():
         moments = BeautifulSoup(reader.get(page).content, "html.parser").select("main time")
-        listed = {time["data-style"] for time in moments if not time.find_parent("details")}
+        listed = {str(time["data-style"]) for time in moments if not time.find_parent("details")}
         assert listed == {"ago"}, page
 
 
