@@ -8,7 +8,7 @@ included, shares the cores. A request costs the clients (aiohttp, which reads HT
 millisecond. `--pause 0` asks without looking at anything. Rows are `<page or endpoint>_p50_ms`, `_p95_ms` and
 `_p99_ms`.
 `--files` adds nginx's question whether a file of a notebook's page may pass, as often as all other requests;
-its rows are `file_p50_ms` and so on. `--without picture` and `--without entrance` run the portal without one
+its rows are `file_p50_ms` and so on. `--without cache` and `--without entrance` run the portal without one
 of its own optimisations (`portal_without.py`), to be compared with a run that has the same other options.
 The result also has the queries and the processor time (of the portal's process alone) of one answer, which a
 busy machine hardly changes; `--seconds 0` measures these alone.
@@ -67,7 +67,7 @@ REQUESTS = {
 #: The same of `--files`.
 FILES = {"file": (22, "file", "/internal/enter")}
 #: What `--without` leaves out.
-OPTIMISATIONS = ("picture", "entrance")
+OPTIMISATIONS = ("cache", "entrance")
 NAMES = ("train resnet", "train bert", "finetune llama", "notebook", "preprocess", "evaluate")
 
 

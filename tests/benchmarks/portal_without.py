@@ -1,6 +1,6 @@
 """The portal without optimisations of its own: a Django app of `./test bench portal --without` alone.
 
-`CARME_BENCH_WITHOUT` names what is left out: `picture`, so that each page asks the broker itself; `entrance`,
+`CARME_BENCH_WITHOUT` names what is left out: `cache`, so that each page asks the broker itself; `entrance`,
 so that nginx's question who may enter goes through Django's middleware to a view, in a thread of the pages.
 """
 
@@ -29,7 +29,7 @@ class Without(AppConfig):
 
     def ready(self) -> None:
         left_out = os.environ.get(VARIABLE, "").split(",")
-        if "picture" in left_out:
+        if "cache" in left_out:
             from carme_webui.cluster import ClusterCache
 
             patch.object(ClusterCache, "_cached", ask_each_time).start()

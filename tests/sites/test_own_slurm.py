@@ -1,6 +1,6 @@
 """A site with a Slurm of its own gets Carme as docs/admins/install.md says, and loses it.
 
-Each site has a class, whose name follows from the site's: `suites.plan.tests_of_site`.
+Each site has a class, whose name follows from the site's: `suites.plan.target_of_site`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from suites.environments import (
 )
 from suites.running import ROOT, Runner, call, path_of, show_stage
 
-__all__ = ["Plan", "run_quick_lint", "tests_of_site"]
+__all__ = ["Plan", "run_quick_lint", "target_of_site"]
 
 #: Each processor begins with its own half of the files, so that what a file's tests share is made once, and
 #: helps the other at the end.
@@ -284,11 +284,11 @@ class Plan:
         if not (shutil.which("ssh") and shutil.which("ssh-keygen")):
             debian.apt_install("openssh-client")
         debian.prepare_compiler()
-        tests = map(tests_of_site, self._request.sites)
+        tests = map(target_of_site, self._request.sites)
         self._pytest("sites", *tests, "--timeout", "14400", "-rP", *self._request.arguments)
 
 
-def tests_of_site(site: str) -> str:
+def target_of_site(site: str) -> str:
     """What pytest gets to run the tests of a site: a file, or the class of a site with a Slurm of its own."""
     if site.startswith("existing-"):
         return f"tests/sites/test_own_slurm.py::TestExisting{''.join(filter(str.isdigit, site))}"

@@ -14,6 +14,7 @@ import pytest
 
 from carme.errors import CarmeError
 from carme.validation.attacks import ATTACKS, Attack, Fixture, actions, markdown, verdict
+from carme.validation.attacks.cases.job_secrets import secrets_of
 
 FIXTURE = cast(
     Fixture,
@@ -245,3 +246,15 @@ def test_a_server_that_wants_a_certificate(authority: Path, shown: bool) -> None
         outcome, message = actions.talk("127.0.0.1", listening.getsockname()[1], certificate=certificate)
         server.join()
     assert outcome is shown, message
+
+
+def test_what_must_not_leak_is_the_victims_token_and_the_whole_of_its_key(tmp_path: Path) -> None:
+    """A part of a sentence in place of the key is found nowhere, so no leak of the key would be."""
+    (tmp_path / "fabric.key").write_text("5ec2e7\n")
+    node = SimpleNamespace(ask=lambda action, **arguments: getattr(actions, action)(**arguments))
+    victim = SimpleNamespace(token="t0ken", folder=str(tmp_path))
+    fixture = cast(Fixture, SimpleNamespace(victim=victim, victim_node=node))
+    assert secrets_of(fixture) == ["t0ken", "5ec2e7"]
+    (tmp_path / "fabric.key").write_text("\n")
+    with pytest.raises(CarmeError, match="no token or no key"):
+        secrets_of(fixture)

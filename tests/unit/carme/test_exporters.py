@@ -153,7 +153,7 @@ async def test_nodes_that_are_away_hold_up_nobody_else(
     exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", 3 * HANG)
-    monkeypatch.setattr(module, "POLL_SECONDS", 3 * HANG)
+    monkeypatch.setattr(module, "SAMPLE_TIMEOUT", 3 * HANG)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
     away = Exporters(silent.getsockname()[1], exporter.certificates)
     nodes = ",".join(f"127.0.0.{last}" for last in range(1, 33))
@@ -185,7 +185,7 @@ async def test_a_look_ends_in_time_and_its_failure_is_known_for_a_while(
     exporter: Exporter, silent: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PATIENCE", HANG)
-    monkeypatch.setattr(module, "POLL_SECONDS", 0.2)
+    monkeypatch.setattr(module, "SAMPLE_TIMEOUT", 0.2)
     away = Exporters(silent.getsockname()[1], exporter.certificates, lambda: exporter.node.seconds)
     job = exporter.job(started=None)
     with pytest.raises(CarmeError, match=r"do not answer: no answer within 0\.2 s"):

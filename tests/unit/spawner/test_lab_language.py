@@ -11,6 +11,7 @@ import pytest_asyncio
 from playwright.async_api import Page, expect
 
 from carme.errors import InvalidRequest
+from carme.jobs import MAXIMUM_MINUTES
 from carme.translation import message
 from carme_spawner.singleuser import language
 
@@ -36,12 +37,14 @@ REFUSALS = {
     "de": (
         "Die Buchung hat begonnen",
         "Nennen Sie die Minuten",
+        "höchstens 527040 weitere Minuten",
         "Dieses Image hat kein Beispiel 'none'.",
         '<html lang="de">',
     ),
     "en": (
         "The booking has begun",
         "Say for how many minutes",
+        "at most 527040 more minutes",
         "This image has no example 'none'.",
         '<html lang="en">',
     ),
@@ -105,6 +108,7 @@ async def refuses(front: Front, spoken: str) -> None:
     visits: list[tuple[str, object]] = [
         ("/carme/extend", {"minutes": 5}),
         ("/carme/extend", {"minutes": 0}),
+        ("/carme/extend", {"minutes": MAXIMUM_MINUTES + 1}),
         ("/carme/examples", {"name": "none"}),
         ("/app/none/", None),
     ]

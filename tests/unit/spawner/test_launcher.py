@@ -107,7 +107,11 @@ def test_each_example_of_the_images_has_german_words() -> None:
     english, german = home.examples(images), home.examples(images, "de")
     assert len(english) == len([*images.glob("*.ipynb")]) > 0
     for one, other in zip(english, german, strict=True):
-        assert one["title"] != other["title"] and one["description"] != other["description"], one["name"]
+        # A title may be the same word: checkpoints are Checkpoints.
+        assert one["description"] != other["description"], one["name"]
+    assert (
+        len([one for one, other in zip(english, german, strict=True) if one["title"] == other["title"]]) < 3
+    )
 
 
 def test_an_app_that_accepts_nothing_hangs_nobody(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from sites.record import Record, attempt, slowest_tasks
 
 from patience import HANG
 from suites.arguments import SITES
-from suites.plan import tests_of_site
+from suites.plan import target_of_site
 
 TESTS = Path(__file__).resolve().parents[2]
 
@@ -229,7 +229,7 @@ def test_the_mirror_of_the_package_index_fetches_what_it_has_not(tmp_path: Path)
 
 def test_each_site_has_its_tests() -> None:
     for site in SITES:
-        file, _colons, name = tests_of_site(site).partition("::")
+        file, _colons, name = target_of_site(site).partition("::")
         source = (TESTS.parent / file).read_text()
         assert not name or f"class {name}(" in source, site
         assert "def test_" in source, site

@@ -14,6 +14,7 @@ import math
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -33,7 +34,7 @@ from carme.broker.server import Server
 from carme.broker.service import Broker
 from carme.broker.sessions import _Entry
 from carme.broker.store import Changes, Store
-from carme.broker.watch import CLUSTER_AT_MOST_EVERY
+from carme.broker.watch import CLUSTER_AT_MOST_EVERY, Watch
 from carme.config import Settings
 from carme.errors import CarmeError, NotFound
 from carme.jobs import Access, Cluster, Job, JobRequest, JobState, Node, Partition
@@ -254,7 +255,7 @@ class FakeBroker:
         self._broker = self._new_broker()
 
     @property
-    def watch(self) -> Any:
+    def watch(self) -> Watch:
         """The broker's snapshot of Slurm."""
         return self._broker._watch
 
@@ -294,7 +295,10 @@ class FakeBroker:
 
     def fire(self, alerts: list[Alert], at: datetime) -> None:
         """These alerts about jobs fire at a time, when the site's policy looks at them."""
-        self._await(self._broker._policy.evaluate({alert.job_id: [alert] for alert in alerts}, at))
+        by_job: defaultdict[int, list[Alert]] = defaultdict(list)
+        for alert in alerts:
+            by_job[alert.job_id].append(alert)
+        self._await(self._broker._policy.evaluate(by_job, at))
 
     def restart(self) -> None:
         """All cursors become unknown."""
@@ -318,7 +322,7 @@ class FakeBroker:
             raise self.refusal
         if (found := self._written(request)) is not NO_ANSWER:
             return found
-        await self._look()
+        await self._poll()
         self._leave_files()
         found = await self._broker.answer(peer, line)
         if isinstance(request, protocol.Cancel) and request.session is not None:
@@ -327,18 +331,18 @@ class FakeBroker:
             return found._replace(arguments=[*self.wrapper, *found.arguments])
         return found
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Have the broker look at Slurm anew: a test may have changed what it remembers for some seconds."""
         broker = self._broker
         if self._remembers:
             if time.monotonic() >= self.watch._cluster_seen + CLUSTER_AT_MOST_EVERY:
-                await self.watch.look_at_nodes()
+                await self.watch.poll_nodes()
             return
         broker._context.accesses.forget()
         broker._forecast = broker._reserved = None
         broker._forecast_rest = 0.0
         broker._bookings._seen_at = -math.inf
-        await self.watch.look_at_nodes()
+        await self.watch.poll_nodes()
 
     async def _show_end(self, job_id: int) -> None:
         """Show what the next poll of Slurm would show of a session whose job was cancelled."""

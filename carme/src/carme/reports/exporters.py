@@ -31,7 +31,7 @@ from carme.translation import message as _
 __all__ = ["Exporters"]
 
 PATIENCE = 3.0  # seconds for one node
-POLL_SECONDS = 6.0  # for all nodes of a job
+SAMPLE_TIMEOUT = 6.0  # for all nodes of a job
 CONNECTIONS, CONNECTIONS_PER_SAMPLE = 8, 4  # at the same time
 LEAST_SECONDS = 10.0  # between two polls of a job, also after a failed one
 FORGOTTEN_SECONDS = 900.0  # after the last sample of it
@@ -211,7 +211,7 @@ class Exporters:
         tasks = [asyncio.ensure_future(answer(node)) for node in expand(job.node_list)[:MOST_NODES]]
         try:
             if tasks:
-                await asyncio.wait(tasks, timeout=POLL_SECONDS)
+                await asyncio.wait(tasks, timeout=SAMPLE_TIMEOUT)
         finally:
             for task in tasks:
                 task.cancel()
@@ -219,7 +219,7 @@ class Exporters:
         failures: list[str] = []
         for served in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(served, asyncio.CancelledError):
-                failures.append(f"no answer within {POLL_SECONDS:g} s")
+                failures.append(f"no answer within {SAMPLE_TIMEOUT:g} s")
             elif isinstance(served, (OSError, http.client.HTTPException, ValueError)):
                 failures.append(str(getattr(served, "strerror", None) or served or type(served).__name__))
             elif isinstance(served, BaseException):
@@ -230,7 +230,7 @@ class Exporters:
 
     def _ask(self, node: str, address: str, job_id: int) -> dict[_Key, float]:
         """A job's series on a node. Raises OSError, HTTPException, ValueError."""
-        until = time.monotonic() + POLL_SECONDS
+        until = time.monotonic() + SAMPLE_TIMEOUT
         try:
             text = self._read(node, address, until)
         except OSError as failure:

@@ -309,9 +309,9 @@ class AppProxy(LocalProxyHandler):
     def _broken(self, name: str, error: Exception) -> AppFailed:
         return AppFailed(
             message(
-                "The app {name} closed the connection: {reason}.",
+                "The app {name} did not answer properly: {reason}.",
                 name=name,
-                reason=error or type(error).__name__,
+                reason=str(error) or type(error).__name__,
             ),
             message("Load this page again. If it fails again, see the app's own messages."),
         )

@@ -119,6 +119,7 @@ class HomeHandler(APIHandler):
     @web.authenticated
     def get(self) -> None:
         self.set_header("Cache-Control", "no-store")
+        assert self.serverapp is not None
         locale = language.shown(self.serverapp)
         self.finish({"apps": apps(self.base_url), "examples": examples(locale=locale)})
 

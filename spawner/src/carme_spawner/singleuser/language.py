@@ -7,7 +7,7 @@ import os
 
 from jupyter_server.serverapp import ServerApp
 from jupyterlab_server import settings_utils, translations_handler
-from jupyterlab_server.translation_utils import L10N_SCHEMA_NAME
+from jupyterlab_server.translation_utils import L10N_SCHEMA_NAME, is_valid_locale
 from tornado import web
 
 from carme.translation import follow
@@ -31,6 +31,8 @@ def install(server: ServerApp) -> None:
 def shown(server: ServerApp) -> str:
     """The language of JupyterLab's pages at this moment: `de_DE`, or empty where nothing names one."""
     default = os.environ.get("CARME_LANGUAGE", "")
+    if default in LOCALES and not is_valid_locale(LOCALES[default]):
+        default = "en"  # as the pages of an image without the language pack
     assert server.extension_manager is not None
     point = server.extension_manager.extension_points.get("lab")
     if point is None or point.app is None:

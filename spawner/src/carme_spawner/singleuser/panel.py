@@ -13,6 +13,9 @@ from carme.translation import message, translated
 from carme_spawner.singleuser.hub import Refused, Unanswered
 from carme_spawner.singleuser.time_left import TimeLeft
 
+#: As `carme.jobs.MAXIMUM_MINUTES`, which would load more at the session's start than all else here.
+MAXIMUM_MINUTES = 366 * 1440
+
 
 class StatusHandler(APIHandler):
     """`GET carme/status`: the hub's last answer, and the number of the session's job."""
@@ -41,6 +44,10 @@ class ExtendHandler(APIHandler):
             minutes = None
         if type(minutes) is not int or minutes < 1:
             return self._refuse(400, message("Say for how many minutes, a whole number from 1 on."))
+        if minutes > MAXIMUM_MINUTES:
+            return self._refuse(
+                400, message("A session gets at most {most} more minutes at once.", most=MAXIMUM_MINUTES)
+            )
         try:
             self.finish(await self.time_left.extend(minutes))
         except Refused as error:

@@ -29,7 +29,7 @@ SAVE_SECONDS = 8.0
 LARGEST_REQUEST = 2 << 30
 LARGEST_MESSAGE = 512 << 20
 #: Seconds for which a hub that knows this server may take to look for it.
-POLL_SECONDS = 2.0
+HUB_TIMEOUT = 2.0
 
 
 #: What the pages of a session are made of: users' own settings may add extensions, not take these away.
@@ -152,7 +152,7 @@ class SessionServer(JupyterHubSingleUser):
         self.log.info("The hub knows that this server listens at %s port %s.", self.app.ip, self.app.port)
         # It looks at this moment whether the server answers, before it leads anybody here.
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_SECONDS):
+            async with asyncio.timeout(HUB_TIMEOUT):
                 await self.found.wait()
         # Not in a thread: what is imported at its first use is not safe if two threads use it at once.
         prepare_for_pages()

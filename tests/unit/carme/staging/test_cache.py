@@ -307,7 +307,7 @@ def test_leftovers_of_jobs_that_are_over_go_and_running_ones_stay(
     assert (node / "jobs/9").exists()
 
     def away(*words: str) -> str:
-        raise CarmeError("squeue cannot be asked.")
+        raise CarmeError("squeue cannot be queried: it is away.")
 
     monkeypatch.setattr(tidying, "ask", away)
     with pytest.raises(CarmeError):

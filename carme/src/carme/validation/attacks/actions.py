@@ -315,10 +315,15 @@ def broker(path: str, question: dict[str, Any], text: str = "") -> Outcome:
     return text in line.decode(), f"granted: {json.dumps(answer['result'])[:120]}"
 
 
+def text_of(path: str) -> str:
+    """What a text file holds."""
+    with open(_first_match(path), encoding="utf-8") as file:
+        return file.read()
+
+
 def load(path: str) -> Any:
     """What a JSON file holds."""
-    with open(_first_match(path), encoding="utf-8") as file:
-        return json.load(file)
+    return json.loads(text_of(path))
 
 
 def put(path: str, text: str) -> None:

@@ -1,5 +1,6 @@
 """Attacks: the job's secrets."""
 
+from carme.errors import CarmeError
 from carme.validation.attacks.case import Area, add, on_head, on_node
 from carme.validation.attacks.fixture import Fixture
 
@@ -115,7 +116,8 @@ add(
 
 def secrets_of(fixture: Fixture) -> list[str]:
     """What nobody but the victim may read anywhere."""
-    key = fixture.victim_node.ask("run", arguments=["cat", f"{fixture.victim.folder}/fabric.key"], texts=[])[
-        1
-    ]
-    return [fixture.victim.token, key.rpartition("said: ")[2].strip()]
+    key = fixture.victim_node.ask("text_of", path=f"{fixture.victim.folder}/fabric.key").strip()
+    secrets = [fixture.victim.token, key]
+    if not all(secrets):
+        raise CarmeError("The victim's session has no token or no key, so whether they leak cannot be tried.")
+    return secrets
