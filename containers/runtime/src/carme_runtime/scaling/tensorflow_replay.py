@@ -224,7 +224,7 @@ class TensorFlowStep:
         with tf.control_dependencies([loss]):
             begin = tf.timestamp()
         ends = []
-        # TensorFlow looks at the clock in the order in which it is asked here, so each look waits for those
+        # TensorFlow looks at the clock in the order of the lines here, so each look waits for those
         # before it: the last gradients are complete first.
         for gradient in reversed(gradients):
             parts = [one for one in tf.nest.flatten(gradient, expand_composites=True) if one is not None]
