@@ -224,8 +224,8 @@ class TensorFlowStep:
         with tf.control_dependencies([loss]):
             begin = tf.timestamp()
         ends = []
-        # TensorFlow looks at the clock in the order of the lines here, so each look waits for those
-        # before it: the last gradients are complete first.
+        # TensorFlow looks at the clock in the order in which this loop runs, so each look waits for
+        # those before it: the last gradients are complete first.
         for gradient in reversed(gradients):
             parts = [one for one in tf.nest.flatten(gradient, expand_composites=True) if one is not None]
             with tf.control_dependencies(parts or [loss]):
