@@ -119,6 +119,16 @@ def test_keras_on_tensorflow_is_measured_with_the_usual_batch(tmp_path: Path, ki
 
 
 @pytest.mark.timeout(2 * HANG)
+def test_the_memory_of_a_sample_in_keras_on_tensorflow(tmp_path: Path) -> None:
+    """By its own account: it keeps what it once had. Tensors of less than 256 KiB are left out there."""
+    pytest.importorskip("tensorflow")
+    done = probe(tmp_path, "wide", program=KERAS_PROGRAM, backend="tensorflow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    profile = scaling.load(tmp_path / "scale.json")
+    assert profile.memory.bytes_per_sample > 4 * 8192  # the hidden layer's values
+
+
+@pytest.mark.timeout(2 * HANG)
 @pytest.mark.parametrize(
     ("kind", "sentence"),
     [

@@ -63,6 +63,10 @@ elif KIND == "batches":
     for number in range(100_000):
         begin = number % 64 * 32
         trained.train_on_batch(VALUES[begin : begin + 32], LABELS[begin : begin + 32])
+elif KIND == "wide":
+    wide = keras.Sequential([keras.layers.Dense(8192, activation="relu"), keras.layers.Dense(4)])
+    wide.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    wide.fit(VALUES, LABELS, 32, 10_000, verbose=0)
 elif KIND == "short":
     compiled(False).fit(VALUES[:160], LABELS[:160], 32, 1, verbose=0)
 elif KIND == "uneven":

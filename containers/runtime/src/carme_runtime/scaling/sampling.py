@@ -50,7 +50,8 @@ def shortage(steps: int, seconds: float, together: int = 1) -> str:
         return f"{ended}, and the probe needs {least}. Let it train longer."
     return (
         f"{ended}, before the probe could measure: it watches {together * (WARM + MOST)} steps, or about "
-        f"{WATCHING * seconds:.2g} s, first. Let it train longer, or give a smaller --scale-seconds."
+        f"{WATCHING * seconds:.2g} s, and then needs a few batches more. Let it train longer, or give a "
+        "smaller --scale-seconds."
     )
 
 

@@ -3,6 +3,7 @@
 # pyright: reportMissingImports=false
 
 import contextlib
+import functools
 import random
 import statistics
 import time
@@ -10,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from carme_runtime.graph import Timing
-from carme_runtime.out_of_core import pages
 from carme_runtime.pipeline.memory import memory_of_rank
 from carme_runtime.scaling.ending import lacks_memory
 from carme_runtime.scaling.errors import ScalingError
@@ -148,8 +148,14 @@ class TensorFlowStep:
     def _compiled(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if self._is_eager:
             return function
-        # Keras, too, runs its steps without AutoGraph.
-        return self._tf.function(function, jit_compile=self._compiles, autograph=False)
+        return self._graph(function, self._compiles)
+
+    def _graph(self, function: Callable[[Any], Any], compiles: bool) -> Callable[[Any], Any]:
+        """A function of TensorFlow, without AutoGraph as in Keras.
+
+        TensorFlow warns about code that it traces for batch after batch; a partial call has none.
+        """
+        return self._tf.function(functools.partial(function), jit_compile=compiles, autograph=False)
 
     def _timed(self, function: Callable[[Any], Any], data: Any) -> float:
         begin = time.perf_counter()
@@ -206,7 +212,7 @@ class TensorFlowStep:
 
     def _shares(self, samples: int) -> tuple[float, ...]:
         """When each gradient is complete, in the middle of some passes."""
-        clock, data = self._tf.function(self._clocked, autograph=False), self._part(samples)
+        clock, data = self._graph(self._clocked, compiles=False), self._part(samples)
         runs = [clock(data) for _ in range(_PASSES)]
         by_run = [shares([float(one) for one in ends], float(begin)) for begin, ends in runs]
         return tuple(statistics.median(several) for several in zip(*by_run, strict=True))
@@ -218,8 +224,8 @@ class TensorFlowStep:
         with tf.control_dependencies([loss]):
             begin = tf.timestamp()
         ends = []
-        # TensorFlow reads the clock in the order of these lines, so each reading waits for those before it: the
-        # last gradients are complete first.
+        # TensorFlow reads the clock in the order in which this loop runs, so each reading waits for those
+        # before it: the last gradients are complete first.
         for gradient in reversed(gradients):
             parts = [one for one in tf.nest.flatten(gradient, expand_composites=True) if one is not None]
             with tf.control_dependencies(parts or [loss]):
@@ -227,19 +233,13 @@ class TensorFlowStep:
         return begin, ends[::-1]
 
     def _peak(self, samples: int) -> int:
-        """Bytes that a step takes at its peak, besides what the process has already."""
-        if self.gpu:
-            name = f"{_GPU}:0"
-            self._tf.config.experimental.reset_memory_stats(name)
-            before = self._tf.config.experimental.get_memory_info(name)["current"]
+        """Bytes that a step takes at its peak, by TensorFlow's own account; 0 where it keeps none."""
+        memory, name = self._tf.config.experimental, "GPU:0" if self.gpu else "CPU:0"
+        with contextlib.suppress(ValueError):
+            memory.reset_memory_stats(name)
+            before = memory.get_memory_info(name)["current"]
             self._run(samples)
-            return max(self._tf.config.experimental.get_memory_info(name)["peak"] - before, 0)
-        pages.trim()  # what earlier steps have freed would not be counted as growth
-        before = pages.resident()
-        with contextlib.suppress(OSError):  # a kernel that does not let it be counted anew
-            pages.forget_peak()
-            self._run(samples)
-            return max(pages.peak() - before, 0)
+            return max(memory.get_memory_info(name)["peak"] - before, 0)
         return 0
 
 
