@@ -125,8 +125,9 @@ def images(installed: Visit) -> Visit:
 def validated(images: Visit) -> Visit:
     """Step 5."""
     (words,) = images.example.commands("validate.yml")
+    was_done = images.record.is_done("validate.yml")
     images.play("validate.yml", words)
-    if "validation" not in images.record.results:
+    if not (was_done and "validation" in images.record.results):
         shown = images.site.run("portal", "cat", "/var/log/carme/validation.json").stdout
         images.record.keep("validation", json.loads(shown))
     return images

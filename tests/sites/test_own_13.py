@@ -93,7 +93,7 @@ def test_its_hosts_run_by_the_runtime_for_this_machines_control_groups(machine: 
     assert f"/{host_runtime().name}" in shown
 
 
-def test_a_second_up_is_quick_and_the_demo_goes_down(machine: SiteRun, up: str) -> None:
+def test_a_second_up_works_and_the_demo_goes_down(machine: SiteRun, up: str) -> None:
     with machine.record.step("up again"):
         again = _demo(machine.site, "up", "--no-run")
         assert again.returncode == 0, again.stdout[-4000:] + again.stderr[-4000:]

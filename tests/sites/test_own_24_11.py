@@ -114,8 +114,9 @@ def login_job(installed: WholeSite) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def validated(installed: WholeSite) -> WholeSite:
     """The site's own check, of all hosts and then of one node."""
+    was_done = installed.record.is_done("validate.yml")
     installed.run_playbook("validate.yml", playbook="validate.yml")
-    if "validation" not in installed.record.results:
+    if not (was_done and "validation" in installed.record.results):
         shown = installed.site.run("portal", "cat", "/var/log/carme/validation.json").stdout
         installed.record.keep("validation", json.loads(shown))
     installed.run_playbook("validate.yml of a node", "--limit", NODES[0], playbook="validate.yml")
@@ -180,7 +181,8 @@ def test_a_job_of_one_login_host_is_seen_on_the_other_and_in_the_portal(login_jo
 
 def test_the_sites_own_check_passes(validated: WholeSite) -> None:
     """It trains a model over two nodes in a session, and lets one user attack another."""
-    verdict = validated.record.results["validation"]
+    verdict, done = validated.record.results["validation"], validated.runs["validate.yml"]
+    assert done.returncode == 0, done.stdout[-4000:]
     assert verdict["ok"], [check for check in verdict["checks"] if not check["ok"]]
     assert verdict["left_out"] == []
     assert {check["host"] for check in verdict["checks"]} == set(validated.site.machines)

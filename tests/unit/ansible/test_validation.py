@@ -36,7 +36,7 @@ def test_a_node_is_checked_without_the_head(
     text = " ".join(done.stdout.split())
     assert done.returncode == 0, text
     assert "The hosts checked are well: " in text and "The site is well" not in text
-    assert f"--limit leaves out: {HEAD}, gpu-02.example.org." in text
+    assert f"--limit leaves out: gpu-02.example.org, {HEAD}." in text
     assert f"Without {HEAD} no session was started" in text
 
     (tmp_path / "base.sif").unlink()

@@ -501,8 +501,8 @@ def test_the_most_ranks_with_an_efficiency_that_one_chooses(
 def test_what_probes_of_all_frameworks_share() -> None:
     assert sampling.batches(32) == [1, 2, 4, 8, 16, 32] and sampling.batches(1) == [1]
     assert sampling.batches(1000)[0] == 16 and len(sampling.batches(1000)) == 7
-    assert sampling.common_batch([32, 32, 8]) == 32
-    for sizes, last in (([2, 3, 4, 5], None), ([32, 32, 32], 8), ([32, 8], 32)):
+    assert sampling.common_batch([32, 32, 8]) == sampling.common_batch([8, 32], 32) == 32
+    for sizes, last in (([2, 3, 4, 5], None), ([32, 32, 32], 8), ([8, 32], 8)):
         with pytest.raises(ScalingError, match="batches of different sizes"):
             sampling.common_batch(sizes, last)
     # Less work does not take longer, and single delays do not count.

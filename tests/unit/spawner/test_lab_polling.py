@@ -39,6 +39,8 @@ async def test_rounds_come_in_time_where_wanted_until_their_end(page: Page) -> N
     )
     await page.clock.install()
     await page.goto("http://localhost/")
+    # Only run_for passes time from here on.
+    await page.clock.pause_at(await page.evaluate("Date.now() + 60000"))
     await page.evaluate(START)
     await page.clock.run_for(3500)
     assert await rounds() == 3, "none waits for the answer of the one before"

@@ -118,11 +118,21 @@ def test_the_times_of_tasks_are_noted_while_a_playbook_runs(tmp_path: Path) -> N
     assert max(slowest_tasks(times).values()) == next(iter(slowest_tasks(times).values()))
 
 
-def test_what_a_playbook_has_started_ends_with_an_interrupted_run(tmp_path: Path) -> None:
+def test_what_a_playbook_has_started_ends_with_an_interrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(number: int, frame: object) -> None:
         raise RuntimeError("interrupted")
 
-    script = "sleep 600 & echo $! >worker; kill -USR1 $PPID; wait"
+    wait = subprocess.Popen.wait
+
+    def begin_to_wait(process: subprocess.Popen[str], *timeout: float) -> int:
+        (tmp_path / "waits").touch()
+        return wait(process, *timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", begin_to_wait)
+    # Interrupted while it waits: before that nobody has the process, which could not be ended.
+    script = "sleep 600 & echo $! >worker; until test -e waits; do sleep 0.05; done; kill -USR1 $PPID; wait"
     former = signal.signal(signal.SIGUSR1, interrupt)
     try:
         with (tmp_path / "log").open("w") as log, pytest.raises(RuntimeError, match="interrupted"):

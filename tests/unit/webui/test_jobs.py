@@ -313,6 +313,8 @@ def test_the_form_begins_with_a_comparison_of_frameworks(browser: Browser) -> No
     page = browser.get("/jobs/submit/?pattern=compare").content.decode()
     assert "\ncarme-run compare --output ~/comparison\n" in page
     assert re.search(r'name="nodes" value="2"', page)
+    assert re.search(r'name="cpus_per_node" value="8"', page)
+    assert re.search(r'name="memory_mb_per_node" value="12000"', page)
     assert re.search(r'name="gpus_per_node" value="0"', page)
 
 

@@ -21,6 +21,8 @@ class Pattern(NamedTuple):
     nodes: int = 1
     minutes: int = 60
     in_image: bool = False
+    cpus_per_node: int | None = None
+    memory_mb_per_node: int | None = None
 
 
 PATTERNS = {
@@ -46,10 +48,13 @@ PATTERNS = {
         _("A comparison of frameworks"),
         "#!/bin/bash\nset -eu\n\n"
         "# Trains the same networks with every framework of the image, on one rank and on two.\n"
-        "# Take whole nodes. The report is compare.html in this folder.\n"
+        "# Take whole nodes. The report is ~/comparison/compare.html.\n"
         "carme-run compare --output ~/comparison\n",
         nodes=2,
         in_image=True,
+        # All contestants of a network are in memory at once, each with a process for each rank.
+        cpus_per_node=8,
+        memory_mb_per_node=12_000,
     ),
 } | {
     name: Pattern(

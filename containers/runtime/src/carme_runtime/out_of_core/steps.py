@@ -57,7 +57,7 @@ class Steps:
         self._ordered: object = None  # the operations that it is of
         self._ordered_in = 0  # bytes that the store had then
         self._tried_in = 0  # and had when several spare rooms were tried last
-        self._known: Order | None = None  # the last order that moves blocks; before there is one, what was found then
+        self._known: Order | None = None  # the last that moves blocks; before that what was found then
 
     def new_label(self) -> int:
         """A number for a block that no recorded step knows."""

@@ -67,7 +67,8 @@ class Drawn:
         """Count a batch that has just been drawn."""
         self.moments.append(time.perf_counter())
         self.sizes.append(samples)
-        if self.data is None or self.sizes.count(samples) > self.sizes.count(self._samples):
+        common, known = ((self.sizes.count(size), size) for size in (samples, self._samples))
+        if self.data is None or common > known:
             self.data, self._samples = data, samples
 
 

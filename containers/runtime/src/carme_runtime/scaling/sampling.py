@@ -22,7 +22,7 @@ WARM, LEAST, MOST = 3, 4, 40  # steps that do not count, that do, and that are e
 LONGEST, FEWEST = 50.0, 2  # seconds of watching, with so few steps
 # Of the seconds to measure: watching as a rule, making steps again, and loading.
 WATCHING, REPLAYING, LOADING = 0.2, 0.6, 0.15
-_SAME_BATCH = 0.5  # of the steps: more have it
+_SAME_BATCH = 0.5  # of the steps, at least
 _SIZES = 7
 
 
@@ -65,8 +65,9 @@ def common_batch(sizes: Sequence[int], last: int | None = None) -> int:
     Raises:
         ScalingError: Too few have the same.
     """
-    batch = statistics.mode(sizes)
-    if sizes.count(batch) <= _SAME_BATCH * len(sizes) or last not in (None, batch):
+    # Of two sizes that are equally common the smaller one is what an epoch ends with.
+    batch = max(sizes, key=lambda size: (sizes.count(size), size))
+    if sizes.count(batch) < _SAME_BATCH * len(sizes) or last not in (None, batch):
         raise ScalingError(
             f"The script draws batches of different sizes ({min(sizes)} to {max(sizes)}).",
             "Let most steps have the same size.",

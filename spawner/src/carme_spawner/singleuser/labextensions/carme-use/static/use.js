@@ -120,9 +120,12 @@
           return;
         }
         const { generation } = this;
-        const wanted = () => !this.isDisposed && generation === this.generation;
+        let last = 0; // an answer that comes after a later round began shows what was before
         const refresh = async () => {
-          if (!(await showReport(this.node, job, wanted))) {
+          last += 1;
+          const round = last;
+          const wanted = () => !this.isDisposed && generation === this.generation && round === last;
+          if (!(await showReport(this.node, job, wanted)) && wanted()) {
             stop();
           }
         };
