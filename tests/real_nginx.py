@@ -123,7 +123,8 @@ async def running(folder: Path, port: int) -> AsyncIterator["asyncio.subprocess.
     nginx = await asyncio.create_subprocess_exec(*command(folder))
     try:
         async with asyncio.timeout(HANG):
-            while not await listens(port):
+            # It listens a moment before it writes its number.
+            while not (await listens(port) and _has_number(folder)):
                 assert nginx.returncode is None, (folder / "error.log").read_text()
                 await asyncio.sleep(0.02)
         yield nginx
@@ -131,6 +132,13 @@ async def running(folder: Path, port: int) -> AsyncIterator["asyncio.subprocess.
         if nginx.returncode is None:
             nginx.terminate()
         await nginx.wait()
+
+
+def _has_number(folder: Path) -> bool:
+    try:
+        return (folder / "pid").read_text().endswith("\n")
+    except FileNotFoundError:
+        return False
 
 
 def workers(folder: Path) -> list[int]:
