@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import socket
 import threading
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from carme.jobs import Cluster, Forecast, Job, JobState, Reservation
 from carme.jobs.limits import Limits
 from carme.sessions.start_estimates import Place, places
 from carme.translation import moments, until_of
+from patience import HANG
 
 
 def job(number: int, **fields: Any) -> Job:
@@ -237,3 +239,17 @@ async def test_what_is_no_number_is_nothing_in_an_answer(settings: Settings) -> 
     server = Server(settings, cast(Any, SimpleNamespace(answer=answer)))
     line = await server._answer(cast(Any, None), b"")
     assert json.loads(cast(bytes, line))["result"] == {"share": None, "most": None}
+
+
+async def test_a_connection_that_was_accepted_last_is_closed_when_the_broker_ends(settings: Settings) -> None:
+    server = Server(settings, cast(Any, SimpleNamespace(answer=None)))
+    async with server:
+        pass
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=theirs)
+    await server._connected(reader, writer)
+    with ours:
+        ours.settimeout(HANG)
+        await asyncio.sleep(0)  # the transport closes in the loop's next round
+        assert await asyncio.to_thread(ours.recv, 1) == b""
+    assert not server._tasks

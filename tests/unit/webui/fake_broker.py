@@ -441,11 +441,19 @@ class FakeBroker:
         self._await(self._server.__aexit__())
         for one in self._patches:
             one.stop()
+        self._await(self._finish())
         self._await(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._loop = None
+
+    async def _finish(self) -> None:
+        """Let what still runs come to its end, connections that were accepted last among it."""
+        left = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
 
 
 PORTAL = Peer(os.getpid(), UnixAccount("portal", 0, 0, "/"), trusted=True, observer=True)

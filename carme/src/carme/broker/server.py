@@ -39,6 +39,7 @@ class Server:
         self._programs: Counter[int] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
+        self._closing = False
 
     async def __aenter__(self) -> "Server":
         listening = _listen(self._settings.broker.socket)
@@ -49,6 +50,7 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
+        self._closing = True
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
@@ -56,6 +58,8 @@ class Server:
         _remove(self._settings.broker.socket)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._closing:  # it was accepted before, and nobody would wait for its end
+            return writer.transport.abort()
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
