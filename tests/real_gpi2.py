@@ -21,7 +21,11 @@ def compiled(program: Path) -> Path:
     folder = os.environ.get("CARME_GPI2")
     if not folder:
         pytest.skip("CARME_GPI2 names no folder in which GPI-2 is installed")
-    library = next(Path(folder).glob("lib*/libGPI2.a"))
+    library = next(Path(folder).glob("lib*/libGPI2.a"), None)
+    if library is None:
+        pytest.fail(
+            f"CARME_GPI2 names {folder}, which has no lib*/libGPI2.a. Name the --prefix of its installation."
+        )
     command = ["cc", f"-I{folder}/include", str(SOURCE), str(library), "-lpthread", "-lm", "-o", str(program)]
     subprocess.run(command, check=True)
     return program
