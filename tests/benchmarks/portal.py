@@ -120,6 +120,7 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
 
     from carme.broker import protocol
     from carme.broker.access import Peer
+    from carme.garbage import collect_rarely
     from carme.jobs import Cluster, JobState, Node, Partition
 
     class Broker(FakeBroker):
@@ -134,6 +135,7 @@ def serve_broker(socket: Path, ready: Any, ending: Any) -> None:
             began = {"state": JobState.RUNNING, "started": job.submitted, "node_list": names[0]}
             self.queue[job.id] = job.model_copy(update=began)
 
+    collect_rarely()  # as the broker's daemon does
     names = [f"n{number:03}" for number in range(NODES)]
     with Broker(socket, remembers=True) as broker:
         now = datetime.now(UTC).replace(microsecond=0)

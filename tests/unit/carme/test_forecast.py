@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from carme.jobs import Cluster, Job, JobState, Node, Reservation, forecast
+from carme.jobs.nodes import expand
 
 NOW = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -104,6 +105,40 @@ def test_never_less_than_none_nor_more_than_there_are(
     jobs: list[Job], reservations: list[Reservation]
 ) -> None:
     assert all(0 <= count <= 8 for count in free(*jobs, reservations=tuple(reservations)))
+
+
+def counted(jobs: list[Job], reservations: list[Reservation]) -> list[int]:
+    """What is free of two nodes, by going through all jobs for each of six half hours."""
+    step, found = timedelta(minutes=30), []
+    for begin in (NOW + number * step for number in range(6)):
+        left, nowhere = {"n1": 4, "n2": 4}, 0
+        for one in jobs:
+            waits = one.is_pending
+            start = one.planned_start if waits else one.started or NOW
+            if one.is_over or not one.gpus or start is None:
+                continue
+            end = one.ends
+            if waits:
+                start = max(start, NOW)
+                end = None if one.minutes_limit is None else start + timedelta(minutes=one.minutes_limit)
+            late = not waits and begin == NOW  # what is still there goes on for now, also past its limit
+            begun = start < begin + step
+            if begun and (end is None or end > begin or late):
+                names = expand(one.planned_nodes if waits else one.node_list)
+                for place, name in enumerate(names):
+                    if name in left:
+                        left[name] -= one.gpus // len(names) + (place < one.gpus % len(names))
+                nowhere += 0 if names else one.gpus
+        for one in reservations:
+            if one.start < one.end and one.start < begin + step and one.end > begin:
+                left |= dict.fromkeys(one.node_names, 0)
+        found.append(max(0, sum(max(0, count) for count in left.values()) - nowhere))
+    return found
+
+
+@given(st.lists(JOBS, max_size=6), st.lists(RESERVATIONS, max_size=3))
+def test_it_is_what_counting_each_half_hour_finds(jobs: list[Job], reservations: list[Reservation]) -> None:
+    assert free(*jobs, reservations=tuple(reservations)) == counted(jobs, reservations)
 
 
 def test_what_waits_is_counted_with_all_of_its_tasks() -> None:

@@ -232,6 +232,60 @@ async def test_a_forecast_that_takes_long_is_made_less_often(
     assert len(plans) == made
 
 
+@pytest.fixture
+def planning(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Any:
+    """A broker whose forecasts are made as soon as a test lets them."""
+    found: Any = SimpleNamespace(begun=threading.Semaphore(0), go=threading.Semaphore(0), plans=[])
+
+    def planned(cluster: Any, jobs: Any, reserved: Any, now: datetime) -> Forecast:
+        found.begun.release()
+        assert found.go.acquire(timeout=HANG)
+        found.plans.append(Forecast(start=now - timedelta(minutes=2), step_minutes=30))
+        return found.plans[-1]
+
+    async def reservations() -> list[Reservation]:
+        return []
+
+    broker = Broker(settings, cast(Any, SimpleNamespace()))
+    monkeypatch.setattr(service_module, "forecast", planned)
+    monkeypatch.setattr(broker._bookings, "reservations", reservations)
+    monkeypatch.setattr(broker._watch, "cluster", lambda: None)
+    monkeypatch.setattr(broker._watch, "jobs", lambda: [])
+    found.ask = lambda: asyncio.ensure_future(broker.forecast(cast(Any, None), cast(Any, None)))
+    return found
+
+
+async def test_nobody_waits_for_a_forecast_who_can_have_the_one_before(planning: Any) -> None:
+    first, second = planning.ask(), planning.ask()
+    assert await asyncio.to_thread(planning.begun.acquire, timeout=HANG)
+    planning.go.release()
+    planning.go.release()
+    assert [await first, await second] == planning.plans, "without one both wait, one after the other"
+    assert await asyncio.to_thread(planning.begun.acquire, timeout=HANG)
+    third = planning.ask()  # the one that there is is old
+    assert await asyncio.to_thread(planning.begun.acquire, timeout=HANG)
+    assert await planning.ask() is planning.plans[1], "the broker answers while it makes the next one"
+    planning.go.release()
+    assert await third is planning.plans[2]
+
+
+async def test_what_a_calendar_shows_of_a_job_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> None:
+    held = {number: job(number, state="RUNNING", node_list="n1") for number in (1, 2)} | {3: job(3)}
+    broker = Broker(settings, cast(Any, SimpleNamespace()))
+    monkeypatch.setattr(broker._watch, "jobs", lambda: list(held.values()))
+    ask = lambda: broker._jobs.running(cast(Any, None), cast(Any, None))  # noqa: E731
+    first, second = await ask()
+    assert [first.id, second.id] == [1, 2]
+    held[2] = job(2, state="RUNNING", node_list="n2")
+    held[3] = job(3, state="RUNNING", node_list="n3")
+    again, other, third = await ask()
+    assert again is first and (other.node_list, third.node_list) == ("n2", "n3")
+    del held[1]
+    assert [one.id for one in await ask()] == [2, 3]
+
+
 async def test_what_is_no_number_is_nothing_in_an_answer(settings: Settings) -> None:
     async def answer(*_: object) -> dict[str, float]:
         return {"share": float("nan"), "most": float("inf")}

@@ -8,6 +8,7 @@ from carme.broker.protocol import RunningJob
 from carme_webui.bookings import table
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.clocks import site_zone
+from carme_webui.cluster import RunningJobs
 
 
 def test_a_job_without_a_limit_or_a_name_is_nobodys_own() -> None:
@@ -44,3 +45,16 @@ def test_columns_with_the_same_content_are_one_cell() -> None:
         (1, 0, "n1 True 1"), (2, 1, ""), (1, 0, "n1 True 1"),
     ]  # fmt: skip
     assert [(cell.span, cell.items) for cell in two.cells] == [(4, (endless,))]
+
+
+def test_running_jobs_are_found_by_node_and_by_user() -> None:
+    started = timezone.now()
+    one, two = (
+        RunningJob(id=number, user=user, node_list="", started=started, ends=None, reservation="")
+        for number, user in ((1, "alice"), (2, "bob"))
+    )
+    running = RunningJobs([(one, ["n1", "n2"]), (two, ["n2"])])
+    assert running.on_node("n2") == [one, two] and running.on_node("n1") == [one]
+    assert running.of_user("bob") == [(two, ["n2"])]
+    assert running.on_node("n9") == running.of_user("carol") == []
+    assert running.on_node("n2") is running.on_node("n2"), "it is found once for all pages"

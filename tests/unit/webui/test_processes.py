@@ -17,6 +17,7 @@ import pytest
 from django.db import connection
 from free_ports import free_port
 
+from carme_webui import asgi
 from carme_webui.accounts.models import User
 from carme_webui.notifier import notifier
 from patience import HANG
@@ -260,3 +261,9 @@ def test_it_ends_when_it_should(tmp_path: Path) -> None:
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", portal.port))
         assert "Traceback" not in portal.log.read_text()
+
+
+def test_a_process_has_all_pages_loaded_and_looks_for_cycles_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[str] = []
+    monkeypatch.setattr(asgi, "collect_rarely", lambda: collected.append("rarely"))
+    assert asgi.worker() is asgi.application and collected == ["rarely"]

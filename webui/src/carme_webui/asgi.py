@@ -17,9 +17,11 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.db import close_old_connections
 from django.http import FileResponse
 from django.http.response import HttpResponseBase
-from django.urls import set_script_prefix
+from django.urls import get_resolver, set_script_prefix
 
-__all__ = ["application"]
+from carme.garbage import collect_rarely
+
+__all__ = ["application", "worker"]
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "carme_webui.settings")
 
@@ -121,3 +123,10 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await enter(scope, send)
     else:
         await pages(scope, receive, send)  # pyright: ignore[reportArgumentType]  the same types, named otherwise
+
+
+def worker() -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """The application of a process that does nothing else, with all views loaded."""
+    get_resolver().url_patterns  # noqa: B018  reads them, which the first request would wait for
+    collect_rarely()
+    return application

@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
@@ -22,6 +22,7 @@ from carme_webui.caches import derived
 
 __all__ = [
     "ClusterCache",
+    "RunningJobs",
     "Supply",
     "access_of",
     "broker",
@@ -77,8 +78,33 @@ WAIT_SECONDS = 0.02
 SLOW_SECONDS = 0.05
 
 
-#: What the broker reported of running jobs, and the same with their nodes' names.
-_Expanded = tuple[list[RunningJob], list[tuple[RunningJob, list[str]]]]
+class RunningJobs(list[tuple[RunningJob, list[str]]]):
+    """The jobs that run, with their nodes' names. Nobody changes it, so that others can be derived of it."""
+
+    def on_node(self, name: str) -> list[RunningJob]:
+        """Those on a node."""
+        return derived.get(self, "on nodes", _by_node).get(name, [])
+
+    def of_user(self, name: str) -> list[tuple[RunningJob, list[str]]]:
+        """Those of a user, with their nodes' names."""
+        return derived.get(self, "of users", _by_user).get(name, [])
+
+
+def _by_node(jobs: Iterable[tuple[RunningJob, list[str]]]) -> dict[str, list[RunningJob]]:
+    found: dict[str, list[RunningJob]] = {}
+    for job, names in jobs:
+        for name in names:
+            found.setdefault(name, []).append(job)
+    return found
+
+
+def _by_user(
+    jobs: Iterable[tuple[RunningJob, list[str]]],
+) -> dict[str, list[tuple[RunningJob, list[str]]]]:
+    found: dict[str, list[tuple[RunningJob, list[str]]]] = {}
+    for job, names in jobs:
+        found.setdefault(job.user, []).append((job, names))
+    return found
 
 
 class ClusterCache:
@@ -96,7 +122,8 @@ class ClusterCache:
     def __init__(self) -> None:
         self.seconds: float | None = None
         self._answers = LastAnswers()
-        self._expanded: _Expanded = [], []
+        #: What the broker reported last of running jobs, and the same with their nodes' names.
+        self._expanded: tuple[list[RunningJob], RunningJobs] = [], RunningJobs()
         self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def cluster(self) -> Cluster:
@@ -107,17 +134,18 @@ class ClusterCache:
         """How many GPUs will be free."""
         return self._cached("forecast", lambda: broker(self._answers).forecast())
 
-    def running(self) -> list[tuple[RunningJob, list[str]]]:
+    def running(self) -> RunningJobs:
         """The jobs that run, with their nodes' names; requested less often, as there may be thousands."""
         return self._cached("running", self._running_jobs, least=JOBS_SECONDS)
 
-    def _running_jobs(self) -> list[tuple[RunningJob, list[str]]]:
+    def _running_jobs(self) -> RunningJobs:
         """Only one thread at a time asks for them."""
         jobs = broker(self._answers).running()
         before, expanded = self._expanded
         if jobs is not before:
             known = {job.node_list: names for job, names in expanded}
-            expanded = [(job, known.get(job.node_list) or expand(job.node_list)) for job in jobs]
+            names = (known.get(job.node_list) or expand(job.node_list) for job in jobs)
+            expanded = RunningJobs(zip(jobs, names, strict=True))
             self._expanded = jobs, expanded
         return expanded
 

@@ -44,13 +44,17 @@ def _patience(request: Request, timeout: float) -> float:
     return timeout + (request.wait if isinstance(request, protocol.GetEvents) else 0)
 
 
-def _result(request: Request, line: bytes, socket: Path) -> Any:
+def _result(request: Request, line: bytes, socket: Path, *, is_long: bool = False) -> Any:
+    """The result that an answer brings; raises what it says instead."""
     if not line.endswith(b"\n"):
         raise _gone(socket, _("it closed the connection without an answer"))
     try:
-        answer = protocol.Answer.model_validate_json(line)
+        kind = protocol.answer_of(type(request)) if is_long else protocol.Answer
+        answer = kind.model_validate_json(line)
         if answer.error:
             raise answer.error.error()
+        if is_long and answer.result is not None:
+            return answer.result
         return request.result.validate_python(answer.result)
     except ValidationError:
         raise _gone(socket, _("its answer is not what this version of Carme expects")) from None
@@ -217,7 +221,7 @@ class LastAnswers:
         """
         before, result = self._known.get(line, (b"", None))
         if before != answer:
-            result = _result(request, answer, socket)
+            result = _result(request, answer, socket, is_long=True)
             self._known[line] = answer, result
         return result
 

@@ -16,6 +16,7 @@ from carme.broker.service import Broker
 from carme.command_line import add_config
 from carme.config import Settings, load
 from carme.errors import CarmeError
+from carme.garbage import collect_rarely
 from carme.slurm import Slurm
 from carme.slurm.selection import opened
 
@@ -29,6 +30,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add_config(parser)
     options = parser.parse_args(arguments)
+    collect_rarely()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     try:
         asyncio.run(serve(load(options.config)))

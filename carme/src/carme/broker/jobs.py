@@ -8,7 +8,7 @@ from carme.broker.context import Context
 from carme.broker.dispatch import handles
 from carme.broker.overview import RunningJob
 from carme.errors import NotFound, SlurmError
-from carme.jobs import Job, arrays
+from carme.jobs import Job, Phase, arrays
 from carme.translation import message as _
 
 HISTORY = timedelta(days=7)  # how far back `history` goes by default
@@ -19,6 +19,8 @@ class Jobs:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        #: The jobs that ran when that was requested last, and what a calendar shows of them, by number.
+        self._shown: dict[int, tuple[Job, RunningJob]] = {}
 
     async def find(self, peer: Peer, job_id: int, user: str | None, task: int | None = None) -> Job:
         """A job, or a task of an array. Raises NotFound; also when it is somebody else's."""
@@ -62,7 +64,13 @@ class Jobs:
 
     @handles(protocol.GetRunning)
     async def running(self, peer: Peer, _: protocol.GetRunning) -> list[RunningJob]:
-        return [RunningJob.of(job) for job in self._context.watch.jobs() if job.is_running]
+        # Of thousands of jobs few have changed since the last question.
+        before, self._shown = self._shown, {}
+        for job in self._context.watch.jobs():
+            if job.state.phase is Phase.RUNNING:
+                known = before.get(job.id)
+                self._shown[job.id] = known if known and known[0] is job else (job, RunningJob.of(job))
+        return [shown for _job, shown in self._shown.values()]
 
     @handles(protocol.GetHistory)
     async def history(self, peer: Peer, request: protocol.GetHistory) -> list[Job]:

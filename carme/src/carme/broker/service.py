@@ -32,7 +32,7 @@ from carme.broker.submitter import Submitter
 from carme.broker.watch import Watch
 from carme.config import Settings
 from carme.images import ImageCatalogue
-from carme.jobs import Access, Cluster, Forecast, Job, Reservation, forecast
+from carme.jobs import Access, Cluster, Forecast, Job, Phase, Reservation, forecast
 from carme.reports import JobWarning, Report
 from carme.slurm import Slurm
 
@@ -74,6 +74,7 @@ class Broker:
         #: What jobs held when it was made, and the forecast.
         self._forecast: tuple[frozenset[tuple[int, str]], Forecast] | None = None
         self._forecast_rest = 0.0
+        self._forecasting = asyncio.Lock()
         self._reserved: tuple[datetime, list[Reservation]] | None = None
         self._jobs = Jobs(context)
         files = JobFiles(context, self._jobs)
@@ -124,19 +125,28 @@ class Broker:
 
     @handles(protocol.GetForecast)
     async def forecast(self, peer: Peer, _: protocol.GetForecast) -> Forecast:
+        if self._forecast is not None and self._forecasting.locked():
+            return self._forecast[1]  # the next one is being made
+        async with self._forecasting:
+            return await self._latest_forecast()
+
+    async def _latest_forecast(self) -> Forecast:
+        """The forecast, made anew where it is old. Others are answered meanwhile."""
+        cached = self._forecast
+        # What is free now changes with what jobs hold; a plan that takes long to make may lag behind.
+        if cached is not None and time.monotonic() < self._forecast_rest:
+            return cached[1]
         cluster, jobs = self._watch.cluster(), self._watch.jobs()
         now = datetime.now(UTC).replace(microsecond=0)
         reserved = self._reserved
         if reserved is None or now - reserved[0] > FORECAST_AGE:
             self._reserved = reserved = now, await self._bookings.reservations()
-        # What is free now changes with these at once; a plan that takes long to make may lag behind them.
-        held = frozenset((job.id, job.node_list) for job in jobs if job.gpus and job.is_running)
-        cached = self._forecast
-        rests = time.monotonic() < self._forecast_rest
-        if cached is None or (not rests and (held != cached[0] or now - cached[1].start > FORECAST_AGE)):
-            begun = time.thread_time()
-            self._forecast = cached = held, forecast(cluster, jobs, reserved[1], now)
-            took = time.thread_time() - begun
+        held = frozenset(
+            (job.id, job.node_list) for job in jobs if job.state.phase is Phase.RUNNING and job.gpus
+        )
+        if cached is None or held != cached[0] or now - cached[1].start > FORECAST_AGE:
+            found, took = await asyncio.to_thread(_timed_forecast, cluster, jobs, reserved[1], now)
+            self._forecast = cached = held, found
             self._forecast_rest = time.monotonic() + (FORECAST_REST * took if took > FORECAST_TAKES else 0.0)
         return cached[1]
 
@@ -189,3 +199,12 @@ class Broker:
             cursor=feed.cursor,
             complete=since is None,
         )
+
+
+def _timed_forecast(
+    cluster: Cluster, jobs: list[Job], reserved: list[Reservation], now: datetime
+) -> tuple[Forecast, float]:
+    """The forecast, and how many seconds of a processor it took."""
+    begun = time.thread_time()
+    found = forecast(cluster, jobs, reserved, now)
+    return found, time.thread_time() - begun

@@ -6,6 +6,7 @@ whole nodes. So it is the least that is free as things stand: jobs end earlier, 
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
+from itertools import accumulate
 
 from pydantic import BaseModel, ConfigDict
 
@@ -92,29 +93,32 @@ class _Plan:
 
     def add(self, job: Job) -> None:
         """A job has its GPUs until its limit, from now on or from when Slurm means to start it."""
-        waits = job.is_pending
+        gpus, waits = job.gpus, job.is_pending
         if waits:
             kind = job.gpu_type or self._only
-            self._queued[kind] = self._queued.get(kind, 0) + job.gpus * job.count
+            self._queued[kind] = self._queued.get(kind, 0) + gpus * job.count
         start = job.planned_start if waits else job.started or self._now
         if start is None:
             return  # Slurm has no plan for it
-        start = max(start, self._now) if waits else start
-        end = job.ends
-        if waits and job.minutes_limit is not None:
-            end = start + timedelta(minutes=job.minutes_limit)
-        # What is still there after its limit goes on for now.
-        first, last = self._span(start, end)
-        last = max(last, 1) if not waits else last
-        names = expand(job.planned_nodes if waits else job.node_list)
+        if waits:
+            start = max(start, self._now)
+            minutes = job.minutes_limit
+            first, last = self._span(start, None if minutes is None else start + timedelta(minutes=minutes))
+        else:
+            first, last = self._span(start, job.ends)
+            last = max(last, 1)  # what is still there after its limit goes on for now
+        if first >= last:
+            return
+        nodes = job.planned_nodes if waits else job.node_list
+        names = expand(nodes) if nodes else ()
         for place, name in enumerate(names):
-            gpus = job.gpus // len(names) + (place < job.gpus % len(names))
             if name in self._nodes:
                 kind = _type_on(self._nodes[name], job.gpu_type)
-                self._uses.setdefault((name, kind), []).append((first, last, gpus))
+                share = gpus // len(names) + (place < gpus % len(names))
+                self._uses.setdefault((name, kind), []).append((first, last, share))
         if not names:
             kind = job.gpu_type or self._only
-            self._nowhere.setdefault(kind, []).append((first, last, job.gpus))
+            self._nowhere.setdefault(kind, []).append((first, last, gpus))
 
     def kinds(self) -> list[GpuForecast]:
         """What that leaves of each type."""
@@ -130,31 +134,37 @@ class _Plan:
         ]
 
     def _free(self, kind: str) -> list[int]:
-        free = [0] * self._steps
+        # Changes from step to step are added up: most nodes have one or two of them, not one for each step.
+        changes, nowhere = [0] * (self._steps + 1), [0] * (self._steps + 1)
         for node in self._cluster.nodes:
-            if node.available and node.gpus.get(kind):
-                left = _left(node.gpus[kind], self._uses.get((node.name, kind), ()), self._steps)
-                free = [sum(pair) for pair in zip(free, left, strict=True)]
+            if node.available and (total := node.gpus.get(kind)):
+                changes[0] += total
+                if uses := self._uses.get((node.name, kind)):
+                    _add_changes(changes, total, uses)
         for first, last, gpus in self._nowhere.get(kind, ()):
-            for place in range(first, last):
-                free[place] = max(0, free[place] - gpus)
-        return free
+            if first < last:
+                nowhere[first] += gpus
+                nowhere[last] -= gpus
+        left, taken = (accumulate(row[: self._steps]) for row in (changes, nowhere))
+        return [max(0, free - used) for free, used in zip(left, taken, strict=True)]
 
 
-def _left(total: int, uses: Iterable[_Use], steps: int) -> list[int]:
-    """What is left of a node's GPUs in each step."""
-    changes, closed = [0] * (steps + 1), [0] * (steps + 1)
+def _add_changes(changes: list[int], total: int, uses: Iterable[_Use]) -> None:
+    """Add how many more of a node's GPUs are free in a step than in the one before, for each step."""
+    taken: dict[int, int] = {}
+    closed: dict[int, int] = {}
     for first, last, gpus in uses:
         if first < last:
-            where, size = (closed, 1) if gpus is None else (changes, gpus)
-            where[first] += size
-            where[last] -= size
-    left, taken, shut = [], 0, 0
-    for place in range(steps):
-        taken += changes[place]
-        shut += closed[place]
-        left.append(0 if shut else max(0, total - taken))
-    return left
+            where, size = (closed, 1) if gpus is None else (taken, gpus)
+            where[first] = where.get(first, 0) + size
+            where[last] = where.get(last, 0) - size
+    left, used, shut = total, 0, 0
+    for step in sorted(taken.keys() | closed.keys()):
+        used += taken.get(step, 0)
+        shut += closed.get(step, 0)
+        now = 0 if shut else max(0, total - used)
+        changes[step] += now - left
+        left = now
 
 
 def _type_on(node: Node, requested: str | None) -> str:

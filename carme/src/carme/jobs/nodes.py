@@ -5,6 +5,8 @@ import re
 
 def expand(nodes: str) -> list[str]:
     """The names in Slurm's short form of a list of nodes: `n[01-02,7],login` is n01, n02, n7 and login."""
+    if "[" not in nodes:  # as most jobs have it, of which there may be thousands
+        return [name for name in nodes.split(",") if name]
     names = []
     for word in re.findall(r"(?:[^,\[]|\[[^]]*\])+", nodes):
         first, *rest = re.split(r"\[([^]]*)\]", word)

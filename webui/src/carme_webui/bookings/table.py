@@ -1,8 +1,8 @@
 """The calendar's table: who has which node when.
 
 Most of it is the same for all readers, who learn no more of others' bookings and jobs than that they are
-there. That is cached for some seconds; the rows of nodes on which something is the reader's own are made
-anew.
+there. That is cached until something of it changes; the rows of nodes on which something is the reader's own
+are made anew.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -29,6 +29,7 @@ from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slo
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, cached
 from carme_webui.clocks import reader_zone, span_words
+from carme_webui.cluster import RunningJobs
 from carme_webui.notifier import notifier
 
 __all__ = ["VIEWS", "Shown", "table_of"]
@@ -40,11 +41,11 @@ PLACEHOLDER = "\0"
 PAST_CELL = SafeString('<td class="past"></td>')
 
 
-#: For how long readers are shown the same table, unless a booking changes.
-SECONDS = 2.0
+#: For how long readers are shown the same table, unless a booking changes or the broker reports other running
+#: jobs or reservations.
+SECONDS = 10.0
 
 Nodes = Sequence[tuple[str, bool]]
-Running = list[tuple[RunningJob, list[str]]]
 
 
 @lru_cache(maxsize=128)
@@ -108,7 +109,7 @@ def table_of(
     near: Iterable[Booking],
     shown: Shown,
     nodes: Nodes,
-    running: Running,
+    running: RunningJobs,
     reservations: list[Reservation],
 ) -> SafeString:
     """Head and body of the table for a reader.
@@ -128,13 +129,16 @@ def table_of(
     return SafeString(common.head + "<tbody>\n" + "".join(rows.values()) + "</tbody>")
 
 
-def _common(shown: Shown, nodes: Nodes, running: Running, reservations: list[Reservation]) -> _Common:
-    key = cache_key("table", notifier.bookings_version(), shown, tuple(nodes))
-    return cached("calendars", key, lambda: _make(None, shown, nodes, running, reservations), SECONDS)
+def _common(shown: Shown, nodes: Nodes, running: RunningJobs, reservations: list[Reservation]) -> _Common:
+    sources = running, reservations
+    key = cache_key("table", notifier.bookings_version(), shown, tuple(nodes), *map(id, sources))
+    # What it was made of stays with it: as long as it is cached no other object has these numbers.
+    make = lambda: (_make(None, shown, nodes, running, reservations), sources)  # noqa: E731
+    return cached("calendars", key, make, SECONDS)[0]
 
 
 def _make(
-    reader: User | None, shown: Shown, nodes: Nodes, running: Running, reservations: list[Reservation]
+    reader: User | None, shown: Shown, nodes: Nodes, running: RunningJobs, reservations: list[Reservation]
 ) -> _Common:
     """What a reader sees; without one, what everybody sees to whom nothing of it belongs."""
     items = _items(reader, shown, {name for name, _available in nodes}, running, reservations)
@@ -142,7 +146,7 @@ def _make(
 
 
 def _own_rows(
-    user: User, near: Iterable[Booking], shown: Shown, nodes: Nodes, running: Running, common: _Common
+    user: User, near: Iterable[Booking], shown: Shown, nodes: Nodes, running: RunningJobs, common: _Common
 ) -> dict[str, SafeString]:
     """The rows of nodes on which something is the reader's own, in place of those that everybody sees."""
     start, end = _bounds(shown)
@@ -150,11 +154,8 @@ def _own_rows(
     for row in near:
         if row.may_be_used_by(user) and row.start < end and row.end > start:
             own |= _of_booking(row, user)
-    # A request's user is a lazy object: its name is read once, not for each of thousands of jobs.
-    name = user.username
-    for job, nodes_of_job in running:
-        if job.user == name:
-            own |= _of_job(job, nodes_of_job, name)
+    for job, nodes_of_job in running.of_user(user.username):
+        own |= _of_job(job, nodes_of_job, user.username)
     if not own:
         return {}
     items: dict[str, dict[Hashable, Item]] = {}
@@ -263,7 +264,7 @@ def _items(
     reader: User | None,
     shown: Shown,
     names: set[str],
-    running: Running,
+    running: RunningJobs,
     reservations: list[Reservation],
 ) -> dict[str, dict[Hashable, Item]]:
     """What is shown of bookings, of the administrators' reservations, and of running jobs, by node.
@@ -288,9 +289,9 @@ def _items(
                 for node in one.node_names
             }
     name = reader.username if reader is not None else None
-    for job, nodes in running:
-        if not names.isdisjoint(nodes):
-            found |= _of_job(job, nodes, name)
+    for node in names:
+        for job in running.on_node(node):
+            found |= _of_job(job, [node], name)
     by_node: dict[str, dict[Hashable, Item]] = {}
     for key, item in found.items():
         if item.node in names:

@@ -17,7 +17,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         host, _, port = settings.SITE.portal.listen.rpartition(":")
         config = Config(
-            "carme_webui.asgi:application",
+            "carme_webui.asgi:worker",
+            factory=True,
             host=host,
             port=int(port),
             workers=settings.PROCESSES,

@@ -1,0 +1,21 @@
+"""How often Python looks for objects that only refer to each other, in daemons that hold a large site."""
+
+import gc
+
+__all__ = ["collect_rarely"]
+
+#: New objects until the youngest are looked through, and how often that is done until older ones are. A
+#: snapshot of 5,000 nodes has 30,000 objects.
+THRESHOLDS = 10_000, 20, 50
+
+
+def collect_rarely() -> None:
+    """Look through what this process has loaded never, and through what it holds rarely.
+
+    Nothing runs while Python looks through all objects. By default it does so after each snapshot of a large
+    site, which takes 0.1 to 0.2 s with the portal's modules and 5,000 nodes. Snapshots have no cycles: they
+    are freed as soon as nobody needs them. To be called when all modules are loaded.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
