@@ -1,4 +1,4 @@
-"""The site existing-22.05: Debian 12 with its Slurm 22.05."""
+"""The site existing-22.05: Debian 12 with its Slurm 22.05, and users of a directory (LDAP)."""
 
 from carme_demo import image
 
@@ -9,6 +9,7 @@ SYSTEM = image.System(
     "bookworm",
     (*image.PACKAGES, "sudo", "munge", "slurm-client", "libpmix2", "nano", "man-db"),
 )
+SSSD = "sssd-ldap libnss-sss"
 SITE = ExistingSlurm(
     name="existing-22.05",
     slurm="22.05",
@@ -21,9 +22,10 @@ SITE = ExistingSlurm(
         shared=SHARED,
     ),
     packages={
-        "portal": ("nginx-light",),
-        "ctl": ("slurmctld slurmdbd mariadb-server",),
-        "gpu-01": ("slurmd",),
-        "gpu-02": ("slurmd",),
+        "portal": (f"nginx-light {SSSD}",),
+        "ctl": (f"slurmctld slurmdbd mariadb-server slapd {SSSD}",),
+        "gpu-01": (f"slurmd {SSSD}",),
+        "gpu-02": (f"slurmd {SSSD}",),
     },
+    directory="ctl",
 )

@@ -40,6 +40,17 @@ apt-get -q update
 {installs}
 """
 _PACKAGES = "apt-get -q install --yes --no-install-recommends"
+#: Makes a directory of what a file says, and serves it.
+_DIRECTORY = """
+systemctl stop slapd
+systemctl disable --quiet slapd
+chown root:openldap /etc/ldap/directory.key
+install -d -m 0700 /var/lib/directory
+slapadd -f /etc/ldap/slapd.conf -l /etc/ldap/people.ldif
+chown -R openldap: /var/lib/directory
+systemctl daemon-reload
+systemctl enable --quiet --now directory
+"""
 _DATABASE = """
 systemctl start mariadb
 mysql -e "CREATE DATABASE slurm_acct_db; CREATE USER slurm@localhost IDENTIFIED VIA unix_socket;
@@ -61,6 +72,8 @@ class ExistingSlurm:
         variables: of group_vars/all.yml, other than those of install.md.
         renamed: settings that this version of Slurm calls otherwise than 22.05, as lines.
         slurmd: the options with which the service of its package runs slurmd.
+        directory: the host whose LDAP server knows the users, which all hosts ask by SSSD; empty: each host
+            has accounts of its own.
     """
 
     name: str
@@ -72,6 +85,7 @@ class ExistingSlurm:
     variables: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     slurmd: str = "-D -s"
+    directory: str = ""
 
     def files(self, folder: str) -> dict[str, bytes]:
         """The site's files of a folder, by their names, with the site's own addresses."""
@@ -88,7 +102,11 @@ class ExistingSlurm:
     def set_up(self, site: SiteHosts) -> None:
         """Bring the hosts to the state in which their administrators read Carme's documentation."""
         self._install_packages(site)
-        _make_users(site)
+        if self.directory:
+            self._serve_directory(site)
+        else:
+            _make_users(site)
+        _make_homes(site)
         _distribute_munge_key(site)
         self._configure_slurm(site)
         self._start_slurm(site)
@@ -105,6 +123,30 @@ class ExistingSlurm:
             installs = "\n".join(f"{_PACKAGES} {packages}" for packages in calls)
             commands[name] = ["sh", "-ec", _INSTALL.format(before=self.before, installs=installs)]
         site.at_once(commands)
+
+    def _serve_directory(self, site: SiteHosts) -> None:
+        """The users are those of a directory: no host has them in its own files."""
+        name = site.description.full_name(self.directory)
+        certificate, key = _certificate_of(site, name, "directory")
+        files = {f"etc/ldap/{name}": (content, 0o644) for name, content in self.files("etc/ldap").items()}
+        files |= {"etc/ldap/directory.pem": (certificate, 0o644), "etc/ldap/directory.key": (key, 0o640)}
+        unit = "etc/systemd/system"
+        files |= {f"{unit}/{name}": (content, 0o644) for name, content in self.files(unit).items()}
+        site.put(self.directory, files)
+        site.run(self.directory, "sh", "-ec", _DIRECTORY)
+        asks = {
+            "usr/local/share/ca-certificates/directory.crt": (certificate, 0o644),
+            "etc/sssd/sssd.conf": (self.files("etc/sssd")["sssd.conf"], 0o600),
+        }
+        for host in site.machines:
+            site.put(host, asks)
+        site.everywhere("update-ca-certificates >/dev/null; systemctl restart sssd")
+        query = ("getent", "passwd", *USERS)
+        for host in site.machines:
+            wait_until(
+                f"{host} knows the users",
+                lambda host=host: site.run(host, *query, check=False).returncode == 0, 180,
+            )  # fmt: skip
 
     def _configure_slurm(self, site: SiteHosts) -> None:
         files = {}
@@ -173,6 +215,10 @@ def _make_users(site: SiteHosts) -> None:
         site.everywhere(
             f"useradd --uid {uid} --user-group --shell /bin/bash --home-dir /data/home/{name} {name}"
         )
+
+
+def _make_homes(site: SiteHosts) -> None:
+    for name in USERS:
         site.run("portal", "install", "-d", f"--owner={name}", f"--group={name}", "-m", "0700",
                  f"/data/home/{name}")  # fmt: skip
     site.run("portal", "chmod", "1777", "/scratch")
@@ -185,13 +231,22 @@ def _distribute_munge_key(site: SiteHosts) -> None:
     site.everywhere("chown munge: /etc/munge/munge.key; systemctl restart munge")
 
 
-def _issue_certificate(site: SiteHosts) -> None:
-    files = site.places.cache / "certificate.pem", site.places.cache / "certificate.key"
+def _certificate_of(site: SiteHosts, host: str, name: str) -> tuple[bytes, bytes]:
+    """The certificate that a host has, and its key: those of an earlier run, as long as they are good.
+
+    Args:
+        host: its full name.
+        name: of the files in the site's cache.
+    """
+    files = site.places.cache / f"{name}.pem", site.places.cache / f"{name}.key"
     if not files[0].exists() or time.time() - files[0].stat().st_mtime > CERTIFICATE_DAYS / 1.5 * 86400:
-        made = self_signed(site.description.full_name("portal"), CERTIFICATE_DAYS)
-        for file, content in zip(files, made, strict=True):
+        for file, content in zip(files, self_signed(host, CERTIFICATE_DAYS), strict=True):
             write_atomically(file, content.decode(), 0o600)
-    certificate, key = (file.read_bytes() for file in files)
+    return files[0].read_bytes(), files[1].read_bytes()
+
+
+def _issue_certificate(site: SiteHosts) -> None:
+    certificate, key = _certificate_of(site, site.description.full_name("portal"), "certificate")
     for name in site.machines:
         site.put(name, {"usr/local/share/ca-certificates/example.crt": (certificate, 0o644)})
     site.everywhere("update-ca-certificates >/dev/null")

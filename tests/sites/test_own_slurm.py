@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import install_page
 
 from . import existing_22_05, existing_26_05
-from .existing_slurm import NODES, ExistingSlurm
+from .existing_slurm import NODES, USERS, ExistingSlurm
 from .own_slurm_example import findings
 from .own_slurm_steps import AGAIN, PROJECT, Booking, Visit
 from .site_run import changed_hosts
@@ -145,9 +145,17 @@ class OwnSlurm:
 
 
 class TestExisting2205(OwnSlurm):
-    """Debian 12 with its Slurm 22.05."""
+    """Debian 12 with its Slurm 22.05, and users of a directory."""
 
     SITE = existing_22_05.SITE
+
+    def test_users_are_those_of_the_directory(self, removed: Visit) -> None:
+        """The last one: they were before Carme came, and are after it went."""
+        for host in removed.site.machines:
+            own = ("grep", "--extended-regexp", f"^({'|'.join(USERS)}):", "/etc/passwd")
+            assert removed.site.run(host, *own, check=False).stdout == "", host
+            for name, uid in USERS.items():
+                assert removed.site.run(host, "id", "--user", name).stdout.strip() == str(uid), host
 
 
 class TestExisting2605(OwnSlurm):

@@ -46,7 +46,10 @@ def heads(keep_site: bool, resume_site: bool) -> Iterator[WholeSite]:
             with record.step("set up"):
                 record.keep("passwords", two_heads.set_up(site))
         heads = WholeSite(site, record, record.results["passwords"], URL, "head-2")
-        done = heads.run_playbook("site.yml")
+        try:
+            done = heads.run_playbook("site.yml")
+        finally:
+            site.save_layers()
         assert done.returncode == 0, done.stdout[-6000:]
         yield heads
     finally:

@@ -104,6 +104,8 @@ class Podman:
             "CONTAINERS_CONF": str(places.state / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(places.state / "storage.conf"),
             "TMPDIR": str(places.state / "tmp"),
+            # Podman 5 would say at each call that version 1 of control groups is on its way out.
+            "PODMAN_IGNORE_CGROUPSV1_WARNING": "1",
         }
 
     def configure(self) -> None:

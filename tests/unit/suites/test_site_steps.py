@@ -16,8 +16,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from certificates import self_signed
 from free_ports import free_port
 from sites import existing_22_05, existing_26_05, site_hosts
+from sites.existing_slurm import USERS
 from sites.package_index import PackageIndex
 from sites.record import Record, attempt, slowest_tasks
 
@@ -253,3 +255,41 @@ def test_sites_differ_in_what_their_own_files_say() -> None:
     assert b"CgroupAutomount" in old["cgroup.conf"] and b"CgroupAutomount" not in new["cgroup.conf"]
     assert old["prolog"] == new["prolog"]
     assert b"\nNamespaceType=" in new["slurm.conf"] and b"JobContainerType" not in new["slurm.conf"]
+
+
+#: Where `./test` unpacks slapd; else the system's.
+SLAPD = Path(os.environ.get("CARME_SLAPD", "/"))
+
+
+@pytest.mark.skipif(not (SLAPD / "usr/sbin/slapd").exists(), reason="there is no slapd; ./test fetches it")
+def test_the_sites_directory_knows_its_users(tmp_path: Path) -> None:
+    files = existing_22_05.SITE.files("etc/ldap")
+    (tmp_path / "data").mkdir()
+    for name, content in zip(("pem", "key"), self_signed("ctl.example.org"), strict=True):
+        (tmp_path / f"directory.{name}").write_bytes(content)
+    text = files["slapd.conf"].decode()
+    for there, here in {
+        "/etc/ldap/schema": SLAPD / "etc/ldap/schema",
+        "/etc/ldap/directory": tmp_path / "directory",
+        "/usr/lib/ldap": SLAPD / "usr/lib/ldap",
+        "/var/lib/directory": tmp_path / "data",
+    }.items():
+        assert there in text
+        text = text.replace(there, str(here))
+    (tmp_path / "slapd.conf").write_text(text)
+    (tmp_path / "people.ldif").write_bytes(files["people.ldif"])
+    slapd = [str(SLAPD / "usr/sbin/slapd"), "-f", str(tmp_path / "slapd.conf")]
+    environment = os.environ | {"LD_LIBRARY_PATH": str(SLAPD / "usr/lib/x86_64-linux-gnu")}
+    known = ""
+    for words in (["-T", "add", "-l", str(tmp_path / "people.ldif")], ["-T", "cat"]):
+        command = [slapd[0], *words[:2], *slapd[1:], *words[2:]]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        known = done.stdout
+    people = {}
+    for entry in known.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in entry.splitlines() if ": " in line)
+        if "uidNumber" in fields:
+            people[fields["uid"]] = int(fields["uidNumber"])
+            assert fields["homeDirectory"] == f"/data/home/{fields['uid']}"
+    assert people == USERS
