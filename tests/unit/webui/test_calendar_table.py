@@ -2,13 +2,15 @@
 
 from datetime import datetime, timedelta
 
+import pytest
 from django.utils import timezone, translation
 
 from carme.broker.protocol import RunningJob
+from carme.jobs import Reservation
 from carme_webui.bookings import table
 from carme_webui.bookings.lanes import Item, lay_out, slots_of
 from carme_webui.clocks import site_zone
-from carme_webui.cluster import RunningJobs
+from carme_webui.cluster import Reservations, RunningJobs
 
 
 def test_a_job_without_a_limit_or_a_name_is_nobodys_own() -> None:
@@ -58,3 +60,28 @@ def test_running_jobs_are_found_by_node_and_by_user() -> None:
     assert running.of_user("bob") == [(two, ["n2"])]
     assert running.on_node("n9") == running.of_user("carol") == []
     assert running.on_node("n2") is running.on_node("n2"), "it is found once for all pages"
+
+
+def test_reservations_that_are_no_bookings_are_told_apart() -> None:
+    now = timezone.now()
+    found = [Reservation(name=name, start=now, end=now) for name in ("carme-0123456789ab", "course")]
+    assert [one.name for one in Reservations(found).of_others] == ["course"]
+    assert Reservations(found) == found and Reservations().of_others == []
+
+
+def test_a_table_is_made_anew_for_other_jobs_or_reservations_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(table, "SECONDS", 3600.0)
+    monkeypatch.setattr(table.notifier, "bookings_version", lambda: "1")
+    monkeypatch.setattr(table, "_make", lambda *given: made.append(given) or len(made))
+    zone, nodes = site_zone(), [("n1", True)]
+    now = timezone.now()
+    shown = table.Shown.at(now, "week", now.date(), "gpu:a100:4", zone)
+    running, reservations = RunningJobs(), Reservations()
+    known = [table._common(shown, nodes, running, reservations) for _ in range(2)]
+    assert known == [1, 1]
+    assert table._common(shown, nodes, RunningJobs(), reservations) == 2
+    assert table._common(shown, nodes, running, Reservations()) == 3
+    assert table._common(shown, nodes, running, reservations) == 1

@@ -1,5 +1,6 @@
 """The cluster as the portal shows it: what is free, and what a session may ask for."""
 
+import itertools
 import logging
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 from django.conf import settings
 from django.core.cache import caches
 
+from carme.bookings.reconcile import is_ours
 from carme.broker import BrokerClient, LastAnswers
 from carme.broker.protocol import Failure, RunningJob
 from carme.errors import CarmeError
@@ -22,6 +24,7 @@ from carme_webui.caches import derived
 
 __all__ = [
     "ClusterCache",
+    "Reservations",
     "RunningJobs",
     "Supply",
     "access_of",
@@ -78,8 +81,19 @@ WAIT_SECONDS = 0.02
 SLOW_SECONDS = 0.05
 
 
+_numbers = itertools.count()
+
+
 class RunningJobs(list[tuple[RunningJob, list[str]]]):
-    """The jobs that run, with their nodes' names. Nobody changes it, so that others can be derived of it."""
+    """The jobs that run, with their nodes' names. Nobody changes it, so that others can be derived of it.
+
+    Attributes:
+        number: Which no other list of this process has.
+    """
+
+    def __init__(self, jobs: Iterable[tuple[RunningJob, list[str]]] = ()) -> None:
+        super().__init__(jobs)
+        self.number = next(_numbers)
 
     def on_node(self, name: str) -> list[RunningJob]:
         """Those on a node."""
@@ -88,6 +102,20 @@ class RunningJobs(list[tuple[RunningJob, list[str]]]):
     def of_user(self, name: str) -> list[tuple[RunningJob, list[str]]]:
         """Those of a user, with their nodes' names."""
         return derived.get(self, "of users", _by_user).get(name, [])
+
+
+class Reservations(list[Reservation]):
+    """Slurm's reservations. Nobody changes the list.
+
+    Attributes:
+        number: Which no other list of this process has.
+        of_others: Those that belong to no booking.
+    """
+
+    def __init__(self, reservations: Iterable[Reservation] = ()) -> None:
+        super().__init__(reservations)
+        self.number = next(_numbers)
+        self.of_others = [one for one in self if not is_ours(one.name)]
 
 
 def _by_node(jobs: Iterable[tuple[RunningJob, list[str]]]) -> dict[str, list[RunningJob]]:
@@ -124,6 +152,7 @@ class ClusterCache:
         self._answers = LastAnswers()
         #: What the broker reported last of running jobs, and the same with their nodes' names.
         self._expanded: tuple[list[RunningJob], RunningJobs] = [], RunningJobs()
+        self._reserved: tuple[list[Reservation], Reservations] = [], Reservations()
         self._asking: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def cluster(self) -> Cluster:
@@ -149,9 +178,16 @@ class ClusterCache:
             self._expanded = jobs, expanded
         return expanded
 
-    def reservations(self) -> list[Reservation]:
+    def reservations(self) -> Reservations:
         """Slurm's."""
-        return self._cached("reservations", lambda: broker(self._answers).reservations())
+        return self._cached("reservations", self._known_reservations)
+
+    def _known_reservations(self) -> Reservations:
+        """Only one thread at a time asks for them."""
+        found = broker(self._answers).reservations()
+        if found is not self._reserved[0]:
+            self._reserved = found, Reservations(found)
+        return self._reserved[1]
 
     def access(self, user: str, *, anew: bool = False) -> Access:
         """What Slurm lets somebody use; with `anew` as the broker says from now on, whatever is cached."""

@@ -23,13 +23,12 @@ from django.utils.translation import gettext as _
 from carme.bookings import BookingState
 from carme.bookings.reconcile import is_ours
 from carme.broker.protocol import RunningJob
-from carme.jobs import Reservation
 from carme_webui.accounts.models import User
 from carme_webui.bookings.lanes import Cell, Day, Item, Lane, Slot, lay_out, slots_of
 from carme_webui.bookings.models import Booking
 from carme_webui.caches import cache_key, cached
 from carme_webui.clocks import reader_zone, span_words
-from carme_webui.cluster import RunningJobs
+from carme_webui.cluster import Reservations, RunningJobs
 from carme_webui.notifier import notifier
 
 __all__ = ["VIEWS", "Shown", "table_of"]
@@ -110,7 +109,7 @@ def table_of(
     shown: Shown,
     nodes: Nodes,
     running: RunningJobs,
-    reservations: list[Reservation],
+    reservations: Reservations,
 ) -> SafeString:
     """Head and body of the table for a reader.
 
@@ -129,16 +128,14 @@ def table_of(
     return SafeString(common.head + "<tbody>\n" + "".join(rows.values()) + "</tbody>")
 
 
-def _common(shown: Shown, nodes: Nodes, running: RunningJobs, reservations: list[Reservation]) -> _Common:
-    sources = running, reservations
-    key = cache_key("table", notifier.bookings_version(), shown, tuple(nodes), *map(id, sources))
-    # What it was made of stays with it: as long as it is cached no other object has these numbers.
-    make = lambda: (_make(None, shown, nodes, running, reservations), sources)  # noqa: E731
-    return cached("calendars", key, make, SECONDS)[0]
+def _common(shown: Shown, nodes: Nodes, running: RunningJobs, reservations: Reservations) -> _Common:
+    sources = running.number, reservations.number
+    key = cache_key("table", notifier.bookings_version(), shown, tuple(nodes), *sources)
+    return cached("calendars", key, lambda: _make(None, shown, nodes, running, reservations), SECONDS)
 
 
 def _make(
-    reader: User | None, shown: Shown, nodes: Nodes, running: RunningJobs, reservations: list[Reservation]
+    reader: User | None, shown: Shown, nodes: Nodes, running: RunningJobs, reservations: Reservations
 ) -> _Common:
     """What a reader sees; without one, what everybody sees to whom nothing of it belongs."""
     items = _items(reader, shown, {name for name, _available in nodes}, running, reservations)
@@ -265,7 +262,7 @@ def _items(
     shown: Shown,
     names: set[str],
     running: RunningJobs,
-    reservations: list[Reservation],
+    reservations: Reservations,
 ) -> dict[str, dict[Hashable, Item]]:
     """What is shown of bookings, of the administrators' reservations, and of running jobs, by node.
 
@@ -280,14 +277,13 @@ def _items(
     # Only managers read whose they are.
     for row in rows if reader is not None else rows.select_related(None):
         found |= _of_booking(row, reader)
-    for one in reservations:
-        if not is_ours(one.name):
-            label = _("Maintenance") if one.maintenance else _("Reserved")
-            words = span_words(one.start, one.end, reader_zone())
-            found |= {
-                (one.name, node): Item(node, one.start, one.end, "blocked", label, words)
-                for node in one.node_names
-            }
+    for one in reservations.of_others:
+        label = _("Maintenance") if one.maintenance else _("Reserved")
+        words = span_words(one.start, one.end, reader_zone())
+        found |= {
+            (one.name, node): Item(node, one.start, one.end, "blocked", label, words)
+            for node in one.node_names
+        }
     name = reader.username if reader is not None else None
     for node in names:
         for job in running.on_node(node):

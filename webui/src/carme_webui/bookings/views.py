@@ -19,7 +19,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from carme.bookings import YEARS, BookingRequest, BookingState
 from carme.errors import CarmeError
-from carme.jobs import Cluster, Reservation, parse_stages, stage_text
+from carme.jobs import Cluster, parse_stages, stage_text
 from carme_webui.accounts.login import signed_in
 from carme_webui.accounts.models import User
 from carme_webui.bookings import data, services
@@ -30,7 +30,7 @@ from carme_webui.bookings.share import share_of
 from carme_webui.bookings.table import VIEWS, Shown, table_of
 from carme_webui.caches import derived
 from carme_webui.clocks import reader_zone, span_words
-from carme_webui.cluster import RunningJobs, broker, cluster_cache, images
+from carme_webui.cluster import Reservations, RunningJobs, broker, cluster_cache, images
 from carme_webui.datasets import datasets_of
 from carme_webui.help_links import explained
 from carme_webui.notifier import notifier
@@ -401,12 +401,12 @@ def _day(text: str) -> date | None:
     return day if day.year in YEARS else None
 
 
-def _cluster_state() -> tuple[Cluster | None, RunningJobs, list[Reservation], str]:
+def _cluster_state() -> tuple[Cluster | None, RunningJobs, Reservations, str]:
     """The cluster and who uses it, or why it cannot be seen."""
     try:
         return cluster_cache.cluster(), cluster_cache.running(), cluster_cache.reservations(), ""
     except CarmeError as error:
-        return None, RunningJobs(), [], explained(error)
+        return None, RunningJobs(), Reservations(), explained(error)
 
 
 def _nodes(cluster: Cluster | None, kind: Kind | None) -> list[tuple[str, bool]]:
