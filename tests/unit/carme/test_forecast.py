@@ -128,7 +128,8 @@ def counted(jobs: list[Job], reservations: list[Reservation]) -> list[int]:
                 for place, name in enumerate(names):
                     if name in left:
                         left[name] -= one.gpus // len(names) + (place < one.gpus % len(names))
-                nowhere += 0 if names else one.gpus
+                if not names and one.gpu_type != "v100":  # no node has any of that type
+                    nowhere += one.gpus
         for one in reservations:
             if one.start < one.end and one.start < begin + step and one.end > begin:
                 left |= dict.fromkeys(one.node_names, 0)
