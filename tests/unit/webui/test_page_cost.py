@@ -144,18 +144,28 @@ def test_what_pages_have_in_common_is_not_copied_for_each(alias: str) -> None:
     assert cache.get("d", "nothing") == "nothing" and cache.add("d", found)
 
 
-def test_open_bookings_are_found_without_those_that_are_over(alice: User) -> None:
+def test_bookings_are_found_by_indexes_in_a_table_of_many(alice: User, bob: User) -> None:
     with CaptureQueriesContext(connection) as requested:
         Booking.near_to(alice)
         list(Booking.open().filter(start__lt=timezone.now()).values_list("pk"))
     queries = [query["sql"] for query in requested if '"bookings_booking"' in query["sql"]]
     assert len(queries) == 2
-    indexes = {"open_bookings", "shared_bookings"}
+    indexes = ("shared_bookings", "open_bookings")
     with connection.cursor() as cursor:
-        assert indexes <= connection.introspection.get_constraints(cursor, Booking._meta.db_table).keys()
-        if connection.vendor == "postgresql":
-            cursor.execute("SET LOCAL enable_seqscan = off")  # a table of few rows is read as it is
-            for query, index in zip(queries, ("shared_bookings", "open_bookings"), strict=True):
+        known = connection.introspection.get_constraints(cursor, Booking._meta.db_table).keys()
+    assert known >= set(indexes)
+    if connection.vendor == "postgresql":  # which says what it would read
+        now = timezone.now()
+        Booking.objects.bulk_create(
+            Booking(
+                owner=bob, partition="gpu", gpu_type="a100", gpus_per_node=4, node_names=["n1"],
+                start=now + timedelta(hours=number), end=now + timedelta(hours=number + 1), state="approved",
+            )
+            for number in range(3000)
+        )  # fmt: skip
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE bookings_booking")
+            for query, index in zip(queries, indexes, strict=True):
                 cursor.execute(f"EXPLAIN {query}")
                 plan = "\n".join(line for (line,) in cursor.fetchall())
                 assert index in plan and "Seq Scan on bookings_booking" not in plan, plan
