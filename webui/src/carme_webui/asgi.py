@@ -1,4 +1,4 @@
-"""The portal as an ASGI application: Django's pages, and nginx's question who may enter."""
+"""The portal as an ASGI application."""
 
 import asyncio
 import contextvars
@@ -29,9 +29,7 @@ warnings.filterwarnings("ignore", message="StreamingHttpResponse must consume sy
 django.setup(set_prefix=False)
 
 
-Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Pages(ASGIHandler):
@@ -110,14 +108,4 @@ class Pages(ASGIHandler):
             pass
 
 
-pages = Pages()
-
-from carme_webui.accounts.entrance import enter  # noqa: E402  Django must be set up
-
-
-async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """One connection."""
-    if scope["type"] == "http" and scope["path"] == "/internal/enter":
-        await enter(scope, send)
-    else:
-        await pages(scope, receive, send)  # pyright: ignore[reportArgumentType]  the same types, named otherwise
+application = Pages()
