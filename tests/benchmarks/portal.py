@@ -67,7 +67,7 @@ REQUESTS = {
 #: The same of `--files`.
 FILES = {"file": (22, "file", "/internal/enter")}
 #: What `--without` leaves out.
-OPTIMISATIONS = ("cache", "object-cache", "derived", "entrance")
+OPTIMISATIONS = ("cache", "object-cache", "derived")
 NAMES = ("train resnet", "train bert", "finetune llama", "notebook", "preprocess", "evaluate")
 
 
@@ -357,13 +357,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--files", action="store_true", help="ask for files of notebooks' pages as well")
     parser.add_argument(
         "--without", choices=OPTIMISATIONS, action="append", default=[],
-        help="leave out one of the portal's own optimisations (entrance: with --files)",
+        help="leave out one of the portal's own optimisations",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
-    options = parser.parse_args()
-    if "entrance" in options.without and not options.files:
-        parser.error("--without entrance makes no difference without --files.")
-    return options
+    return parser.parse_args()
 
 
 def main() -> int:

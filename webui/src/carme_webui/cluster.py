@@ -140,8 +140,9 @@ class ClusterCache:
 
     Each process asks once in the time between two polls of Slurm, as the broker itself knows nothing newer,
     and less often on large sites. It asks beside the pages: they show the earlier answer where the new
-    answer does not come at once. A refusal is cached as well. `./test bench portal --without cache`
-    measures pages that ask the broker each time.
+    answer does not come at once. A refusal is cached as well. Where pages ask the broker each time, the p95
+    of a calendar of 5,000 nodes is 563 ms instead of 152 (`./test bench portal --nodes 5000 --current 20000
+    --without cache`, 28 November 2026, AMD EPYC, 2 cores).
 
     Attributes:
         seconds: How long an answer is shown; None: until the broker's next poll of Slurm.
