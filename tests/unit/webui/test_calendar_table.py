@@ -62,7 +62,7 @@ def test_running_jobs_are_found_by_node_and_by_user() -> None:
     assert running.on_node("n2") is running.on_node("n2"), "it is found once for all pages"
 
 
-def test_reservations_that_are_no_bookings_are_told_apart() -> None:
+def test_reservations_that_are_no_bookings_are_distinguished() -> None:
     now = timezone.now()
     found = [Reservation(name=name, start=now, end=now) for name in ("carme-0123456789ab", "course")]
     assert [one.name for one in Reservations(found).of_others] == ["course"]
