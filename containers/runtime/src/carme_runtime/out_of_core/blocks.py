@@ -49,6 +49,8 @@ class Block:
         next_use: The number of the operation that uses it next, by the recorded step; see `Steps`.
         gone: The number of the operation after which it is gone, by the recorded step.
         step_pins: Those of `pins` that the step's end takes away.
+        place: Which of its operation's results it is.
+        made_in: The number of the step that made it.
         is_forgotten: Its owner is gone, and must not be queried again.
     """
 
@@ -66,6 +68,8 @@ class Block:
     next_use: float = math.inf
     gone: float = math.inf
     step_pins: int = 0
+    place: int = 0
+    made_in: int = -1
     is_forgotten: bool = False
 
     @property

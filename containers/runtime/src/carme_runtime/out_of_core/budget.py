@@ -297,7 +297,6 @@ class Budget:
         store = self._operations.store
         self._steps.end_step(store.read, store.written)
         store.end_step()
-        self._operations.after_step()
         if not self._steps.followed and self._steps.count <= _FIRST_STEPS:
             self._operations.end_first_step()
         if self._called is not None:
