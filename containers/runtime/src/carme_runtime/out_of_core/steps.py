@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from carme_runtime.out_of_core.blocks import Block, State
+from carme_runtime.out_of_core.blocks import Block, State, measured_rates
 from carme_runtime.out_of_core.store import Store
 from carme_runtime.out_of_core.trace import NEVER, DoesNotFit, Operation, Order, Trace
 
@@ -140,7 +140,8 @@ class Steps:
             same = (each for each in free if each not in trace.made and trace.sizes[each] == block.size)
             places.append((block, place := next(same, None)))
             free = [each for each in free if each != place]
-        if free:
+        # What has no block any more is no block in this step.
+        if any(label in trace.made or label in self._by_label for label in free):
             return False
         for block, place in places:
             self._carry(trace, block, self.new_label() if place is None else place)
@@ -320,7 +321,7 @@ class Steps:
 
         Some room is left out, in which blocks come while others are used. More is moved in less room.
         """
-        capacity, file = store.capacity, store.file
+        capacity = store.capacity
         enough = capacity // (_CHANGE if self.position <= 0 else _CHANGE_WITHIN)
         if self._ordered is trace.operations and abs(capacity - self._ordered_in) <= enough:
             return
@@ -328,8 +329,9 @@ class Steps:
         if known is None:
             self._tried_in, self._known = capacity, None
         self._ordered, self._ordered_in, self.order = trace.operations, capacity, None
+        read_rate, write_rate = measured_rates(store)
         with contextlib.suppress(DoesNotFit):
-            self.order = order = trace.order(capacity, _AHEAD, file.write_rate, file.read_rate, known)
+            self.order = order = trace.order(capacity, _AHEAD, write_rate, read_rate, known)
             if self._known is None or order.traffic.moved:
                 self._known = order
 
