@@ -11,12 +11,13 @@ both go on side by side for free. `floor_beside` is what this machine makes of t
 without a limit, while threads read and write as many bytes beside it, and neither waits for the other. No
 order of transfers gets below it. These three take turns.
 
-Peers: PyTorch's save_on_cpu, which moves saved tensors to where they are already when there is no GPU; the
-kernel's swapping, on a swap file, where the kernel allows one. `fsdp_offload` and `deepspeed` have no figure,
-and `no_figure` in the JSON says why: what they offload goes from a GPU to memory, and these processes train
-on the processor. DeepSpeed's offload to a disk is no part of this benchmark.
+Peers: PyTorch's save_on_cpu, which moves saved tensors to where they are already when there is no GPU;
+FSDP2 with its parameters offloaded to the host, one rank; the kernel's swapping, on a swap file, where the
+kernel allows one. `deepspeed` has no figure. `no_figure` in the JSON says why a peer has none: how its
+process ended, or why none ran.
 
-Steps that are recorded, one of them anew, count neither in times nor in bytes: a run has few of them.
+Steps that are recorded count neither in times nor in bytes: a run has few of them. The JSON says of ours how
+long a step waited for blocks (`waited_ms`), and how long the disk had something to do (`disk_ms`).
 
 It exits with 1 when our own training failed in one of the contests, and says how it ended.
 """
@@ -45,12 +46,12 @@ LIBRARIES = 330 * MIB  # about what PyTorch takes without tensors
 SECONDS = 600
 STEPS = 7
 CONTESTS = (("sgd", 1 / 0.75), ("sgd", 4), ("adamw", 4), ("adamw", 8))
-# Peers that cannot train beyond memory on a processor.
-NO_FIGURE = {
-    "fsdp_offload": "FSDP2 offloads from a GPU to the memory of its host, and this trains on the processor.",
-    "deepspeed": "DeepSpeed offloads from a GPU to the memory of its host, and this trains on the processor. "
-    "Its offload to a disk needs the headers of libaio where it is built, and is not measured here.",
-}
+# Options of the program that trains, by what they are called here.
+PEERS = {"in_memory": (), "save_on_cpu": ("--save-on-cpu",), "fsdp_offload": ("--fsdp-offload",)}
+NO_DEEPSPEED = (
+    "DeepSpeed comes as source, and compiles its offload to a disk where it is used, with the headers of "
+    "libaio. Its offload to the host's memory moves nothing where there is no GPU."
+)
 OF_PARAMETER = {"sgd": 12, "adamw": 16}  # bytes of state
 
 
@@ -96,10 +97,10 @@ def contest(
             raise SystemExit(f"{name} fails without a limit, too: {error}")
         ours, error = run([*arguments, limit, folder], limit)
         if ours is None:
-            peers, _ = other_peers(arguments, limit, state, folder)
+            peers, why = other_peers(arguments, limit, state, folder)
             peers["unlimited"] = median(free)
             aim = "trains"
-            more = {"error": error, "no_figure": NO_FIGURE}
+            more = {"error": error, "no_figure": why}
             return [row(f"step_ms_{name}", "ms", None, peers=peers, aim=aim, holds=False, **more)]
         plan = ours[-1]["plan"]
         moved = [f"--beside={folder}", f"--read={plan['read']}", f"--written={plan['written']}"]
@@ -146,16 +147,24 @@ class Turn:
 
 def other_peers(
     arguments: list[Any], limit: int, state: float, folder: Path
-) -> tuple[dict[str, float | None], str]:
-    """Milliseconds of a step by other means, None where they do not train; and why swapping does not."""
+) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Milliseconds of a step by other means, None where they do not train; and why they do not."""
     swap, why = swapping(arguments, limit, state, folder)
-    in_memory, on_cpu = (run([*option, *arguments], limit)[0] for option in ((), ("--save-on-cpu",)))
-    found = {"in_memory": in_memory, "save_on_cpu": on_cpu} | dict.fromkeys(NO_FIGURE)
-    return {"swap": swap} | {key: median(lines) if lines else None for key, lines in found.items()}, why
+    figures: dict[str, float | None] = {"swap": swap, "deepspeed": None}
+    reasons = {"swap": why, "deepspeed": NO_DEEPSPEED}
+    for key, option in PEERS.items():
+        lines, reasons[key] = run([*option, *arguments], limit)
+        figures[key] = median(lines) if lines else None
+    return figures, {key: reason for key, reason in reasons.items() if figures[key] is None}
 
 
 def rows_of(
-    name: str, factor: float, limit: int, turns: list[Turn], peers: dict[str, float | None], no_swap: str
+    name: str,
+    factor: float,
+    limit: int,
+    turns: list[Turn],
+    peers: dict[str, float | None],
+    no_figure: dict[str, str],
 ) -> list[dict[str, Any]]:
     """The rows of what trained: medians over the turns."""
     of_turns = [median(turn.ours) for turn in turns]
@@ -175,7 +184,8 @@ def rows_of(
     return [
         row(f"step_ms_{name}", "ms", seconds, peers={"unlimited": unlimited, "floor_beside": beside, **peers},
             floor=floor, aim=aim, holds=seconds <= bound, predicted_ms=1000 * plan["seconds"],
-            of_turns=of_turns, plan=plan, no_swap=no_swap, no_figure=NO_FIGURE),
+            of_turns=of_turns, plan=plan, no_figure=no_figure,
+            waited_ms=of_steps(turns, "waited"), disk_ms=of_steps(turns, "disk")),
         row(f"over_floor_{name}", "x", seconds / floor, peers={"floor_beside": seconds / beside}),
         row(f"times_faster_{name}", "x", 1.0, aim="3x swapping, or trains where that is killed",
             peers={key: each and each / seconds for key, each in peers.items()},
@@ -185,6 +195,11 @@ def rows_of(
         row(f"same_losses_{name}", "bool", float(same), aim="bit by bit", holds=same),
         row(f"peak_mib_{name}", "MiB", peak / MIB, floor=None, aim="at most the limit", holds=peak <= limit),
     ]  # fmt: skip
+
+
+def of_steps(turns: list[Turn], key: str) -> float:
+    """Milliseconds of a step that the program counted under this key: the median of all turns' steps."""
+    return 1000 * statistics.median(line[key] for turn in turns for line in steady(turn.ours))
 
 
 def losses(lines: list[dict[str, Any]]) -> list[str]:

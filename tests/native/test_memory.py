@@ -91,6 +91,13 @@ def test_state_of_several_times_the_limit_trains_to_the_same_losses(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_peer_whose_parameters_fsdp_offloads_trains_alike() -> None:
+    """`./test bench out_of_core` runs it."""
+    plain, sharded = (finish(start(*option, "adamw", 256, 4, 3)) for option in ((), ("--fsdp-offload",)))
+    numbers = [[float.fromhex(loss) for loss in losses(lines)] for lines in (plain, sharded)]
+    assert len(numbers[0]) == 3 and numbers[1] == pytest.approx(numbers[0], rel=1e-4)
+
+
 def test_carme_run_limits_scripts_that_know_nothing_of_it(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "carme_runtime.launcher.command"]
     command += ["--memory-per-rank", f"{LIBRARIES + 20}M", "--spill", str(tmp_path)]

@@ -205,3 +205,21 @@ def test_tensors_that_lie_in_the_heap_change_no_step(tmp_path: Path) -> None:
             followed.append(budget._steps.followed)
             assert end
     assert all(followed[6:]), followed  # of the first ones some are recorded, one of them anew
+
+
+def test_what_is_used_after_the_optimizers_step_changes_no_step(tmp_path: Path) -> None:
+    """As for the accuracy of a batch: it belongs to the step that begins."""
+    torch.manual_seed(0)
+    with carme_runtime.memory(limit(40), tmp_path) as budget:
+        model = nn.Sequential(*[nn.Linear(512, 512) for _ in range(8)])
+        model, optimizer = budget.adopt(model, torch.optim.SGD(model.parameters(), 0.01))
+        followed: list[bool] = []
+        found = 0
+        for _ in range(8):
+            optimizer.zero_grad()
+            output = model(torch.randn(512, 512))
+            output.square().mean().backward()
+            optimizer.step()
+            found += int((output.argmax(1) == 0).sum())
+            followed.append(budget._steps.followed)
+    assert all(followed[4:]), followed

@@ -1,11 +1,13 @@
 """Trains a stack of linear layers, with a limit of memory or without, and prints what the tests compare.
 
-    out_of_core.py [--save-on-cpu] [--checkpoint=FILE] [--no-clip] [--step-during-backward]
+    out_of_core.py [--save-on-cpu] [--fsdp-offload] [--checkpoint=FILE] [--no-clip] [--step-during-backward]
         [--beside=FOLDER --read=BYTES --written=BYTES] OPTIMIZER WIDTH LAYERS STEPS [LIMIT FOLDER]
 
-Each line is a JSON object: a step's loss, bit by bit, and with a limit the bytes that it moved, and whether
-it went as the recorded step; then the peak of the memory and the plan. With a checkpoint the file is replaced
+Each line is a JSON object: a step's loss, bit by bit, and with a limit the bytes that it moved, how long it
+waited for blocks and the disk had something to do, and whether it went as the recorded step; then the peak of
+the memory and the plan. With a checkpoint the file is replaced
 after each step; without a limit training goes on from it, if it is there.
+With `--fsdp-offload` FSDP2 shards the model over one rank, with its parameters offloaded to the host.
 With `--beside` each step reads and writes so many bytes of that folder's disk beside its computing. Neither
 waits for the other, and the step ends when both have.
 """
@@ -41,6 +43,7 @@ def main(
     folder: str = "",
     *,
     save_on_cpu: bool = False,
+    fsdp_offload: bool = False,
     checkpoint: Path | None = None,
     clips: bool = True,
     during_backward: bool = False,
@@ -57,10 +60,12 @@ def main(
             part for _ in range(int(layers)) for part in (nn.Linear(size, size), nn.ReLU(), nn.Dropout(0.1))
         ]
         model: nn.Module = nn.Sequential(*parts, nn.Linear(size, 10))
+        if fsdp_offload:
+            offload(model)
         trained: torch.optim.Optimizer = OPTIMIZERS[optimizer](model.parameters())
         if budget:
             model, trained = budget.adopt(model, trained, step_during_backward=during_backward)
-        data = torch.Generator().manual_seed(1)
+        data, seen = torch.Generator().manual_seed(1), Seen(budget)
         begun = 0 if budget else resumed(checkpoint, model, trained, data)
         disk = DiskBeside(beside[0], 4 * size * size, *beside[1:]) if beside else None
         for number in range(begun, int(steps)):
@@ -80,11 +85,46 @@ def main(
                 save(checkpoint, model, trained, data, number + 1)
             line = {"loss": float(loss.item()).hex(), "seconds": time.perf_counter() - begin}
             if budget:
-                line |= {"moved": sum(budget._steps.moved), "followed": budget._steps.followed}
+                line |= seen.step()
             print(json.dumps(line), flush=True)
         plan = budget.plan() if budget else None
         figures = plan.as_dict() | {"planned": planned_bytes(budget, plan.room)} if plan else None
         print(json.dumps({"peak": pages.peak(), "plan": figures}), flush=True)
+
+
+class Seen:
+    """What a budget has counted until now.
+
+    Args:
+        budget: None without a limit.
+    """
+
+    def __init__(self, budget: Any) -> None:
+        self._budget = budget
+        self._before = {"waited": 0.0, "disk": 0.0}
+
+    def step(self) -> dict[str, Any]:
+        """Of the step that has ended: bytes, seconds, and whether it went as the recorded one."""
+        store, steps = self._budget._operations.store, self._budget._steps
+        now = {"waited": store.waited, "disk": store.busy_seconds}
+        seconds = {key: value - self._before[key] for key, value in now.items()}
+        self._before = now
+        return {"moved": sum(steps.moved), "followed": steps.followed, **seconds}
+
+
+def offload(model: nn.Module) -> None:
+    """Let FSDP2 shard a stack of layers over one rank, whose parameters wait in the memory of the host."""
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    policy = CPUOffloadPolicy(pin_memory=False)  # pinned is what a GPU reads from
+    options: Any = {"mesh": init_device_mesh("cpu", (1,)), "offload_policy": policy}
+    for part in model.modules():
+        if isinstance(part, nn.Linear):
+            fully_shard(part, **options)
+    fully_shard(model, **options)
 
 
 def planned_bytes(budget: Any, room: int) -> int:
@@ -125,6 +165,7 @@ if __name__ == "__main__":
     main(
         *arguments,
         save_on_cpu="--save-on-cpu" in options,
+        fsdp_offload="--fsdp-offload" in options,
         checkpoint=Path(values["checkpoint"]) if "checkpoint" in values else None,
         clips="--no-clip" not in options,
         during_backward="--step-during-backward" in options,

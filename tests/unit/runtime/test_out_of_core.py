@@ -167,6 +167,65 @@ def test_what_is_soon_gone_is_not_written_where_a_clean_block_gives_as_much_room
     assert Trace(operations, {1: 10, 2: 10}).traffic(10, *RATES).written == 10
 
 
+def test_clean_blocks_leave_in_place_of_what_is_soon_gone_only_if_they_give_enough_room() -> None:
+    """Blocks 0 and 2 give 6 bytes of the 10 that block 3 needs, so block 1 would be written all the same."""
+    operations = [
+        Operation("use", (0,)),
+        Operation("use", (2,)),
+        Operation("make", makes=((1, 10),)),
+        Operation("make", makes=((3, 10),)),
+        Operation("end", dies=(1, 3)),
+        Operation("use", (0,)),
+        Operation("use", (2,)),
+    ]
+    traffic = Trace(operations, {0: 3, 1: 10, 2: 3, 3: 10}).traffic(16, *RATES)
+    assert (traffic.written, traffic.read) == (10, 0)
+
+
+def test_more_spare_room_than_for_one_block_costs_little() -> None:
+    """The more room for blocks that come early, the more of it is transferred while others are computed."""
+    for layers, room, spare in ((16, 24, 1), (40, 64, 3), (80, 160, 4)):
+        step = step_of_layers(layers)
+        fewest = step.traffic(room * SECOND, *RATES).moved
+        found = step.order(room * SECOND, 8, *RATES)
+        assert found.spare == spare
+        assert spare == 1 or found.traffic.moved <= 1.04 * fewest
+
+
+def step_of_layers(count: int) -> Trace:
+    """Operations that change four blocks each and take as long as it takes to move these out and in."""
+    blocks = [tuple(range(4 * layer, 4 * layer + 4)) for layer in range(count)]
+    operations = [Operation("use", each, each, seconds=8.0) for each in blocks]
+    return Trace(operations, dict.fromkeys(range(4 * count), SECOND))
+
+
+def test_the_next_blocks_are_read_while_others_are_used_and_before_these_are_written() -> None:
+    step = step_of_layers(80)
+    found = step.order(160 * SECOND, 8, *RATES)
+    assert found.traffic.moved > 0.5 * SECOND * step.seconds
+    assert found.traffic.seconds == pytest.approx(step.seconds)
+    # With no room for them but that of the blocks that leave nothing comes early.
+    assert step.traffic(160 * SECOND, *RATES).seconds > 1.3 * step.seconds
+
+
+def test_what_the_next_step_takes_moves_by_the_number_that_it_has_there() -> None:
+    """Block 1 is made, and called 2 in the next step, which uses it once; block 0 needs the room between."""
+    operations = [
+        Operation("use", (2,), dies=(2,)),
+        Operation("make", makes=((1, 10),)),
+        Operation("use", (0,)),
+    ]
+    sizes = dict.fromkeys(range(3), 10)
+    trace = Trace(operations, sizes, carried={1: 2})
+    assert (trace.next_use(1, 1), trace.next_use(2, 0)) == (3, math.inf)
+    assert trace.gone[1] == 3
+    roomy, tight = trace.order(20, 0, *RATES), trace.order(10, 0, *RATES)
+    assert (roomy.traffic.moved, roomy.leaving) == (0, {})
+    # Each step writes it as 1 and reads it as 2, and reads block 0.
+    assert (tight.traffic.written, tight.traffic.read) == (10, 20)
+    assert {1: [1]}.items() <= tight.leaving.items()
+
+
 def test_an_order_is_tried_with_few_rooms_where_steps_are_long_and_with_one_where_it_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

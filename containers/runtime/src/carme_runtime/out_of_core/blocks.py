@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class State(Enum):
@@ -49,6 +49,8 @@ class Block:
         next_use: The number of the operation that uses it next, by the recorded step; see `Steps`.
         gone: The number of the operation after which it is gone, by the recorded step.
         step_pins: Those of `pins` that the step's end takes away.
+        place: Which of its operation's results it is.
+        made_in: The number of the step that made it.
         is_forgotten: Its owner is gone, and must not be queried again.
     """
 
@@ -66,6 +68,8 @@ class Block:
     next_use: float = math.inf
     gone: float = math.inf
     step_pins: int = 0
+    place: int = 0
+    made_in: int = -1
     is_forgotten: bool = False
 
     @property
@@ -86,6 +90,26 @@ class Rates(Protocol):
     def read_rate(self) -> float:
         """Bytes that come back in a second."""
         ...
+
+
+class Moved(Protocol):
+    """What has moved until now."""
+
+    file: Any  # `Rates` as they were at the beginning
+    read: int
+    written: int
+    busy_seconds: float
+
+
+def measured_rates(store: Moved) -> tuple[float, float]:
+    """Bytes in a second that the disk, or the link, gives and takes.
+
+    What it did with several transfers at a time says more than how fast it was at the beginning.
+    """
+    file, busy = store.file, store.busy_seconds
+    expected = store.read / file.read_rate + store.written / file.write_rate
+    faster = expected / busy if busy else 1.0
+    return file.read_rate * faster, file.write_rate * faster
 
 
 def leaves_first(

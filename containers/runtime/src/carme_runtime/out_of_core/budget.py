@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.out_of_core import keras_scripts, pages, spill, watch
-from carme_runtime.out_of_core.blocks import State
+from carme_runtime.out_of_core.blocks import State, measured_rates
 from carme_runtime.out_of_core.called_models import CalledModels
 from carme_runtime.out_of_core.during_backward import NOT_REQUESTED, ON_GPU, StepDuringBackward
 from carme_runtime.out_of_core.limits import Limit
@@ -228,7 +228,7 @@ class Budget:
                 "No step has been recorded yet, so its cost is not known.",
                 "Call plan() after the first optimizer.step().",
             )
-        read_rate, write_rate = _rates(store)
+        read_rate, write_rate = measured_rates(store)
         try:
             traffic = trace.traffic(store.capacity, write_rate, read_rate)
             order = self._steps.order_of(trace)
@@ -297,13 +297,12 @@ class Budget:
         store = self._operations.store
         self._steps.end_step(store.read, store.written)
         store.end_step()
-        self._operations.after_step()
         if not self._steps.followed and self._steps.count <= _FIRST_STEPS:
             self._operations.end_first_step()
         if self._called is not None:
             self._called.close()
         if self._recomputing is not None:
-            read_rate, write_rate = _rates(store)
+            read_rate, write_rate = measured_rates(store)
             self._recomputing.end_step(self._steps.trace, store.capacity, write_rate, read_rate)
 
     def _ends_steps(self, optimizer: Any) -> bool:
@@ -344,17 +343,6 @@ class Budget:
                 "ends. Save what you need inside of `with carme_runtime.memory(...)`.",
                 stacklevel=4,
             )
-
-
-def _rates(store: Store) -> tuple[float, float]:
-    """Bytes in a second that the disk gives and takes.
-
-    What it did with several transfers at a time says more than how fast it was at the beginning.
-    """
-    file, busy = store.file, store.busy_seconds
-    expected = store.read / file.read_rate + store.written / file.write_rate
-    faster = expected / busy if busy else 1.0
-    return file.read_rate * faster, file.write_rate * faster
 
 
 def limits_host() -> bool:

@@ -11,6 +11,7 @@ from carme_runtime.out_of_core.spill import PIECE, SpillFile
 from carme_runtime.out_of_core.trace import DoesNotFit
 
 _THREADS = 4
+_WRITING = 3  # of them that write ahead of need, at most: what is to be read then finds one
 
 
 class Store:
@@ -41,6 +42,7 @@ class Store:
         self._ahead: deque[Transfer] = deque()
         self._transfers: dict[Block, Transfer] = {}  # queued or under way
         self._moving = 0  # transfers under way
+        self._writing = 0  # threads that write
         # Owners whose transfers have ended. PyTorch frees storages without Python's lock, which must not meet
         # another thread that takes or lets go the same one: the trainer's thread does both.
         self._holds: list[object] = []
@@ -91,8 +93,8 @@ class Store:
         with self._lock:
             for block in blocks:
                 block.pins -= 1
-            self._reserved = 0
-            if self._ahead:
+            reserved, self._reserved = self._reserved, 0
+            if reserved and self._ahead:
                 self._work.notify_all()
 
     def add(self, key: int, block: Block) -> None:
@@ -236,11 +238,12 @@ class Store:
                 self._cancel(transfer)
             elif block.state is State.ARRIVING and transfer in self._ahead:
                 self._ahead.remove(transfer)
-                self._urgent.append(transfer)
+                self._urgent.appendleft(transfer)
             elif block.state is State.ABSENT:
                 self.surprises += 1
                 self._queue(block, is_write=False, queue=self._urgent)
-        self._work.notify_all()
+        if self._urgent:
+            self._work.notify_all()
         for wanted, must in ((wished_room, False), (room, True)):
             while self._short_of(blocks, wanted):
                 if not self._gain(blocks, wanted):
@@ -312,6 +315,12 @@ class Store:
         pages.drop(block.address, block.size)
         block.state = State.ABSENT
         self.used -= block.size
+        self._see_room()
+
+    def _see_room(self) -> None:
+        """There is more of it, which what waits to be read may take."""
+        if self._urgent or self._ahead:
+            self._work.notify_all()
 
     def _queue(self, block: Block, *, is_write: bool, queue: deque[Transfer]) -> None:
         hold = block.owner.hold()
@@ -320,7 +329,10 @@ class Store:
         block.state = State.LEAVING if is_write else State.ARRIVING
         transfer = Transfer(block, is_write, block.version, hold=hold)
         self._transfers[block] = transfer
-        queue.append(transfer)
+        if queue is self._urgent and not is_write:
+            queue.appendleft(transfer)  # the trainer waits for it; a write only makes room
+        else:
+            queue.append(transfer)
         self._work.notify_all()
 
     def _cancel(self, transfer: Transfer) -> None:
@@ -362,6 +374,7 @@ class Store:
         del self.blocks[key]
         if block.state is State.PRESENT:
             self.used -= block.size
+            self._see_room()
         if block.offset is not None:
             self.file.give(block.offset, block.size)
         block.is_forgotten = True
@@ -391,20 +404,24 @@ class Store:
                 transfer.error = error
             with self._lock:
                 transfer.moving -= 1
+                self._writing -= transfer.is_write
                 if not transfer.moving and (transfer.error or transfer.handed_out == block.size):
                     self._complete(transfer)
                     self._done.notify_all()
-                    self._work.notify_all()
+                    self._see_room()
 
     def _next_piece(self) -> tuple[Transfer, int, int] | None:
         for queue in (self._urgent, self._ahead):
             for transfer in list(queue):
+                if transfer.is_write and queue is self._ahead and self._writing >= _WRITING:
+                    continue
                 if not transfer.started and not self._start(transfer, queue is self._urgent):
                     continue
                 start = transfer.handed_out
                 length = min(PIECE, transfer.block.size - start)
                 transfer.handed_out += length
                 transfer.moving += 1
+                self._writing += transfer.is_write
                 if transfer.handed_out == transfer.block.size:
                     queue.remove(transfer)
                 return transfer, start, length

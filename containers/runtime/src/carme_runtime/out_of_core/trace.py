@@ -14,6 +14,9 @@ NEVER = math.inf
 _MOST_SPARE = 16  # parts of the memory, of which one block's spare room is one at most
 _STEPS = 3  # that are played with each room: from the second one on each begins as the one before
 _MOST_PLAYED = 100_000  # operations, after which no other spare room is tried
+_MOST_MOVED = 1.04  # times what is moved without spare room, with more spare room than for one block
+_LONGER = 2  # spare rooms that make a step no shorter, after which no other is tried
+_IDLE = 16  # times in which the disk waited, of which later transfers take some
 _LOOKED_AT = 8  # blocks that may leave in place of one that is soon gone
 
 
@@ -29,6 +32,7 @@ class Operation:
         workspace: Bytes that it takes while it runs.
         seconds: How long it runs when all is in memory.
         dies: Blocks that are gone before the next operation begins.
+        places: Which of its results each block is that it makes; empty: the first one.
     """
 
     name: str
@@ -38,6 +42,7 @@ class Operation:
     workspace: int = 0
     seconds: float = 0.0
     dies: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
     @property
     def made_bytes(self) -> int:
@@ -75,14 +80,20 @@ class Trace:
         operations: In their order.
         sizes: Bytes of each block.
         leftovers_end: The operation by which blocks that the step before left behind are gone.
+        carried: Of blocks that a step makes and the next one uses, their numbers there.
+        until: Of those that it leaves behind the operation by which they are gone, where that is known.
     """
 
     operations: Sequence[Operation]
     sizes: dict[int, int]
     leftovers_end: int = 0
+    carried: Mapping[int, int] = field(default_factory=dict)
+    until: Mapping[int, int] = field(default_factory=dict)
+    carriers: dict[int, int] = field(init=False)  # the other way round
     made: dict[int, int] = field(init=False)  # the operation that makes a block
     gone: dict[int, int] = field(init=False)  # the operation after which a block that is made is gone
     clock: list[float] = field(init=False)  # seconds from the step's begin until each operation
+    left: dict[int, list[int]] = field(init=False)  # what of the step before is gone by an operation
     freed: list[int] = field(init=False)  # bytes that are gone before each operation, less those made by then
     played: int = field(init=False, default=0)  # operations that orders were found with
 
@@ -97,13 +108,19 @@ class Trace:
             for block, _ in operation.makes:
                 self.made.setdefault(block, position)
         self._uses = dict(uses)
+        self.carriers = {there: block for block, there in self.carried.items()}
         # What is left goes in the next step.
-        self.gone = dict.fromkeys(self.made, len(self.operations) + self.leftovers_end)
+        self.left = {}
+        for block in self.made:
+            self.left.setdefault(self.left_until(block), []).append(block)
+        self.gone = {block: len(self.operations) + self.left_until(block) for block in self.made}
         for position, operation in enumerate(self.operations):
             self.gone.update(dict.fromkeys(operation.dies, position))
-        self.freed = [0]
+        in_next = {block: self.gone[there] for block, there in self.carried.items() if there in self.gone}
+        self.gone.update({block: len(self.operations) + position for block, position in in_next.items()})
+        self.freed, own = [0], self.made.keys() | self.carriers.keys()
         for operation in self.operations:
-            gone = sum(self.sizes.get(block, 0) for block in operation.dies if block in self.made)
+            gone = sum(self.sizes.get(block, 0) for block in operation.dies if block in own)
             self.freed.append(self.freed[-1] + gone - operation.made_bytes)
 
     def __len__(self) -> int:
@@ -111,13 +128,29 @@ class Trace:
 
     def next_use(self, block: int, position: int) -> float:
         """The next operation after `position` that uses a block; those of the next step count on."""
-        uses = self._uses.get(block)
-        if uses is None:
+        if self.is_leftover(block, position):
             return NEVER
+        uses = self._uses.get(block, ())
         index = bisect_right(uses, position)
         if index < len(uses):
             return uses[index]
-        return NEVER if block in self.made else len(self) + uses[0]
+        if block in self.carried:
+            following = self._uses.get(self.carried[block])
+        else:
+            following = None if block in self.made or block in self.carriers else uses
+        return len(self) + following[0] if following else NEVER
+
+    def gone_after(self, block: int, position: int) -> float:
+        """The operation after which the block is gone that has this number then."""
+        return self.left_until(block) if self.is_leftover(block, position) else self.gone.get(block, NEVER)
+
+    def left_until(self, block: int) -> int:
+        """By which operation a block is gone that the step before left behind."""
+        return self.until.get(block, self.leftovers_end)
+
+    def is_leftover(self, block: int, position: int) -> bool:
+        """Whether the block that has this number then is that of the step before."""
+        return position < self.made.get(block, -1)
 
     @property
     def seconds(self) -> float:
@@ -172,8 +205,8 @@ class Trace:
         """How a step goes in `capacity` bytes.
 
         Of spare rooms for up to `largest_spare` blocks it takes that with the shortest step; for one block at
-        least where anything is moved, as transfers take longer now and then than expected. Long steps are
-        tried with few of them, as the trainer waits meanwhile.
+        least where anything is moved, as transfers take longer now and then than expected, and for more where
+        that moves little more. Long steps are tried with few of them, as the trainer waits meanwhile.
 
         Args:
             capacity: Bytes.
@@ -199,8 +232,13 @@ class Trace:
                 break
             if len(found) > 1 and self.played - before + _STEPS * len(self) > _MOST_PLAYED:
                 break
-            found.append(self._ordered(capacity, block, blocks, rates, spares_short_lived=False))
-        best = min(found[1:] or found, key=lambda order: order.traffic.seconds)
+            if found and blocks - _shortest(found).spare > _LONGER:
+                break
+            order = self._ordered(capacity, block, blocks, rates, spares_short_lived=False)
+            if blocks > 1 and order.traffic.moved > _MOST_MOVED * found[0].traffic.moved:
+                break
+            found.append(order)
+        best = _shortest(found)
         if not best.traffic.written:
             return best
         other = self._ordered(capacity, block, best.spare, rates, spares_short_lived=True)
@@ -256,6 +294,11 @@ class Order:
     spares_short_lived: bool
 
 
+def _shortest(orders: Sequence[Order]) -> Order:
+    """That with the shortest step, but the first one only if there is no other."""
+    return min(orders[1:] or orders, key=lambda order: order.traffic.seconds)
+
+
 class _Belady:
     """Plays steps through, one after the other.
 
@@ -281,8 +324,10 @@ class _Belady:
         self.used = 0
         self.dirty: set[int] = set()
         self.computed = self.transferred = 0.0  # when the processor and the disk are ready
+        self.idle: deque[tuple[float, float]] = deque(maxlen=_IDLE)  # when the disk waited until then
         self.traffic = Traffic()
         self.number = -1  # of the operation, counted through all steps
+        self.begun = 0  # the number of this step's first operation
         self.last: dict[int, int] = {}  # the operation that used a block last, counted so
         self.next: dict[int, float] = {}  # the one that uses it next
         self.gone: dict[int, float] = {}  # the one after which it is gone
@@ -293,18 +338,35 @@ class _Belady:
         self.free = deque([(0.0, room + spare)])  # when places were free, in seconds, and their bytes
 
     def step(self) -> Traffic:
-        self.traffic, self.leaving = Traffic(), {}
+        self.traffic, self.leaving, self.begun = Traffic(), {}, self.number + 1
         begin = max(self.computed, self.transferred)
         self.computed = self.transferred = begin
+        self.idle.clear()
         leftovers = set(self.trace.made)
         for position, operation in enumerate(self.trace.operations):
-            if position == self.trace.leftovers_end:
-                for block in leftovers:
+            for block in self.trace.left.get(position, ()):
+                if block in leftovers:
                     self._forget(block)
             leftovers -= {block for block, _ in operation.makes}
             self._operation(position, operation)
-        self.traffic.seconds = self.computed - begin
+        self._carry()
+        self.traffic.seconds = max(self.computed, self.transferred) - begin
         return self.traffic
+
+    def _carry(self) -> None:
+        """Give blocks that the next step uses the numbers that they have there."""
+        carried = self.trace.carried
+        there = {block for block in carried if block in self.present}
+        moved = {carried[b]: (self.present[b], self.last[b], self.next[b], b in self.dirty) for b in there}
+        for block in (*carried, *carried.values()):
+            self._forget(block)
+        for block, (used, last, following, is_dirty) in moved.items():
+            self._enter(block, self.trace.sizes[block])
+            self.present[block], self.last[block], self.next[block] = used, last, following
+            self.gone[block] = self.number + 1 + self.trace.gone.get(block, NEVER)
+            if is_dirty:
+                self.dirty.add(block)
+            heappush(self.farthest, (-self.next[block], block))
 
     def _operation(self, position: int, operation: Operation) -> None:
         self.number += 1
@@ -314,8 +376,7 @@ class _Belady:
                 size = self.trace.sizes[block]
                 self._make_room(size, uses)
                 self.traffic.read += size
-                self.transferred = max(self.transferred, self._enter(block, size)) + size / self.rates[1]
-                ready = self.transferred
+                ready = max(ready, self._transfer(self._enter(block, size), size / self.rates[1]))
         for block, _ in operation.makes:
             self._forget(block)
         self._make_room(operation.made_bytes + operation.workspace, uses)
@@ -338,35 +399,70 @@ class _Belady:
 
     def _make_room(self, size: int, pinned: set[int]) -> None:
         while self.used + size > self.room:
-            victim = self._victim(pinned)
+            victim = self._victim(self.used + size - self.room, pinned)
             own, left = self.trace.sizes[victim], self.present[victim]
             if victim in self.dirty:
                 self.dirty.discard(victim)
                 self.traffic.written += own
                 # It cannot leave before its last use has ended.
-                self.transferred = left = max(self.transferred, left) + own / self.rates[0]
-            self.leaving.setdefault(self.last[victim] % len(self.trace), []).append(victim)
+                left = self._transfer(left, own / self.rates[0])
+            # One that the step before used last has the number that it has in that one.
+            before = self.last[victim] < self.begun
+            name = self.trace.carriers.get(victim, victim) if before else victim
+            self.leaving.setdefault(self.last[victim] % len(self.trace), []).append(name)
             self._leave(victim, left)
 
-    def _victim(self, pinned: set[int]) -> int:
-        """The block that leaves: the one whose next use is farthest, but for these and what is soon gone."""
+    def _transfer(self, since: float, seconds: float) -> float:
+        """When something has been moved that can be from then on: also in time in which the disk waited."""
+        gaps, self.idle = self.idle, deque(maxlen=_IDLE)
+        for begin, end in gaps:
+            start = max(begin, since)
+            taken = min(max(end - start, 0.0), seconds)
+            if not taken:
+                self.idle.append((begin, end))
+                continue
+            seconds, done = seconds - taken, start + taken
+            self.idle.extend(gap for gap in ((begin, start), (done, end)) if gap[0] < gap[1])
+            if not seconds:
+                self.idle.extend(gap for gap in gaps if gap[0] >= end)
+                return done
+        start = max(self.transferred, since)
+        if start > self.transferred:
+            self.idle.append((self.transferred, start))
+        self.transferred = start + seconds
+        return self.transferred
+
+    def _victim(self, needed: int, pinned: set[int]) -> int:
+        """The block that leaves: the one whose next use is farthest, but for these and what is soon gone.
+
+        In place of what is soon gone others leave only if they give all the bytes that are needed.
+        """
         soon_gone = self._soon_gone(pinned)
         until = NEVER if soon_gone is None else self.gone[soon_gone]
         passed: list[tuple[float, int]] = []
-        looked_at = 0
+        others: list[int] = []  # that leave in its place, the farthest first
+        looked_at = gained = 0
         try:
             while self.farthest and looked_at < _LOOKED_AT:
                 entry = heappop(self.farthest)
                 following, block = -entry[0], entry[1]
                 if block not in self.present or self.next[block] != following:
                     continue  # it was so before
-                if block not in pinned:
-                    if soon_gone is None or following == NEVER:
-                        return block
-                    if following > until and self._takes_place(block, soon_gone):
-                        return block
-                    looked_at += 1
                 passed.append(entry)
+                if block in pinned:
+                    continue
+                if soon_gone is None or following == NEVER:
+                    passed.pop()
+                    return block
+                if following <= until:
+                    break  # and so are all others
+                if not self._takes_place(block, soon_gone):
+                    looked_at += 1
+                    continue
+                others.append(block)
+                gained += self.trace.sizes[block]
+                if gained >= needed:
+                    return others[0]
         finally:
             for entry in passed:
                 heappush(self.farthest, entry)

@@ -31,7 +31,6 @@ from carme_runtime.out_of_core.trace import DoesNotFit, Operation
 SMALLEST_BLOCK = 128 << 10  # bytes; smaller tensors stay where they are
 _LARGE = 4 << 20  # bytes that an operation touches from which on its workspace is measured
 _FILLS = 8  # times that the heap's free parts are taken, at most
-_RECORDS_ANEW = 1  # times that a step is recorded anew after that: such a step moves more
 _HEAVY = ("convolution", "mm", "linear", "lstm", "gru", "rnn", "attention")
 # They change what their schema calls an input.
 _CHANGED_IN_SECRET = {"running_mean", "running_var"}
@@ -76,7 +75,7 @@ class Operations(TorchDispatchMode):
         self.watched: dict[int, Callable[[], None]] = {}
         self.taken: list[int] = []  # by `pages.fill_heap`, so that tensors are mappings of their own
         self._has_holes = False  # of the heap, in which tensors lie
-        self._fills, self._records_anew = 0, _RECORDS_ANEW
+        self._fills = 0
 
     def __torch_dispatch__(self, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -96,18 +95,6 @@ class Operations(TorchDispatchMode):
             self._fills += 1
             pages.free(self.taken)
             self.taken[:] = pages.fill_heap(SMALLEST_BLOCK)
-
-    def after_step(self) -> None:
-        """A step has ended. Record the next one anew where tensors can leave since that could not before.
-
-        That is at once after the first step that went as the recorded one and had such tensors: what went
-        another way has just been recorded.
-        """
-        if self.steps.is_mixed:
-            self.steps.record_anew()
-        elif self.steps.followed and self.steps.had_additional and self._records_anew > 0:
-            self._records_anew -= 1
-            self.steps.record_anew()
 
     def end_first_step(self) -> None:
         """One of the first steps has ended, and used code that later ones do not."""
@@ -151,8 +138,7 @@ class Operations(TorchDispatchMode):
             return func(*args, **kwargs)
         changed = facts.changed(args, kwargs)
         written = [block for each in changed if (block := self.block_of(each)) is not None]
-        if self.steps.trace is None or not self.steps.in_step:
-            self.steps.bury(self.store.collect())
+        self.steps.look_for_gone(self.store)
         planned = self.steps.begin(facts.name, uses)
         self.limit.check(self.store, often=planned is None)
         operation = Operation(
@@ -169,14 +155,17 @@ class Operations(TorchDispatchMode):
         else:
             call = functools.partial(func, *args, **kwargs)
             room = wished = planned.made_bytes + planned.workspace
-        try:
-            self._acquire(uses, written, room, wished)
-        except DoesNotFit:
-            raise self._too_small(facts.name, uses, room) from None
+        needs_something = bool(uses or wished)
+        if needs_something:
+            try:
+                self._acquire(uses, written, room, wished)
+            except DoesNotFit:
+                raise self._too_small(facts.name, uses, room) from None
         try:
             result = self.run_timed(call, operation, planned)
         finally:
-            self.store.release(uses)
+            if needs_something:
+                self.store.release(uses)
         self.steps.end(operation, planned, self._new_blocks(result, tensors))
         for each in changed:
             self._see_change(each)
@@ -243,7 +232,7 @@ class Operations(TorchDispatchMode):
         """Blocks of what an operation gave that are not of its arguments."""
         made: list[Block] = []
         given: set[int] | None = None
-        for each in tensors_of((result,), {}):
+        for place, each in enumerate(tensors_of((result,), {})):
             if each.device.type != self.device_type or each.layout is not torch.strided:
                 continue
             storage = each.untyped_storage()
@@ -252,6 +241,7 @@ class Operations(TorchDispatchMode):
             if given is None:
                 given = {t.untyped_storage()._cdata for t in tensors if t.layout is torch.strided}
             if storage._cdata not in given and (block := self.adopt(storage)) is not None:
+                block.place = place
                 made.append(block)
         return made
 
