@@ -28,7 +28,7 @@ SLOW, FAST = 1e3, 1e15  # bytes in a second
 
 
 class Network(nn.Module):
-    """Blocks in a row with Dropout, of which the last one keeps statistics; then a row of layers."""
+    """Blocks in a row with Dropout, the last one with statistics; then a row of layers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class OrphanCleanup:
         await asyncio.gather(*(self._find_server(spawner) for spawner in self.silent()))
 
     def silent(self) -> Iterator[CarmeSpawner]:
-        """Servers of whom nothing has been heard, or that did not answer when they were looked for."""
+        """Servers that have not reported for long, or did not answer when they were checked."""
         limit = monotonic() - SILENCE
         for spawner in self._spawners():
             session = spawner.known_session()

@@ -214,7 +214,7 @@ def once() -> None:
 
 
 def save() -> None:
-    """Two epochs, of which the folder has the end."""
+    """Two epochs; the folder has their end."""
     model = made(7, "")
     model.fit(x, y, 8, 2, 0, [ck.callbacks.Checkpoints(folders[0])], shuffle=False)
 

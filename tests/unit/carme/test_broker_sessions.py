@@ -409,7 +409,7 @@ async def resubmitted(site: Any) -> Session:
 
 
 async def shown(site: Any) -> None:
-    """The broker has looked at Slurm as it is now."""
+    """Wait until the broker has polled Slurm as it is now."""
     looks = len(site.slurm.calls("squeue"))
     site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 900 + looks, "j": "other", "k": "", "T": "PENDING"}]
 

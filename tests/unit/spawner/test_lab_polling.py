@@ -1,9 +1,10 @@
-"""How the extensions of JupyterLab's page ask again and again, and wait for a session's end: one function for each."""
+"""How JupyterLab's extensions ask again and again, and wait for a session's end: one function for each."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page
+from playwright.async_api import Page, Route
 
 import carme_spawner.singleuser
 
@@ -45,13 +46,18 @@ WAIT = """async () => {
     return { seen, ended: ended.sentence, gaveUp: gaveUp.over, known: known.sentence, rest: answers.length };
 }"""
 #: The part of JupyterLab's page that says where the session's server is.
-CONFIG = """<script id="jupyter-config-data" type="application/json">{"baseUrl": "/jupyter/user/ada/s1/"}</script>"""
+CONFIG = """<script id="jupyter-config-data" type="application/json">
+    {"baseUrl": "/jupyter/user/ada/s1/"}</script>"""
 
 
 async def serve(page: Page, file: Path) -> None:
     """Have the page's server send one of the session's scripts."""
-    answer = {"body": file.read_text(), "content_type": "text/javascript"}
-    await page.route(f"**/{file.name}", lambda route: route.fulfill(**answer))
+    script = await asyncio.to_thread(file.read_text)
+
+    async def answer(route: Route) -> None:
+        await route.fulfill(body=script, content_type="text/javascript")
+
+    await page.route(f"**/{file.name}", answer)
 
 
 async def test_rounds_come_in_time_where_wanted_until_their_end(page: Page) -> None:

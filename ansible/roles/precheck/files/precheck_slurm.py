@@ -13,7 +13,7 @@ NEEDED = {
     "ProctrackType": ("cgroup",),
     "PrologFlags": ("Contain", "contain"),
 }
-#: And those that a site may leave out: words of which they hold one, and what is missing then.
+#: Settings that a site may leave out: the words (one of them must be there), and what is missing otherwise.
 ADVISED = {
     "AccountingStoreFlags": (("job_comment",), "the job history does not show which jobs were sessions"),
     "AccountingStorageTRES": (("gres/gpu",), "the accounting does not count GPUs"),

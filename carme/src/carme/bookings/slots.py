@@ -78,7 +78,7 @@ class Board:
         nodes: Those that may be booked.
         claims: Who has which; those of other nodes count as far as they are `booked`.
         most_booked: How many GPUs may be booked at a time; None: all.
-        own: What a project has booked, of which `own_most` GPUs at a time may be; None: any number.
+        own: What a project has booked; at most `own_most` GPUs at a time; None: any number.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ SHORT_SECONDS = 5.0  # for which what is missing counts, as long as the same job
 # without that detail meanwhile.
 SHORT_TAKES = 0.1
 SHORT_REST = 25.0
-SHORT_AT_ONCE = 50  # different requests of waiting jobs, those with the highest priority first, looked at
+SHORT_AT_ONCE = 50  # different requests of waiting jobs at the most, those with the highest priority first
 NODES_SHOWN = 4
 
 _LIMITS = ("Assoc", "QOS")

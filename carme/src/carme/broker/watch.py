@@ -41,7 +41,7 @@ CALM_TIMES = 4
 REST_TIMES = 3.0
 REST_SECONDS = 2.0
 
-# A job whose processes have ended is over within moments; for so many seconds it is looked at more often.
+# A job whose processes have ended is over within moments; for so many seconds it is polled more often.
 ENDING_SECONDS = 1.5
 POLL_SECONDS_ENDING = 0.3
 
@@ -211,7 +211,7 @@ class Watch:
 
     def after(self, since: int, user: str | None) -> list[Job]:
         """Jobs (of one user) that changed after a change, in that order."""
-        # Each client that waits asks so after each change: what changed before is not looked at.
+        # Each client that waits asks after each change, so earlier changes are skipped.
         new = itertools.takewhile(lambda entry: entry.changed > since, reversed(self._changes.values()))
         return [entry.job for entry in new if user is None or entry.job.user == user][::-1]
 

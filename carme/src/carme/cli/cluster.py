@@ -71,7 +71,7 @@ def _accounts(options: argparse.Namespace) -> int:
 
 
 def _state(state: str) -> str:
-    """A node's state in Slurm's words, of which it may have several: `MIXED+PLANNED`, `DOWN*` (sinfo(1))."""
+    """A node's state, which Slurm may give several words for: `MIXED+PLANNED`, `DOWN*` (sinfo(1))."""
     words = [part.rstrip("*~#!%$@^-").replace("_", " ").lower() for part in state.split("+")]
     return ", ".join(words + ["not responding"] * ("*" in state and "not responding" not in words))
 

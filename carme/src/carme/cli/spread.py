@@ -20,7 +20,7 @@ from carme.translation import message as _
 
 __all__ = ["copy_by_nodes"]
 
-#: How often the workers are looked at, in seconds.
+#: Seconds between two checks of the workers.
 LOOK = 1.0
 #: The nodes have the same installation as this host.
 PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"

@@ -166,7 +166,7 @@ class Files:
         self._connection.ask("DELETE", _at("files", path))
 
     def _fetch(self, path: str, partial: Path, mark: Path, progress: Progress | None) -> None:
-        """Bring `partial` to the whole file; `mark` says of which state of it that is a part."""
+        """Bring `partial` to the whole file; `mark` names the file's version that the part is of."""
         # A link that somebody put there would lead the bytes elsewhere.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(partial, flags, 0o600), "r+b") as stream:

@@ -280,7 +280,7 @@ class Array(list[Job]):
             if reported is not None:
                 job._known = reported
             elif known:
-                job.info()  # it was cancelled while it waited, of which nothing is left in the list
+                job.info()  # it was cancelled while it waited, so it is not in the list any more
         return known
 
     def done(self) -> bool:

@@ -256,7 +256,7 @@ class PortalSettings(_Table):
 
 
 class HeadsSettings(_Table):
-    """`[heads]`: the hosts of which one is the active head; empty where there is one head.
+    """`[heads]`: the hosts that may be the active head; empty where there is one head.
 
     Attributes:
         names: The hosts, as the inventory names them.

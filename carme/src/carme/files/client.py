@@ -147,7 +147,7 @@ class Files:
         return str(self._ask("home")["path"])
 
     def space(self, paths: list[str]) -> list[Space]:
-        """The user's quota and the free space in these folders, of those that can be looked at."""
+        """The user's quota and the free space in these folders, as far as they can be read."""
         return [
             Space(**reported | {"quota": Limits(**reported["quota"]) if reported["quota"] else None})
             for reported in self._ask("space", paths=paths)["spaces"]

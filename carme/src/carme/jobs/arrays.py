@@ -1,6 +1,6 @@
 """Arrays of jobs: tasks that differ in nothing but their number, submitted together.
 
-Which tasks there are is written as Slurm writes it: `0-99%4` are a hundred, of which four run at a time;
+Which tasks there are is written as Slurm writes it: `0-99%4` are a hundred, at most four of them at a time;
 `1,5,10-20:2` are single ones and every second of a range.
 """
 
@@ -83,7 +83,7 @@ def includes(tasks: str, number: int) -> bool:
 
 
 def expression(items: int, at_once: int | None = None) -> str:
-    """The tasks 0 to `items` - 1, of which `at_once` may run at a time."""
+    """The tasks 0 to `items` - 1, at most `at_once` of them at a time."""
     return ("0" if items == 1 else f"0-{items - 1}") + (f"%{at_once}" if at_once is not None else "")
 
 
@@ -99,7 +99,7 @@ def listed(tasks: Iterable[int]) -> str:
 
 
 def limited(tasks: str, whole: str) -> str:
-    """The expression `tasks`, of which as many may run at a time as of the array `whole`."""
+    """The expression `tasks` with the limit of tasks at a time that the array `whole` has."""
     _, percent, limit = whole.partition("%")
     return tasks.partition("%")[0] + percent + limit
 

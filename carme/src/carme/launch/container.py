@@ -106,7 +106,7 @@ def checked_copy(image: str, digest: str, copy: str) -> str:
     """The job's own copy of an image that is what was built; refuses any other.
 
     The site's images are root's, but a user's own one may change: who can write to it could do so between
-    a look at it and its start. So what is looked at is the copy, which only the job's owner can change.
+    its check and its start. So the copy is checked, which only the job's owner can change.
 
     Args:
         image: The file.

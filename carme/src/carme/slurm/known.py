@@ -31,7 +31,7 @@ class KnownJobs:
 
     @property
     def unallotted(self) -> list[int]:
-        """The jobs of which the long form had no record."""
+        """The jobs that the long form had no record of."""
         return list(map(int, self._unallotted))
 
     def queue(self, short: bytes, long: bytes, separator: bytes, exclusive: str) -> list[Job]:
@@ -111,7 +111,7 @@ def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:
 
 
 def _lasting(record: bytes) -> bytes:
-    """A record without the time that is left, of which nothing is read unless the job is suspended.
+    """A record without the time that is left, which is read for suspended jobs only.
 
     While a job waits that time stands still, and need not be cut out.
     """

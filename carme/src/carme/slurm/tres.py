@@ -129,7 +129,7 @@ def only_type(gpus: Mapping[str, int]) -> str | None:
 
 
 def gpus_used(text: str) -> dict[str, int]:
-    """GPUs in use by type, those of which jobs have shards too: nobody else gets all of such a GPU.
+    """GPUs in use by type, with those that are shared as shards: nobody else gets all of such a GPU.
 
     Slurm counts them apart: `gpu:a100:3(IDX:0-2),shard:a100:2(0/4,0/4,0/4,2/4)`; newer releases have `-/4`
     for what is in use as a whole.

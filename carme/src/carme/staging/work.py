@@ -303,7 +303,7 @@ class Copier(ContentCopier):
         return waits != len(self.report.large) + len(self.report.links) + len(self.report.folders)
 
     def _batch(self, source: int, target: int | None, path: str, batch: Batch) -> bool:
-        """Entries of which some may be at the destination; whether more comes into it, now or later."""
+        """Entries, some of them perhaps at the destination; whether more comes into it, now or later."""
         added = False
         native, counts = self.native, self.report.counts
         if native and target is not None and isinstance(batch, Entries) and not self.options.contents:
@@ -342,7 +342,7 @@ class Copier(ContentCopier):
         return native.copy(source, target, batch, writing, writing is None and self.plain_owner, report)
 
     def _names(self, source: int, target: int | None, path: str, names: list[str]) -> bool:
-        """Entries of which some may be at the destination; whether more comes into it, now or later."""
+        """Entries, some of them perhaps at the destination; whether more comes into it, now or later."""
         counts, unit, user, group = self.report.counts, self.unit, self.copier.user, self.copier.group
         contents = self.options.contents
         added = False

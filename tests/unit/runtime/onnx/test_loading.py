@@ -250,7 +250,7 @@ def test_constants_that_fit_are_computed_where_others_are_too_large(monkeypatch:
 
 
 def test_what_a_constant_too_large_is_made_of_stays_with_it(monkeypatch: pytest.MonkeyPatch):
-    """A node with two results, of which one fits and one does not, is computed as a whole."""
+    """A node with two results, one that fits and one that does not, is computed as a whole."""
     monkeypatch.setattr(folding, "_MOST_BYTES", 1 << 12)
     monkeypatch.setattr(folding, "_LEAST_BYTES", 1 << 12)
     nodes = [

@@ -396,7 +396,7 @@ def _cluster_state(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reser
 
 
 def _check_access(proposed: BookingRequest, owner: User, project: Project | None, cluster: Cluster) -> None:
-    """See that Slurm takes jobs of whom the booking is for in its partition.
+    """Check that Slurm accepts jobs of the booking's owner in its partition.
 
     Raises:
         InvalidRequest: With the partitions that do.

@@ -133,7 +133,7 @@ class Part:
 
     Attributes:
         rest: It is what nobody has, and is drawn in grey.
-        total: It is the whole of which the other parts are some, and is drawn in grey behind them.
+        total: It is the whole that contains the other parts, and is drawn in grey behind them.
     """
 
     name: str

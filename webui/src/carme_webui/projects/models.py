@@ -60,7 +60,7 @@ class Project(models.Model):
     # Since when Slurm grants what the row says; null while it does not, and why not.
     granted = models.DateTimeField(null=True, blank=True)
     problem = SentenceField(blank=True)
-    # What Slurm counted when it was last looked at.
+    # What Slurm had counted at the last check.
     used = models.JSONField(default=dict, blank=True)
 
     memberships: "models.QuerySet[Membership]"
@@ -208,7 +208,7 @@ def projects_of(user: User) -> frozenset[int]:
 
 
 class _WithUsers(models.Manager["Membership"]):
-    """Members are never looked at without their names."""
+    """Members are always read with their names."""
 
     def get_queryset(self) -> "models.QuerySet[Membership]":
         return super().get_queryset().select_related("user")

@@ -1,4 +1,4 @@
-"""A state as a stream of bytes, of which each rank holds a range, and the structure around its tensors.
+"""A state as a stream of bytes, a range of it on each rank, and the structure around its tensors.
 
 Tensors are those of PyTorch, and NumPy arrays, for which PyTorch need not be installed.
 """
@@ -195,7 +195,7 @@ def _parts(layout: Layout, tensors: list[Any], begin: int, end: int) -> Iterator
 
 
 def _copy(into: Any, source: Any) -> None:
-    """Copy bytes, of which one side or both may be a tensor's."""
+    """Copy bytes; one side or both may be a tensor's."""
     if isinstance(into, np.ndarray) and isinstance(source, np.ndarray):
         into[:] = source
         return

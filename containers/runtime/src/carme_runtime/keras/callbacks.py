@@ -236,7 +236,7 @@ class Last(keras.callbacks.Callback):
 
     Args:
         trained: The model.
-        watched: The kinds of work of which callbacks look at each batch, and may stop it there.
+        watched: The kinds of work whose batches callbacks see one by one, and may stop at.
         looks_early: Whether a callback may look at weights before the first batch.
     """
 

@@ -47,7 +47,7 @@ class Model:
 
         model = Model(keras_model)
 
-    Everything else is as with the Keras model, of which all attributes can be read and set here. Batch sizes
+    Everything else is as with the Keras model: all its attributes can be read and set here. Batch sizes
     are those over all ranks. In place of a model, the arguments of `keras.Model` will do.
 
     Args:

@@ -114,7 +114,7 @@ class Steps:
     def enter_loop(self, arguments: Any, keywords: dict[str, Any]) -> None:
         """A loop of the script's own trains the model from now on: make the ranks equal.
 
-        The loop calls the model with these arguments, of which shapes and types count if it is not built.
+        The loop calls the model with these arguments; their shapes and types count if it is not built.
         """
         self.in_loop = True
         with eagerly():

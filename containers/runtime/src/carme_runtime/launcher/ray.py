@@ -50,7 +50,7 @@ def variables(setup: "Setup", host: str) -> dict[str, str]:
 
 
 def members(places: "list[Place]") -> "list[Member]":
-    """The nodes of which ports are needed: the first two for the head, and each for its agents."""
+    """The nodes that ports are needed of: the first one twice for the head, and each for its agents."""
     nodes = _nodes(places)
     return [nodes[0].member, nodes[0].member, *(node.member for node in nodes for _ in _AGENT_PORTS)]
 

@@ -12,7 +12,7 @@ from carme_runtime.pipeline.partition import cheapest_cuts
 LONGER = 1.05
 #: What starting a task and taking its result costs, in milliseconds, and how much more a task has to do.
 TASK_MS, WORTH = 0.15, 10
-#: Places at which one value crosses that are looked at before a join.
+#: So many places at which one value crosses are considered before a join.
 _NEAR = 8
 
 

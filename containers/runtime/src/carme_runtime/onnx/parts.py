@@ -1,7 +1,7 @@
 """Takes a model apart: each fused task becomes a model of its own, and all share one file of weights.
 
 Weights that lie in another file than their model are mapped by ONNX Runtime, so the workers of a node have
-those in memory once of which it makes no copies in another order.
+in memory once those weights that it does not copy into another order.
 """
 
 from pathlib import Path

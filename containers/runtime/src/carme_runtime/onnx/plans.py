@@ -235,7 +235,7 @@ def plan(
         tasks: Into how many parts the model is cut; None: what is predicted to be quickest, and of plans
             that take about the same time the one that sends the fewest bytes.
         micro_batches: How many follow each other.
-        model: Of which the graph is; None: no operator is split.
+        model: The graph's model; None: no operator is split.
 
     Raises:
         OnnxError: The workers make no sense, or the model cannot be cut into so many parts.

@@ -26,7 +26,7 @@ class Piece:
         node: The node.
         of: The operator that it is a part of, or empty.
         share: Of that one's work.
-        made: The value of which it makes a part.
+        made: The value that it makes a part of.
         size: Of the part, along the axis of the split.
     """
 

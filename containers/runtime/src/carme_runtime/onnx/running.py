@@ -50,7 +50,7 @@ def run(model: Any, inputs: Any, workers: Any = 2, **options: Any) -> Any:
     Args:
         model: What `load` takes or gives.
         inputs: An array for each input; its first dimension may be a multiple of the model's, and is split
-            into micro-batches where that gives the same results. Or several such mappings, each of which is a
+            into micro-batches where that gives the same results. Or several such mappings, each one a
             micro-batch.
         workers: Processes of this node, kinds of them ("cpu:2,gpu:1"), or "job" for a process on each
             processor of all nodes of the job that this program runs in, or "job:4" for so many on each.

@@ -1,6 +1,6 @@
 """Splits operators that take long over several workers: by output channels, or by rows with halos.
 
-Operators that follow each other and of which each is the only user of the last one's result are split
+Operators that follow each other, each the only user of the last one's result, are split
 together. By channels each part has its share of the first operator's weights (Conv, ConvTranspose, Gemm,
 MatMul) and needs all of its input; element-wise operators, normalisation and pooling of these channels belong
 to it. By rows each part computes some rows of the last result and reads the rows of the input that these
@@ -134,7 +134,7 @@ class Splitter:
         return sum(self._operators[name].forward_ms(self.graph.samples) for name in split.operators)
 
     def _row(self, name: str) -> list[str]:
-        """The operators from this one on of which each is the only one to use the last one's result."""
+        """The operators from this one on, as long as each is the only user of the last one's result."""
         row, operators = [name], self.graph.operators
         while True:
             outputs = self._operators[row[-1]].outputs
@@ -219,7 +219,7 @@ class Splitter:
         return self._heights(names[-1])[1] < self._heights(names[0])[0]
 
     def _is_join(self, node: Any) -> bool:
-        """Whether it has several inputs, each row of which belongs to one row of what it makes."""
+        """Whether it has several inputs, and each of their rows belongs to one row of what it makes."""
         inputs = list(node.input)
         if node.op_type not in _JOINS or node.domain or len(inputs) < 2:
             return False
@@ -513,7 +513,7 @@ def _bounds(count: int, ways: int) -> list[tuple[int, int]]:
 
 
 def _part_of(whole: Value, name: str, axis: int, size: int) -> Value:
-    """A value of which there is less along an axis."""
+    """A value that is shorter along an axis."""
     full = whole.shape[axis]
     shape = (*whole.shape[:axis], size, *whole.shape[axis + 1 :])
     return replace(whole, name=name, shape=shape, bytes=whole.bytes * size // max(full, 1))

@@ -14,7 +14,7 @@ from carme_runtime.onnx.sessions import result_of, session
 
 #: Handing a value over within a node is a range of shared memory; what it costs is the task more than bytes.
 LINKS = Links(((0, 150.0), (1 << 20, 450.0)), "assumed: shared memory of a node")
-#: Runs of which each operator's shortest time counts.
+#: Runs; each operator's shortest time counts.
 ROUNDS = 3
 #: For estimates: operations and bytes of one processor in a millisecond.
 _OPERATIONS, _BYTES, _LEAST_MS = 60e6, 4e6, 0.003

@@ -16,7 +16,7 @@ from carme_runtime.petri.commands import Command
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.model import Arc, Place, Transition
 
-#: States that are looked at; a net with more is not judged by them.
+#: So many states are explored at most; a net with more is not judged by them.
 MOST_STATES = 4_000
 #: The most tokens that are assumed in a place that the program puts tokens into.
 MOST_ASSUMED = 12

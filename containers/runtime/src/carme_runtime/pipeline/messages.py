@@ -138,7 +138,7 @@ def boxes_of(made: Plan, ranks: Sequence[int]) -> dict[Any, Box]:
 
 
 class Post:
-    """Carries values and gradients between pieces, of which some are on the same rank.
+    """Carries values and gradients between pieces, some of them on the same rank.
 
     Args:
         made: The plan.

@@ -133,7 +133,7 @@ def cheapest_cuts(graph: Graph, places: Sequence[int], pieces: int, longer: floa
 def _bounded(
     pieces: int, times: list[float], crossed: list[float], most: float
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Bytes, the time of the longest piece, and the ends of pieces of which none takes longer than `most`.
+    """Bytes, the time of the longest piece, and the ends of pieces, each at most `most` long.
 
     Dynamic programming over the ends of the first, the second and all other pieces.
     """
@@ -529,7 +529,7 @@ def _badness(found: Plan) -> tuple[float, float, float]:
 
 
 def _neighbours(found: Plan, places: list[int]) -> Iterator[tuple[int, ...]]:
-    """Cuts of which one is elsewhere; with a limit of memory, then those of which two in a row are."""
+    """Plans with one cut elsewhere; with a limit of memory, then those with two cuts in a row elsewhere."""
     at = [places.index(cut) for cut in found.cuts]
     for which in range(len(at)):
         for distance in (1, 2, 3, 5, 8):

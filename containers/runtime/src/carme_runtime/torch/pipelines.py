@@ -464,7 +464,7 @@ class Pipeline:
                     self._tensors[first].copy_(content)
 
     def take_state(self) -> dict[str, Any]:
-        """The whole model's state for `Checkpoints`, of which each rank has its stage's tensors."""
+        """The whole model's state for `Checkpoints`, each rank with its stage's tensors."""
         self._settle()
         return self._states.take_model()
 
@@ -525,7 +525,7 @@ class Pipeline:
                 parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
     def _states_of_stages(self) -> StageStates:
-        """What checkpoints take, of which they find the optimizer's by the optimizer alone."""
+        """What checkpoints take. They find the optimizer's state by the optimizer alone."""
         states = StageStates(
             self._run, self._stage, self._owners, self._described, self._tensors,
             self._traced.model, self._optimizer, self._groups,

@@ -47,7 +47,7 @@ def changed_tensors(traced: Traced) -> frozenset[str]:
 
 @contextlib.contextmanager
 def first_time(device: torch.device) -> Iterator[None]:
-    """A forward pass of which nothing is held.
+    """A forward pass that keeps nothing for the backward pass.
 
     Autocast must not keep its copies of weights from it: they lead to no gradients.
     """

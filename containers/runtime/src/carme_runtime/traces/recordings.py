@@ -1,8 +1,8 @@
 """Recordings: the files that the recorder leaves, one of each process.
 
 A file is the word CARMEEV1 and blocks: a type, a number and a size (uint32, uint32, uint64, little-endian),
-then so many bytes. A process that was killed may leave a last block that is not whole, of
-which whole events count.
+then so many bytes. A process that was killed may leave a last block that is not whole: its
+whole events count.
 """
 
 import bisect
