@@ -152,7 +152,7 @@ def sentences(source: str) -> Iterator[tuple[str, int]]:
 
 
 def messages(source: str) -> Iterator[tuple[str, int]]:
-    """Texts of a Python module that are no docstrings and have several words, each with its first line."""
+    """Texts of a Python module that are not docstrings and have several words, each with its first line."""
     tree = ast.parse(source)
     described = {
         id(node.body[0].value)

@@ -280,7 +280,7 @@ def costs() -> dict[str, list[tuple[int, float]]]:
         browser.force_login(user, settings.AUTHENTICATION_BACKENDS[0])
         program = Client(headers={"authorization": f"Bearer {secret}"})
         for name, (_weight, kind, path) in REQUESTS.items():
-            if kind == "file" or "{" in path:  # nginx's question is no page
+            if kind == "file" or "{" in path:  # nginx's question is not a page
                 continue
             asker = browser if kind == "page" else program
             asker.get(path)

@@ -111,7 +111,7 @@ def test_keras_scripts_that_cannot_be_cut_get_a_sentence(monkeypatch: pytest.Mon
     monkeypatch.setenv("KERAS_BACKEND", backend)
     done = carme_run("--plan", str(PROGRAM.with_name("planned_keras.py")), "unknown")
     assert done.returncode != 0
-    assert "carme-run --plan: The model sequential cannot be cut into stages: it is no" in done.stderr
+    assert "carme-run --plan: The model sequential cannot be cut into stages: it is not" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr
 
 

@@ -173,7 +173,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 def demo_parser() -> argparse.ArgumentParser:
-    """The command line of `./demo`, whose package is no part of the product."""
+    """The command line of `./demo`, whose package is not part of the product."""
     sys.path.insert(0, str(ROOT / "ansible/demo"))
     try:
         from carme_demo.command_line import parser

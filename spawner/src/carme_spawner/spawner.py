@@ -157,7 +157,7 @@ class CarmeSpawner(SlurmSpawner):
         """What the user requested, completed by the site's defaults.
 
         Raises:
-            InvalidRequest: The options are no `SessionOptions`.
+            InvalidRequest: The options are not `SessionOptions`.
         """
         site = self.settings
         given = {"image": site.images.default, "minutes": site.sessions.default_minutes}

@@ -33,7 +33,7 @@ if on_tensorflow:
     import tensorflow
 
     tensorflow.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits for weights
-WIDTH = 48  # whose kernels are no small variables
+WIDTH = 48  # whose kernels are not small variables
 numbers = np.random.default_rng(3)
 x = numbers.normal(size=(24, WIDTH)).astype("float32")
 y = numbers.normal(size=(24, WIDTH)).astype("float32")

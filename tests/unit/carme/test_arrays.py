@@ -142,7 +142,7 @@ async def test_a_task_or_the_array_is_submitted_again(site: Any, array: JobReque
 
 async def test_a_job_that_is_no_array_has_no_tasks_to_submit_again(site: Any, request_: JobRequest) -> None:
     number = await site.client.submit(request_)
-    with pytest.raises(InvalidRequest, match="is no array"):
+    with pytest.raises(InvalidRequest, match="is not an array"):
         await site.client.resubmit(number, tasks="1-3")
     assert len(site.slurm.calls("sbatch")) == 1
 

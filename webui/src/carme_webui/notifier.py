@@ -32,7 +32,7 @@ VERSIONS = "carme:portal:versions"
 CHANGES = "carme:portal:changes"
 #: The channel on which pages wake `carme-portal sync`.
 SESSIONS = "carme:portal:sessions"
-#: Fields that are no accounts' names: what all see, the bookings, and a word that differs after Redis has
+#: Fields that are not accounts' names: what all see, the bookings, and a word that differs after Redis has
 #: lost the hash.
 ALL, BOOKINGS, EPOCH = "*", "*bookings", "*epoch"
 #: Seconds after which Redis is given up for this request.

@@ -116,7 +116,7 @@ def _day(text: str | None) -> date | None:
         return date.fromisoformat(text) if text else None
     except ValueError:
         raise InvalidRequest(
-            _("{text!r} is no day.", text=text), _("Write it like 2026-11-30."), field="day"
+            _("{text!r} is not a day.", text=text), _("Write it like 2026-11-30."), field="day"
         ) from None
 
 

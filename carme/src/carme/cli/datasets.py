@@ -123,7 +123,7 @@ def _add(options: argparse.Namespace) -> int:
             print(f"Unpacked into {folder}.", flush=True)
     elif options.into:
         raise InvalidRequest(
-            _("{folder} is no archive, so there is nothing to unpack.", folder=folder),
+            _("{folder} is not an archive, so there is nothing to unpack.", folder=folder),
             _("Leave out --into."),
             field="into",
         )

@@ -144,7 +144,7 @@ def _certificate(path: str) -> str:
         ) from None
     except UnicodeDecodeError:
         raise InvalidRequest(
-            _("{path} is no text, so it is no certificate as PEM.", path=path),
+            _("{path} is not text, so it is not a certificate as PEM.", path=path),
             _("Convert it with: openssl x509 -inform DER -in {path} -out NEW", path=path),
         ) from None
 
@@ -180,7 +180,7 @@ def read_time(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            _("{text!r} is no time.", text=text), _("Write it like 2026-11-30T09:00."), field="start"
+            _("{text!r} is not a time.", text=text), _("Write it like 2026-11-30T09:00."), field="start"
         ) from None
 
 

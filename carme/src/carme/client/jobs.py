@@ -178,7 +178,7 @@ class Job:
         """The end of its log, read from there, however long it is."""
         try:
             first = self._part("log", tail=LAST_LINES, limit=1)
-            # What is no UTF-8 counts for more bytes in the text than in the log.
+            # What is not UTF-8 counts for more bytes in the text than in the log.
             begin = max(0, first.offset - len(first.text.encode()), first.size - MOST_OF_THEM)
             return "".join(self._text("log", False, offset=begin))
         except CarmeError as error:

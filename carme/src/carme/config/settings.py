@@ -521,7 +521,7 @@ class Settings(_Table):
             ConfigError: There is no such secret, it is empty, or this account may not read it.
         """
         if not _SECRET_NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name of a secret; names are like 'hub-api-token'.")
+            raise ConfigError(f"{name!r} is not a valid name of a secret; names are like 'hub-api-token'.")
         path = self.secrets.directory / name
         try:
             value = path.read_text(encoding="utf-8").strip()

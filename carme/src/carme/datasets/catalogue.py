@@ -101,7 +101,7 @@ class Datasets:
         """
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                _("{name!r} is no name of a dataset.", name=name),
+                _("{name!r} is not a valid name of a dataset.", name=name),
                 _("Use 1 to 64 letters, digits, dots, underscores or hyphens."),
                 field="name",
             )

@@ -120,7 +120,7 @@ def datasets(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
                 values = json.loads(file.read(MOST_TEXT))
             paths = [str(version["path"]) for version in values["versions"]]
         except (OSError, ValueError, TypeError, KeyError):
-            continue  # it is no dataset
+            continue  # it is not a dataset
         found[name.removesuffix(".json")] = values
         whose |= {each: readers(each) for each in paths}
     return {"datasets": found, "readers": whose}

@@ -157,7 +157,7 @@ def _places(members: list[tarfile.TarInfo], allowed: list[Path]) -> list[tuple[t
         is_root_a_file = path == root and not member.isdir()
         if root is None or is_root_a_file or not no_folders.isdisjoint(path.parents):
             raise CarmeError(
-                f"The other head sent {member.name!r}, which is no state of a head.",
+                f"The other head sent {member.name!r}, which is not a state of a head.",
                 "See that both heads run the same version of Carme: run site.yml.",
             )
         if not member.isdir():

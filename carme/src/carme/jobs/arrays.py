@@ -119,7 +119,7 @@ def read_name(text: str) -> tuple[int, int | None]:
     """
     match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,7}))?", text, re.ASCII)
     if match is None:
-        raise ValueError(f"{text!r} is no job; write its number, or 123_4 for task 4 of array 123")
+        raise ValueError(f"{text!r} is not a job; write its number, or 123_4 for task 4 of array 123")
     return int(match[1]), int(match[2]) if match[2] else None
 
 

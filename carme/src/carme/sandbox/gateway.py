@@ -33,7 +33,7 @@ _log = logging.getLogger("carme.sandbox")
 _FIRST_JOB = 1001
 #: Seconds for which a job that is over stays in the queue, as Slurm's MinJobAge.
 REMEMBERED_SECONDS = 300.0
-#: The notebooks that images have in /opt/carme/examples; where this is no checkout there are none.
+#: The notebooks that images have in /opt/carme/examples; where this is not a checkout there are none.
 EXAMPLES = Path(__file__).parents[4] / "containers/images/examples"
 #: Seconds between two checks of what the clock alone changes.
 POLL_SECONDS = 0.5

@@ -100,7 +100,7 @@ def _allotments(long: bytes, separator: bytes, exclusive: str) -> dict[bytes, by
 def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:
     """Records of `count` fields with a zero byte between two of them, which none of squeue's words holds.
 
-    A field may begin with a line end, as its owner chose it: then what stands before it is no whole record.
+    A field may begin with a line end, as its owner chose it: then what is before it is not a whole record.
     """
     record = b""
     for part in output.replace(separator, b"\0").split(b"\0\n"):

@@ -44,7 +44,7 @@ REPORT_SECONDS = 1.0
 class Unit:
     """What one worker copies in one go.
 
-    `names` are entries of the folder `path` that are no folders; None: the folder with all that is below it.
+    `names` are entries of the folder `path` that are not folders; None: the folder with all that is below it.
     `large`: it is one file that is read for a while.
     """
 
@@ -110,7 +110,7 @@ class Spread:
             with open(self.folder / "units", "w", encoding="utf-8") as file:
                 units = [] if dsync else list(_units(self.source, UNITS * workers))
                 for unit in _balanced(self.source, units):
-                    # Names may hold bytes that are no text, which JSON keeps.
+                    # Names may hold bytes that are not text, which JSON keeps.
                     file.write(json.dumps([unit.path, unit.names]) + "\n")
                     count += 1
             self.workers, self.dsync = workers, dsync

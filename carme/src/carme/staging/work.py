@@ -395,7 +395,7 @@ class Copier(ContentCopier):
         where, goal = join(path, name), self.goal(name)
         if own is not None and stat.S_ISDIR(own.st_mode) != stat.S_ISDIR(its.st_mode):
             if not self.replace:
-                kinds = ("a folder", "something that is no folder")
+                kinds = ("a folder", "something that is not a folder")
                 self.problem(
                     where, f"{kinds[stat.S_ISDIR(its.st_mode)]} of that name is in the way at the destination"
                 )

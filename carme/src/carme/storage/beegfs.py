@@ -282,7 +282,7 @@ def fit(folder: str, files: int, size: int) -> bool:
         files, size: How many files will come, and their bytes in all.
 
     Returns:
-        Whether it was done. What keeps it from being done is no error: data can be read in any pattern.
+        Whether it was done. What keeps it from being done is not an error: data can be read in any pattern.
     """
     system = system_of(folder)
     if system is None:

@@ -165,7 +165,7 @@ def __getattr__(name: str) -> Any:
 
 
 def batch(data: Any) -> None:
-    """A batch of torch's DataLoader has come. What is read without gradients is no training."""
+    """A batch of torch's DataLoader has come. What is read without gradients is not training."""
     if progress is None:
         return
     import torch  # pyright: ignore[reportMissingImports]

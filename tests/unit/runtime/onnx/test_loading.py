@@ -29,7 +29,7 @@ def test_a_model_says_what_it_takes_and_gives():
 def test_what_is_no_model_is_refused(tmp_path: Path):
     text = tmp_path / "readme.txt"
     text.write_text("no model")
-    assert refusal(text) == "readme.txt is no ONNX model: there is no graph with nodes in it."
+    assert refusal(text) == "readme.txt is not an ONNX model: there is no graph with nodes in it."
     assert refusal(tmp_path / "none.onnx").endswith("cannot be read: No such file or directory.")
     assert "no ONNX model" in refusal(b"")
 

@@ -345,7 +345,7 @@ def test_no_page_keeps_anybody_out(
     page.set_content("<html><body><img src='x'><p style='color: #eee'>Pale</p></body></html>")
     assert len(violations(page, EVERY)) >= 3, "what is wrong is found"
     todo = [route for route in routes() if route not in NOT_SEEN]
-    assert NOT_SEEN.keys() <= set(routes()), "the list of what is no page is not up to date"
+    assert NOT_SEEN.keys() <= set(routes()), "the list of what is not a page is not up to date"
     missing = set(todo)
 
     def walk(who: str, below: str = "") -> None:

@@ -168,7 +168,7 @@ def _searched(request: HttpRequest) -> tuple[dict[str, str], "QuerySet[LogEntry]
 
 
 def _date(text: str) -> date | None:
-    """A day of a form; None for what is no day, or for a day before any record."""
+    """A day of a form; None for what is not a day, or for a day before any record."""
     try:
         day = parse_date(text)
     except ValueError:

@@ -294,7 +294,7 @@ def show_array(request: HttpRequest, job_id: int = JobId) -> Any:
     row = _my_job(asker(request), job_id)
     if not row.is_array:
         raise NotFound(
-            _("Job %d is no array.") % job_id, _("See its state with: jobs/%d") % job_id, code="no-array"
+            _("Job %d is not an array.") % job_id, _("See its state with: jobs/%d") % job_id, code="no-array"
         )
     return schemas.array_out(row)
 

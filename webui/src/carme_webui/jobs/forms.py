@@ -118,7 +118,7 @@ class SubmitForm(TimeFields, ScalingFields):
         )
         if self["script_encoding"].value() == contents.PAGE_ENCODING:
             self.fields["script"].help_text = _(
-                "This script is no UTF-8. It is shown as Latin-1, and all bytes that you do not change stay "
+                "This script is not UTF-8. It is shown as Latin-1, and all bytes that you do not change stay "
                 "as they are."
             )
         self.fields["array"].help_text = _(

@@ -148,7 +148,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
     """Ask somebody to join.
 
     Raises:
-        Denied: The caller is no manager.
+        Denied: The caller is not a manager.
         InvalidRequest: There is no such user, or they are in it, or invited, already.
     """
     require_manager(by, project)
@@ -224,7 +224,7 @@ def remove(by: User, member: Membership, broker: BrokerClient) -> None:
     """Take somebody out of a project; everybody may leave. Jobs that run go on until they end.
 
     Raises:
-        Denied: The caller is no manager and somebody else.
+        Denied: The caller is not a manager and somebody else.
         InvalidRequest: It is the last manager.
     """
     project = member.project

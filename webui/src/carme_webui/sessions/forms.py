@@ -50,7 +50,7 @@ NUMBERS = ("gpu_type", "gpus_per_node", "nodes")
 EXPERT = ("cpus_per_node", "memory_mb_per_node")
 #: What few need.
 MORE = ("title", "app", "partition", "account", "qos", "reservation", "stage", "results", *EXPERT)
-#: What is no option of a session by itself.
+#: What is not an option of a session by itself.
 NOT_SENT = frozenset({"name", "hardware", "hours", "time", *SCALING})
 #: What an address may fill in.
 FILLED_IN = frozenset(

@@ -46,7 +46,7 @@ class StartEstimate:
 
     @property
     def first(self) -> datetime | None:
-        """The beginning of the range in which it would begin; None where that is no range."""
+        """The beginning of the range in which it would begin; None where that is not a range."""
         if self.earliest is None or self.start is None or self.start - self.earliest < WORTH:
             return None
         return self.earliest

@@ -93,7 +93,7 @@ def _check(options: argparse.Namespace) -> None:
         host, _, port = options.join.rpartition(":")
         if not host or not port.isdecimal():
             raise CarmeRuntimeError(
-                f"'{options.join}' is no HOST:PORT.", "Give --join what the first agent announced."
+                f"'{options.join}' is not a HOST:PORT.", "Give --join what the first agent announced."
             )
     if options.certificate:
         read_private(options.certificate, "certificate", "Name the file with the job's certificate.")

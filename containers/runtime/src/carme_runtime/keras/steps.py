@@ -213,7 +213,7 @@ class Steps:
         return Share(int(lengths[: self._world.rank].sum()), length(data), int(lengths.sum()))
 
     def _logs(self, logs: dict[str, Any], share: Share) -> dict[str, Any]:
-        """The logs of the whole batch; what is no metric is averaged by samples."""
+        """The logs of the whole batch; what is not a metric is averaged by samples."""
         metrics = self._model.get_metrics_result()
         others = [name for name in logs if name not in metrics]
         if not others:

@@ -46,7 +46,7 @@ class Model:
     Args:
         proto: The `onnx.ModelProto`.
         name: For people: of its file.
-        inputs: What has to be given; initializers are no inputs.
+        inputs: What has to be given; initializers are not inputs.
         outputs: Names of what it returns.
         opset: Of the standard's operators.
         notices: What was changed or is unusual, in sentences.
@@ -73,7 +73,7 @@ def load(source: "str | os.PathLike[str] | bytes | Any", *, fold: bool = True) -
         fold: Compute what depends on constants alone.
 
     Raises:
-        OnnxError: It is no model, or one that cannot run; the sentence names the node or the file.
+        OnnxError: It is not a model, or one that cannot run; the sentence names the node or the file.
     """
     onnx = library("onnx")
     proto, name, folder = _read(onnx, source)
@@ -119,7 +119,7 @@ def _read(onnx: Any, source: Any) -> tuple[Any, str, Path | None]:
         proto = None
     if proto is None or not proto.ir_version or not proto.graph.node:
         raise OnnxError(
-            f"{name} is no ONNX model: there is no graph with nodes in it.",
+            f"{name} is not an ONNX model: there is no graph with nodes in it.",
             "Export the model again, for example with torch.onnx.export.",
         )
     return proto, name, folder
@@ -290,7 +290,7 @@ def _input(onnx: Any, value: Any) -> Input:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         raise OnnxError(
-            f"Input {value.name} is no tensor.", "Export the model so that its inputs are plain tensors."
+            f"Input {value.name} is not a tensor.", "Export the model so that its inputs are plain tensors."
         )
     dtype = "str" if tensor.elem_type == 8 else onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
     if not tensor.HasField("shape"):

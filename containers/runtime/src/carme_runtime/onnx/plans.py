@@ -203,7 +203,7 @@ def parse_workers(text: str | int | Mapping[str, int]) -> dict[str, int]:
     for part in filter(None, map(str.strip, text.split(","))):
         kind, _, count = part.partition(":")
         if kind not in KINDS or not (count or "1").isdecimal() or not 1 <= int(count or 1) <= 1024:
-            raise OnnxError(f"'{part}' is no group of workers.", "Write a kind and a number: cpu:2,gpu:1")
+            raise OnnxError(f"'{part}' is not a group of workers.", "Write a kind and a number: cpu:2,gpu:1")
         found[kind] = found.get(kind, 0) + int(count or 1)
     if not found:
         raise OnnxError("There are no workers.", "Write a kind and a number: cpu:2,gpu:1")

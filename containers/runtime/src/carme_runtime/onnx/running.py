@@ -113,7 +113,7 @@ class Runner:
         self.notices: list[str] = []
         self._tasks, self._folder, self._memory, self._watch = tasks, folder, memory, watch
         if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise OnnxError(f"{threads!r} is no number of threads.", "Give 1 or more.")
+            raise OnnxError(f"{threads!r} is not a valid number of threads.", "Give 1 or more.")
         self._threads = threads
         if self.workers.get("gpu") and CUDA not in library("onnxruntime").get_available_providers():
             raise OnnxError(

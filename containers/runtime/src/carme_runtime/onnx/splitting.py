@@ -50,7 +50,7 @@ _POINTWISE = frozenset(
     )
 )
 _WITH_CONSTANT = frozenset(("Add", "Sub", "Mul", "Div"))
-#: Of these, with several inputs that are no constants, each row depends on one row of each.
+#: Of these, with several inputs that are not constants, each row depends on one row of each.
 _JOINS = frozenset(("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "Concat"))
 _NORMALISED = "BatchNormalization"
 #: The axis of output channels in the weights of these.

@@ -124,7 +124,7 @@ def _types(transition: Transition) -> list[Finding]:
 
 
 def _differ(wanted: Any, given: Any) -> bool:
-    """Whether two classes have nothing to do with each other; what is no class is not judged."""
+    """Whether two classes have nothing to do with each other; what is not a class is not judged."""
     if not isinstance(wanted, type) or not isinstance(given, type) or typing.get_origin(wanted):
         return False
     # Since Python 3.11 Any is a class.

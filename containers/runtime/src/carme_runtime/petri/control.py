@@ -246,7 +246,7 @@ def from_text(place: Place, text: str, run: Served) -> Any:
             return kind(value) if kind in (tuple, set) and isinstance(value, list) else value
     except ValueError:
         raise PetriError(
-            f"'{text}' is no {kind.__name__}, and place {place.name} holds those.",
+            f"'{text}' is not of type {kind.__name__}, and place {place.name} holds those.",
             "Write numbers plainly, and lists and dictionaries as JSON.",
         ) from None
     raise PetriError(

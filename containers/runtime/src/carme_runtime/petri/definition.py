@@ -24,7 +24,9 @@ class Definition:
 
     def __init__(self, name: str) -> None:
         if not re.fullmatch(r"\w[\w.-]*", name):
-            raise PetriError(f"'{name}' is no name of a net.", "Use letters, digits, '-', '_' and '.'.")
+            raise PetriError(
+                f"'{name}' is not a valid name of a net.", "Use letters, digits, '-', '_' and '.'."
+            )
         self.name = name
         caller = sys._getframe(1).f_globals
         #: The module and the file that made it, for who resumes a run of it.
@@ -59,9 +61,9 @@ class Definition:
         if name in self.places:
             raise PetriError(f"Net {self.name} has a place {name} already.", "Choose another name.")
         if not name.isidentifier():
-            raise PetriError(f"'{name}' is no name of a place.", "Use letters, digits and '_'.")
+            raise PetriError(f"'{name}' is not a valid name of a place.", "Use letters, digits and '_'.")
         if not isinstance(type, _CLASS):
-            raise PetriError(f"The type of place {name} is {type!r}, which is no class.", "Give a class.")
+            raise PetriError(f"The type of place {name} is {type!r}, which is not a class.", "Give a class.")
         place = Place(name, type, capacity, tuple(tokens), entry, len(self.places))
         if capacity is not None and capacity < max(1, len(place.tokens)):
             raise PetriError(

@@ -313,7 +313,7 @@ class Memory:
         name = name or f"range-{secrets.token_hex(8)}"
         if not _NAME.fullmatch(name):
             raise PetriError(
-                f"'{name}' is no name of a range.", "Use up to 200 letters, digits, '-', '_', '.'."
+                f"'{name}' is not a valid name of a range.", "Use up to 200 letters, digits, '-', '_', '.'."
             )
         if copies not in (1, 2):
             raise PetriError(f"A range cannot have {copies} copies.", "Give 1 or 2.")

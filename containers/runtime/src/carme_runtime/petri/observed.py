@@ -91,7 +91,7 @@ class Observed:
         """In a notebook: a picture of the net that follows the run, redrawn at most every `seconds`.
 
         Raises:
-            PetriError: This is no notebook.
+            PetriError: This is not a notebook.
         """
         self._pictures.append(show(self, seconds))
 

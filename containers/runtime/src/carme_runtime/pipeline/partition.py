@@ -49,7 +49,7 @@ class Request:
         devices: What each rank has; empty: all are alike, and have `memory`.
 
     Raises:
-        PlanError: `stages` or `micro_batches` is no whole number.
+        PlanError: `stages` or `micro_batches` is not a whole number.
     """
 
     ranks: int
@@ -72,10 +72,10 @@ class Request:
 
 
 def check_counts(stages: object, micro_batches: object) -> None:
-    """Raise PlanError where one is given that is no whole number."""
+    """Raise PlanError where one is given that is not a whole number."""
     for name, value in (("stages", stages), ("micro_batches", micro_batches)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise PlanError(f"{name}={value!r} is no whole number.", f"Write, for example, {name}=2.")
+            raise PlanError(f"{name}={value!r} is not a whole number.", f"Write, for example, {name}=2.")
 
 
 def plan(graph: Graph, request: Request) -> Plan:

@@ -41,7 +41,7 @@ def show(options: argparse.Namespace) -> None:
     for name in ("ranks_per_node", "upto", "batch"):
         if (value := getattr(options, name)) is not None and value < 1:
             option = "--" + name.replace("_", "-")
-            raise ScalingError(f"{option} {value} is no number of 1 or more.", "Give at least 1.")
+            raise ScalingError(f"{option} {value} is not a number of 1 or more.", "Give at least 1.")
     if not 0 < options.efficiency <= 100:
         raise ScalingError(
             f"--efficiency {options.efficiency:g} is not possible.", "Give more than 0 and up to 100 percent."

@@ -52,10 +52,10 @@ def example_tensors(example: Any) -> tuple[torch.Tensor, ...]:
     """What the model is called with. Raises InvalidCall."""
     tensors = (example,) if isinstance(example, torch.Tensor) else example
     if not isinstance(tensors, list | tuple) or not tensors:
-        raise InvalidCall("The example is no tensor.", "Give what the model is called with: tensors.")
+        raise InvalidCall("The example is not a tensor.", "Give what the model is called with: tensors.")
     if not all(isinstance(tensor, torch.Tensor) and tensor.dim() > 0 for tensor in tensors):
         raise InvalidCall(
-            "The example holds something that is no tensor with samples.",
+            "The example holds something that is not a tensor with samples.",
             "Give what the model is called with: tensors whose dimension 0 counts the samples.",
         )
     counts = sorted({len(tensor) for tensor in tensors})

@@ -129,7 +129,7 @@ def read(path: Path, most: int | None = None) -> Recording:
         most: Events of it, about; 0: none, but its threads. None: all.
 
     Raises:
-        TraceError: It is no recording.
+        TraceError: It is not a recording.
         OSError: It cannot be read.
     """
     recording = _head(path)
@@ -194,7 +194,7 @@ def _head(path: Path) -> Recording:
     recording = Recording(path, about)
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise TraceError(f"{path} is no recording of carme_runtime.", "Name the folder of a run.")
+            raise TraceError(f"{path} is not a recording of carme_runtime.", "Name the folder of a run.")
         for kind, number, data in _blocks(file):
             _take(recording, kind, number, data)
             break

@@ -89,7 +89,7 @@ class OnnxModule(torch.nn.Module):
         self._graph.constants.clear()  # they are parameters and buffers
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """What moves or casts the module does so with constants that are no buffers, too."""
+        """What moves or casts the module does so with constants that are not buffers, too."""
         self._graph.apply(fn)
         return super()._apply(fn, recurse)
 
