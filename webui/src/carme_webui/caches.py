@@ -140,7 +140,7 @@ def shared(name: str, query: Callable[[], T]) -> T:
     """What the database says to everybody alike.
 
     It is queried again as soon as all pages were notified of a change (`Notifier.notify_all`), and after
-    SHARED_SECONDS. Nothing that depends on who reads belongs here.
+    SHARED_SECONDS. Nothing that depends on the reader belongs here.
 
     Args:
         name: Names the question.

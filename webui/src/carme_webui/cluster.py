@@ -82,7 +82,7 @@ _Expanded = tuple[list[RunningJob], list[tuple[RunningJob, list[str]]]]
 
 
 class ClusterCache:
-    """What the broker reported a moment ago, for pages that only show it; not for who decides something.
+    """What the broker reported a moment ago, for pages that only show it, not for decisions.
 
     Each process asks once in the time between two polls of Slurm, as the broker itself knows nothing newer,
     and less often on large sites. It asks beside the pages: they show the earlier answer where the new

@@ -37,7 +37,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _without_hidden(broker: BrokerClient) -> Cluster:
-    """The cluster, with those of the hidden partitions alone that take jobs of who asks."""
+    """The cluster, with only those hidden partitions that take the caller's jobs."""
     cluster = broker.cluster()
     if not any(one.hidden for one in cluster.partitions):
         return cluster

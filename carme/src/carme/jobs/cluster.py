@@ -14,7 +14,7 @@ class Partition(_Seen):
 
     `groups`, `accounts`, `qos`: whose jobs it takes, of Unix groups, of accounts, and with which quality of
     service; empty: everybody's. `refused_accounts`, `refused_qos`: whose it does not take.
-    `hidden`: Slurm shows it only to who asks for all of them.
+    `hidden`: Slurm shows it only to requests for all of them.
     `suspends`: Slurm itself suspends jobs in it in favour of others.
     """
 

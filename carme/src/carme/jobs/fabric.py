@@ -1,4 +1,4 @@
-"""The way into a running job, for who may read its folder: a connection to the agent on its first node.
+"""The way into a running job, for users who may read its folder: a connection to the agent on its first node.
 
 This is the client's side of the protocol. `carme_runtime.fabric` is the other side, which is not
 installed on hosts that start jobs. See docs/developers/interfaces.md.

@@ -54,7 +54,7 @@ class Unit:
 
 
 class Spread:
-    """A copy by several hosts, as who asks for it sees it.
+    """A copy by several hosts, as its caller sees it.
 
     Args:
         source: A folder that all hosts have.

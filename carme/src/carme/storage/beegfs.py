@@ -219,7 +219,7 @@ class BeeGFS:
         """
         known = self.quota(uid)
         free = [one.reference for one in known if one.limit is None and one.files_limit is None]
-        for pool in free if known else [FIRST_POOL]:  # of who has no files yet it may know nothing
+        for pool in free if known else [FIRST_POOL]:  # it may not know users who have no files yet
             if self.version == 8:
                 words = ["quota", "set-limits", f"--uid={uid}", f"--space={most}"]
                 words += [f"--inode={files}"] if files else []

@@ -256,7 +256,7 @@ def main_of(html: str) -> str:
 
 
 def page_at(http: httpx.Client, context: BrowserContext, path: str) -> str | None:
-    """The whole page at an address, empty if something else is there; None: nothing for who is signed in."""
+    """The whole page at an address, empty if something else is there; None: nothing for this user."""
     cookies = "; ".join(f"{one.get('name')}={one.get('value')}" for one in context.cookies())
     with http.stream("GET", f"/{path}", headers={"Cookie": cookies}) as answer:
         assert answer.status_code < 500, path

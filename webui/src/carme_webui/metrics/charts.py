@@ -102,7 +102,7 @@ class Chart:
 
     @property
     def summary(self) -> str:
-        """What it shows in words, for who does not see it."""
+        """What it shows in words, for readers who do not see it."""
         parts = []
         for line in self.lines:
             known = [value for value in line.values if value is not None]
@@ -193,7 +193,7 @@ class Stack:
 
     @property
     def summary(self) -> str:
-        """The current stack in words, for who does not see it."""
+        """The current stack in words, for readers who do not see it."""
         parts = [f"{part.name} {_amount(part.values[self.current], self.unit)}" for part in self.parts]
         return f"{self.labels[self.current]}: {', '.join(parts)}"
 
@@ -265,7 +265,7 @@ class Growth:
 
     @property
     def summary(self) -> str:
-        """It in words, for who does not see it."""
+        """It in words, for readers who do not see it."""
         known = zip(self.places, self.line.values, strict=True)
         return "; ".join(f"{_marked(place)}: {_amount(value or 0.0, '')}" for place, value in known)
 

@@ -166,7 +166,7 @@ def access_for(user: User, *, anew: bool = False) -> Access:
     """What Slurm lets a user use; it knows of the user's projects, even of one that was joined just now.
 
     Args:
-        anew: Only what the broker says from now on, for who decides something.
+        anew: Only what the broker says from now on, for decisions.
     """
     access = access_of(user.username, anew=anew)
     if anew:

@@ -29,7 +29,7 @@ class Definition:
             )
         self.name = name
         caller = sys._getframe(1).f_globals
-        #: The module and the file that made it, for who resumes a run of it.
+        #: The module and the file that made it, to resume a run of it.
         self.origin: tuple[str, str] = (caller.get("__name__", ""), caller.get("__file__") or "")
         #: Which micro-batch a token is of: traces show it with the firing that gave it.
         self.number_of: Callable[[Any], int] | None = None

@@ -88,7 +88,7 @@ class Journal:
             if self.resumed:
                 self.state = read(self._file, header)
                 if self.state.cut:
-                    # A write that was under way; kept for who wants to see it.
+                    # A write that was under way; kept, to be examined.
                     (folder / "journal.cut").write_bytes(self.state.cut)
             memory = self.state.memory
             others = [each for each in memory.get("spills", []) if Path(each) not in spills]

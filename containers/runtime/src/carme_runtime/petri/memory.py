@@ -166,7 +166,7 @@ class Range:
             later: Takes the mapping, whose end takes long for much memory; None: it ends now.
         """
         if self.copy == ON_DISK and self._map is not None:
-            self._map.flush()  # for who maps it on another node next
+            self._map.flush()  # for the next node that maps it
         if later is not None and self._map is not None:
             later[identity_of(self._file)], self._map = self._map, None
         if self._file >= 0:

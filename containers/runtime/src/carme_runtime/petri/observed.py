@@ -53,7 +53,7 @@ class Observed:
             }
 
     def pickled_marking(self) -> dict[str, list[bytes]]:
-        """As `marking`, for who has the classes of the tokens."""
+        """As `marking`, for programs that have the classes of the tokens."""
         with self._lock:
             return {name: [t.data for t in tokens] for name, tokens in self._activation.marking().items()}
 
