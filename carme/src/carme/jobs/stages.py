@@ -159,7 +159,7 @@ def parse_stages(parts: str | Iterable[str], datasets: Catalogue) -> list[Stage]
     Args:
         parts: Each is an absolute path or a dataset's name (with `@` and the beginning of a version's digest,
             else its newest), with a target and a colon in front or without. In one text they have space or
-            commas between them, and stand in double quotes where they hold such themselves.
+            commas between them, and double quotes around those that hold such characters.
         datasets: Where names are looked up.
 
     Raises:

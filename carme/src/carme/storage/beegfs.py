@@ -107,7 +107,7 @@ def mounts(table: str | None = None) -> list[Mount]:
     """The BeeGFS file systems that are mounted here.
 
     Args:
-        table: What stands in `/proc/self/mountinfo`; None: what stands there now.
+        table: The content of `/proc/self/mountinfo`; None: the present one.
     """
     text = Path("/proc/self/mountinfo").read_text(errors="replace") if table is None else table
     found = []

@@ -169,7 +169,7 @@ def _text_of(value: Value) -> str:
 
 
 def noop(template: str) -> str:
-    """Marks a template that stands in a table; `message` fills it in later."""
+    """Marks a template in a table; `message` fills it in later."""
     return template
 
 

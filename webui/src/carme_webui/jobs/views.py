@@ -265,7 +265,7 @@ def predict(request: HttpRequest) -> HttpResponse:
             if form.probe:
                 context["advice"] = _advice(form.probe, _single(sized), cluster, user)
         except CarmeError as error:
-            # What is wrong with the script's lines stands beside the fields that they fill in.
+            # Errors in the script's lines appear beside the fields that they fill in.
             if form.probe or not isinstance(error, InvalidRequest):
                 context["problems"] = [explained(error)]
     return render(request, "sessions/estimate.html", context)

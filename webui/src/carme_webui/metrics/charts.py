@@ -54,7 +54,7 @@ class Chart:
         limit: What was requested, or is there in all, in the same unit; None: there is no such amount.
         limit_name: Which of the two.
         most: The highest value that the axis shows; None: it follows from the values.
-        spark: It is small, without axes, and stands in a line of text or among others like it.
+        spark: It is small, without axes, for a line of text or a row of others like it.
         height: In pixels; None: as high as charts are.
     """
 

@@ -201,7 +201,7 @@ def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
             starts(request, user, broker()),
         )
     except CarmeError:
-        return None  # the error stands beside its field
+        return None  # the error is shown beside its field
 
 
 @require_safe

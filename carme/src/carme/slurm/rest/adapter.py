@@ -193,7 +193,7 @@ class SlurmRest(SlurmCommands):
         if not self._server.acts_for_users:
             return await super().cancel(job, owner)
         answer = await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
-        # Whether it was refused stands in the answer to what succeeded.
+        # The answer to what succeeded says whether it was refused.
         if words := self._converted(answer.get("status", []), records.refused, "DELETE"):
             raise refusal(PROGRAM, words)
 
