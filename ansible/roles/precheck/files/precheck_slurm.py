@@ -206,7 +206,7 @@ def node_address(wanted):
         return ""
     shown = output("scontrol", "--oneliner", "show", "node", wanted["node"]) or ""
     address = fields(shown).get("NodeAddr", "")
-    return next((one for one in _addresses(address) if _is_own(one)), "") if address else ""
+    return next((each for each in _addresses(address) if _is_own(each)), "") if address else ""
 
 
 def _addresses(host):

@@ -157,8 +157,10 @@ class Board:
         after = {_up(turn, step) for turn in (*self._turns, earliest, around)}
         before = {_down(turn, step) for turn in (*(start - need.length for start in self._starts), latest)}
         before.add(_up(around, step) - step)
-        earlier = sorted((one for one in before if earliest <= one <= latest and one < around), reverse=True)
-        later = sorted(one for one in after if earliest <= one <= latest and one >= around)
+        earlier = sorted(
+            (each for each in before if earliest <= each <= latest and each < around), reverse=True
+        )
+        later = sorted(each for each in after if earliest <= each <= latest and each >= around)
         return [*self._first(need, earlier, 1), *self._first(need, later, 2)]
 
     def _first(self, need: Need, places: list[datetime], most: int) -> list[datetime]:

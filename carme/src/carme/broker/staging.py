@@ -64,7 +64,9 @@ def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster, minutes: 
         return None
     local = [stage for stage in stages if stage.target == "local"]
     wanted = {stage.feature(owner.uid) for stage in local}
-    members = next((one.node_names for one in cluster.partitions if one.name == order.partition), [])
+    members = next(
+        (partition.node_names for partition in cluster.partitions if partition.name == order.partition), []
+    )
     having = [
         node
         for node in cluster.nodes
@@ -101,8 +103,10 @@ def _only_data(
     order: Order, name: str, stages: list[Stage], nodes: int, minutes: int, cluster: Cluster
 ) -> Order:
     """A job that brings data, in the same partition and for the same account, and does nothing else."""
-    members = next((one.node_names for one in cluster.partitions if one.name == order.partition), [])
-    limits = [one.max_minutes for one in cluster.partitions if one.name == order.partition]
+    members = next(
+        (partition.node_names for partition in cluster.partitions if partition.name == order.partition), []
+    )
+    limits = [partition.max_minutes for partition in cluster.partitions if partition.name == order.partition]
     minutes = min([minutes, *(limit for limit in limits if limit)])
     cpus = min([CPUS, *(node.cpus for node in cluster.nodes if node.name in members)])
     return replace(

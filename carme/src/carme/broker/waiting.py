@@ -72,7 +72,9 @@ class Waiting:
         except CarmeError:
             pass  # the sentence without the detail is still true
         found = {}
-        suspending = {one.name for one in cluster.partitions if one.suspends} if cluster else set()
+        suspending = (
+            {partition.name for partition in cluster.partitions if partition.suspends} if cluster else set()
+        )
         for job in jobs:
             if job.is_suspended and job.partition in suspending:
                 found[job.id] = job.model_copy(update={"detail": BY_SLURM})
@@ -122,11 +124,11 @@ class Waiting:
                 (
                     _(
                         "{name} begins {start}",
-                        name=one.name,
-                        start=moment_text(one.start, datetime.now(UTC)),
+                        name=reservation.name,
+                        start=moment_text(reservation.start, datetime.now(UTC)),
                     )
-                    for one in self._reservations
-                    if one.name == job.reservation
+                    for reservation in self._reservations
+                    if reservation.name == job.reservation
                 ),
                 "",
             )

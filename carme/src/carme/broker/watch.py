@@ -454,9 +454,9 @@ class Watch:
         begun = known is not None and (known.started is not None or known.is_running)
         waited = job.state is JobState.PENDING and not begun
         wanted = job.id not in self._unwanted and not self._book.is_unwanted(job)
-        twins = [one for one in self._found if one.key == job.key]
+        twins = [each for each in self._found if each.key == job.key]
         if waited and wanted and self._book.is_own(job):
-            again = next((one for one in twins if one.user == job.user and one.is_active), None)
+            again = next((twin for twin in twins if twin.user == job.user and twin.is_active), None)
             if again and job.key not in self._abandoned:
                 # It was submitted again by a broker that ended before it had kept the new number.
                 _log.warning("Job %s, which Slurm had lost while it waited, is job %s.", job.id, again.id)

@@ -66,7 +66,9 @@ def _commands(
             reported = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, command in dict(action.choices).items():
                 if name in reported:
-                    others = [one for one, same in action.choices.items() if same is command and one != name]
+                    others = [
+                        each for each, same in action.choices.items() if same is command and each != name
+                    ]
                     yield [name, *others], command, reported[name]
 
 

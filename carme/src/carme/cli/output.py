@@ -49,7 +49,7 @@ def listed(
     elif not found and none:
         print(none)
     else:
-        print_table(titles, [row(one) for one in found])
+        print_table(titles, [row(each) for each in found])
     return 0
 
 

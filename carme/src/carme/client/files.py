@@ -39,11 +39,11 @@ class Files:
 
     def places(self) -> list[api.PlaceOut]:
         """The folders that the portal shows, with all that is in them."""
-        return [api.PlaceOut.model_validate(one) for one in self._connection.ask("GET", "files/places")]
+        return [api.PlaceOut.model_validate(each) for each in self._connection.ask("GET", "files/places")]
 
     def quotas(self) -> list[api.QuotaOut]:
         """My quotas there, and the free space."""
-        return [api.QuotaOut.model_validate(one) for one in self._connection.ask("GET", "files/room")]
+        return [api.QuotaOut.model_validate(each) for each in self._connection.ask("GET", "files/room")]
 
     def room(self) -> list[api.QuotaOut]:
         """The earlier name of `quotas`."""

@@ -117,7 +117,9 @@ class Datasets:
         except NotFound:
             before = None
         versions = [
-            one for one in (before.versions if before else []) if (one.digest, one.path) != (text, path)
+            version
+            for version in (before.versions if before else [])
+            if (version.digest, version.path) != (text, path)
         ]
         new = before is None or len(versions) == len(before.versions)
         versions.append(

@@ -163,7 +163,7 @@ def _places(members: list[tarfile.TarInfo], allowed: list[Path]) -> list[tuple[t
         if not member.isdir():
             no_folders.add(path)
         placed.append((member, path, root))
-    missing = unknown_owners({one.uname for one in members}, {one.gname for one in members})
+    missing = unknown_owners({each.uname for each in members}, {each.gname for each in members})
     if missing:
         raise CarmeError(
             f"This head lacks owners of files: {', '.join(missing)}. Nothing was written.",

@@ -66,7 +66,7 @@ def numbers(tasks: str) -> Iterator[int]:
     if len(ranges) == 1:
         yield from ranges[0]
         return
-    yield from sorted({number for one in ranges for number in one})
+    yield from sorted({number for each in ranges for number in each})
 
 
 def count(tasks: str) -> int:
@@ -77,7 +77,7 @@ def count(tasks: str) -> int:
 def includes(tasks: str, number: int) -> bool:
     """Whether a task is among them; Slurm's words that are no such expression have none."""
     try:
-        return any(number in one for one in _ranges(tasks))
+        return any(number in each for each in _ranges(tasks))
     except ValueError:
         return False
 

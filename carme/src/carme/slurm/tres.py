@@ -83,7 +83,7 @@ def allotted_of(field: Mapping[str, str], whole_nodes: bool) -> Allotted:
     # A job may name a total and what each node or task has of it.
     way = next((way for way in ("job", "node", "task", "socket") if requested[way]), "job")
     gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in requested[way].items()}
-    if set(gpus) == {"gpu"} and len(kinds := {kind for one in requested.values() for kind in one}) == 1:
+    if set(gpus) == {"gpu"} and len(kinds := {kind for each in requested.values() for kind in each}) == 1:
         gpus = {kinds.pop(): gpus["gpu"]}
     return Allotted(
         restarts=to_int(field["RestartCnt"]),

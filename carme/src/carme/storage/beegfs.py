@@ -218,7 +218,7 @@ class BeeGFS:
             CarmeError: BeeGFS refuses.
         """
         known = self.quota(uid)
-        free = [one.reference for one in known if one.limit is None and one.files_limit is None]
+        free = [each.reference for each in known if each.limit is None and each.files_limit is None]
         for pool in free if known else [FIRST_POOL]:  # it may not know users who have no files yet
             if self.version == 8:
                 words = ["quota", "set-limits", f"--uid={uid}", f"--space={most}"]

@@ -190,7 +190,7 @@ def _length(data: Any) -> int:
     if isinstance(data, dict):
         data = list(data.values())
     if isinstance(data, (list, tuple)):
-        return next((found for one in data if (found := _length(one))), 0)
+        return next((found for each in data if (found := _length(each))), 0)
     shape = getattr(data, "shape", None)
     return int(shape[0]) if shape is not None and len(shape) else 0
 

@@ -188,9 +188,9 @@ def nodes(request: HttpRequest) -> HttpResponse:
         found, failure = [], explained(error)
     sent, do = request.GET.get("sent", ""), request.GET.get("do", "")
     drained = do == "drain"
-    waits = any(one.name == sent and one.available is drained for one in found)
+    waits = any(each.name == sent and each.available is drained for each in found)
     running = jobs_by_node(jobs)
-    rows = [NodeRow.of(one, running.get(one.name, []), waits and one.name == sent) for one in found]
+    rows = [NodeRow.of(each, running.get(each.name, []), waits and each.name == sent) for each in found]
     follow = urlencode({"sent": sent, "do": do}) if waits else ""
     context = {"rows": rows, "banner": failure, "follow": follow}
     part = "nodes_live" if "live" in request.GET else "nodes"
@@ -233,7 +233,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
     page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
     known = User.objects.filter(username__in={job.user for job in page}).values_list("username", flat=True)
     titles = _titles(page)
-    rows = [(Job.of(one), titles.get(one.id, "")) for one in page]
+    rows = [(Job.of(each), titles.get(each.id, "")) for each in page]
     context = {"page": page, "rows": rows, "wanted": wanted, "banner": failure, "known": set(known)}
     return render(request, "administration/jobs.html", context)
 

@@ -82,7 +82,7 @@ def _user(row: User) -> wire.UserOut:
         admin=row.is_staff,
         joined=row.date_joined,
         last_login=row.last_login,
-        projects=sorted(one.project.name for one in memberships.all()),
+        projects=sorted(membership.project.name for membership in memberships.all()),
     )
 
 

@@ -152,7 +152,7 @@ def offer_booking(request: HttpRequest, requested: schemas.Offer, name: str = Bo
     found = _my_booking(require(request, "bookings"), name)
     before = found.offered_to
     services.offer(found, (requested.user or "").strip())
-    notifier.notify(one.username for one in (before, found.offered_to) if one)
+    notifier.notify(each.username for each in (before, found.offered_to) if each)
     return schemas.booking_out(found)
 
 
@@ -202,4 +202,4 @@ def _booking_request(values: dict[str, Any]) -> BookingRequest:
 
 
 def _notify(found: Booking) -> None:
-    notifier.notify(one.username for one in found.people())
+    notifier.notify(person.username for person in found.people())

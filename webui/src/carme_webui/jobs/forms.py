@@ -87,7 +87,9 @@ class SubmitForm(TimeFields, ScalingFields):
         initial: dict[str, Any] | None = None,
     ) -> None:
         default = settings.SITE.sessions.default_minutes
-        limits = [one.max_minutes or MAXIMUM_MINUTES for one in cluster.partitions] if cluster else []
+        limits = (
+            [partition.max_minutes or MAXIMUM_MINUTES for partition in cluster.partitions] if cluster else []
+        )
         choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS, evening=False)
         #: What the page's script compares with.
         self.begin = {"nodes": 1, "gpus_per_node": 0, "minutes": default}
@@ -101,7 +103,9 @@ class SubmitForm(TimeFields, ScalingFields):
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
         self._choices("image", _("No image (run on the host)"), catalogue.names())
         self._choices(
-            "partition", _("Site default"), [one.name for one in cluster.partitions] if cluster else []
+            "partition",
+            _("Site default"),
+            [partition.name for partition in cluster.partitions] if cluster else [],
         )
         self._choices("gpu_type", _("Any type"), kinds)
         self._choices("reservation", _("None"), {row.name: f"{row.heading}: {row.span}" for row in bookings})
@@ -155,7 +159,7 @@ class SubmitForm(TimeFields, ScalingFields):
     def _choices(self, name: str, none: Any, offered: Any) -> None:
         widget = self.fields[name].widget
         assert isinstance(widget, forms.Select)
-        pairs = list(offered.items()) if isinstance(offered, dict) else [(one, one) for one in offered]
+        pairs = list(offered.items()) if isinstance(offered, dict) else [(each, each) for each in offered]
         widget.choices = [("", none), *pairs]
 
     def clean(self) -> dict[str, Any]:

@@ -203,11 +203,11 @@ def stages_of(given: Iterable[Stage | str], user: User) -> list[Stage]:
     """
     datasets = datasets_of(user)
     found: list[Stage] = []
-    for one in given:
-        if isinstance(one, Stage):
-            found.append(one)
+    for each in given:
+        if isinstance(each, Stage):
+            found.append(each)
         else:
-            found += parse_stages([one], datasets)
+            found += parse_stages([each], datasets)
     return found
 
 

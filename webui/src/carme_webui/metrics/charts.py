@@ -295,7 +295,9 @@ class Multiples:
     @property
     def means(self) -> list[tuple[str, list[str]]]:
         """Each chart's title, and the mean of each of its lines."""
-        return [(one.title, [_mean(line.values, one.unit) for line in one.lines]) for one in self.charts]
+        return [
+            (chart.title, [_mean(line.values, chart.unit) for line in chart.lines]) for chart in self.charts
+        ]
 
 
 def multiples_of(report: Report) -> list[Multiples]:
@@ -357,8 +359,8 @@ def of_report(report: Report) -> tuple[list[Placed], list[Advice]]:
     for what, title in titles.items():
         curves = [curve for curve in report.curves if curve.what == what]
         if curves:
-            own = [one for one in left if one.topic in _TOPICS.get(what, ())]
-            left = [one for one in left if one not in own]
+            own = [each for each in left if each.topic in _TOPICS.get(what, ())]
+            left = [each for each in left if each not in own]
             found.append(Placed(_chart(what, title, curves), own))
     return found, left
 

@@ -204,7 +204,7 @@ class StartForm(TimeFields, ScalingFields):
         self._choices("gpu_type", [("", _("Any type"))] + [(kind.kind, kind.kind) for kind in kinds])
         self._choices("partition", [(partition.name, partition.name) for partition in partitions])
         default = self._site.slurm.default_partition
-        if len(partitions) < 2 and all(one.default or one.name == default for one in partitions):
+        if len(partitions) < 2 and all(each.default or each.name == default for each in partitions):
             del self.fields["partition"]
         self._choices("account", [("", _("None")), *self._accounts])
         if any(account not in self._projects for account, _title in self._accounts):

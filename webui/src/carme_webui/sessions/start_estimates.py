@@ -68,9 +68,9 @@ def start_estimates(
     requested = _ask(options, user, broker)
     if requested.start is None or requested.at_once:
         return [requested]
-    smaller = [_ask(one, user, broker, words) for one, words in _smaller(options)]
-    sooner = [(one.start, one) for one in smaller if one.start and one.start <= requested.start - WORTH]
-    return [requested, *(one for _start, one in sorted(sooner, key=lambda pair: pair[0]))]
+    smaller = [_ask(smaller_options, user, broker, words) for smaller_options, words in _smaller(options)]
+    sooner = [(each.start, each) for each in smaller if each.start and each.start <= requested.start - WORTH]
+    return [requested, *(choice for _start, choice in sorted(sooner, key=lambda pair: pair[0]))]
 
 
 def gpu_hours(options: SessionOptions | JobRequest) -> float:

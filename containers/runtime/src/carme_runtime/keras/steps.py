@@ -252,7 +252,7 @@ class Steps:
     def _variables(self) -> list[Any]:
         """Those of model and optimizers."""
         model = self._model
-        return [*model.variables, *(v for one in optimizers(model) for v in one.variables)]
+        return [*model.variables, *(v for optimizer in optimizers(model) for v in optimizer.variables)]
 
 
 def optimizers(model: Any) -> list[Any]:

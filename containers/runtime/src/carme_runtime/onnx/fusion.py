@@ -45,7 +45,7 @@ def allowed(graph: Graph) -> list[int]:
     For the latter no part ends with an operator that depends on constants alone.
     """
     given = fed(graph)
-    last = max((place for place, one in enumerate(given) if one), default=-1)
+    last = max((place for place, each in enumerate(given) if each), default=-1)
     bad = [0] * (len(graph.operators) + 1)
     for name, users in graph.users.items():
         made = graph.maker[name]

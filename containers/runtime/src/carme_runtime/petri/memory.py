@@ -390,7 +390,7 @@ class Memory:
             there = self._store.find(name)  # now, as another task may have moved it to the disk just before
             refused = there is not None and is_mapped(there[0])
         if refused:
-            self.opened = [each for each in self.opened if all(each is not one for one in held)]
+            self.opened = [each for each in self.opened if all(each is not mapping for mapping in held)]
             for each in held:
                 each.hold()
             raise PetriError(

@@ -449,8 +449,8 @@ class _Costs:
         self._held = [share * graph.held_before[end] for end in ends]
         seen: set[str] = set()
         weights = []
-        for one in graph.operators:
-            new = set(one.parameters) - seen
+        for operator in graph.operators:
+            new = set(operator.parameters) - seen
             seen |= new
             trained = graph.parameter_bytes(new, trainable=True)
             weights.append(graph.parameter_bytes(new) + (1 + draft.state_factor) * trained)

@@ -26,7 +26,7 @@ def can_recompute(traced: Traced) -> bool:
 
     Layers that were not traced into may change what nobody sees.
     """
-    trained = {one.name for one in traced.graph.parameters if one.trainable}
+    trained = {parameter.name for parameter in traced.graph.parameters if parameter.trainable}
     return all(node.op != "call_module" for node in traced.nodes) and not trained & changed_tensors(traced)
 
 
