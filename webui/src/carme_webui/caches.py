@@ -117,8 +117,8 @@ class DerivedValues:
         """Make of an object what was requested from its predecessor, and of what was made of that."""
         for key, earlier in list(self._values.get(id(before), {}).items()):
             if earlier.is_used:
-                made = self._derived(source, key, earlier.make)
-                self.renew(earlier.value, made.value)
+                value = self._derived(source, key, earlier.make)
+                self.renew(earlier.value, value.value)
 
     def _derived(self, source: S, key: Hashable, make: Callable[[S], Any]) -> _Derived:
         number = id(source)

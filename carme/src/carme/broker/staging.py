@@ -95,8 +95,10 @@ def booked_stage_in_order(
     if all(stage.target == "local" for stage in stages) and having >= set(node_names):
         return None
     nodes = tuple(node_names) if local else ()
-    made = _only_data(order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster)
-    return replace(made, node_names=nodes)
+    staging_order = _only_data(
+        order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster
+    )
+    return replace(staging_order, node_names=nodes)
 
 
 def _only_data(

@@ -31,12 +31,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     def command(name: str, help: str, run: object, *places: str) -> argparse.ArgumentParser:
         """One command, which takes these arguments."""
-        made = actions.add_parser(name, help=help)
+        action = actions.add_parser(name, help=help)
         for place in places:
-            made.add_argument(place, metavar=place.upper())
-        made.set_defaults(run=run)
-        add_json(made)
-        return made
+            action.add_argument(place, metavar=place.upper())
+        action.set_defaults(run=run)
+        add_json(action)
+        return action
 
     _add_people(command)
     _add_nodes_and_jobs(command)
@@ -134,10 +134,12 @@ def _users(options: argparse.Namespace) -> int:
 
 def _enrol(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.admin.onboard(options.user, email=options.email, project=options.project)
-    lines = made.done or ["Nothing was to be done."]
-    password = [f"First password of {made.user.name}: {made.password}"] if made.password else []
-    return printed(options, made, *lines, *password)
+        onboarded = portal.admin.onboard(options.user, email=options.email, project=options.project)
+    lines = onboarded.done or ["Nothing was to be done."]
+    password = (
+        [f"First password of {onboarded.user.name}: {onboarded.password}"] if onboarded.password else []
+    )
+    return printed(options, onboarded, *lines, *password)
 
 
 def _disable(options: argparse.Namespace) -> int:
@@ -277,14 +279,18 @@ def _maintenance(options: argparse.Namespace) -> int:
 
 def _plan(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.admin.plan_maintenance(
+        maintenance = portal.admin.plan_maintenance(
             options.title,
             start=read_time(options.start),
             end=read_time(options.end),
             nodes=options.nodes.replace(",", " ").split(),
             text=options.text,
         )
-    return printed(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
+    return printed(
+        options,
+        maintenance,
+        f"Planned: {maintenance.name}, {moment(maintenance.start)} to {moment(maintenance.end)}.",
+    )
 
 
 def _cancel_maintenance(options: argparse.Namespace) -> int:
@@ -319,10 +325,10 @@ def _news(options: argparse.Namespace) -> int:
 
 def _publish(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.admin.publish(
+        announcement = portal.admin.publish(
             options.title, options.text, until=_day(options.until), number=options.number
         )
-    return printed(options, made, f"Published as number {made.number}.")
+    return printed(options, announcement, f"Published as number {announcement.number}.")
 
 
 def _unpublish(options: argparse.Namespace) -> int:

@@ -205,18 +205,18 @@ def _time_and_gpus(options: argparse.Namespace) -> dict[str, Any]:
 
 def _book(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.bookings.create(
+        booking = portal.bookings.create(
             **_time_and_gpus(options),
             title=options.title,
             users=options.users.replace(",", " ").split(),
             project=options.project,
         )
-        known = made.known
+        known = booking.known
         if options.image:
             try:
-                known = made.start_session(options.image, stage=options.stage, results=options.results)
+                known = booking.start_session(options.image, stage=options.stage, results=options.results)
             except CarmeError:
-                made.delete()  # half of what was requested is not it
+                booking.delete()  # half of what was requested is not it
                 raise
     return _show_booking(options, known)
 

@@ -124,10 +124,10 @@ def checked_copy(image: str, digest: str, copy: str) -> str:
                 raise OSError(0, "it is not a plain file")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             changed = "Free some space on the node, or choose another image."
-            with open(os.open(draft, flags, 0o400), "wb") as made:
+            with open(os.open(draft, flags, 0o400), "wb") as target:
                 while part := file.read(4 << 20):
                     hashed.update(part)
-                    made.write(part)
+                    target.write(part)
     except OSError as error:
         unlink(draft)
         raise LaunchError(

@@ -283,8 +283,8 @@ def _copy_unit(
 def _units(source: str, wanted: int) -> Iterator[Unit]:
     """Divide a tree into at least so many units, as far as it has so many folders or large files."""
     waiting = deque([""])
-    made = 0
-    while waiting and made + len(waiting) < wanted:
+    units = 0
+    while waiting and units + len(waiting) < wanted:
         path = waiting.popleft()
         names: list[str] = []
         try:
@@ -293,18 +293,18 @@ def _units(source: str, wanted: int) -> Iterator[Unit]:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(os.path.join(path, entry.name))
                     elif _is_large(entry):
-                        made += 1
+                        units += 1
                         yield Unit(path, [entry.name], large=True)
                     else:
                         names.append(entry.name)
                         if len(names) >= NAMES:
-                            made += 1
+                            units += 1
                             yield Unit(path, names)
                             names = []
         except OSError:
             continue  # The copy of the whole reports it.
         if names:
-            made += 1
+            units += 1
             yield Unit(path, names)
     for path in waiting:
         yield Unit(path)

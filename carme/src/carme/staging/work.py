@@ -108,12 +108,12 @@ class Copier(ContentCopier):
                 building = tree.partial_name(name) if whole else ""
                 target, empty = self._make(parent, building or name)
             try:
-                made = os.fstat(target)
+                status = os.fstat(target)
                 self.plain_owner = (
                     empty
-                    and made.st_uid == self.copier.user
-                    and made.st_gid == self.copier.group
-                    and not made.st_mode & stat.S_ISGID
+                    and status.st_uid == self.copier.user
+                    and status.st_gid == self.copier.group
+                    and not status.st_mode & stat.S_ISGID
                     and DEFAULT not in attribute_names(target)
                 )
                 yield target, empty

@@ -296,12 +296,12 @@ def new_user(request: HttpRequest) -> HttpResponse:
         values = form.cleaned_data
         by = signed_in(request).username
         try:
-            made, password, done = onboard(by, values["name"], values["email"], values["project"], broker())
+            user, password, done = onboard(by, values["name"], values["email"], values["project"], broker())
         except CarmeError as error:
             field = error.field if isinstance(error, InvalidRequest) else None
             form.add_error(field if field in form.fields else None, explained(error))
         else:
-            context = {"made": made, "password": password, "done": done}
+            context = {"made": user, "password": password, "done": done}
             return render(request, "administration/onboarded.html", context)
     return render(request, "administration/new_user.html", {"form": form}, status=422 if form.errors else 200)
 

@@ -108,10 +108,10 @@ def onboard_user(request: HttpRequest, requested: NewUser) -> Any:
             _("See the list of projects."),
             field="project",
         )
-    made, password, done = onboard(
+    account, password, done = onboard(
         by.username, requested.name.strip(), requested.email.strip(), project, broker()
     )
-    reported = wire.Onboarded(user=_user(_users().get(pk=made.pk)), password=password, done=done)
+    reported = wire.Onboarded(user=_user(_users().get(pk=account.pk)), password=password, done=done)
     return Status(HTTPStatus.CREATED, reported)
 
 

@@ -74,9 +74,9 @@ def create_booking(request: HttpRequest, requested: schemas.BookingIn) -> Any:
     """Book nodes. `state` is 'requested' where a manager must approve it first."""
     user = require(request, "bookings")
     proposed = _booking_request(requested.model_dump() | {"title": tidy(requested.title)})
-    made = services.book(user, proposed, settings.SITE, broker())
-    _notify(made)
-    return Status(HTTPStatus.CREATED, schemas.booking_out(made))
+    booking = services.book(user, proposed, settings.SITE, broker())
+    _notify(booking)
+    return Status(HTTPStatus.CREATED, schemas.booking_out(booking))
 
 
 @router.get("/usable", response=answers(list[wire.BookingOut]))

@@ -142,8 +142,8 @@ def send_part(
 @router.post("/folders", response=answers(wire.PlaceOut, *REFUSED, status=HTTPStatus.CREATED))
 def make_folder(request: HttpRequest, requested: Named, path: str = PathValue) -> Any:
     """A new folder in the folder `path`."""
-    made = services.make(_writable(request), path_of_query(request), requested.name)
-    return Status(HTTPStatus.CREATED, wire.PlaceOut(name=requested.name, path=shown(made)))
+    folder = services.make(_writable(request), path_of_query(request), requested.name)
+    return Status(HTTPStatus.CREATED, wire.PlaceOut(name=requested.name, path=shown(folder)))
 
 
 @router.patch("", response=answers(wire.PlaceOut, *REFUSED))

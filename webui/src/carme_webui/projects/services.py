@@ -163,7 +163,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
         raise InvalidRequest(_("%s is a member already.") % name, _("No action needed."), field="user")
     try:
         with transaction.atomic():
-            made = Invitation.objects.create(project=project, user=user, by=by)
+            invitation = Invitation.objects.create(project=project, user=user, by=by)
     except IntegrityError:
         raise InvalidRequest(
             _("%s has been invited already.") % name, _("Wait for the answer."), field="user"
@@ -177,7 +177,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
         Kind.PROJECT,
         link=reverse("projects"),
     )
-    return made
+    return invitation
 
 
 def withdraw(by: User, invitation: Invitation) -> None:

@@ -57,11 +57,11 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
         try:
-            made = services.create(user, values["name"], values["title"], values["manager"], broker())
+            project = services.create(user, values["name"], values["title"], values["manager"], broker())
         except CarmeError as error:
             _put(form, error)
         else:
-            return redirect("project-limits", made.name)
+            return redirect("project-limits", project.name)
     return render(request, "projects/new.html", {"form": form}, status=422 if form.errors else 200)
 
 

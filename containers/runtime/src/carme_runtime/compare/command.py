@@ -34,14 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Of the options."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m carme_runtime.compare",
         description="Train the same networks with every framework that is installed, in turns, and write a "
         "report with what each takes.",
     )
-    add_compare_options(made)
-    made.set_defaults(program="carme_runtime.compare")
-    return made
+    add_compare_options(parser)
+    parser.set_defaults(program="carme_runtime.compare")
+    return parser
 
 
 def run(options: argparse.Namespace) -> None:

@@ -182,8 +182,8 @@ def rounds_needed(result: Result) -> int | None:
     if not rows:
         return None
     turns = [values_needed(len(row.used), row.step.percent or 0, row.limit_percent) for row in rows]
-    made = int(result.options.get("rounds", 0))  # with which they are uncertain
-    return max(math.ceil(statistics.median(turns) / 2), made + 1)
+    rounds = int(result.options.get("rounds", 0))  # with which they are uncertain
+    return max(math.ceil(statistics.median(turns) / 2), rounds + 1)
 
 
 def counted(ranks: int) -> str:

@@ -185,10 +185,10 @@ class Graph:
     @cached_property
     def maker(self) -> dict[str, int]:
         """Which operator, by its place, makes a value; -1: the model is given it."""
-        made = dict.fromkeys(self.inputs, -1)
+        makers = dict.fromkeys(self.inputs, -1)
         for place, operator in enumerate(self.operators):
-            made.update(dict.fromkeys(operator.outputs, place))
-        return made
+            makers.update(dict.fromkeys(operator.outputs, place))
+        return makers
 
     @cached_property
     def users(self) -> dict[str, tuple[int, ...]]:

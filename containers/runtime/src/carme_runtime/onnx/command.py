@@ -34,8 +34,8 @@ def main(arguments: list[str], program: str = "python -m carme_runtime.onnx") ->
 
 def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
     """Of the options."""
-    made = argparse.ArgumentParser(prog=program, description="ONNX models on several workers: plan, run.")
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = argparse.ArgumentParser(prog=program, description="ONNX models on several workers: plan, run.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace], None], words: str) -> argparse.ArgumentParser:
         command = add_subcommand(commands, name, run, words)
@@ -74,7 +74,7 @@ def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
     running.add_argument(
         "--memory", metavar="SIZE", help="memory that tensors in flight may take, such as 8GiB"
     )
-    return made
+    return parser
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:

@@ -232,20 +232,20 @@ def _sort(graph: Any, name: str) -> None:
     """Put nodes into an order in which they can run. Raises OnnxError for cycles and for missing values."""
     given = {each.name for each in graph.input} | {each.name for each in graph.initializer}
     given |= {each.values.name for each in graph.sparse_initializer}
-    made = {output: node for node in graph.node for output in node.output if output}
+    makers = {output: node for node in graph.node for output in node.output if output}
     twice = _twice(graph.node, given)
     if twice:
         raise OnnxError(f"Two nodes of {name} make the value {twice}.", "Export the model again.")
     for node in graph.node:
         for value in needed(node):
-            if value not in given and value not in made:
+            if value not in given and value not in makers:
                 raise OnnxError(
                     f"Node {node.name} of {name} uses {value}, which nothing makes: no input, no weight, "
                     "no node.",
                     "Export the model again, with its weights.",
                 )
     for each in graph.output:
-        if each.name not in given and each.name not in made:
+        if each.name not in given and each.name not in makers:
             raise OnnxError(f"Nothing in {name} makes its output {each.name}.", "Export the model again.")
     nodes = sorted_nodes(list(graph.node), given)
     if len(nodes) < len(graph.node):

@@ -56,12 +56,12 @@ def _place(onnx: Any, tensor: Any, file: Any) -> Any:
         return tensor
     data = tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes()
     file.write(b"\0" * (-file.tell() % _ALIGN))
-    made = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    made.data_location = onnx.TensorProto.EXTERNAL
+    external = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    external.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", WEIGHTS), ("offset", file.tell()), ("length", len(data))):
-        made.external_data.add(key=key, value=str(value))
+        external.external_data.add(key=key, value=str(value))
     file.write(data)
-    return made
+    return external
 
 
 def _types(onnx: Any, model: Model, found: Plan) -> dict[str, Any]:

@@ -287,8 +287,8 @@ def _split_plan(found: Plan, splitter: Splitter, splits: tuple[Split, ...]) -> P
         return None
     plans = []
     for cuts in dict.fromkeys((own, tuple(sorted({*own, *branch_cuts(graph)})))):
-        made = _assigned(_plan_of(graph, cuts, dict(found.workers), found.micro_batches, split=True))
-        plans.append(replace(made, splits=splits, unsplit=splitter.graph))
+        candidate = _assigned(_plan_of(graph, cuts, dict(found.workers), found.micro_batches, split=True))
+        plans.append(replace(candidate, splits=splits, unsplit=splitter.graph))
     return min(plans, key=lambda each: each.predicted_ms)
 
 
@@ -320,8 +320,8 @@ def _plan_of(graph: Graph, cuts: tuple[int, ...], workers: dict[str, int], m: in
 
 def _task(graph: Graph, group: list[int], name: str) -> Task:
     own, places = [graph.operators[place] for place in group], set(group)
-    made = {value for each in own for value in each.outputs}
-    used = dict.fromkeys(value for each in own for value in each.inputs if value not in made)
+    outputs = {value for each in own for value in each.outputs}
+    used = dict.fromkeys(value for each in own for value in each.inputs if value not in outputs)
     wanted = [value for each in own for value in each.outputs if set(graph.users[value]) - places]
     parameters = [value for each in own for value in each.parameters]
     return Task(

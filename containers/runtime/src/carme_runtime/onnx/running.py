@@ -246,9 +246,9 @@ class _Feed:
             self._slots.close()
 
     def _put(self, number: int, batch: Inputs) -> None:
-        made = {name: self._placed(name, number, batch[name]) for name in self._names}
+        placed = {name: self._placed(name, number, batch[name]) for name in self._names}
         for place, names in self._pipeline.entries.items():
-            self._run.put(place, (number, tuple(made[name] for name in names)))
+            self._run.put(place, (number, tuple(placed[name] for name in names)))
 
     def _placed(self, name: str, number: int, array: Any) -> Any:
         """An input as its token has it."""

@@ -78,17 +78,17 @@ def _observed(
     plain = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     with temporary() as folder:
         source = as_source(proto, folder, "traced")
-        made = session(
+        profiled = session(
             source,
             name=model.name,
             graph_optimization_level=plain,
             enable_profiling=rounds > 0,
             profile_file_prefix=f"{folder}/profile",
         )
-        results = result_of(made, names, dict(example), model.name)
+        results = result_of(profiled, names, dict(example), model.name)
         for _ in range(rounds):
-            made.run(names, dict(example))
-        times = _times(Path(made.end_profiling())) if rounds else {}
+            profiled.run(names, dict(example))
+        times = _times(Path(profiled.end_profiling())) if rounds else {}
     return {**example, **dict(zip(names, results, strict=True))}, times
 
 

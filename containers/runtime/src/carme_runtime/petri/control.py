@@ -162,9 +162,9 @@ class Attached:
     @classmethod
     def to(cls, identity: str) -> "Attached":
         """The run of an identity. Raises PetriError where it has ended."""
-        made = cls.__new__(cls)
-        made._connect(identity, "", "")
-        return made
+        running = cls.__new__(cls)
+        running._connect(identity, "", "")
+        return running
 
     def _connect(self, identity: str, name: str, node: str) -> None:
         self._reader = Reader()

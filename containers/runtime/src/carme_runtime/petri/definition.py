@@ -167,11 +167,11 @@ class Definition:
         if retries < 0:
             raise PetriError(f"Transition {name} has {retries} retries.", "Give 0 or more.")
         index = len(self.transitions)
-        made = Transition(name, flow, None, guard, priority, retries, parse_needs(needs), index)
-        made.limit = _limit_of(name, limit)
-        made.use(body)
-        self.transitions[name] = made
-        return made
+        transition = Transition(name, flow, None, guard, priority, retries, parse_needs(needs), index)
+        transition.limit = _limit_of(name, limit)
+        transition.use(body)
+        self.transitions[name] = transition
+        return transition
 
     def implementation(
         self, of: str, *, needs: str = "", retries: int = 0, limit: float | None = None
@@ -200,7 +200,7 @@ class Definition:
                     last = each
             name = getattr(body, "__name__", of)
             name = name if name not in self.transitions else f"{of}_{1 - last.preference}"
-            made = self.add(
+            added = self.add(
                 name,
                 first.flow,
                 body,
@@ -210,7 +210,7 @@ class Definition:
                 needs=needs,
                 limit=limit,
             )
-            made.instead_of = last
+            added.instead_of = last
             return body
 
         return decorate
@@ -248,7 +248,7 @@ class Definition:
                     tokens=place.tokens,
                     entry=place.entry,
                 )
-        made: dict[Transition, Transition] = {}
+        copies: dict[Transition, Transition] = {}
         for own, each in part.transitions.items():
             inputs, outputs = (
                 tuple(Arc(found[arc.place.name], arc.weight, arc.kind) for arc in arcs)
@@ -263,7 +263,7 @@ class Definition:
                 each.retries,
                 dict(each.needs),
                 len(self.transitions),
-                instead_of=made.get(each.instead_of) if each.instead_of else None,
+                instead_of=copies.get(each.instead_of) if each.instead_of else None,
                 limit=each.limit,
             )
             if copied.name in self.transitions:
@@ -271,7 +271,7 @@ class Definition:
                     f"Net {self.name} has a transition {copied.name} already.", "Include it by another name."
                 )
             copied.use(each.body)
-            made[each] = self.transitions[copied.name] = copied
+            copies[each] = self.transitions[copied.name] = copied
         return found
 
     def bind(self, name: str, body: Callable[..., Any]) -> None:

@@ -255,9 +255,9 @@ def _replay(state: State, entry: tuple[Any, ...], places: dict[int, int]) -> Non
         for taken in first:
             state.tokens[taken][1].attempts += 1
     elif kind == RANGES:
-        made = {each[0]: Description(*each) for each in first}
-        state.ranges |= made
-        state.homes |= {name: [each.node] for name, each in made.items()}
+        ranges = {each[0]: Description(*each) for each in first}
+        state.ranges |= ranges
+        state.homes |= {name: [each.node] for name, each in ranges.items()}
         for name in rest[0]:
             state.ranges.pop(name, None)
             state.homes.pop(name, None)

@@ -323,15 +323,15 @@ class Memory:
         self._begin()
         file = self._store.create(description, data)
         self._allocated.append(description)
-        made = Range(self, description)
+        allocated = Range(self, description)
         if data is None:
-            made.adopt(file)
-            self.remember(made)
+            allocated.adopt(file)
+            self.remember(allocated)
         else:  # it is mapped when it is used
             unlock(file)
         if not self.task:
             self._commit_own(([description], [], {}))
-        return made
+        return allocated
 
     def __getitem__(self, name: str) -> Range:
         """The range of this name. Raises PetriError where there is none."""

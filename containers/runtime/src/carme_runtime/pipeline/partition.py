@@ -338,10 +338,10 @@ def _crossing(graph: Graph, samples: int) -> list[float]:
     """Bytes that would cross a cut before each operator."""
     changes = [0.0] * (len(graph.operators) + 2)
     for name, users in graph.users.items():
-        made = graph.maker[name]
-        if made >= 0 and users:
+        maker = graph.maker[name]
+        if maker >= 0 and users:
             size = graph.value_bytes(name, samples)
-            changes[made + 1] += size
+            changes[maker + 1] += size
             changes[min(users[-1], len(graph.operators) - 1) + 1] -= size
     levels, level = [], 0.0
     for change in changes[:-1]:

@@ -27,13 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Of the options."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m carme_runtime.scaling",
         description="Show how long a step takes on more ranks, by the result of carme-run --scale-probe.",
     )
-    add_scale_options(made)
-    made.set_defaults(program="carme_runtime.scaling")
-    return made
+    add_scale_options(parser)
+    parser.set_defaults(program="carme_runtime.scaling")
+    return parser
 
 
 def show(options: argparse.Namespace) -> None:

@@ -162,8 +162,8 @@ class Profile:
     def _buckets(self, limit: int, least: int | None) -> tuple[tuple[int, tuple[int, ...]], ...]:
         sizes = [gradient.bytes for gradient in reversed(self.gradients)]
         last = len(sizes) - 1
-        made = fusion.fill(sizes, [""] * len(sizes), limit, limit if least is None else least)
-        return tuple((sum(sizes[n] for n in each), tuple(last - n for n in each)) for each in made)
+        buckets = fusion.fill(sizes, [""] * len(sizes), limit, limit if least is None else least)
+        return tuple((sum(sizes[n] for n in each), tuple(last - n for n in each)) for each in buckets)
 
     @property
     def bytes(self) -> int:

@@ -169,8 +169,8 @@ class TensorFlowStep:
         """As `train_step` of Keras has it."""
         x, y, weight = self._keras.utils.unpack_x_y_sample_weight(data)
         model = self.model
-        made = model(x, training=True) if model._call_has_training_arg else model(x)
-        loss = model._compute_loss(x=x, y=y, y_pred=made, sample_weight=weight, training=True)
+        result = model(x, training=True) if model._call_has_training_arg else model(x)
+        loss = model._compute_loss(x=x, y=y, y_pred=result, sample_weight=weight, training=True)
         return model.optimizer.scale_loss(loss)
 
     def _with_gradients(self, data: Any) -> tuple[Any, list[Any]]:
