@@ -14,7 +14,7 @@ order of transfers gets below it. These three take turns.
 Peers: PyTorch's save_on_cpu, which moves saved tensors to where they are already when there is no GPU; the
 kernel's swapping, on a swap file, where the kernel allows one. `fsdp_offload` and `deepspeed` have no figure,
 and `no_figure` in the JSON says why: what they offload goes from a GPU to memory, and these processes train
-on the processor. DeepSpeed's offload to a disk is not part of this benchmark.
+on the processor. DeepSpeed's offload to a disk is no part of this benchmark.
 
 Steps that are recorded, one of them anew, count neither in times nor in bytes: a run has few of them.
 

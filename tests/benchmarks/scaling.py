@@ -114,7 +114,7 @@ def parser() -> argparse.ArgumentParser:
         "--probes",
         nargs="*",
         choices=[*BATCH],
-        help=f"models whose probe's time is measured (default: all; with --quick {SLOWEST})",
+        help=f"models of which a probe's time is measured (default: all; with --quick {SLOWEST})",
     )
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options.add_argument("--train", choices=[*BATCH], help=argparse.SUPPRESS)
