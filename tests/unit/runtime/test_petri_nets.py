@@ -145,7 +145,7 @@ def test_arcs_that_never_fit_a_capacity_are_found():
     ("write", "sentence"),
     [
         (lambda net, a: net.place("a"), "has a place a already"),
-        (lambda net, a: net.place("a b"), "'a b' is not a name"),
+        (lambda net, a: net.place("a b"), "'a b' is not a valid name"),
         (lambda net, a: net.place("b", "int"), "which is not a class"),
         (lambda net, a: net.place("b", capacity=0), "capacity of 0"),
         (lambda net, a: net.place("b", int, tokens=["x"]), "Place b holds int, not str"),
