@@ -87,9 +87,8 @@ class SubmitForm(TimeFields, ScalingFields):
         initial: dict[str, Any] | None = None,
     ) -> None:
         default = settings.SITE.sessions.default_minutes
-        limits = (
-            [partition.max_minutes or MAXIMUM_MINUTES for partition in cluster.partitions] if cluster else []
-        )
+        partitions = cluster.partitions if cluster else []
+        limits = [partition.max_minutes or MAXIMUM_MINUTES for partition in partitions]
         choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS, evening=False)
         #: What the page's script compares with.
         self.begin = {"nodes": 1, "gpus_per_node": 0, "minutes": default}
@@ -102,11 +101,7 @@ class SubmitForm(TimeFields, ScalingFields):
         self.submission: JobSubmission | None = None
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
         self._choices("image", _("No image (run on the host)"), catalogue.names())
-        self._choices(
-            "partition",
-            _("Site default"),
-            [partition.name for partition in cluster.partitions] if cluster else [],
-        )
+        self._choices("partition", _("Site default"), [partition.name for partition in partitions])
         self._choices("gpu_type", _("Any type"), kinds)
         self._choices("reservation", _("None"), {row.name: f"{row.heading}: {row.span}" for row in bookings})
         if accounts:
