@@ -438,10 +438,7 @@ class Jobs:
     def _what(self, what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
         """The part of a request that says what runs."""
         if isinstance(what, str | Path):
-            return {
-                "script": wire(_script(Path(what))),
-                "arguments": [str(argument) for argument in arguments],
-            }
+            return {"script": wire(_script(Path(what))), "arguments": list(map(str, arguments))}
         if isinstance(what, list):
             return {"command": [*what, *map(str, arguments)]}
         if callable(what) and calls is not None:
