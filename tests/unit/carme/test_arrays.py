@@ -198,4 +198,4 @@ def test_tasks_share_files_and_write_into_folders_of_their_own(tmp_path: Path) -
     assert not (node.key / "result").exists() and not (node.key / "begun").exists()
     del node.environment["SLURM_ARRAY_TASK_ID"]
     code, _, errors = node.run()
-    assert (code, "no task" in errors) == (Exit.FAILED, True)
+    assert (code, "not a task" in errors) == (Exit.FAILED, True)

@@ -238,7 +238,7 @@ def test_what_was_changed_or_cut_off_is_noticed(site: Path, key: Path, tmp_path:
     backup.write_bytes(data)
     before = (site / "etc/carme.toml").read_text()
     (site / "etc/carme.toml").write_text(before + "# newer\n")
-    with pytest.raises(CarmeError, match="no backup of Carme" if damage == "none" else "cannot be opened"):
+    with pytest.raises(CarmeError, match="not a backup of Carme" if damage == "none" else "cannot be opened"):
         restore(backup, key)
     assert (site / "etc/carme.toml").read_text().endswith("# newer\n")
 

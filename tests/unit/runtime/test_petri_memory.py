@@ -550,7 +550,7 @@ def test_a_picture_outside_of_a_notebook_is_refused(folder: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     before = set(threading.enumerate())
-    with Net("pictured").start(1, folder=folder) as run, pytest.raises(PetriError, match="no notebook"):
+    with Net("pictured").start(1, folder=folder) as run, pytest.raises(PetriError, match="not a notebook"):
         run.show()
     for thread in set(threading.enumerate()) - before:
         thread.join(HANG)  # the run's own, which see only now that it is over

@@ -162,7 +162,7 @@ def test_arcs_that_never_fit_a_capacity_are_found():
         (lambda net, a: net.transition("true", a >> a, gives=["x", "y"]), "gives= is for 2"),
         (lambda net, a: net.transition("true"), "needs its arcs"),
         (lambda net, a: net.bind("none", print), "has no transition none"),
-        (lambda net, a: Net("a/b"), "no name of a net"),
+        (lambda net, a: Net("a/b"), "not a valid name of a net"),
         (lambda net, a: Net.from_pnml("<pnml"), "is not XML"),
         (lambda net, a: Net.from_pnml("<a/>"), "holds no PNML net"),
         (lambda net, a: Net.from_pnml('<!DOCTYPE x [<!ENTITY a "b">]><pnml/>'), "declares a document type"),

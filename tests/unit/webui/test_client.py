@@ -262,7 +262,7 @@ def test_a_script_of_this_computer_keeps_bytes_that_are_no_utf_8(
         with pytest.raises(InvalidRequest, match="base64") as caught:
             client.connection.ask("POST", "jobs", {"script": wrong})
         assert caught.value.field == "script"
-    with pytest.raises(InvalidRequest, match=r"no UTF-8: 'caf\\xe9'"):
+    with pytest.raises(InvalidRequest, match=r"not UTF-8: 'caf\\xe9'"):
         client.submit(["cat", "caf\udce9"])
 
 

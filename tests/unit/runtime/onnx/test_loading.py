@@ -31,7 +31,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path):
     text.write_text("no model")
     assert refusal(text) == "readme.txt is not an ONNX model: there is no graph with nodes in it."
     assert refusal(tmp_path / "none.onnx").endswith("cannot be read: No such file or directory.")
-    assert "no ONNX model" in refusal(b"")
+    assert "not an ONNX model" in refusal(b"")
 
 
 def test_a_cycle_is_named_by_its_node():

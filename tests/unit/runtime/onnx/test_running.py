@@ -342,7 +342,7 @@ def test_gpus_that_are_not_there_are_refused_before_anything_runs():
 def test_threads_of_workers_are_a_number():
     model = carme_onnx.load(onnx_models.chain())
     for threads in (0, "2"):
-        with pytest.raises(OnnxError, match="no number of threads"):
+        with pytest.raises(OnnxError, match="not a valid number of threads"):
             Runner(model, 2, threads=threads)  # type: ignore[arg-type]
 
 
