@@ -1,7 +1,8 @@
-"""How JupyterLab's extensions ask again and again, and wait for a session's end: one function for each."""
+"""How the extensions of JupyterLab's page ask again and again: one function for all of them."""
 
-import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.async_api import Page, Route
@@ -15,8 +16,7 @@ __all__ = ["chromium", "page"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 EXTENSIONS = Path(carme_spawner.singleuser.__file__).parent / "labextensions"
-SESSION = EXTENSIONS / "carme-session/static"
-SHARED = SESSION / "shared.js"
+SHARED = EXTENSIONS / "carme-session/static/shared.js"
 #: Counts rounds whose answers never come.
 START = """async () => {
     const { poll } = await import('/shared.js');
@@ -29,43 +29,16 @@ START = """async () => {
 }"""
 COME_BACK = "document.dispatchEvent(new Event('visibilitychange'))"
 
-#: Waits twice for a session's end: until the portal says so, and until the caller gives up.
-WAIT = """async () => {
-    const { untilOver } = await import('/portal.js');
-    const going = { over: false };
-    const answers = [null, going, { over: true, sentence: 'Ended.' }, going, going];
-    window.fetch = async () => {
-        const answer = answers.shift();
-        return { ok: answer !== null, json: async () => answer };
-    };
-    const seen = [];
-    const ended = await untilOver(async answer => seen.push(answer));
-    let left = 2;
-    const gaveUp = await untilOver(() => --left > 0);
-    const known = await untilOver(() => false, { over: true, sentence: 'Known.' });
-    return { seen, ended: ended.sentence, gaveUp: gaveUp.over, known: known.sentence, rest: answers.length };
-}"""
-#: The part of JupyterLab's page that says where the session's server is.
-CONFIG = """<script id="jupyter-config-data" type="application/json">
-    {"baseUrl": "/jupyter/user/ada/s1/"}</script>"""
-
-
-async def serve(page: Page, file: Path) -> None:
-    """Have the page's server send one of the session's scripts."""
-    script = await asyncio.to_thread(file.read_text)
-
-    async def answer(route: Route) -> None:
-        await route.fulfill(body=script, content_type="text/javascript")
-
-    await page.route(f"**/{file.name}", answer)
-
 
 async def test_rounds_come_in_time_where_wanted_until_their_end(page: Page) -> None:
     async def rounds() -> int:
         return await page.evaluate("window.rounds")
 
     await page.route("**/", lambda route: route.fulfill(body="<p>x", content_type="text/html"))
-    await serve(page, SHARED)
+    await page.route(
+        "**/shared.js",
+        lambda route: route.fulfill(body=SHARED.read_text(), content_type="text/javascript"),
+    )
     await page.clock.install()
     await page.goto("http://localhost/")
     # Only run_for passes time from here on.
@@ -92,10 +65,33 @@ async def test_extensions_have_no_polling_of_their_own(name: str) -> None:
     assert scripts and not [file.name for file in scripts if "setInterval" in file.read_text()]
 
 
+#: The session on the portal, as the page knows it; it imports the other one.
+PORTAL = SHARED.with_name("portal.js")
+#: Waits twice for a session's end: until the portal says so, and until the caller gives up.
+WAIT = """async () => {
+    const { untilOver } = await import('/portal.js');
+    const going = { over: false };
+    const answers = [null, going, { over: true, sentence: 'Ended.' }, going, going];
+    window.fetch = async () => {
+        const answer = answers.shift();
+        return { ok: answer !== null, json: async () => answer };
+    };
+    const seen = [];
+    const ended = await untilOver(async answer => seen.push(answer));
+    let left = 2;
+    const gaveUp = await untilOver(() => --left > 0);
+    const known = await untilOver(() => false, { over: true, sentence: 'Known.' });
+    return { seen, ended: ended.sentence, gaveUp: gaveUp.over, known: known.sentence, rest: answers.length };
+}"""
+#: The part of JupyterLab's page that says where the session's server is.
+CONFIG = """<script id="jupyter-config-data" type="application/json">
+    {"baseUrl": "/jupyter/user/ada/s1/"}</script>"""
+
+
 async def test_the_end_of_a_session_is_waited_for_until_the_portal_says_so(page: Page) -> None:
     await page.route("**/", lambda route: route.fulfill(body=CONFIG, content_type="text/html"))
-    for file in (SHARED, SESSION / "portal.js"):
-        await serve(page, file)
+    for script in (SHARED, PORTAL):
+        await page.route(f"**/{script.name}", fulfilled(script))
     await page.goto("http://localhost/")
     assert await page.evaluate(WAIT) == {
         "seen": [None, {"over": False}],
@@ -106,6 +102,12 @@ async def test_the_end_of_a_session_is_waited_for_until_the_portal_says_so(page:
     }
 
 
+def fulfilled(script: Path) -> Callable[[Route], Any]:
+    """What answers a request for a script of the session's."""
+    return lambda route: route.fulfill(body=script.read_text(), content_type="text/javascript")
+
+
 async def test_session_js_asks_the_portal_by_that_function_alone() -> None:
-    assert "portal.ask(" not in (SESSION / "session.js").read_text()
-    assert (SESSION / "portal.js").read_text().count("while (") == 1
+    scripts = {file.name: file.read_text() for file in (PORTAL, PORTAL.with_name("session.js"))}
+    assert "portal.ask(" not in scripts["session.js"]
+    assert scripts["portal.js"].count("while (") == 1
