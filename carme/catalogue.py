@@ -4,7 +4,7 @@
 It collects the templates that `carme.translation` marks (`message`, which modules call `_`, `plural`, `noop`,
 and the nouns of `carme.wording.number`) from the code of `carme`, the spawner and the portal, and those of
 notebooks' magics (`carme_runtime.wording.say`), into `locale/de/LC_MESSAGES/carme.po`, and compiles that. A
-sentence that was reworded keeps its German, marked as fuzzy, until somebody has looked at it: it is not
+sentence that was reworded keeps its German, marked as fuzzy, until somebody has checked it: it is not
 compiled, and the test of the catalogue fails. Both files belong to the source, so that an installation needs
 no gettext.
 """

@@ -8,9 +8,9 @@ outside of comments and texts count. EARLIER has what must stay.
 
 Words of WHOLE are refused where they are the whole name of a function or class of the product.
 
-Words of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python, in pages of
-documentation, and in templates, scripts and configuration. There a program reports, prints, notifies or
-queries.
+Words and phrases of IN_PROSE are refused in sentences, too: in comments, docstrings and messages of Python,
+in pages of documentation, and in templates, scripts and configuration. There a program reports, prints,
+notifies or queries.
 """
 
 import ast
@@ -85,6 +85,9 @@ IN_PROSE = {
     },
     "asked": "requested, queried, invited",
     "led": "redirected, resulted in",
+    "looked at": "checked, read, examined",
+    "of which": "some of them, each of them, whose, that ... of",
+    "of whom": "some of them, each of them, whose",
     "lest": "so that ... not",
     "said": "reported, printed, given",
     "telling": "reporting, notifying",
@@ -149,7 +152,7 @@ def sentences(source: str) -> Iterator[tuple[str, int]]:
 
 
 def messages(source: str) -> Iterator[tuple[str, int]]:
-    """Texts of a Python module that are no docstrings and have several words, each with its first line."""
+    """Texts of a Python module that are not docstrings and have several words, each with its first line."""
     tree = ast.parse(source)
     described = {
         id(node.body[0].value)
@@ -176,7 +179,8 @@ def _prose_of(file: str, source: str) -> Iterator[tuple[str, int]]:
 
 def found_in_prose() -> list[str]:
     """Where sentences have a word of IN_PROSE, as `file:line: word. Write: ...`."""
-    pattern = re.compile(rf"(?<![\w`'\"{{-])({'|'.join(IN_PROSE)})(?![\w`'\"-])", re.IGNORECASE)
+    phrases = "|".join(IN_PROSE).replace(" ", r"[\s#]+")  # also over the end of a line
+    pattern = re.compile(rf"(?<![\w`'\"{{-])({phrases})(?![\w`'\"-])", re.IGNORECASE)
     found = []
     for file in _listed("*.py", *TEXTS):
         source = (ROOT / file).read_text()
@@ -185,7 +189,8 @@ def found_in_prose() -> list[str]:
         for text, first in _prose_of(file, source):
             for match in pattern.finditer(text):
                 line = first + text.count("\n", 0, match.start())
-                found.append(f"{file}:{line}: {match[0]!r}. Write: {IN_PROSE[match[0].lower()]}.")
+                phrase = " ".join(re.split(r"[\s#]+", match[0]))
+                found.append(f"{file}:{line}: {phrase!r}. Write: {IN_PROSE[phrase.lower()]}.")
     return found
 
 

@@ -92,7 +92,7 @@ class DemoSite:
 
     @classmethod
     def with_second_users(cls) -> DemoSite:
-        """The demo with two users of whom other tests know nothing, made as an administrator does."""
+        """The demo with two users that no other test uses, made as an administrator does."""
         demo = cls(*SECOND_USERS)
         for name, uid in SECOND_USERS.items():
             demo.onboard(name, uid)
@@ -148,7 +148,7 @@ class DemoSite:
 
     @contextmanager
     def slurm_settings(self, lines: str) -> Iterator[None]:
-        """Further lines of slurm.conf on every host for a while, of which the last counts.
+        """Further lines of slurm.conf on every host for a while; the last of equal ones counts.
 
         No job may be left afterwards.
         """

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 def main() -> None:
     """Say that we are here, then run what the input says, until it ends."""
-    # What Python itself has added since is no part of a program's environment.
+    # What Python itself has added since is not part of a program's environment.
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     environment = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
     print(flush=True)

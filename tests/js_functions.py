@@ -18,7 +18,7 @@ _PATTERN = re.compile(r"/(?:[^/\\\[\n]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/[a-z]*")
 _BEFORE_PATTERN = re.compile(r"(?:^|[(,=:\[!&|?{};+*<>~^%-]|\b(?:return|typeof|case|in|of|await|yield))\s*$")
 #: What begins a function: an arrow, or a block after parameters.
 _BEGIN = re.compile(r"=>\s*\{?|\)\s*\{")
-#: Blocks after brackets that are no functions.
+#: Blocks after brackets that are not functions.
 _STATEMENTS = {"if", "for", "while", "switch", "catch", "with"}
 _FOR_AWAIT = re.compile(r"\bfor\s+await\s*$")
 _ASYNC = re.compile(r"\basync\s*$")

@@ -53,7 +53,7 @@ def next_moment(now: float, named: str) -> float:
         named: The parts.
 
     Raises:
-        ValueError: They are no numbers, or more than three.
+        ValueError: They are not numbers, or more than three.
     """
     parts = [float(part) for part in named.split(":")]
     if len(parts) > 3:

@@ -96,7 +96,7 @@ static inline struct digest digest_of(hasher hash, const char *block, size_t siz
     return hash ? hash(block, size) : (struct digest){0, 0};
 }
 
-/* Whether what was read back is what was read, of which the digest was taken then. */
+/* Whether what was read back has the digest that was taken when it was read. */
 static inline int verified(hasher hash, struct digest wanted, const char *block, const char *back, size_t size)
 {
     if (!hash)

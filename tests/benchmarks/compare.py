@@ -144,7 +144,7 @@ def marked(result: Result, spells: Sequence[Spell]) -> dict[str, Any]:
 def moved(result: Result, spells: Sequence[Spell]) -> list[dict[str, Any]]:
     """How far the reported medians are from those of the turns without the neighbour, at most.
 
-    Rows that the report marks as disturbed are no figures that it vouches for; they are counted.
+    Rows that the report marks as disturbed are not figures that it vouches for; they are counted.
     """
     rows = []
     for network in result.networks():
@@ -204,7 +204,7 @@ def steps(result: Result) -> list[dict[str, Any]]:
 def repetitions(first: Result, second: Result) -> list[dict[str, Any]]:
     """How far apart the two are, without the one that was slowed.
 
-    Rows that a report marks as disturbed or uncertain are no figures that it vouches for; they are counted.
+    Rows that a report marks as disturbed or uncertain are not figures that it vouches for; they are counted.
     """
     rows = []
     for network in first.networks():

@@ -6,7 +6,7 @@
 Two worker processes each, and a process of its own for each contestant and round, which take turns so that
 what else the machine does hits them alike. Each is warmed up before it is timed. `independent` are tasks
 that can all run at once, timed from the first one handed over until all results are there; `chain` are tasks
-of which each waits for the one before it. `handover_1GB` is the time from the end of a task that has filled
+that each wait for the one before. `handover_1GB` is the time from the end of a task that has filled
 1 GB to the moment at which the next task has read its first and last element: ours hands on the name of a
 range in shared memory, Dask sends the array to another worker process, Ray copies it into its store; Parsl is
 not measured with it, as it sends arrays through the main program. Ours journals every task to the disk; the
@@ -92,13 +92,13 @@ def ours(tasks: int, links: int) -> dict[str, float]:
 
 
 def ours_on_dask(tasks: int, links: int) -> dict[str, float]:
-    """Tasks of the same nets, each of which Dask places."""
+    """Tasks of the same nets; Dask places each of them."""
     with dask_cluster() as client, tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
         return nets(client, tasks, links, Path(folder))
 
 
 def nets(workers: Any, tasks: int, links: int, folder: Path) -> dict[str, float]:
-    """A net with one transition, and one that is a circle of which a token makes so many steps."""
+    """A net with one transition, and one that is a circle, in which a token makes so many steps."""
     from carme_runtime.petri import Net
 
     flat = Net("independent")

@@ -46,9 +46,9 @@ from real_postgresql import postgresql
 USERS, PAST, CURRENT, BOOKINGS, CLIENTS, NODES = 1_000, 100_000, 2_000, 500, 50, 250
 AIM_MS = 150.0
 YEAR = False  # whether the bookings are those of a year
-#: Answers of which the processor time is taken.
+#: Answers whose processor time is measured.
 ALONE = 20
-#: Answers of which the least queries count.
+#: Answers; the fewest queries count.
 TRIES = 3
 #: What the clients ask for, how often, and whether with a login or with a token.
 REQUESTS = {
@@ -282,7 +282,7 @@ def costs() -> dict[str, list[tuple[int, float]]]:
         browser.force_login(user, settings.AUTHENTICATION_BACKENDS[0])
         program = Client(headers={"authorization": f"Bearer {secret}"})
         for name, (_weight, kind, path) in REQUESTS.items():
-            if kind == "file" or "{" in path:  # nginx's question is no page
+            if kind == "file" or "{" in path:  # nginx's question is not a page
                 continue
             asker = browser if kind == "page" else program
             asker.get(path)

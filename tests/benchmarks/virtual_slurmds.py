@@ -5,7 +5,7 @@
 Real: slurmctld, the slurmds, munge and Slurm's programs of this machine's packages, with a configuration of
 their own beside any other Slurm; the broker as its own process. As root, on a host where the ports from 26817
 on are free (a network namespace of its own needs an interface besides loopback). Not real: what nodes have
-(4 processors and 1,000 MB each, whatever the machine has), and the accounting, of which there is none: sacct
+(4 processors and 1,000 MB each, whatever the machine has), and the accounting; there is none: sacct
 and sacctmgr print nothing.
 """
 

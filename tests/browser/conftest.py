@@ -13,7 +13,7 @@ from real_chromium import OPTIONS, program, sign_in
 from demo_site import DemoSite
 from patience import HANG
 
-# What a page is looked at with: a wide screen and a phone.
+# The screens that show a page: a wide one and a phone's.
 DESKTOP: ViewportSize = {"width": 1280, "height": 860}
 PHONE: ViewportSize = {"width": 375, "height": 740}
 

@@ -34,7 +34,7 @@ def open_lab(page: Page) -> str:
 
 
 def run(page: Page, number: int, text: str) -> Locator:
-    """Run a cell, the first of which has the number 0; its output."""
+    """Run a cell, counted from 0; its output."""
     cell = page.locator(".jp-Notebook .jp-CodeCell").nth(number)
     cell.locator(".cm-content").click()
     page.keyboard.type(text)

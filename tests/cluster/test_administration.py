@@ -185,7 +185,7 @@ def test_a_booking_for_a_project_is_its_members_alone(demo: DemoSite, project: s
             assert "Ours" in text(member, f"bookings/{name}/")
             own = [f"--reservation={name}", f"--account=carme-{project}"]
             assert submit(*own) == 0, "members may"
-            assert submit(f"--reservation={name}") != 0, "not for what is no work of the project"
+            assert submit(f"--reservation={name}") != 0, "not for what is not work of the project"
             demo.end_all_jobs()
             page = f"projects/at/{project}/"
             shown = manager.fetch(f"{manager.url}{page}")
@@ -193,7 +193,7 @@ def test_a_booking_for_a_project_is_its_members_alone(demo: DemoSite, project: s
             form = soup.select_one(f'form[action="/{page}members/user2/"]')
             assert form is not None
             manager.send(shown, form, {"do": "remove"})
-            assert submit(*own) != 0, "who is no member any more may not"
+            assert submit(*own) != 0, "who is not a member any more may not"
             assert member.fetch(f"{member.url}bookings/{name}/").status_code == 404
         finally:
             shown = manager.fetch(f"{manager.url}bookings/{name}/delete/")

@@ -12,7 +12,7 @@ from demo_site import DemoSite, wait_until
 
 @pytest.fixture
 def job(demo: DemoSite) -> Iterator[int]:
-    """A job of user1 on n1: two GPUs, three processors, 600 MB of which it holds more than 100."""
+    """A job of user1 on n1: two GPUs, three processors, 600 MB; it holds more than 100 of them."""
     script = "exec python3 -c 'x = bytearray(100 << 20); exec(\"while True: pass\")'"
     done = demo.run(
         *("head", "sbatch", "--parsable", "--nodelist=n1", "--gres=gpu:2", "--cpus-per-task=3", "--mem=600M"),

@@ -151,7 +151,7 @@ def test_sessions_run_in_an_image_of_packages_which_a_project_shares(demo: DemoS
             assert refused.status_code == 422 and "cannot read your home" in refused.text
             form(owner, f"{page}share/", "project", project=project, folder=folder)
             assert "/opt/carme/env/" in session_in(member, reference)
-            # An administrator of the site is no member of the project.
+            # An administrator of the site is not a member of the project.
             assert stranger.fetch(f"{stranger.url}{page}").status_code == 404
             assert reference not in stranger.fetch(stranger.url).text
             assert member.fetch(f"{member.url}{page}share/").status_code == 404
@@ -159,7 +159,7 @@ def test_sessions_run_in_an_image_of_packages_which_a_project_shares(demo: DemoS
             form(owner, f"{page}share/", "project", project="")
             assert member.fetch(f"{member.url}{page}").status_code == 404
             files = demo.run("head", "sh", "-c", f"stat -c '%U %a' {folder}/{name}-*.sif").stdout
-            assert files == "user1 600\n", "who is no member any more does not read it either"
+            assert files == "user1 600\n", "who is not a member any more does not read it either"
         finally:
             delete = owner.fetch(f"{owner.url}{page}delete/")
             owner.send(delete, owner.form(delete, "delete"), {})

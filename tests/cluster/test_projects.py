@@ -68,7 +68,7 @@ def test_slurm_enforces_what_the_portal_says_of_a_project(demo: DemoSite) -> Non
         send(admin, "projects/new/", "projects/new/", name=NAME, title="Cluster test", manager="user1")
         send(admin, f"{PAGE}limits/", f"{PAGE}limits/", gpus="1", jobs="1")
         members_are(demo, "user1")
-        assert submit(demo, "user2").returncode != 0, "who is no member runs nothing"
+        assert submit(demo, "user2").returncode != 0, "who is not a member runs nothing"
         assert other.fetch(f"{other.url}{PAGE}").status_code == 404
 
         send(manager, PAGE, PAGE, user="user2")

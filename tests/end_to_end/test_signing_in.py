@@ -24,7 +24,7 @@ FOLDER, UNIT, SECRETS = "/srv/showing-ldap", "showing-slapd", "/etc/carme/secret
 CERTIFICATE = "/usr/local/share/ca-certificates/showing-ldap.crt"
 BIND_SECRET = "the portal's own secret"
 PACKAGES = ("slapd", "sssd-ldap", "libnss-sss", "libpam-sss")
-#: Name, number and full name of who is in the directory; the second is an administrator there.
+#: Name, number and full name of the directory's users; the second is an administrator there.
 PEOPLE = (("carol", 3101, "Carol Müller"), ("dora", 3102, "Dora Schmidt"))
 
 AS_PORTAL = (

@@ -66,7 +66,7 @@ def test_a_lost_gpu_and_an_xid_reach_the_administrators(demo: DemoSite, gpus: Gp
 
 @pytest.fixture
 def idle_job(demo: DemoSite, gpus: Gpus) -> Callable[[], int]:
-    """Runs a job of user1 with two GPUs, of which one works, until it is over."""
+    """Runs a job of user1 with two GPUs, one of them at work, until it is over."""
 
     def run() -> int:
         done = demo.run(

@@ -263,7 +263,7 @@ def test_a_library_that_is_another_one_is_named():
 
 
 def test_a_transport_that_is_none_is_named():
-    with pytest.raises(gaspi.InvalidCall, match="transport=verbs is no transport"):
+    with pytest.raises(gaspi.InvalidCall, match="transport=verbs is not a transport"):
         gaspi.init(1, {}, transport="verbs")
 
 

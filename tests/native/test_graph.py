@@ -115,10 +115,10 @@ def test_what_cannot_be_traced_is_cut_between_its_layers(caplog):
 @pytest.mark.parametrize(
     ("model", "example", "options", "sentence"),
     [
-        (nn.Linear(4, 4), [], {}, "The example is no tensor"),
+        (nn.Linear(4, 4), [], {}, "The example is not a tensor"),
         (nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(3, 4)), {}, r"have \[2, 3\] samples"),
         (nn.Linear(4, 4), (torch.ones(2, 4), torch.ones(2)), {}, "with the 2 tensors of the example"),
-        (nn.Linear(4, 4), (torch.tensor(1.0),), {}, "no tensor with samples"),
+        (nn.Linear(4, 4), (torch.tensor(1.0),), {}, "not a tensor with samples"),
         (nn.Sequential(nn.Linear(4, 4)), torch.ones(2, 4), {"whole_layers": ["7"]}, "no layer '7'"),
         (Undecided(), torch.ones(2, 4), {}, "cannot trace the model"),
         (nn.ReLU(inplace=True), torch.ones(2, 4), {}, "changes its input"),

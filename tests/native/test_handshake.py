@@ -1,4 +1,4 @@
-"""Handshakes of which something was changed, left out or added on the way: nobody is let in, nobody hangs."""
+"""Handshakes with something changed, left out or added on the way: nobody is let in, nobody hangs."""
 
 import contextlib
 import random

@@ -203,7 +203,7 @@ def test_mistakes_are_reported_to_all_ranks_and_do_no_harm(launcher, monkeypatch
         for name, text in both.items():
             assert text in message[rank][name], f"rank {rank}, {name}"
     one = {
-        "kind": ("An object of type set is no data set. Give NumPy arrays", 1),
+        "kind": ("An object of type set is not a data set. Give NumPy arrays", 1),
         "generator": ("OSError: the disk is gone", 1),
         "file": ("'/proc/none.keras'", 0),
     }

@@ -47,4 +47,4 @@ def test_a_backend_that_does_not_exist_is_named(launcher):
     launcher.variables["CARME_TORCH_BACKEND"] = "crame"
     ranks = launcher.start("libraries", [0, 0], "accelerate")
     assert all(ranks.finish(LIMIT)), ranks.output()
-    assert "CARME_TORCH_BACKEND=crame is no backend of torch.distributed." in ranks.outputs[0]
+    assert "CARME_TORCH_BACKEND=crame is not a backend of torch.distributed." in ranks.outputs[0]

@@ -148,7 +148,7 @@ def expected() -> list[str]:
 
 @pytest.fixture(scope="module")
 def of_larger() -> list[str]:
-    """The same for the model of which checkpoints are written."""
+    """The same for the model whose checkpoints are written."""
     return losses(finish(start(*LARGER, "4")))
 
 

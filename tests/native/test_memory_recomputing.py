@@ -28,7 +28,7 @@ SLOW, FAST = 1e3, 1e15  # bytes in a second
 
 
 class Network(nn.Module):
-    """Blocks in a row with Dropout, of which the last one keeps statistics; then a row of layers."""
+    """Blocks in a row with Dropout, the last one with statistics; then a row of layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def test_layers_of_models_that_a_script_calls_are_computed_again_without_a_chang
         limited_budget.recompute_called(reported.append)
         model, optimizer = made()
         with torch.no_grad():
-            model(torch.ones(2, WIDTH))  # an evaluation is no training
+            model(torch.ones(2, WIDTH))  # an evaluation is not training
         model.load_state_dict(made()[0].state_dict())  # it has changed the statistics
         found = losses(model if whole else Parts(model), optimizer)
         plan = limited_budget.plan()

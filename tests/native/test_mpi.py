@@ -202,7 +202,7 @@ def test_variables_and_arguments_arrive_as_they_are(job):
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (["nowhere", "true"], "'nowhere' is no node of this job, whose nodes are: n1, n2"),
+        (["nowhere", "true"], "'nowhere' is not a node of this job, whose nodes are: n1, n2"),
         (["n2"], "A host and a command are needed"),
         ([], "A host and a command are needed"),
     ],

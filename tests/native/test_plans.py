@@ -111,7 +111,7 @@ def test_keras_scripts_that_cannot_be_cut_get_a_sentence(monkeypatch: pytest.Mon
     monkeypatch.setenv("KERAS_BACKEND", backend)
     done = carme_run("--plan", str(PROGRAM.with_name("planned_keras.py")), "unknown")
     assert done.returncode != 0
-    assert "carme-run --plan: The model sequential cannot be cut into stages: it is no" in done.stderr
+    assert "carme-run --plan: The model sequential cannot be cut into stages: it is not" in done.stderr
     assert "Traceback" not in done.stderr, done.stderr
 
 
@@ -135,7 +135,7 @@ def test_keras_scripts_train_by_the_strategies_that_their_ranks_allow(
 
 
 def test_a_plan_leaves_room_for_what_runs_beside_it_in_the_job(cgroup: MemoryCgroup):
-    """A job of 2200 MiB, of which a session's server has 1200."""
+    """A job of 2200 MiB; a session's server has 1200 of them."""
     cgroup.limit(2200 * MIB)
     hold = f"memory = bytearray(b'x') * {1200 * MIB}; print(flush=True); input()"
     with subprocess.Popen(

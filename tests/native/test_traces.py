@@ -234,7 +234,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(tmp_path):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--trace", "otf3:{0}/t"], "'otf3:{0}/t' is no trace that can be written."),
+        (["--trace", "otf3:{0}/t"], "'otf3:{0}/t' is not a trace that can be written."),
         (["--trace", "otf2:{0}/there"], "{0}/there exists, and an archive is a new folder."),
         (
             ["--trace", "otf2:/proc/none/t"],

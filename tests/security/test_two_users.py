@@ -58,7 +58,7 @@ def test_attack_is_stopped(report: dict[str, Any], name: str) -> None:
         pytest.skip("this demo has no Prometheus; ./demo up --monitoring installs it")
     attack = attacks[name]
     assert attack["stopped"], f"The attacker {attack['what']}: {attack['how']}"
-    assert attack["ok"], f"The same does not work for who may do it: {attack['control']}"
+    assert attack["ok"], f"The same does not work for a user who may do it: {attack['control']}"
 
 
 def test_both_were_on_the_same_node(report: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ class ExistingSlurm:
         site.run("ctl", "chown", "slurm:", "/etc/slurm/slurmdbd.conf")
 
     def _start_slurm(self, site: SiteHosts) -> None:
-        """The database first: slurmctld refuses a partition that names a QOS of which it knows nothing."""
+        """The database first: slurmctld refuses a partition that names a QOS it does not know."""
         site.run("ctl", "sh", "-ec", _DATABASE)
         site.run("ctl", "systemctl", "restart", "slurmdbd")
         answers = ("sacctmgr", "--noheader", "show", "cluster")

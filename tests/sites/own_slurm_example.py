@@ -47,7 +47,7 @@ class Example:
             path.chmod(0o600)
 
     def with_passwords(self) -> list[dict[str, Any]]:
-        """The page's users; those who are no administrators get passwords, to check the site with."""
+        """The page's users; those who are not administrators get passwords, to check the site with."""
         users = []
         for user in self.values["carme_users"]:
             self.passwords.setdefault(user["name"], secrets.token_urlsafe(12))

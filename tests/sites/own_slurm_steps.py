@@ -60,7 +60,7 @@ def visit(request: pytest.FixtureRequest, keep_site: bool, resume_site: bool) ->
 
 @pytest.fixture(scope="class")
 def looked(visit: Visit) -> Visit:
-    """The page's steps 1 to 3: described, looked at, done what it says, looked at again."""
+    """The page's steps 1 to 3: described, checked, done what it says, checked again."""
     example = visit.example
     visit.remember("untouched")
     example.write(carme_head_address=visit.site.machines["portal"].address, **visit.kind.variables)

@@ -117,7 +117,7 @@ class PackageIndex:
     def _fetched(self, address: str, file: Path) -> Path:
         """What the index answers, in a file beside `file`."""
         if urlsplit(address).scheme not in ("http", "https"):
-            raise OSError(f"{address} is no address of the web")
+            raise OSError(f"{address} is not an address of the web")
         file.parent.mkdir(parents=True, exist_ok=True)
         with (
             self._opener.open(address, timeout=ANSWER_SECONDS) as answer,

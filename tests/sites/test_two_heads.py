@@ -237,7 +237,7 @@ def test_the_standby_takes_over_and_back(heads: WholeSite) -> None:
 
 
 def test_removal_leaves_nothing_of_either_head(heads: WholeSite) -> None:
-    """The last one: what is no part of Carme goes on, Slurm and the site's PostgreSQL."""
+    """The last one: what is not part of Carme goes on, Slurm and the site's PostgreSQL."""
     done = heads.run_playbook("remove.yml", "-e", "removal_data=true", playbook="remove.yml")
     assert done.returncode == 0, done.stdout[-6000:]
     site = heads.site

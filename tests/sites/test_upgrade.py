@@ -66,7 +66,7 @@ def released_tree(folder: Path) -> Path:
     git = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT)]
     tags = [*git, "tag", "--list", "v[0-9]*", "--merged", "HEAD", "--sort=-version:refname"]
     listed = subprocess.run(tags, capture_output=True, text=True, check=False, timeout=60)
-    if listed.returncode or not listed.stdout.strip():  # also a tree that is no checkout
+    if listed.returncode or not listed.stdout.strip():  # also a tree that is not a checkout
         return ROOT
     archive = [*git, "archive", listed.stdout.split()[0]]
     content = subprocess.run(archive, capture_output=True, check=True, timeout=300).stdout

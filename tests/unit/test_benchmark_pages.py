@@ -16,13 +16,14 @@ def has_bars(page: Path) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_has_one_table_one_picture_a_date_and_a_command(page: Path) -> None:
+def test_a_page_has_one_table_one_picture_a_date_a_command_and_conclusions(page: Path) -> None:
     text = page.read_text()
     assert len(bars.table(text)) > 2
     (name,) = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
     assert (FOLDER / name).exists()
     assert re.search(r"\d November 2026", text)
     assert re.search(r"\./test |python |carme submit", text)
+    assert "\n## Conclusions\n" in text
 
 
 @pytest.mark.parametrize("page", list(filter(has_bars, PAGES)), ids=lambda page: page.stem)

@@ -41,7 +41,7 @@ def test_banned_words_are_found_in_comments_docstrings_and_pages(
         '"""Says what it was\ntold."""\nkept = "It said so."  # Whoever wrote `told`\n\n'
         'def f():\n    """Its wish-list."""\n    return "told"  # fine\n'
     )
-    (tmp_path / "page.md").write_text("Slurm\ntells it.\n")
+    (tmp_path / "page.md").write_text("Slurm\ntells it, some of\nwhich is there.\n")
     (tmp_path / "page.html").write_text('<p class="told">\nIt was told.</p>\n')
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/b.py").write_text('words = "It said {told}."\n')
@@ -52,6 +52,7 @@ def test_banned_words_are_found_in_comments_docstrings_and_pages(
     found = [place.rpartition(". Write")[0] for place in check_names.found_in_prose()]
     assert found == [
         "a.py:3: 'Whoever'", "a.py:2: 'told'", "a.py:3: 'said'", "page.html:2: 'told'", "page.md:2: 'tells'",
+        "page.md:2: 'of which'",
     ]  # fmt: skip
 
 

@@ -173,7 +173,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 def demo_parser() -> argparse.ArgumentParser:
-    """The command line of `./demo`, whose package is no part of the product."""
+    """The command line of `./demo`, whose package is not part of the product."""
     sys.path.insert(0, str(ROOT / "ansible/demo"))
     try:
         from carme_demo.command_line import parser
@@ -358,3 +358,34 @@ def variables() -> set[str]:
     """Every variable that a role, an inventory or a playbook has."""
     files = [file for file in (ROOT / "ansible").rglob("*") if file.suffix in (".yml", ".j2", ".yaml", ".md")]
     return {name for file in files for name in re.findall(r"\bcarme_[a-z0-9_]+", file.read_text())}
+
+
+#: Bold words of the guides: a label of a page, unless they begin an item or are a sentence.
+LABEL = re.compile(r"(?P<item>- )?\*\*(?P<words>[^*]+)\*\*")
+#: Guides about the portal's pages and JupyterLab.
+GUIDES = ("account", "bookings", "files", "images", "projects", "sessions", "usage")
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_labels_that_a_guide_names_are_on_the_pages(name: str) -> None:
+    guide = FENCE.sub("", (ROOT / f"docs/users/{name}.md").read_text())
+    labels = {
+        " ".join(label.split()).rstrip(".:…")
+        for found in LABEL.finditer(guide)
+        if not found["item"]
+        for label in found["words"].split(" → ")
+    }
+    named = {label for label in labels if len(label.split()) <= 6}
+    assert not {label for label in named if label not in texts_of_pages()}
+
+
+@cache
+def texts_of_pages() -> str:
+    """The portal's templates, forms and scripts, and JupyterLab's extensions, with single spaces."""
+    files = (
+        file
+        for part in ("webui/src", "spawner/src")
+        for file in (ROOT / part).rglob("*")
+        if file.suffix in (".html", ".py", ".js") and "vendor" not in file.parts
+    )
+    return " ".join(" ".join(file.read_text().split()) for file in files)

@@ -353,9 +353,9 @@ class Demo:
         with self.stages.stage("Make the nodes' file system, or take the one kept"):
             name = image.prepare(self.podman, self.places, found)
         with self.stages.stage(f"Start the head and {chosen.nodes} compute nodes"):
-            made = nodes.bring_up(name)
-        if made:
-            self.stages.line(f"  made anew: {' '.join(made)}")
+            changed = nodes.bring_up(name)
+        if changed:
+            self.stages.line(f"  made anew: {' '.join(changed)}")
         return chosen, nodes
 
     def _nodes(self, chosen: Settings) -> Nodes:

@@ -119,20 +119,20 @@ class Nodes:
                 self.remove(name)
                 del present[name]
         self._ensure_network()
-        made = []
+        recreated = []
         for name, node in wanted.items():
             if name not in present:
                 self._create(node, image)
-                made.append(name)
+                recreated.append(name)
             elif present[name].status == "paused":
                 self.podman.run("unpause", self.podman.container(name), timeout=60)
         for node in wanted.values():
             if not self._start(node):
-                made += self._start_anyway(node, image)
+                recreated += self._start_anyway(node, image)
         for node in wanted.values():
             self._wait_for_boot(node)
         self._introduce()
-        return made
+        return recreated
 
     def _make_folders(self) -> None:
         for name in SHARED:
@@ -263,16 +263,16 @@ class Nodes:
                 self._stop(name)
         cleanup.sweep(self.podman, list(present.values()), self.settings.subnet)
         self._ensure_network()
-        made = []
+        recreated = []
         if not self._start(node):
             self.remove(node.name)
             self._create(node, image)
-            made = [node.name]
+            recreated = [node.name]
         for each in self.settings.machines():
-            if each.name in made or not self._start(each):
+            if each.name in recreated or not self._start(each):
                 self._configure(each, running=False)
                 self.podman.run("start", self.podman.container(each.name), timeout=120)
-        return made
+        return recreated
 
     def _is_connected(self, node: Node) -> bool:
         """Whether the node answers and has its address."""

@@ -43,8 +43,8 @@ def make(folder: Path, table: list[Entry], now: datetime | None = None) -> list[
     changed: list[str] = []
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     folder.chmod(0o755)
-    key, certificate, made = _authority(folder, now)
-    if made:
+    key, certificate, is_new = _authority(folder, now)
+    if is_new:
         changed.append("authority")
     for entry in table:
         place = folder / entry["name"]

@@ -153,7 +153,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
 
 
 def _application(registry: CollectorRegistry) -> Callable[..., list[bytes]]:
-    """Answers every path with all metrics; packed for who takes that, as Prometheus does."""
+    """Answers every path with all metrics; packed for clients that accept that, as Prometheus does."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):

@@ -60,7 +60,7 @@ class OrphanCleanup:
         await asyncio.gather(*(self._find_server(spawner) for spawner in self.silent()))
 
     def silent(self) -> Iterator[CarmeSpawner]:
-        """Servers of whom nothing has been heard, or that did not answer when they were looked for."""
+        """Servers that have not reported for long, or did not answer when they were checked."""
         limit = monotonic() - SILENCE
         for spawner in self._spawners():
             session = spawner.known_session()
@@ -97,8 +97,8 @@ class OrphanCleanup:
 
     def _lasting_strays(self) -> list[Session]:
         now, found = monotonic(), self.strays()
-        self._strays = {one.job_id: self._strays.get(one.job_id, now) for one in found}
-        return [one for one in found if now - self._strays[one.job_id] >= STRAY]
+        self._strays = {each.job_id: self._strays.get(each.job_id, now) for each in found}
+        return [each for each in found if now - self._strays[each.job_id] >= STRAY]
 
     def _spawners(self) -> Iterator[CarmeSpawner]:
         for user in list(self._users.values()):

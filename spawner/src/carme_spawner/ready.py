@@ -22,7 +22,7 @@ class ReadyHandler(ReportHandler):
     async def post(self) -> None:
         spawner = self.own_spawner()
         if not spawner.job_id:
-            # A fast job can be ahead of the broker's answer to who submitted it; the server tries again.
+            # A fast job can be ahead of the broker's answer to its submitter; the server tries again.
             raise web.HTTPError(503, "The session is still being submitted. Report again in a moment.")
         ready = self.report(Ready)
         address = await self.checked_address(ready.host, spawner)

@@ -157,7 +157,7 @@ class CarmeSpawner(SlurmSpawner):
         """What the user requested, completed by the site's defaults.
 
         Raises:
-            InvalidRequest: The options are no `SessionOptions`.
+            InvalidRequest: The options are not `SessionOptions`.
         """
         site = self.settings
         given = {"image": site.images.default, "minutes": site.sessions.default_minutes}
@@ -395,7 +395,7 @@ class CarmeSpawner(SlurmSpawner):
             return
         waits = job.is_pending and job.state is not JobState.CONFIGURING
         if waits and session.state is SessionState.LOST:
-            # Slurm was restarted with an old state and would start a second server, of which nobody knows.
+            # Slurm was restarted with an old state and would start a second server that nobody knows about.
             self.being_ended = True
             note = SessionNote(server=ServerStatus.STOPPING, ending=Ending.LOST, message=PUT_BACK)
             in_background(

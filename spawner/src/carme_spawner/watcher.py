@@ -109,8 +109,8 @@ class JobWatcher:
 
     def successor(self, job_id: int, user: str, session: str) -> int:
         """The number that the broker got for the job of a session when Slurm had lost it."""
-        reported = [one for one in self._sessions.values() if (one.owner, one.name) == (user, session)]
-        return next((one.job_id for one in reported if job_id in one.lost_jobs), job_id)
+        reported = [each for each in self._sessions.values() if (each.owner, each.name) == (user, session)]
+        return next((each.job_id for each in reported if job_id in each.lost_jobs), job_id)
 
     def session(self, job_id: int) -> Session | None:
         """The broker's last report of this job's session; None before the first one."""

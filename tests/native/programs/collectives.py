@@ -123,7 +123,7 @@ with gaspi.init(30) as process:
             except gaspi.InvalidCall as error:
                 assert f"The mean of {dtype} is not an integer." in str(error), error
             else:
-                raise AssertionError("a mean that is no integer was not refused")
+                raise AssertionError("a mean that is not an integer was not refused")
         assert (whole == rank + 1).all() and not part.any()
         everyone.allreduce(whole)
         assert (whole == size * (size + 1) // 2).all()

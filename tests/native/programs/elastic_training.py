@@ -1,4 +1,4 @@
-"""A training run of which rank 1 is lost once, in the middle; carme-run starts the others anew."""
+"""A training run that loses rank 1 once, in the middle; carme-run starts the others anew."""
 
 # pyright: reportMissingImports=false, reportPrivateImportUsage=false
 

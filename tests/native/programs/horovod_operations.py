@@ -248,7 +248,7 @@ x = [rows.clone().requires_grad_() for _ in range(2)]
 (hvd.grouped_reducescatter(x)[0] * (rank + 1)).sum().backward()
 torch.testing.assert_close(x[0].grad, torch.cat([torch.full((n, 1), r + 1.0) for r, n in enumerate(lengths)]))
 
-# batch normalization over all samples, of which the ranks have different numbers
+# batch normalization over all samples; the ranks have different numbers of them
 kinds = ((nn.BatchNorm1d, ()), (nn.BatchNorm1d, (5,)), (nn.BatchNorm2d, (3, 2)))
 for momentum in (0.1, None):
     for kind, more in kinds:

@@ -196,7 +196,7 @@ def mistakes():
         def call(self, inputs):
             return inputs
 
-    refused("it is no functional or sequential model", lambda: compiled(Subclassed()))
+    refused("it is not a functional or sequential model", lambda: compiled(Subclassed()))
     unbuilt = keras.Sequential([layers.Dense(2)])
     refused("does not begin with keras.Input. Use ParallelStrategy.DATA", lambda: compiled(unbuilt))
     refused("activity regularizer", lambda: compiled(network(layers.Dense(4, activity_regularizer="l2"))))
@@ -204,10 +204,10 @@ def mistakes():
     refused("no schedule 'fast'", lambda: train(compiled(schedule="fast")))
     other = network(layers.Activation(("relu", "tanh")[rank], name="unlike"))
     refused("settings of layers differ", lambda: train(compiled(other)))
-    refused("stages='2' is no whole number", lambda: compiled(stages="2"))
+    refused("stages='2' is not a whole number", lambda: compiled(stages="2"))
     refused("into 0 micro-batches. Use micro_batches=1", lambda: train(compiled(micro_batches=0)))
     refused("no argument 'stage' beside a model", lambda: compiled(stage=2))
-    refused("'pipeline' is no ParallelStrategy", lambda: compiled(strategy="pipeline"))
+    refused("'pipeline' is not a ParallelStrategy", lambda: compiled(strategy="pipeline"))
     refused("A stage needs", lambda: train(compiled(memory="0.1K")))
     refused("too few for", lambda: train(compiled(keras.Sequential([keras.Input((6,)), layers.Dense(2)]))))
     if TENSORFLOW:

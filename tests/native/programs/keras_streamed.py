@@ -33,7 +33,7 @@ if on_tensorflow:
     import tensorflow
 
     tensorflow.config.threading.set_inter_op_parallelism_threads(2)  # one of them waits for weights
-WIDTH = 48  # whose kernels are no small variables
+WIDTH = 48  # whose kernels are not small variables
 numbers = np.random.default_rng(3)
 x = numbers.normal(size=(24, WIDTH)).astype("float32")
 y = numbers.normal(size=(24, WIDTH)).astype("float32")
@@ -214,7 +214,7 @@ def once() -> None:
 
 
 def save() -> None:
-    """Two epochs, of which the folder has the end."""
+    """Two epochs; the folder has their end."""
     model = made(7, "")
     model.fit(x, y, 8, 2, 0, [ck.callbacks.Checkpoints(folders[0])], shuffle=False)
 

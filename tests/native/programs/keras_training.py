@@ -61,7 +61,7 @@ class Batches(keras.utils.PyDataset):
 
 
 class Own(keras.Model):
-    """A training step of its own, and a log that is no metric."""
+    """A training step of its own, and a log that is not a metric."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A ring reduces a buffer of which much is zero: what travels instead of a piece is let go of in time."""
+"""A ring reduces a buffer that is mostly zero: what travels instead of a piece is let go of in time."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from carme_runtime import gaspi
 
 MIB = 1 << 20
 SIZE = 48 * MIB
-ROW, EMPTY = 64, (0, 4, 7)  # elements, as many as are looked at together; which of ten rows are zero
+ROW, EMPTY = 64, (0, 4, 7)  # elements, as many as are checked together; which of ten rows are zero
 process = gaspi.init(60)
 data = np.ones(SIZE // 4, np.float32)
 process.everyone.allreduce(data)  # from here on there is what any allreduce needs

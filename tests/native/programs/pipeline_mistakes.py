@@ -75,8 +75,8 @@ def mistakes() -> None:
         lambda: make(stages=2, micro_batches=2, schedule="interleaved"),
     )
     refused("no schedule 'fast'", lambda: make(stages=2, schedule="fast"))
-    refused("stages='2' is no whole number", lambda: make(stages="2"))
-    refused("micro_batches=2.0 is no whole number", lambda: make(micro_batches=2.0))
+    refused("stages='2' is not a whole number", lambda: make(stages="2"))
+    refused("micro_batches=2.0 is not a whole number", lambda: make(micro_batches=2.0))
     refused("The model is a function", lambda: make(lambda x: x, of=model()))
     refused("The optimizer is a NoneType", lambda: pipeline(model(), None, example=INPUTS))  # pyright: ignore
     refused("no layer 'nine' to cut at. Its layers are 0, 1, 2, 3", lambda: make(cut_points=["nine"]))

@@ -7,7 +7,7 @@ ends itself before the step that LOST names in place N. Its checkpoints are
 
     file: one of `torch.save`, by rank 0; all ranks load it before they cut the model.
     streamed: those of `Checkpoints`, which rank 0 alone reads before the cut; its parameters are streamed.
-    stages: the same, of which each rank reads its own stage after the cut.
+    stages: the same; each rank reads its own stage after the cut.
 """
 
 import os

@@ -2,7 +2,7 @@
 
     pipeline_streamed.py STAGES
 
-Other ranks' parameters are NaN, and what travels is laid into them only by who waits for it: what is used
+Other ranks' parameters are NaN, and what travels gets into them only where code waits for it: what is used
 before that shows.
 """
 

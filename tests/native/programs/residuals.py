@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 
 class Turns(nn.Module):
-    """Layers of which one after the other has a part in the loss; one of them alone always has."""
+    """Layers that take turns in the loss; only one of them always has a part."""
 
     def __init__(self, count: int):
         super().__init__()

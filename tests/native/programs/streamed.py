@@ -24,7 +24,7 @@ rank, size = dist.get_rank(), dist.get_world_size()
 
 
 def build(seed: int) -> nn.Module:
-    """Layers of which one is not contiguous in memory, and statistics that change."""
+    """Layers, one of them not contiguous in memory, and statistics that change."""
     torch.manual_seed(seed)
     wide = nn.Conv2d(16, 24, 3, padding=1).to(memory_format=torch.channels_last)  # pyright: ignore
     last = nn.Linear(24, 8)

@@ -82,7 +82,7 @@ for work in dist.batch_isend_irecv(swap):
     work.wait()
 assert (arrived == left).all()
 
-# Blocking ones, of which the tag says which is which.
+# Blocking ones, distinguished by their tags.
 if rank == 0:
     for tag in (1, 2):
         dist.send(torch.full((3,), float(tag)), size - 1, tag=tag)

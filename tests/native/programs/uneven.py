@@ -1,4 +1,4 @@
-"""Trains a pipeline of two stages, of which one is on a rank that is slowed down: it gets fewer layers.
+"""Trains a pipeline of two stages, one of them on a rank that is slowed down: it gets fewer layers.
 
     uneven.py RANK TIMES
 

@@ -100,7 +100,7 @@ class Playbooks:
         )
 
     def _kill(self) -> None:
-        """End it with the run that hangs, of which nobody waits for the answer any more."""
+        """End it with the run that hangs, whose answer nobody waits for any more."""
         if self._server:
             os.killpg(self._server.pid, signal.SIGKILL)
             self._server.wait()

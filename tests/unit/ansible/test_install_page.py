@@ -79,7 +79,7 @@ def test_every_command_names_what_is_there_and_looking_comes_first() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_an_example_has_users_to_check_with(name: str) -> None:
-    """The check signs in as users who are no administrators, and two show that they are kept apart."""
+    """The check signs in as users who are not administrators, and two show that they are kept apart."""
     users = yaml.safe_load(FILES[name]["group_vars/all.yml"])["carme_users"]
     assert len([user for user in users if not user.get("admin")]) >= 2
 

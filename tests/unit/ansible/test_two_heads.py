@@ -1,4 +1,4 @@
-"""Two heads in the inventory, and passwords of databases, which are no part of the public configuration."""
+"""Two heads in the inventory, and passwords of databases, which are not part of the public configuration."""
 
 import grp
 import json

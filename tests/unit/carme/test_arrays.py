@@ -142,7 +142,7 @@ async def test_a_task_or_the_array_is_submitted_again(site: Any, array: JobReque
 
 async def test_a_job_that_is_no_array_has_no_tasks_to_submit_again(site: Any, request_: JobRequest) -> None:
     number = await site.client.submit(request_)
-    with pytest.raises(InvalidRequest, match="is no array"):
+    with pytest.raises(InvalidRequest, match="is not an array"):
         await site.client.resubmit(number, tasks="1-3")
     assert len(site.slurm.calls("sbatch")) == 1
 
@@ -198,4 +198,4 @@ def test_tasks_share_files_and_write_into_folders_of_their_own(tmp_path: Path) -
     assert not (node.key / "result").exists() and not (node.key / "begun").exists()
     del node.environment["SLURM_ARRAY_TASK_ID"]
     code, _, errors = node.run()
-    assert (code, "no task" in errors) == (Exit.FAILED, True)
+    assert (code, "not a task" in errors) == (Exit.FAILED, True)

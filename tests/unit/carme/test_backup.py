@@ -238,7 +238,7 @@ def test_what_was_changed_or_cut_off_is_noticed(site: Path, key: Path, tmp_path:
     backup.write_bytes(data)
     before = (site / "etc/carme.toml").read_text()
     (site / "etc/carme.toml").write_text(before + "# newer\n")
-    with pytest.raises(CarmeError, match="no backup of Carme" if damage == "none" else "cannot be opened"):
+    with pytest.raises(CarmeError, match="not a backup of Carme" if damage == "none" else "cannot be opened"):
         restore(backup, key)
     assert (site / "etc/carme.toml").read_text().endswith("# newer\n")
 
@@ -308,7 +308,7 @@ def test_the_command(
 def test_databases_are_brought_forward_only(
     site: Path, key: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of a newer version may have tables of which this one knows nothing; older ones need site.yml."""
+    """Those of a newer version may have tables that this one does not know; older ones need site.yml."""
     monkeypatch.setattr("carme.backup.main.require_stopped", lambda _units: None)
     monkeypatch.setattr(archive, "__version__", "0.10.0")
     backup = made(site, key)

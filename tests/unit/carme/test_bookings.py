@@ -483,7 +483,7 @@ def test_doing_what_is_planned_makes_them_agree(held: list[str], there: list[str
     [
         ({"name": "maint"}, "'carme-' and 12"),
         ({"name": "carme-aaaaaaaaaaaa\n"}, "'carme-' and 12"),
-        ({"users": ["ada,root"]}, "no user name"),
+        ({"users": ["ada,root"]}, "not a user name"),
         ({"users": []}, "must be for users, or for an account"),
         ({"node_names": ["n1,n2"]}, "letters, digits"),
         ({"node_names": ["n1", "n1"]}, "names a node twice"),

@@ -75,7 +75,7 @@ async def test_a_note_is_an_event_at_once(site: Any) -> None:
     await site.client.note(7, "ada", READY)
     batch = await waiting
     assert ([one.state for one in batch.sessions], batch.jobs) == ([SessionState.READY], [])
-    # What changes nothing is no event.
+    # What changes nothing is not an event.
     await site.client.note(7, "ada", READY)
     quiet = await site.client.events(batch.cursor)
     assert (quiet.sessions, quiet.cursor) == ([], batch.cursor)
@@ -114,7 +114,7 @@ async def test_only_services_note_and_only_on_the_owners_session(site: Any) -> N
     assert (site.audit()[-1]["action"], site.audit()[-1]["result"]) == ("note", "denied")
     site.act("hub", trusted=True)
     for job_id, user in ((7, "bob"), (8, "ada"), (9, "ada")):
-        with pytest.raises(NotFound, match=f"Job {job_id} is no session of {user}"):
+        with pytest.raises(NotFound, match=f"Job {job_id} is not a session of {user}"):
             await site.client.note(job_id, user, READY)
     naive = Mark.model_construct(step=Step.ROUTED, at=EPOCH.replace(tzinfo=None))
     with pytest.raises(InvalidRequest, match="timezone"):
@@ -409,7 +409,7 @@ async def resubmitted(site: Any) -> Session:
 
 
 async def shown(site: Any) -> None:
-    """The broker has looked at Slurm as it is now."""
+    """Wait until the broker has polled Slurm as it is now."""
     looks = len(site.slurm.calls("squeue"))
     site.slurm.jobs = [*site.slurm.jobs, JOB | {"A": 900 + looks, "j": "other", "k": "", "T": "PENDING"}]
 

@@ -224,7 +224,7 @@ async def test_where_slurm_itself_suspends_jobs_it_is_reported(site: Any) -> Non
 
 
 async def test_what_is_missing_for_a_session_that_waits(site: Any) -> None:
-    # The node n1 has four GPUs, of which one is in use; n2 takes no jobs.
+    # The node n1 has four GPUs, one of them in use; n2 takes no jobs.
     theirs = {"j": "theirs", "u": "bob", "k": "(null)", "e": int(time.time()) + 1800, "l": "UNLIMITED"}
     theirs |= {"tres-alloc": "cpu=2,mem=1000M,node=1,gres/gpu=1,gres/gpu:a100=1"}
     mine = {"A": 8, "T": "PENDING", "r": "Resources", "N": "", "S": "N/A", "C": 1, "m": "1M"}

@@ -113,7 +113,7 @@ def test_secrets(tmp_path: Path) -> None:
         settings.secret("empty")
     with pytest.raises(ConfigError, match="The secret 'other' is missing: there is no file"):
         settings.secret("other")
-    with pytest.raises(ConfigError, match="is no name of a secret"):
+    with pytest.raises(ConfigError, match="is not a valid name of a secret"):
         settings.secret("../carme.toml")
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):

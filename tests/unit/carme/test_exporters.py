@@ -101,7 +101,7 @@ async def test_nothing_is_drawn_over_a_time_in_which_nobody_looked(exporter: Exp
     memory, cpu = of(curves, "memory").values, of(curves, "cpu").values
     assert [place for place, value in enumerate(memory) if value is not None] == [0, 1, 10, 11]
     assert [place for place, value in enumerate(cpu) if value is not None] == [1, 11]
-    # What nobody has looked at for long begins anew, and so does another job of the number.
+    # What nobody has read for long begins anew, and so does another job of the number.
     exporter.node.seconds += FORGOTTEN_SECONDS + 1
     used, _curves = await exporter.exporters.usage(exporter.job())
     assert used is not None and used.seconds == 0

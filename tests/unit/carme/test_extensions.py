@@ -34,7 +34,7 @@ CLUSTER = Cluster(
 
 
 def job(number: int = 7, **values: Any) -> Job:
-    """A session with half of n1, of which 30 of 60 minutes are left."""
+    """A session with half of n1, and 30 of its 60 minutes left."""
     base: dict[str, Any] = {
         "id": number, "name": "a", "user": "ada", "account": "lab", "kind": "session", "partition": "gpu",
         "state": JobState.RUNNING, "nodes": 1, "node_list": "n1", "cpus": 4, "memory_mb": 8000, "gpus": 2,

@@ -88,7 +88,7 @@ def test_nothing_but_state_is_written(site: Path, name: str) -> None:
         archive.addfile(tarfile.TarInfo(name))
         archive.addfile(tarfile.TarInfo(state.END))
     stream.seek(0)
-    with pytest.raises(CarmeError, match=r"which is no state|which none of ours"):
+    with pytest.raises(CarmeError, match=r"which is not a state|which none of ours"):
         state.receive(load(site), site, stream)
 
 
@@ -136,7 +136,7 @@ def test_a_link_is_no_folder_of_the_same_state(site: Path, outside: Path) -> Non
     link = (f"{portal}/b", tarfile.SYMTYPE, str(outside))
     first = (f"{portal}/a", tarfile.REGTYPE, "")
     for below in ((f"{portal}/b/passwd", tarfile.REGTYPE, "x"), (f"{portal}/b/c", tarfile.DIRTYPE, "")):
-        with pytest.raises(CarmeError, match="which is no state of a head"):
+        with pytest.raises(CarmeError, match="which is not a state of a head"):
             state.receive(load(site), site, archive(first, link, below))
     assert not (portal / "a").exists() and list(outside.iterdir()) == [outside / "passwd"]
     # As a link that became a folder and a link again between two polls of the sender.

@@ -504,7 +504,7 @@ def test_an_own_image_is_run_only_as_it_was_built(node: Node) -> None:
     image.write_bytes(b"an image")
     digest = "sha256:" + hashlib.sha256(b"an image").hexdigest()
     node.spec(image=str(image), own_image=True, digest=digest)
-    # Anyone who may write to it changes it in the moment of the start: what runs is what was looked at.
+    # Anyone who may write to it changes it in the moment of the start: what runs is what was checked.
     node.script(
         "first", f"echo evil >{image}; cat {node.private}/image.sif; stat -c %a {node.private}/image.sif"
     )

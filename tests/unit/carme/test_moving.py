@@ -66,11 +66,11 @@ def test_services_of_which_systemd_says_nothing_may_run(file: Path, monkeypatch:
     [
         ("postgresql://carme:secret@db/x", "holds a password, which other users of this host could read"),
         ("postgresql://db/x?password=secret", "holds a password"),
-        ("mysql://db/x", "is no address of a database on a server"),
-        ("postgresql://db", "is no address of a database on a server"),
-        ("postgresql://u@db:54x2/n", "is no address of a database on a server"),
-        ("postgresql://[::1/n", "is no address of a database on a server"),
-        ("sqlite:////x", "is no address of a database on a server"),
+        ("mysql://db/x", "is not an address of a database on a server"),
+        ("postgresql://db", "is not an address of a database on a server"),
+        ("postgresql://u@db:54x2/n", "is not an address of a database on a server"),
+        ("postgresql://[::1/n", "is not an address of a database on a server"),
+        ("sqlite:////x", "is not an address of a database on a server"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(target: str, why: str, file: Path) -> None:

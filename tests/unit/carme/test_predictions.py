@@ -75,12 +75,12 @@ def test_choices_have_the_cheapest_and_the_fastest(curve: Curve) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b"{", "scale.json is no result of a probe: it is not JSON. Name a file that a probe wrote."),
-        (b"\xff\xfe", "scale.json is no result of a probe: it is not JSON."),
-        (b"[" * 100_000, "scale.json is no result of a probe: it is not JSON."),
-        (b"[]", "scale.json is no result of a probe. Name"),
-        (b'{"format": "carme graph"}', "scale.json is no result of a probe. Name"),
-        (b" " * (MOST_BYTES + 1), "scale.json is no result of a probe: it has more than 4 MiB."),
+        (b"{", "scale.json is not a result of a probe: it is not JSON. Name a file that a probe wrote."),
+        (b"\xff\xfe", "scale.json is not a result of a probe: it is not JSON."),
+        (b"[" * 100_000, "scale.json is not a result of a probe: it is not JSON."),
+        (b"[]", "scale.json is not a result of a probe. Name"),
+        (b'{"format": "carme graph"}', "scale.json is not a result of a probe. Name"),
+        (b" " * (MOST_BYTES + 1), "scale.json is not a result of a probe: it has more than 4 MiB."),
     ],
 )
 def test_files_that_are_no_results(tmp_path: Path, text: bytes, sentence: str) -> None:
@@ -140,7 +140,7 @@ def test_rows_that_are_missing(curve: Curve) -> None:
         curve.prediction(64, 8)
     with pytest.raises(InvalidRequest, match="no prediction for 9 nodes with 5 ranks each"):
         curve.prediction(9, 5)
-    with pytest.raises(InvalidRequest, match="0 is no number of steps"):
+    with pytest.raises(InvalidRequest, match="0 is not a valid number of steps"):
         curve.prediction(1, 1, steps=0)
 
 

@@ -147,7 +147,7 @@ def test_other_accounts_cannot_even_be_named(account: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "A", "1x", "x y", "x,root", "-x", "x" * 33, "x\n"])
 def test_a_name_of_no_project_is_refused(name: str) -> None:
-    with pytest.raises(InvalidRequest, match="no name of a project"):
+    with pytest.raises(InvalidRequest, match="not a valid name of a project"):
         account_of(name)
 
 

@@ -355,7 +355,7 @@ def test_a_folder_with_other_things_is_no_sandbox_and_stays_as_it_is(tmp_path: P
 async def test_a_job_of_a_real_account_runs_as_that_account_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Never as who runs the sandbox, who may be root."""
+    """Never as the user who runs the sandbox, who may be root."""
     monkeypatch.setattr(processes, "ITSELF", ("sh", "-c", "id -u"))
     log = tmp_path / "log"
     owner = UnixAccount("nobody", 65534, 65534, "/")

@@ -159,7 +159,7 @@ async def test_names_of_users_choice(slurm: SlurmCommands) -> None:
     jobs = by_id(await slurm.queue())
     assert jobs[5].name == "evil\n9|5e|x"
     assert jobs[15].name == 'ünï "code" ; $(x) %j'
-    assert jobs[16].name == "\N{REPLACEMENT CHARACTER}" * 2  # bytes that are no text
+    assert jobs[16].name == "\N{REPLACEMENT CHARACTER}" * 2  # bytes that are not text
     assert jobs[18].user == "m_smith"
     assert (jobs[9].kind, jobs[9].image, jobs[9].name) == ("session", "torch", "session-s1")
 

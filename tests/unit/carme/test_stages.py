@@ -120,7 +120,7 @@ def test_versions(datasets: Datasets, tmp_path: Path) -> None:
 
 def test_what_cannot_be_entered(datasets: Datasets, tmp_path: Path) -> None:
     for name, folder, words in [
-        ("a/b", tmp_path / "data", "no name of a dataset"),
+        ("a/b", tmp_path / "data", "not a valid name of a dataset"),
         ("a", tmp_path / "nowhere", "There is no folder"),
         ("a", tmp_path / "site", ""),
     ]:

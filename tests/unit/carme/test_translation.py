@@ -149,7 +149,7 @@ def test_values_are_translated_and_names_are_not() -> None:
     )
     assert translated(text, "de") == "Es gibt keine Partition 'job and session'; es gibt: a, b und c."
     assert translated(listing([number(1, "GPU"), number(4, "processor")]), "de") == "1 GPU und 4 Prozessoren"
-    for other in ("", "Something that is no message.", "You stopped this job."):
+    for other in ("", "Something that is not a message.", "You stopped this job."):
         assert translated(other, "de") == other
     assert translated(text, "fr") == translated(text, "") == str(text)
     unknown = message("A sentence of {name} that no catalogue has.", name="ada")

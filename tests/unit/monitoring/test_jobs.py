@@ -186,7 +186,7 @@ def test_groups_that_slurm_could_not_remove_are_no_job(root: Path, tmp_path: Pat
     version_one(root, 8)
     version_one(root, 9)
     for controller in ("memory", "cpuacct"):
-        shutil.rmtree(root / controller / "slurm_n1/uid_2001/job_9")  # of which the freezer's alone is left
+        shutil.rmtree(root / controller / "slurm_n1/uid_2001/job_9")  # the freezer's alone is left
     cgroups = Cgroups(root, tmp_path / "proc")
     assert [usage.job_id for usage in cgroups.usage()] == [7]
     # The prolog's record stays until the epilog: between two of its steps a job may have no process.

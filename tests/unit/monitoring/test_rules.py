@@ -161,7 +161,7 @@ def as_test(number: int, case: Case) -> dict[str, Any]:
     }
 
 
-#: Not so, and so a failure: the number of it is no case's.
+#: Not so, and so a failure: the number of it is not a case's.
 WRONG: tuple[int, Case] = (len(CASES), ("", {BUSY: "0x90"}, "70m", set()))
 
 

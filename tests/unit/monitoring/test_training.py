@@ -213,7 +213,7 @@ def test_the_runtime_s_own_messages_are_understood(tmp_path: Path) -> None:
     training.take()  # at the end
     (known,) = training.jobs()[7]
     assert (known.rank, known.size, known.steps, known.samples) == (1, 2, 2, 64)
-    assert known.loss is None  # NaN is no number to draw
+    assert known.loss is None  # NaN is not a number to draw
     assert 0 < known.wait["data"] <= known.seconds and "ranks" not in known.wait
 
 

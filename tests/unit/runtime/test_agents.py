@@ -355,7 +355,7 @@ def test_what_the_agent_cannot_do_is_reported_in_one_sentence(tmp_path: Path) ->
             [*first, "--listen", "127.0.0.1", "--environment-file", str(environment), "--", "true"],
             "environment.json is open to other users, it must be",
         ),
-        (["--key-file", "key", "--join", "nowhere"], "'nowhere' is no HOST:PORT."),
+        (["--key-file", "key", "--join", "nowhere"], "'nowhere' is not a HOST:PORT."),
         (["--key-file", "key", "--join", "127.0.0.1:1"], "does not answer at 127.0.0.1:1: "),
         (["--key-file", "none", "--join", "127.0.0.1:1"], "The key file none cannot be read: No such file"),
     ):

@@ -578,13 +578,13 @@ def test_a_file_with_a_turn_can_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("no JSON", "is no result of carme compare"),
-        ("[]", "is no result of carme compare"),
-        ('{"rows": []}', "is no result of carme compare"),
-        ('{"version": 1, "rows": [{}]}', "is no result of carme compare"),
-        (with_step("0"), "is no result of carme compare"),
-        (with_step('"fast"'), "is no result of carme compare"),
-        (with_step("Infinity"), "is no result of carme compare"),
+        ("no JSON", "is not a result of carme compare"),
+        ("[]", "is not a result of carme compare"),
+        ('{"rows": []}', "is not a result of carme compare"),
+        ('{"version": 1, "rows": [{}]}', "is not a result of carme compare"),
+        (with_step("0"), "is not a result of carme compare"),
+        (with_step('"fast"'), "is not a result of carme compare"),
+        (with_step("Infinity"), "is not a result of carme compare"),
         ('{"version": 7, "rows": []}', "holds a result of version 7, and this carme_runtime reads version 1"),
     ],
 )

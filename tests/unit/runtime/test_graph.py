@@ -57,7 +57,7 @@ def test_costs_follow_the_number_of_samples():
         # It knows of no masks of Dropout.
         (lambda text: text.replace('"version": 2', '"version": 1'), "version 1. This carme_runtime reads"),
         (lambda text: text.replace('"version": 2', '"version": 99'), "version 99. This carme_runtime reads"),
-        (lambda text: text.replace('"samples": 4', '"samples": "many"'), "'many' is no int"),
+        (lambda text: text.replace('"samples": 4', '"samples": "many"'), "'many' is not of type int"),
         (lambda text: text.replace('"device"', '"colour"'), "colour is unknown"),
         (lambda text: json.dumps({**json.loads(text), "results": ["z"]}), "makes its result z"),
         (lambda text: text.replace('"inputs": [\n    "x"', '"inputs": [\n    "q"'), "first uses q"),

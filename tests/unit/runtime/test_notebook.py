@@ -79,7 +79,7 @@ def test_a_rank_that_fails_makes_the_cell_fail(notebook: Notebook, tmp_path: Pat
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        ("%%carme_run -n 0\nprint(1)", "'0' is no number of 1 or more."),
+        ("%%carme_run -n 0\nprint(1)", "'0' is not a number of 1 or more."),
         ("%%carme_run --no-such-option\nprint(1)", "--no-such-option"),
         ("%%carme_run\n  \n", "The cell is empty."),
         ("%%carme_run -x 'A=1\nprint(1)", "No closing quotation"),
@@ -254,7 +254,7 @@ def test_a_report_is_what_jupyterlab_draws(kernel: Kernel) -> None:
     (shown,) = kernel.run("%carme_report 77")[1]
     assert shown["application/vnd.carme.report+json"] == {"job": 77}
     assert "carme report 77" in shown["text/plain"]
-    assert "'x7' is no number of a job." in kernel.complaint("%carme_report x7")
+    assert "'x7' is not the number of a job." in kernel.complaint("%carme_report x7")
     none = "import os; del os.environ['SLURM_JOB_ID']\nget_ipython().run_line_magic('carme_report', '')"
     assert "outside of a job" in kernel.complaint(none)
     assert "say where to" in kernel.complaint("%carme_stage /etc/hostname")

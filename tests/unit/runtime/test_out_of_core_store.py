@@ -368,7 +368,7 @@ def test_room_for_what_is_made_later_is_not_taken_by_what_comes_early(program: P
 
 
 def test_results_that_can_leave_in_one_step_and_not_in_another_change_no_step(program: Program) -> None:
-    """The allocator puts small ones into its heap now and then, where they are no blocks."""
+    """The allocator puts small ones into its heap now and then, where they are not blocks."""
     program.store.capacity = 16 * SIZE
     weights = [program.new_block() for _ in range(20)]
     followed: list[bool] = []

@@ -125,7 +125,7 @@ def test_another_program_watches_and_feeds_it(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["put", "FOLDER", "numbers", "x"], "'x' is no int, and place numbers holds those."),
+        (["put", "FOLDER", "numbers", "x"], "'x' is not of type int, and place numbers holds those."),
         (["put", "FOLDER", "none", "1"], "Net squares has no such place none."),
         (["put", "FOLDER", "meshes", "1"], "A Mesh for place meshes cannot be written as text."),
         (["run", "SCRIPT", "--folder", "FOLDER"], "There is a run in"),

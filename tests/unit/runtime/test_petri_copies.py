@@ -32,7 +32,7 @@ DATA = bytes(range(256)) * 4096
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[list[Store]]:
-    """The ranges of a run on two nodes, of which the first one has "there"."""
+    """The ranges of a run on two nodes; the first one has "there"."""
     identity, scratch = f"copies-{os.getpid()}-{next(RUNS)}", [tmp_path / "scratch"]
     found = [Store(identity, tmp_path / "run", 1 << 26, scratch, node) for node in ("n1", "n2")]
     (tmp_path / "run").mkdir()

@@ -1,4 +1,4 @@
-"""Workers on all nodes of a job: real agents on this host, each of which takes itself for a node."""
+"""Workers on all nodes of a job: real agents on this host, each as if on a node of its own."""
 
 import contextlib
 import json

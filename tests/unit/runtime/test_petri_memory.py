@@ -150,10 +150,10 @@ def make_range(value: int, memory: Memory) -> Range:
         (lambda m: m["none"], "There is no range none: it was never allocated, or deleted."),
         (lambda m: m.delete("none"), "There is no range none"),
         (lambda m: m.allocate("there", 4), "There is a range there already."),
-        (lambda m: m.allocate("a/b", 4), "'a/b' is no name of a range."),
-        (lambda m: m.allocate("", 0), "0 is no size of range"),
-        (lambda m: m.allocate("", "much"), "'much' is no size of range"),
-        (lambda m: m.allocate("", 4, "thing"), "'thing' is no type of the elements"),
+        (lambda m: m.allocate("a/b", 4), "'a/b' is not a valid name of a range."),
+        (lambda m: m.allocate("", 0), "0 is not a valid size of range"),
+        (lambda m: m.allocate("", "much"), "'much' is not a valid size of range"),
+        (lambda m: m.allocate("", 4, "thing"), "'thing' is not a valid type of the elements"),
         (lambda m: m.allocate("", 4, lifetime="task"), "'task' is no lifetime of a range here."),
         (lambda m: m.allocate("large", "900TiB"), "Range large of 921600.00 GiB is too large"),
         (lambda m: m.open("there", "float64"), "holds |u1 of shape (8,), not <f8 of shape (8,)."),
@@ -550,7 +550,7 @@ def test_a_picture_outside_of_a_notebook_is_refused(folder: Path, monkeypatch: p
     monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     before = set(threading.enumerate())
-    with Net("pictured").start(1, folder=folder) as run, pytest.raises(PetriError, match="no notebook"):
+    with Net("pictured").start(1, folder=folder) as run, pytest.raises(PetriError, match="not a notebook"):
         run.show()
     for thread in set(threading.enumerate()) - before:
         thread.join(HANG)  # the run's own, which see only now that it is over

@@ -48,7 +48,7 @@ def test_room_of_deleted_ranges_is_there_again_and_is_counted_no_matter_who_was_
             made.close()
             memory.delete(made)
         first = memory.allocate("first", 700_000)
-        (first.path.parent / ".lock").write_bytes(struct.pack("<q", -1))  # as who is killed at it leaves it
+        (first.path.parent / ".lock").write_bytes(struct.pack("<q", -1))  # as when a process is killed there
         second = memory.allocate("second", 700_000)
         assert (memory.cost("first")[1], memory.cost("second")[1]) in ((0, 700_000), (700_000, 0))
         second.close()

@@ -1,4 +1,4 @@
-"""Ranges of several nodes of a job: real agents on this host, each of which takes itself for a node."""
+"""Ranges of several nodes of a job: real agents on this host, each as if on a node of its own."""
 
 import json
 import os

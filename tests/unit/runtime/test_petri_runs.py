@@ -284,7 +284,7 @@ def test_wrong_tokens_are_refused(folder: Path):
 def test_wrong_workers_are_refused(folder: Path, workers):
     net = Net("workers")
     net.add("t", net.place("x") >> None, print)
-    with pytest.raises(PetriError, match="are no workers"):
+    with pytest.raises(PetriError, match="are not workers"):
         net.start(workers, folder=folder)
 
 

@@ -370,7 +370,7 @@ def test_where_slurm_does_not_answer_the_result_comes_later(tmp_path: Path, monk
 def test_what_makes_no_sense_is_refused(tmp_path: Path):
     with pytest.raises(PetriError, match=r"A LocalClient makes no client.*SlurmJobs\(carme\.Client"):
         SlurmJobs(LocalClient(tmp_path))  # type: ignore[arg-type]
-    with pytest.raises(PetriError, match="0 is no number of jobs"):
+    with pytest.raises(PetriError, match="0 is not a valid number of jobs"):
         SlurmJobs(lambda: LocalClient(tmp_path), jobs=0)
 
     def away() -> LocalClient:

@@ -154,7 +154,7 @@ def test_the_programs_own_log_is_not_doubled(local: Launch, script: Script) -> N
 def test_a_level_that_is_none_is_reported(local: Launch, script: Script) -> None:
     path = script("import carme_runtime.logs")
     _, _, errors = local("-x", "CARME_LOG_LEVEL=loud", path).wait()
-    assert "CARME_LOG_LEVEL=loud is no level. Choose from DEBUG, INFO, WARNING, ERROR." in errors
+    assert "CARME_LOG_LEVEL=loud is not a level. Choose from DEBUG, INFO, WARNING, ERROR." in errors
 
 
 @pytest.mark.parametrize("options", [["-x", "A=1"], ["--fusion-threshold", "0"], ["--fusion-threshold=64"]])
@@ -170,7 +170,7 @@ def test_the_threshold_of_fusion_reaches_all_ranks(local: Launch, script: Script
 def test_a_threshold_that_is_none_is_explained(local: Launch, script: Script) -> None:
     path = script("from carme_runtime import fusion; fusion.threshold(5)")
     _, _, errors = local("-x", "CARME_FUSION_THRESHOLD_KB=much", path).wait()
-    assert "CARME_FUSION_THRESHOLD_KB=much is no size. Give a whole number of KiB" in errors
+    assert "CARME_FUSION_THRESHOLD_KB=much is not a size. Give a whole number of KiB" in errors
 
 
 def test_the_transport_reaches_all_ranks(local: Launch, script: Script) -> None:
@@ -319,12 +319,12 @@ def test_a_wrong_hostfile_is_explained(tmp_path: Path, content: str | None, word
     [
         (["-x", "NOWHERE_SET", "x.py"], "'NOWHERE_SET' is not NAME=VALUE"),
         (["-x", "=1", "x.py"], "'=1' is not NAME=VALUE"),
-        (["--hang-seconds", "soon", "x.py"], "'soon' is no number of seconds"),
+        (["--hang-seconds", "soon", "x.py"], "'soon' is not a valid number of seconds"),
         (["--log-level", "LOUD", "x.py"], "invalid choice: 'LOUD'"),
-        (["--fusion-threshold", "-1", "x.py"], "'-1' is no number of 0 or more"),
+        (["--fusion-threshold", "-1", "x.py"], "'-1' is not a number of 0 or more"),
         (["--fusion-threshold", "1", "--backend", "horovod", "x.py"], "-x HOROVOD_FUSION_THRESHOLD="),
         (["--python-interpreter", "no-python", "x.py"], "no program 'no-python' that can be executed"),
-        (["--python-interpreter", "'a", "x.py"], "is no command: No closing quotation"),
+        (["--python-interpreter", "'a", "x.py"], "is not a command: No closing quotation"),
         (["--python-interpreter", "", "-m", "os"], "--python-interpreter names none"),
         (["--pin-memory", "--backend", "mpi", "x.py"], "--pin-memory does not go with --backend mpi"),
         (["--output", "none", "x.py"], "invalid choice: 'none'"),

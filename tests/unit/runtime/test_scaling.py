@@ -124,7 +124,7 @@ def test_what_communication_takes_from_the_computing_host_is_counted() -> None:
 
 
 def test_reducing_gets_half_of_the_core_while_the_rank_computes() -> None:
-    """10 ms of each of four buckets, of which 8 ms are work of the core: 16 ms while both want the core.
+    """10 ms of each of four buckets, 8 ms of it work of the core: 16 ms while both want the core.
 
     Buckets are full after 12, 24, 36 and 48 ms of computing. They begin at 12, 32, 52 and 72 ms, as each one
     before delays computing by 8 ms. Computing ends at 80 ms. Then the last bucket is half done, and the other

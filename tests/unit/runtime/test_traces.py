@@ -162,7 +162,7 @@ def test_an_archive_that_does_not_come_to_its_end_is_removed(
 
 def test_another_file_is_refused(tmp_path: Path):
     (tmp_path / f"x{SUFFIX}").write_text("something else")
-    with pytest.raises(TraceError, match=r"is no recording of carme_runtime\."):
+    with pytest.raises(TraceError, match=r"is not a recording of carme_runtime\."):
         list(read_all(tmp_path))
 
 

@@ -112,7 +112,7 @@ def test_a_killed_launcher_leaves_no_ranks(local: Launch, script: Script, witnes
         (["--", "no-such-program"], "There is no program 'no-such-program' that can be executed."),
         (["--"], "No program follows --. Give one"),
         ([], "Nothing to run was named. Give a script: carme-run train.py"),
-        (["-n", "0", "x.py"], "'0' is no number of 1 or more."),
+        (["-n", "0", "x.py"], "'0' is not a number of 1 or more."),
         (["-n"], "expected one argument"),
         (["--gpus", "2", "x.py"], "unrecognized arguments: --gpus"),
     ],

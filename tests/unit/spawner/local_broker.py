@@ -376,7 +376,7 @@ class LocalBroker:
 
 
 def account(name: str, home: Path) -> SandboxAccount:
-    """Everybody has an account, of which all have one home."""
+    """Everybody has an account, and all share one home."""
     return SandboxAccount(name, FIRST_UID, FIRST_UID, str(home))
 
 

@@ -46,7 +46,7 @@ FAULT = """document.querySelector('#carme-use').insertAdjacentHTML('beforeend', 
 
 
 async def wrong(page: Page, *places: str) -> list[str]:
-    """What axe finds in parts of the page, each of which is there."""
+    """What axe finds in parts of the page, once each of them is there."""
     for place in places:
         await expect(page.locator(place).first).to_be_visible()
     if not await page.evaluate("'axe' in window"):

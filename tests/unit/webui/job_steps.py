@@ -26,7 +26,7 @@ def sweep_is_due() -> None:
 
 
 def array(broker: FakeBroker, number: int = 50, **states: str) -> None:
-    """An array of ten tasks, of which those from `len(states)` on wait."""
+    """An array of ten tasks; those from `len(states)` on wait."""
     for task, state in enumerate(states.values()):
         reported: dict[str, Any] = {"state": state, "ended": None if state == "RUNNING" else NOW}
         broker.put(

@@ -129,7 +129,7 @@ def test_jobs_and_maintenance_have_their_nodes(browser: Browser, broker: FakeBro
         ({"date": "2099-01-01"}, "at most 28 days ahead"),
         ({"date": "tomorrow"}, "Enter a valid date"),
         ({"users": "nobody-here"}, "There is no user"),
-        ({"users": "a;b"}, "no user name"),
+        ({"users": "a;b"}, "not a user name"),
         ({"title": "a\u202eb"}, "cannot be seen"),
     ],
 )

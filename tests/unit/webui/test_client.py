@@ -218,7 +218,7 @@ def test_an_array_says_which_of_its_tasks_failed(client: carme.Client, broker: F
 def test_a_job_that_is_no_array_has_no_tasks(client: carme.Client, broker: FakeBroker) -> None:
     job = client.submit(["true"])
     Job.store([broker.queue[job.id]])
-    with pytest.raises(NotFound, match=f"Job {job.id} is no array"):
+    with pytest.raises(NotFound, match=f"Job {job.id} is not an array"):
         client.jobs.get_array(job.id)
     tasks = client.array(["true"], "0-1")
     assert tasks.id is not None
@@ -262,7 +262,7 @@ def test_a_script_of_this_computer_keeps_bytes_that_are_no_utf_8(
         with pytest.raises(InvalidRequest, match="base64") as caught:
             client.connection.ask("POST", "jobs", {"script": wrong})
         assert caught.value.field == "script"
-    with pytest.raises(InvalidRequest, match=r"no UTF-8: 'caf\\xe9'"):
+    with pytest.raises(InvalidRequest, match=r"not UTF-8: 'caf\\xe9'"):
         client.submit(["cat", "caf\udce9"])
 
 

@@ -218,5 +218,5 @@ def test_commands_of_files_projects_and_administration(
     assert seen("admin", "maintenance") == []
     for words in (["nodes"], ["jobs"], ["approvals"], ["record"], ["policies"], ["maintenance"], ["news"]):
         assert main(["admin", *words]) == 0 and capsys.readouterr().out
-    assert main(["admin", "record", "--since", "someday"]) == 1 and "is no day" in capsys.readouterr().err
+    assert main(["admin", "record", "--since", "someday"]) == 1 and "is not a day" in capsys.readouterr().err
     assert main(["admin", "disable", "alice"]) == 1

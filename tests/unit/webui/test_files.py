@@ -187,7 +187,7 @@ def test_what_cannot_be_read_says_why(browser: Browser, home: Path, broker: Fake
     assert answer.status_code == 404 and "There is no 'none'." in words(answer).replace("&#x27;", "'")
     (home / "file").write_text("x")
     answer = browser.get(f"/files/?path={key(home / 'file')}")
-    assert answer.status_code == 409 and "is no folder" in words(answer)
+    assert answer.status_code == 409 and "is not a folder" in words(answer)
     broker.__exit__()
     assert browser.get("/files/").status_code == 503
     broker.__enter__()

@@ -45,7 +45,7 @@ def test_the_list_shows_an_array_once_and_its_page_all_tasks(
 
 
 def ended_array(broker: FakeBroker) -> None:
-    """An array of six tasks, of which the second failed; Slurm gives the last one the array's number."""
+    """An array of six tasks, the second one failed; Slurm gives the last one the array's number."""
     for task in range(5):
         state, code = ("FAILED", 3) if task == 1 else ("COMPLETED", 0)
         reported: dict[str, Any] = {"state": state, "exit_code": code, "started": NOW, "ended": NOW}

@@ -45,7 +45,7 @@ def test_pages_need_nothing_that_the_policy_forbids(
     anonymous: Browser, browser: Browser, broker: FakeBroker, page: str
 ) -> None:
     html = (anonymous if "login" in page else browser).get(page).content.decode()
-    # A block of data is no script.
+    # A block of data is not a script.
     data = r'(?![^>]* type="application/json")'
     assert not re.search(rf"<script(?![^>]* src=){data}|<style|\sstyle=|\son\w+=|javascript:", html)
     assert not re.search(r"(?:src|href)=\"(?:https?:)?//", html)

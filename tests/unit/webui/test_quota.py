@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("at_once")
 
 @pytest.fixture
 def quota(broker: FakeBroker, tmp_path: Path) -> FakeBroker:
-    """A home of 2,000,000 KiB at most, of which `uses` says how much is used."""
+    """A home of 2,000,000 KiB at most; `uses` says how much is used."""
     broker.home.mkdir()
     broker.environment["LD_PRELOAD"] = str(simulated_quota.build(tmp_path))
     uses(broker, 1_000_000)

@@ -174,7 +174,7 @@ def test_while_slurm_is_silent_nothing_is_shown_as_certain(
 
 
 def runs_until(broker: FakeBroker, minutes: float, **fields: object) -> None:
-    """The session was given 60 minutes, of which so many are left."""
+    """The session was given 60 minutes, and so many are left."""
     ends = timezone.now() + timedelta(minutes=minutes)
     reported = make_session(NAME, "ready", 8, ends=ends, **fields)
     marks = tuple(

@@ -133,7 +133,7 @@ def fill(old: Any) -> None:
 
 
 def fill_work(add: Callable[..., Any], alice: Any, now: datetime) -> None:
-    """Alice's bookings, jobs and sessions, of which the broker knows two jobs."""
+    """Alice's bookings, jobs and sessions; the broker knows two of the jobs."""
     booked = {
         "owner": alice,
         "partition": "gpu",

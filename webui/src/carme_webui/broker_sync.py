@@ -1,6 +1,6 @@
 """Follows the broker's events, and starts and stops sessions: `carme-portal sync`, one process of a site.
 
-It is no work for Celery's workers: it follows a stream, sessions start and stop within a second, and both go
+It is not work for Celery's workers: it follows a stream, sessions start and stop within a second, and both go
 on while Redis is away.
 """
 

@@ -117,8 +117,8 @@ class DerivedValues:
         """Make of an object what was requested from its predecessor, and of what was made of that."""
         for key, earlier in list(self._values.get(id(before), {}).items()):
             if earlier.is_used:
-                made = self._derived(source, key, earlier.make)
-                self.renew(earlier.value, made.value)
+                value = self._derived(source, key, earlier.make)
+                self.renew(earlier.value, value.value)
 
     def _derived(self, source: S, key: Hashable, make: Callable[[S], Any]) -> _Derived:
         number = id(source)
@@ -140,7 +140,7 @@ def shared(name: str, query: Callable[[], T]) -> T:
     """What the database says to everybody alike.
 
     It is queried again as soon as all pages were notified of a change (`Notifier.notify_all`), and after
-    SHARED_SECONDS. Nothing that depends on who reads belongs here.
+    SHARED_SECONDS. Nothing that depends on the reader belongs here.
 
     Args:
         name: Names the question.

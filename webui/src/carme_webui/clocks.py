@@ -1,4 +1,4 @@
-"""Moments in words by the site's clocks, or by those of who reads them."""
+"""Moments in words, in the site's time zone or the reader's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +28,7 @@ def site_zone() -> ZoneInfo:
 
 
 def reader_zone() -> ZoneInfo:
-    """The zone of who reads the page or mail that is made; the site's where that is not known."""
+    """The zone of the reader of the page or mail that is made; the site's where that is not known."""
     return _reader.get() or site_zone()
 
 

@@ -136,7 +136,7 @@ def _by_user(
 
 
 class ClusterCache:
-    """What the broker reported a moment ago, for pages that only show it; not for who decides something.
+    """What the broker reported a moment ago, for pages that only show it, not for decisions.
 
     Each process asks once in the time between two polls of Slurm, as the broker itself knows nothing newer,
     and less often on large sites. It asks beside the pages: they show the earlier answer where the new

@@ -32,7 +32,7 @@ VERSIONS = "carme:portal:versions"
 CHANGES = "carme:portal:changes"
 #: The channel on which pages wake `carme-portal sync`.
 SESSIONS = "carme:portal:sessions"
-#: Fields that are no accounts' names: what all see, the bookings, and a word that differs after Redis has
+#: Fields that are not accounts' names: what all see, the bookings, and a word that differs after Redis has
 #: lost the hash.
 ALL, BOOKINGS, EPOCH = "*", "*bookings", "*epoch"
 #: Seconds after which Redis is given up for this request.
@@ -162,7 +162,7 @@ class Notifier:
         return _version_while_away(fields[-1])
 
     def _read(self, fields: Iterable[str]) -> list[str | None]:
-        """These fields of the hash, the first of which is EPOCH."""
+        """These fields of the hash; the first one is EPOCH."""
         found = cast(list[str | None], self._reachable.hmget(VERSIONS, list(fields)))
         if found[0] is None:
             self._reachable.hsetnx(VERSIONS, EPOCH, secrets.token_hex(4))

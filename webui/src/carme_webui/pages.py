@@ -55,7 +55,7 @@ def site(request: HttpRequest) -> dict[str, Any]:
 
 
 def _here(request: HttpRequest) -> str:
-    """The first part of the page's address; empty for the dashboard, and for what is no page."""
+    """The first part of the page's address; empty for the dashboard, and for what is not a page."""
     match = request.resolver_match
     return match.route.partition("/")[0] if match else ""
 

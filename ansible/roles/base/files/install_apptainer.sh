@@ -3,7 +3,7 @@
 # apt reads sources, pinning and lists from a folder of our own, so nothing of it stays, also if this fails or is killed.
 set -eu
 suite=$1 mirror=$2
-case "$suite" in "" | *[!a-z0-9-]*) echo "'$suite' is no name of a suite." >&2; exit 2 ;; esac
+case "$suite" in "" | *[!a-z0-9-]*) echo "'$suite' is not the name of a suite." >&2; exit 2 ;; esac
 case "$mirror" in http://* | https://*) ;; *) echo "The host's package mirror ('$mirror') is not known; install Apptainer by hand." >&2; exit 2 ;; esac
 
 place=$(mktemp -d /tmp/carme-apptainer.XXXXXX)

@@ -5,7 +5,7 @@ program with it in place of an argument to Python's standard input.
 Prints {"findings": [{"name", "host", "ok", "stops", "detail", "remedy"}, ...], "site_files": [PATH, ...],
 "accounts": {NAME: UID}, "node_address": ADDRESS}. A finding that is not ok and stops means that Carme
 cannot be installed as it is; the others are advice. Runs with Python 3.8 too, so that a host with an old
-one gets a message. What is looked at lies in the modules beside it: services of the host, the site's Slurm.
+one gets a message. The checks lie in the modules beside it: services of the host, the site's Slurm.
 """
 
 import grp

@@ -143,7 +143,7 @@ def belongs_to_site(path):
     if OURS.search(path.read_text(errors="replace")):
         return False
     if path.name == Path(NGINX).name and any(
-        _counted(one) == _counted(path) for one in path.parent.glob(f"{path.name}.*~")
+        _counted(each) == _counted(path) for each in path.parent.glob(f"{path.name}.*~")
     ):
         return False  # since its backup only our role's number has changed, which bears no mark
     real = path.resolve()

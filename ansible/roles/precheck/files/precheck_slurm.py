@@ -13,7 +13,7 @@ NEEDED = {
     "ProctrackType": ("cgroup",),
     "PrologFlags": ("Contain", "contain"),
 }
-#: And those that a site may leave out: words of which they hold one, and what is missing then.
+#: Settings that a site may leave out: the words (one of them must be there), and what is missing otherwise.
 ADVISED = {
     "AccountingStoreFlags": (("job_comment",), "the job history does not show which jobs were sessions"),
     "AccountingStorageTRES": (("gres/gpu",), "the accounting does not count GPUs"),
@@ -206,7 +206,7 @@ def node_address(wanted):
         return ""
     shown = output("scontrol", "--oneliner", "show", "node", wanted["node"]) or ""
     address = fields(shown).get("NodeAddr", "")
-    return next((one for one in _addresses(address) if _is_own(one)), "") if address else ""
+    return next((each for each in _addresses(address) if _is_own(each)), "") if address else ""
 
 
 def _addresses(host):

@@ -53,10 +53,10 @@ def calls(path):
 def main(folders):
     """Name the callers."""
     text = configuration()
-    files = [one for folder in folders for one in sorted(Path(folder).rglob("*"))]
-    files += [one for path in CONFIGURATION.findall(text) for one in sorted(Path(path).parent.glob("*"))]
+    files = [each for folder in folders for each in sorted(Path(folder).rglob("*"))]
+    files += [each for path in CONFIGURATION.findall(text) for each in sorted(Path(path).parent.glob("*"))]
     files += programs(text)
-    print(json.dumps({"callers": [str(one) for one in dict.fromkeys(files) if calls(one)]}))
+    print(json.dumps({"callers": [str(file) for file in dict.fromkeys(files) if calls(file)]}))
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ MADE = re.compile(r"\.\d+\.(\d{4}-\d\d-\d\d@\d\d:\d\d:\d\d)~")
 def backups(path):
     """The backups of a file, the oldest one first."""
     found = []
-    for one in path.parent.glob("*~") if path.parent.is_dir() else []:
-        match = MADE.fullmatch(one.name[len(path.name) :]) if one.name.startswith(path.name) else None
+    for each in path.parent.glob("*~") if path.parent.is_dir() else []:
+        match = MADE.fullmatch(each.name[len(path.name) :]) if each.name.startswith(path.name) else None
         if match:
-            found.append((match.group(1), one))
-    return [one for _time, one in sorted(found)]
+            found.append((match.group(1), each))
+    return [backup for _time, backup in sorted(found)]
 
 
 def main(paths):
@@ -31,8 +31,8 @@ def main(paths):
         if not older:
             continue
         older[0].replace(path)  # owner and mode are those that it had
-        for one in older[1:]:
-            one.unlink()
+        for each in older[1:]:
+            each.unlink()
         restored.append(str(path))
     print(json.dumps({"restored": restored}))
 

@@ -43,8 +43,8 @@ def main(directory: Path, table: list[dict[str, str]]) -> list[str]:
         changed.append(str(directory))
     for entry in table:
         path = directory / entry["name"]
-        made = not path.exists()
-        if made:
+        is_new = not path.exists()
+        if is_new:
             new = path.with_name(f".{path.name}.new")
             new.unlink(missing_ok=True)
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -53,7 +53,7 @@ def main(directory: Path, table: list[dict[str, str]]) -> list[str]:
                 os.fsync(file.fileno())
             keep(new, mode=0o640, group=entry["group"])
             new.rename(path)
-        if keep(path, mode=0o640, group=entry["group"]) or made:
+        if keep(path, mode=0o640, group=entry["group"]) or is_new:
             changed.append(entry["name"])
     return changed
 

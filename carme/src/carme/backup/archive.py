@@ -112,7 +112,7 @@ def put_file(archive: tarfile.TarFile, path: Path, copy: Path | None = None) -> 
         archive.addfile(member)
         return
     member.type, member.linkname = tarfile.REGTYPE, ""
-    # An account to which the folder belongs may have put a link there since it was looked at.
+    # The folder's owner may have put a link there since it was checked.
     with os.fdopen(os.open(copy or path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
         # As much as there is now: a log may grow meanwhile.
         member.size = os.fstat(file.fileno()).st_size

@@ -54,9 +54,9 @@ def contents(settings: Settings, config: Path, also: list[Path], images: bool) -
     records = sorted(log.parent.glob(f"{log.name}*")) if log.parent.is_dir() else []
     folder = settings.images.directory
     pictures = sorted(path for path in folder.glob("*") if images or path.suffix == ".json")
-    found = [*(one for root in roots for one in _below(root)), *records, *pictures]
+    found = [*(each for root in roots for each in _below(root)), *records, *pictures]
     files = [path for path in dict.fromkeys(found) if path not in skipped]
-    servers = {name: one for name, one in databases.items() if one.startswith("postgresql:")}
+    servers = {name: database for name, database in databases.items() if database.startswith("postgresql:")}
     return Contents(files, sorted(sqlite), servers)
 
 
@@ -66,5 +66,5 @@ def _below(path: Path) -> Iterator[Path]:
         yield path
     elif path.is_dir():
         yield path
-        for one in sorted(path.iterdir()):
-            yield from _below(one)
+        for each in sorted(path.iterdir()):
+            yield from _below(each)

@@ -61,9 +61,9 @@ def command_parser() -> argparse.ArgumentParser:
     back = commands.add_parser("restore", help="put back what a backup holds")
     back.add_argument("--into", type=Path, metavar="FOLDER", help="write it below a folder, to look at it")
     back.set_defaults(run=_restore)
-    for one in (new, look, back):
-        one.add_argument("--key", type=Path, required=True, metavar="FILE", help="the file with the key")
-        one.add_argument("file", metavar="FILE", type=Path, help="the backup")
+    for each in (new, look, back):
+        each.add_argument("--key", type=Path, required=True, metavar="FILE", help="the file with the key")
+        each.add_argument("file", metavar="FILE", type=Path, help="the backup")
     return parser
 
 

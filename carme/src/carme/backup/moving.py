@@ -43,7 +43,7 @@ def check_move(settings: Settings, part: Literal["hub", "portal"], target: str) 
             f"There is no database {file}.", "Run this on the head, as the account of the service."
         )
     no_address = MoveRefused(
-        f"{target!r} is no address of a database on a server.",
+        f"{target!r} is not an address of a database on a server.",
         "Use one like postgresql:///NAME or postgresql://USER@HOST/NAME.",
     )
     try:

@@ -95,7 +95,9 @@ class Opened:
 
     def __init__(self, file: BinaryIO, key: bytes) -> None:
         if file.read(len(MAGIC)) != MAGIC:
-            raise CarmeError("This is no backup of Carme.", "Name a file that carme-backup create has made.")
+            raise CarmeError(
+                "This is not a backup of Carme.", "Name a file that carme-backup create has made."
+            )
         self._file, self._cipher = file, _cipher(key, file.read(SALT))
         self._held, self._number, self._ended = bytearray(), 0, False
 

@@ -24,7 +24,7 @@ YEARS = range(1971, 2200)
 
 def _user(text: str) -> str:
     if not is_account_name(text):
-        raise ValueError(_("holds {name!r}, which is no user name", name=text[:40]))
+        raise ValueError(_("holds {name!r}, which is not a user name", name=text[:40]))
     return text
 
 

@@ -191,7 +191,7 @@ def board_of(
     Raises:
         InvalidRequest: There is no such partition, or it has no such nodes.
     """
-    members = {one.name: one.node_names for one in cluster.partitions}
+    members = {each.name: each.node_names for each in cluster.partitions}
     if partition not in members:
         raise InvalidRequest(
             _(

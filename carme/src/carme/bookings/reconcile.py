@@ -36,7 +36,7 @@ def plan(specs: Iterable[ReservationSpec], reservations: Iterable[Reservation], 
         reservations: All of Slurm's; those whose names are not ours are left alone.
     """
     wanted = {spec.name: spec for spec in specs if spec.end > now}
-    there = {one.name: one for one in reservations if is_ours(one.name)}
+    there = {reservation.name: reservation for reservation in reservations if is_ours(reservation.name)}
     changed = [
         spec for spec in wanted.values() if spec.name not in there or differs(spec, there[spec.name], now)
     ]

@@ -78,7 +78,7 @@ class Board:
         nodes: Those that may be booked.
         claims: Who has which; those of other nodes count as far as they are `booked`.
         most_booked: How many GPUs may be booked at a time; None: all.
-        own: What a project has booked, of which `own_most` GPUs at a time may be; None: any number.
+        own: What a project has booked; at most `own_most` GPUs at a time; None: any number.
     """
 
     def __init__(
@@ -157,8 +157,10 @@ class Board:
         after = {_up(turn, step) for turn in (*self._turns, earliest, around)}
         before = {_down(turn, step) for turn in (*(start - need.length for start in self._starts), latest)}
         before.add(_up(around, step) - step)
-        earlier = sorted((one for one in before if earliest <= one <= latest and one < around), reverse=True)
-        later = sorted(one for one in after if earliest <= one <= latest and one >= around)
+        earlier = sorted(
+            (each for each in before if earliest <= each <= latest and each < around), reverse=True
+        )
+        later = sorted(each for each in after if earliest <= each <= latest and each >= around)
         return [*self._first(need, earlier, 1), *self._first(need, later, 2)]
 
     def _first(self, need: Need, places: list[datetime], most: int) -> list[datetime]:

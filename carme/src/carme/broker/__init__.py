@@ -1,4 +1,4 @@
-"""The broker: the one door to Slurm, and the clients that knock at it."""
+"""The broker, which alone acts in Slurm for users, and its clients."""
 
 from carme.broker.client import AsyncBrokerClient, BrokerClient, LastAnswers
 from carme.broker.protocol import EventBatch, LogPart, StartEstimate

@@ -38,7 +38,7 @@ class Bookings:
     async def _read_reservations(self) -> dict[str, Reservation]:
         self._seen = await self._slurm.reservations()
         self._seen_at = time.monotonic()
-        return {one.name: one for one in self._seen}
+        return {each.name: each for each in self._seen}
 
     async def reserve(self, spec: ReservationSpec, cluster: Cluster) -> Reservation:
         """Make Slurm keep what a booking holds. What is kept already is left as it is.
@@ -115,7 +115,7 @@ class Bookings:
                 field="partition",
             )
         _check_time(spec.end, "The booking")
-        members = {one.name: one.node_names for one in cluster.partitions}
+        members = {partition.name: partition.node_names for partition in cluster.partitions}
         if spec.partition not in members:
             raise InvalidRequest(
                 _(

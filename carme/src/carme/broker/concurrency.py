@@ -1,4 +1,4 @@
-"""Resources that all users share, of which none may take all."""
+"""Resources that all users share, so that no user takes all of them."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 
 
 class ConcurrencyLimit:
-    """So many places, of which one user has at most some at a time; who wants more waits.
+    """So many places, and at most some of them for one user at a time; further requests wait.
 
     Args:
         places: For all users together.

@@ -46,9 +46,9 @@ async def enrol(account: UnixAccount, slurm: Slurm, settings: Settings) -> list[
 async def _unit(what: str, name: str, failure: str, remedy: str) -> None:
     """Have a unit of systemd do what the broker itself may not. Raises CarmeError."""
     unit = f"carme-{what}@{name}"
-    made = await run("systemctl", "start", f"{unit}.service")
-    if made.code:
-        reason = made.errors.strip()[:200] or "no reason given"
+    done = await run("systemctl", "start", f"{unit}.service")
+    if done.code:
+        reason = done.errors.strip()[:200] or "no reason given"
         raise CarmeError(
             _("{failure}: {reason}.", failure=failure, reason=reason),
             _("{remedy}; journalctl -u {unit} says more.", remedy=remedy, unit=unit),

@@ -32,15 +32,15 @@ class Estimates:
     """
 
     def __init__(self, stored: list[Estimate]) -> None:
-        self._open = {one.job_id: one for one in stored if one.correct is None}
-        self._judged = [one for one in stored if one.correct is not None]
+        self._open = {each.job_id: each for each in stored if each.correct is None}
+        self._judged = [each for each in stored if each.correct is not None]
         self._changed: dict[int, Estimate] = {}
         self._dropped: set[int] = set()
 
     @property
     def record(self) -> Record:
         """How many of the latest held the true start."""
-        return Record(sum(bool(one.correct) for one in self._judged), len(self._judged))
+        return Record(sum(bool(each.correct) for each in self._judged), len(self._judged))
 
     def give(self, job_id: int, forecast: Range) -> None:
         """A range was published for a waiting job; the first one is compared with the true start."""

@@ -42,7 +42,7 @@ class Extensions:
             jobs = list(map(self._known, await self._slurm.queue()))
             reservations = await self._slurm.reservations()
             limits = await self._slurm.limits([job.user])
-            present = next((one for one in jobs if one.id == job.id), job)
+            present = next((each for each in jobs if each.id == job.id), job)
             limit = extended_limit(
                 present,
                 minutes,

@@ -114,7 +114,7 @@ class JobFiles:
         if found.size > scripts.MAXIMUM_BYTES or b"\0" in found.data:
             raise InvalidRequest(
                 _(
-                    "{path!r} is no text, or has more than {maximum_bytes} bytes.",
+                    "{path!r} is not text, or has more than {maximum_bytes} bytes.",
                     path=str(path),
                     maximum_bytes=scripts.MAXIMUM_BYTES,
                 ),

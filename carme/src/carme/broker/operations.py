@@ -127,11 +127,11 @@ def operation(method: str, rights: Rights = EVERYONE) -> Callable[[type[O]], typ
         # On the wire the name distinguishes one operation from another; in a program the class does.
         declared.__annotations__ = {"method": Literal[method], **vars(kind).get("__annotations__", {})}
         declared.method = dataclasses.field(default=method, kw_only=True)
-        made: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(declared)
-        made.rights = rights
-        made.result = TypeAdapter(made.result_type())
-        made.is_audited = "audit" in vars(kind)
-        OPERATIONS[method] = made
-        return made
+        operation_class: Any = dataclass(frozen=True, config=ConfigDict(extra="forbid"))(declared)
+        operation_class.rights = rights
+        operation_class.result = TypeAdapter(operation_class.result_type())
+        operation_class.is_audited = "audit" in vars(kind)
+        OPERATIONS[method] = operation_class
+        return operation_class
 
     return declare

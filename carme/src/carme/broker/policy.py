@@ -81,7 +81,7 @@ def firing(answer: Any, names: Iterable[str]) -> dict[int, list[Alert]]:
         if alert.get("state") != "firing" or name not in wanted or not (job.isascii() and job.isdecimal()):
             continue
         about = found.setdefault(int(job), [])
-        if name not in {one.name for one in about}:  # one for each of its GPUs says the same
+        if name not in {each.name for each in about}:  # one for each of its GPUs says the same
             about.append(
                 Alert(
                     name=name,

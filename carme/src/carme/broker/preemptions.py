@@ -37,7 +37,7 @@ class Preemptions:
         self._known: dict[int, str] = {}
 
     async def complete(self, jobs: Collection[Job]) -> dict[int, Job]:
-        """Those of the jobs, by id, of which is known what took their place.
+        """The jobs whose preempting job is known, by id.
 
         Jobs that are not among `jobs` any more are forgotten.
         """

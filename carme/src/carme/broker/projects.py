@@ -88,7 +88,7 @@ class _Busy(Exception):
 
 def _check(grant: Grant, cluster: Cluster) -> None:
     assert re.fullmatch(ACCOUNT_PATTERN, grant.account)
-    known = [one.name for one in cluster.partitions]
+    known = [partition.name for partition in cluster.partitions]
     if strange := sorted(set(grant.partitions) - set(known)):
         raise InvalidRequest(
             _(

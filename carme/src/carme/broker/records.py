@@ -148,7 +148,7 @@ class Records:
             user: Whose it must be; None for anybody's.
         """
         records = [self._records[key] for key in self._by_number.get(array_id, ())]
-        record = next((one for one in reversed(records) if includes(one.array, task)), None)
+        record = next((each for each in reversed(records) if includes(each.array, task)), None)
         if record is None or user not in (None, record.user):
             return None
         return Job(

@@ -203,13 +203,13 @@ class SessionBook:
         """Take in what the hub says about a user's session.
 
         Raises:
-            NotFound: The job is no session of that user.
+            NotFound: The job is not a session of that user.
             InvalidRequest: The note reports what only Slurm can report.
         """
         entry = self._entries.get(job_id)
         if entry is None or entry.session.owner != user:
             raise NotFound(
-                _("Job {job_id} is no session of {user}.", job_id=job_id, user=user),
+                _("Job {job_id} is not a session of {user}.", job_id=job_id, user=user),
                 _("Note only what belongs to a session's own job."),
             )
         if any(mark.step in (Step.SUBMITTED, Step.ALLOCATED) for mark in note.marks):

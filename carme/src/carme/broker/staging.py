@@ -64,7 +64,9 @@ def stage_in_order(order: Order, owner: UnixAccount, cluster: Cluster, minutes: 
         return None
     local = [stage for stage in stages if stage.target == "local"]
     wanted = {stage.feature(owner.uid) for stage in local}
-    members = next((one.node_names for one in cluster.partitions if one.name == order.partition), [])
+    members = next(
+        (partition.node_names for partition in cluster.partitions if partition.name == order.partition), []
+    )
     having = [
         node
         for node in cluster.nodes
@@ -93,16 +95,20 @@ def booked_stage_in_order(
     if all(stage.target == "local" for stage in stages) and having >= set(node_names):
         return None
     nodes = tuple(node_names) if local else ()
-    made = _only_data(order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster)
-    return replace(made, node_names=nodes)
+    staging_order = _only_data(
+        order, order.request.name, stages, len(nodes) or 1, order.request.minutes, cluster
+    )
+    return replace(staging_order, node_names=nodes)
 
 
 def _only_data(
     order: Order, name: str, stages: list[Stage], nodes: int, minutes: int, cluster: Cluster
 ) -> Order:
     """A job that brings data, in the same partition and for the same account, and does nothing else."""
-    members = next((one.node_names for one in cluster.partitions if one.name == order.partition), [])
-    limits = [one.max_minutes for one in cluster.partitions if one.name == order.partition]
+    members = next(
+        (partition.node_names for partition in cluster.partitions if partition.name == order.partition), []
+    )
+    limits = [partition.max_minutes for partition in cluster.partitions if partition.name == order.partition]
     minutes = min([minutes, *(limit for limit in limits if limit)])
     cpus = min([CPUS, *(node.cpus for node in cluster.nodes if node.name in members)])
     return replace(

@@ -155,14 +155,19 @@ class Store:
         assert self._open_file is not None
         rows = [(facts.job.id, facts.model_dump_json()) for facts in changes.sessions]
         estimates = [
-            (one.job_id, *(moment.isoformat() for moment in one.forecast), one.correct, one.number)
-            for one in changes.estimates
+            (
+                estimate.job_id,
+                *(moment.isoformat() for moment in estimate.forecast),
+                estimate.correct,
+                estimate.number,
+            )
+            for estimate in changes.estimates
         ]
         with self._open_file as file:
             file.executemany("INSERT OR REPLACE INTO sessions VALUES (?, ?)", rows)
-            file.executemany("DELETE FROM sessions WHERE job_id = ?", [(one,) for one in changes.forgotten])
+            file.executemany("DELETE FROM sessions WHERE job_id = ?", [(each,) for each in changes.forgotten])
             file.executemany("INSERT OR REPLACE INTO estimates VALUES (?, ?, ?, ?, ?)", estimates)
-            file.executemany("DELETE FROM estimates WHERE job_id = ?", [(one,) for one in changes.dropped])
+            file.executemany("DELETE FROM estimates WHERE job_id = ?", [(each,) for each in changes.dropped])
             file.executemany(
                 "INSERT OR REPLACE INTO jobs VALUES (?, ?)",
                 [(record.key, record.model_dump_json()) for record in changes.records],

@@ -60,7 +60,7 @@ class Submissions:
         if request.tasks is not None:
             if again.array is None:
                 raise InvalidRequest(
-                    _("Job {job_id} is no array, so it has no tasks.", job_id=job.id),
+                    _("Job {job_id} is not an array, so it has no tasks.", job_id=job.id),
                     _("Submit it again without naming tasks."),
                     field="tasks",
                 )

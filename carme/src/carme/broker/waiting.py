@@ -21,7 +21,7 @@ SHORT_SECONDS = 5.0  # for which what is missing counts, as long as the same job
 # without that detail meanwhile.
 SHORT_TAKES = 0.1
 SHORT_REST = 25.0
-SHORT_AT_ONCE = 50  # different requests of waiting jobs, those with the highest priority first, looked at
+SHORT_AT_ONCE = 50  # different requests of waiting jobs at the most, those with the highest priority first
 NODES_SHOWN = 4
 
 _LIMITS = ("Assoc", "QOS")
@@ -72,7 +72,9 @@ class Waiting:
         except CarmeError:
             pass  # the sentence without the detail is still true
         found = {}
-        suspending = {one.name for one in cluster.partitions if one.suspends} if cluster else set()
+        suspending = (
+            {partition.name for partition in cluster.partitions if partition.suspends} if cluster else set()
+        )
         for job in jobs:
             if job.is_suspended and job.partition in suspending:
                 found[job.id] = job.model_copy(update={"detail": BY_SLURM})
@@ -122,11 +124,11 @@ class Waiting:
                 (
                     _(
                         "{name} begins {start}",
-                        name=one.name,
-                        start=moment_text(one.start, datetime.now(UTC)),
+                        name=reservation.name,
+                        start=moment_text(reservation.start, datetime.now(UTC)),
                     )
-                    for one in self._reservations
-                    if one.name == job.reservation
+                    for reservation in self._reservations
+                    if reservation.name == job.reservation
                 ),
                 "",
             )

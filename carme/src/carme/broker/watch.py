@@ -41,7 +41,7 @@ CALM_TIMES = 4
 REST_TIMES = 3.0
 REST_SECONDS = 2.0
 
-# A job whose processes have ended is over within moments; for so many seconds it is looked at more often.
+# A job whose processes have ended is over within moments; for so many seconds it is polled more often.
 ENDING_SECONDS = 1.5
 POLL_SECONDS_ENDING = 0.3
 
@@ -211,7 +211,7 @@ class Watch:
 
     def after(self, since: int, user: str | None) -> list[Job]:
         """Jobs (of one user) that changed after a change, in that order."""
-        # Each client that waits asks so after each change: what changed before is not looked at.
+        # Each client that waits asks after each change, so earlier changes are skipped.
         new = itertools.takewhile(lambda entry: entry.changed > since, reversed(self._changes.values()))
         return [entry.job for entry in new if user is None or entry.job.user == user][::-1]
 
@@ -454,9 +454,9 @@ class Watch:
         begun = known is not None and (known.started is not None or known.is_running)
         waited = job.state is JobState.PENDING and not begun
         wanted = job.id not in self._unwanted and not self._book.is_unwanted(job)
-        twins = [one for one in self._found if one.key == job.key]
+        twins = [each for each in self._found if each.key == job.key]
         if waited and wanted and self._book.is_own(job):
-            again = next((one for one in twins if one.user == job.user and one.is_active), None)
+            again = next((twin for twin in twins if twin.user == job.user and twin.is_active), None)
             if again and job.key not in self._abandoned:
                 # It was submitted again by a broker that ended before it had kept the new number.
                 _log.warning("Job %s, which Slurm had lost while it waited, is job %s.", job.id, again.id)

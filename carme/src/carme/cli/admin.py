@@ -31,12 +31,12 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     def command(name: str, help: str, run: object, *places: str) -> argparse.ArgumentParser:
         """One command, which takes these arguments."""
-        made = actions.add_parser(name, help=help)
+        action = actions.add_parser(name, help=help)
         for place in places:
-            made.add_argument(place, metavar=place.upper())
-        made.set_defaults(run=run)
-        add_json(made)
-        return made
+            action.add_argument(place, metavar=place.upper())
+        action.set_defaults(run=run)
+        add_json(action)
+        return action
 
     _add_people(command)
     _add_nodes_and_jobs(command)
@@ -71,11 +71,11 @@ def _add_nodes_and_jobs(command: Command) -> None:
     stop.add_argument("job", metavar="JOB", type=int)
     stop.add_argument("--message", default="", help="the reason, for the owner")
     command("approvals", "list bookings that wait for approval", _approvals)
-    for one in (
+    for each in (
         command("approve", "approve a booking", _approve, "booking"),
         command("refuse", "refuse a booking", _refuse, "booking"),
     ):
-        one.add_argument("--reason", default="", help="the reason, for its owner")
+        each.add_argument("--reason", default="", help="the reason, for its owner")
 
 
 def _add_record(command: Command) -> None:
@@ -116,7 +116,7 @@ def _day(text: str | None) -> date | None:
         return date.fromisoformat(text) if text else None
     except ValueError:
         raise InvalidRequest(
-            _("{text!r} is no day.", text=text), _("Write it like 2026-11-30."), field="day"
+            _("{text!r} is not a day.", text=text), _("Write it like 2026-11-30."), field="day"
         ) from None
 
 
@@ -124,9 +124,9 @@ def _users(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.users(options.search, limit=None)
 
-    def row(one: UserOut) -> list[object]:
-        role, active = "admin" if one.admin else "user", "yes" if one.active else "no"
-        return [one.name, one.email, active, role, ",".join(one.projects), moment(one.last_login)]
+    def row(user: UserOut) -> list[object]:
+        role, active = "admin" if user.admin else "user", "yes" if user.active else "no"
+        return [user.name, user.email, active, role, ",".join(user.projects), moment(user.last_login)]
 
     titles = ["USER", "E-MAIL", "SIGNS IN", "ROLE", "PROJECTS", "LAST LOGIN"]
     return listed(options, found, titles, row)
@@ -134,10 +134,12 @@ def _users(options: argparse.Namespace) -> int:
 
 def _enrol(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.admin.onboard(options.user, email=options.email, project=options.project)
-    lines = made.done or ["Nothing was to be done."]
-    password = [f"First password of {made.user.name}: {made.password}"] if made.password else []
-    return printed(options, made, *lines, *password)
+        onboarded = portal.admin.onboard(options.user, email=options.email, project=options.project)
+    lines = onboarded.done or ["Nothing was to be done."]
+    password = (
+        [f"First password of {onboarded.user.name}: {onboarded.password}"] if onboarded.password else []
+    )
+    return printed(options, onboarded, *lines, *password)
 
 
 def _disable(options: argparse.Namespace) -> int:
@@ -171,7 +173,7 @@ def _nodes(options: argparse.Namespace) -> int:
         options,
         found,
         ["NODE", "STATE", "REASON"],
-        lambda one: [one.name, one.state, one.reason or "-"],
+        lambda each: [each.name, each.state, each.reason or "-"],
     )
 
 
@@ -191,9 +193,9 @@ def _jobs(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.jobs(options.search, limit=None)
 
-    def row(one: OthersJob) -> list[object]:
-        known = [one.id, one.user, one.kind, one.state, one.nodes, one.gpus]
-        return [*known, moment(one.started), one.name]
+    def row(job: OthersJob) -> list[object]:
+        known = [job.id, job.user, job.kind, job.state, job.nodes, job.gpus]
+        return [*known, moment(job.started), job.name]
 
     titles = ["JOB", "USER", "KIND", "STATE", "NODES", "GPUS", "BEGAN", "NAME"]
     return listed(options, found, titles, row)
@@ -207,11 +209,11 @@ def _stop(options: argparse.Namespace) -> int:
 
 def _approvals(options: argparse.Namespace) -> int:
     with client() as portal:
-        found = [one.known for one in portal.admin.approvals(limit=None)]
+        found = [approval.known for approval in portal.admin.approvals(limit=None)]
 
-    def row(one: BookingOut) -> list[object]:
-        times = moment(one.start), moment(one.end)
-        return [one.name, one.owner, one.project or "-", *times, one.gpu_hours, one.title]
+    def row(booking: BookingOut) -> list[object]:
+        times = moment(booking.start), moment(booking.end)
+        return [booking.name, booking.owner, booking.project or "-", *times, booking.gpu_hours, booking.title]
 
     titles = ["BOOKING", "OWNER", "PROJECT", "BEGINS", "ENDS", "GPU-HOURS", "TITLE"]
     return listed(options, found, titles, row)
@@ -240,10 +242,10 @@ def _record(options: argparse.Namespace) -> int:
             limit=options.limit,
         )
 
-    def row(one: ChangeOut) -> list[object]:
-        changes = (f"{field}: {before} -> {after}" for field, (before, after) in one.changes.items())
-        what = f"{one.action} {one.kind}", one.what
-        return [moment(one.when), one.who or "the portal", *what, "; ".join(changes)[:MOST_SHOWN]]
+    def row(change: ChangeOut) -> list[object]:
+        changes = (f"{field}: {before} -> {after}" for field, (before, after) in change.changes.items())
+        what = f"{change.action} {change.kind}", change.what
+        return [moment(change.when), change.who or "the portal", *what, "; ".join(changes)[:MOST_SHOWN]]
 
     return listed(options, found, ["WHEN", "WHO", "WHAT", "OF", "BEFORE AND AFTER"], row)
 
@@ -262,23 +264,33 @@ def _maintenance(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.admin.maintenance()
 
-    def row(one: MaintenanceOut) -> list[object]:
-        times = moment(one.start), moment(one.end)
-        return [one.name, *times, ",".join(one.node_names), one.title, one.problem or "-"]
+    def row(maintenance: MaintenanceOut) -> list[object]:
+        times = moment(maintenance.start), moment(maintenance.end)
+        return [
+            maintenance.name,
+            *times,
+            ",".join(maintenance.node_names),
+            maintenance.title,
+            maintenance.problem or "-",
+        ]
 
     return listed(options, found, ["MAINTENANCE", "BEGINS", "ENDS", "NODES", "TITLE", "PROBLEM"], row)
 
 
 def _plan(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.admin.plan_maintenance(
+        maintenance = portal.admin.plan_maintenance(
             options.title,
             start=read_time(options.start),
             end=read_time(options.end),
             nodes=options.nodes.replace(",", " ").split(),
             text=options.text,
         )
-    return printed(options, made, f"Planned: {made.name}, {moment(made.start)} to {moment(made.end)}.")
+    return printed(
+        options,
+        maintenance,
+        f"Planned: {maintenance.name}, {moment(maintenance.start)} to {moment(maintenance.end)}.",
+    )
 
 
 def _cancel_maintenance(options: argparse.Namespace) -> int:
@@ -307,16 +319,16 @@ def _news(options: argparse.Namespace) -> int:
         options,
         found,
         ["NUMBER", "SINCE", "UNTIL", "TITLE"],
-        lambda one: [one.number, moment(one.created), one.until or "-", one.title],
+        lambda each: [each.number, moment(each.created), each.until or "-", each.title],
     )
 
 
 def _publish(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.admin.publish(
+        announcement = portal.admin.publish(
             options.title, options.text, until=_day(options.until), number=options.number
         )
-    return printed(options, made, f"Published as number {made.number}.")
+    return printed(options, announcement, f"Published as number {announcement.number}.")
 
 
 def _unpublish(options: argparse.Namespace) -> int:

@@ -37,15 +37,15 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _without_hidden(broker: BrokerClient) -> Cluster:
-    """The cluster, with those of the hidden partitions alone that take jobs of who asks."""
+    """The cluster, with only those hidden partitions that take the caller's jobs."""
     cluster = broker.cluster()
-    if not any(one.hidden for one in cluster.partitions):
+    if not any(partition.hidden for partition in cluster.partitions):
         return cluster
     try:
-        own = {one.name for one in usable(cluster, broker.access()).partitions}
+        own = {partition.name for partition in usable(cluster, broker.access()).partitions}
     except CarmeError:
         own = set[str]()  # a service or root, who have no jobs
-    shown = [one for one in cluster.partitions if not one.hidden or one.name in own]
+    shown = [partition for partition in cluster.partitions if not partition.hidden or partition.name in own]
     return cluster.model_copy(update={"partitions": shown})
 
 
@@ -56,10 +56,15 @@ def _accounts(options: argparse.Namespace) -> int:
     else:
         found = BrokerClient().access().associations
 
-    def row(one: Association) -> list[object]:
-        qos = [name + ("*" if name == one.default_qos else "") for name in one.qos]
-        state = "no new jobs" if one.stopped else ""
-        return [one.account + ("*" if one.default else ""), one.partition or "all", ", ".join(qos), state]
+    def row(association: Association) -> list[object]:
+        qos = [name + ("*" if name == association.default_qos else "") for name in association.qos]
+        state = "no new jobs" if association.stopped else ""
+        return [
+            association.account + ("*" if association.default else ""),
+            association.partition or "all",
+            ", ".join(qos),
+            state,
+        ]
 
     return listed(
         options,
@@ -71,7 +76,7 @@ def _accounts(options: argparse.Namespace) -> int:
 
 
 def _state(state: str) -> str:
-    """A node's state in Slurm's words, of which it may have several: `MIXED+PLANNED`, `DOWN*` (sinfo(1))."""
+    """A node's state, which Slurm may give several words for: `MIXED+PLANNED`, `DOWN*` (sinfo(1))."""
     words = [part.rstrip("*~#!%$@^-").replace("_", " ").lower() for part in state.split("+")]
     return ", ".join(words + ["not responding"] * ("*" in state and "not responding" not in words))
 

@@ -66,49 +66,49 @@ def _whose(parser: argparse.ArgumentParser) -> None:
 def _list(options: argparse.Namespace) -> int:
     found = datasets().all()
     if options.json:
-        print_json([_fields(one) for one in found])
+        print_json([_fields(dataset) for dataset in found])
         return 0
     if not found:
         print("There are no datasets yet. Add one with: carme datasets add NAME FOLDER")
         return 0
     rows = []
-    for one in found:
-        newest = one.version()
-        what = [one.name, newest.short, newest.files, size(newest.size), readers(newest.path)]
-        rows.append([*what, "site" if one.site else "yours", one.licence or "-", one.title or "-"])
+    for each in found:
+        newest = each.version()
+        what = [each.name, newest.short, newest.files, size(newest.size), readers(newest.path)]
+        rows.append([*what, "site" if each.site else "yours", each.licence or "-", each.title or "-"])
     print_table(["NAME", "VERSION", "FILES", "SIZE", "READERS", "WHOSE", "LICENCE", "TITLE"], rows)
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
-    one = datasets().get(options.name)
-    reported = _fields(one, _copies(one))
+    dataset = datasets().get(options.name)
+    reported = _fields(dataset, _copies(dataset))
     if options.json:
         print_json(reported)
         return 0
-    print(f"{one.name}{': ' + one.title if one.title else ''}")
-    print(f"Licence: {one.licence or 'unknown'}. Catalogue: {'the site' if one.site else 'yours'}.")
+    print(f"{dataset.name}{': ' + dataset.title if dataset.title else ''}")
+    print(f"Licence: {dataset.licence or 'unknown'}. Catalogue: {'the site' if dataset.site else 'yours'}.")
     rows = []
-    for version, each in zip(one.versions, reported["versions"], strict=True):
+    for version, each in zip(dataset.versions, reported["versions"], strict=True):
         what = [version.short, moment(version.added), version.files, size(version.size), version.path]
         rows.append([*what, each["readers"], ", ".join(each["copies"]) or "-"])
     print_table(["VERSION", "ADDED", "FILES", "SIZE", "PATH", "READERS", "YOUR COPIES ON"], rows)
-    print(f"Use it with: carme submit --stage {one.name} ...")
+    print(f"Use it with: carme submit --stage {dataset.name} ...")
     return 0
 
 
-def _copies(one: Dataset) -> dict[str, list[str]]:
+def _copies(dataset: Dataset) -> dict[str, list[str]]:
     """The nodes that hold copies of this user's, by digest; nothing while the broker is down."""
     try:
         nodes = BrokerClient().cluster().nodes
     except CarmeError:
         return {}
-    return copies(one, nodes, os.getuid())
+    return copies(dataset, nodes, os.getuid())
 
 
-def _fields(one: Dataset, copies: dict[str, list[str]] | None = None) -> dict[str, Any]:
-    values = one.model_dump(mode="json")
-    for version, each in zip(one.versions, values["versions"], strict=True):
+def _fields(dataset: Dataset, copies: dict[str, list[str]] | None = None) -> dict[str, Any]:
+    values = dataset.model_dump(mode="json")
+    for version, each in zip(dataset.versions, values["versions"], strict=True):
         each |= {"short": version.short, "readers": readers(version.path)}
         if copies is not None:
             each["copies"] = copies.get(version.digest, [])
@@ -123,21 +123,21 @@ def _add(options: argparse.Namespace) -> int:
             print(f"Unpacked into {folder}.", flush=True)
     elif options.into:
         raise InvalidRequest(
-            _("{folder} is no archive, so there is nothing to unpack.", folder=folder),
+            _("{folder} is not an archive, so there is nothing to unpack.", folder=folder),
             _("Leave out --into."),
             field="into",
         )
-    one, new = datasets().add(
+    dataset, new = datasets().add(
         options.name, folder, site=options.site, title=options.title, licence=options.licence
     )
-    newest = one.version()
+    newest = dataset.version()
     what = f"{newest.files} files, {size(newest.size)}"
     known = "" if new else " It was there already."
     return printed(
         options,
-        _fields(one),
-        f"The dataset {one.name} has version {newest.short} ({what}).{known}",
-        f"Use it with: carme submit --stage {one.name} ...",
+        _fields(dataset),
+        f"The dataset {dataset.name} has version {newest.short} ({what}).{known}",
+        f"Use it with: carme submit --stage {dataset.name} ...",
     )
 
 

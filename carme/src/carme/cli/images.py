@@ -59,19 +59,19 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     delete = actions.add_parser("delete", help="delete one of your images and its file")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_delete)
-    for one in (every, build, show, share, delete):
-        add_json(one)
+    for each in (every, build, show, share, delete):
+        add_json(each)
 
 
 def _list(options: argparse.Namespace) -> int:
     with client() as portal:
         usable = portal.images()
-        own = [one.info() for one in portal.images.list()]
+        own = [each.info() for each in portal.images.list()]
     if options.json:
         print_json({"usable": usable, "own": own})
         return 0
-    rows = [[one.name, "ready", one.title, one.digest[:19]] for one in usable]
-    rows += [[one.reference, one.state, one.title, ""] for one in own if one.state != "ready"]
+    rows = [[each.name, "ready", each.title, each.digest[:19]] for each in usable]
+    rows += [[each.reference, each.state, each.title, ""] for each in own if each.state != "ready"]
     print_table(["IMAGE", "STATE", "TITLE", "DIGEST"], rows)
     return 0
 

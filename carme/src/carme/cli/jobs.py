@@ -66,7 +66,7 @@ def _which(text: str) -> tuple[int, int | None]:
 
 def _lines(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or int(text) > MOST_LINES:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of lines from 0 to {MOST_LINES}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a valid number of lines from 0 to {MOST_LINES}")
     return int(text)
 
 

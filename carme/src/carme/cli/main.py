@@ -26,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     follow(language_of_terminal)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # What the encoding lacks, and bytes that are no text, are shown like \\xe9.
+            # What the encoding lacks, and bytes that are not text, are shown like \\xe9.
             stream.reconfigure(errors="backslashreplace")
     try:
         return _run(sys.argv[1:] if arguments is None else arguments)

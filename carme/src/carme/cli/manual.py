@@ -17,30 +17,30 @@ from carme.cli.parsing import parser
 __all__ = ["main", "pages"]
 
 
-def pages(made: argparse.ArgumentParser) -> dict[str, str]:
+def pages(command_parser: argparse.ArgumentParser) -> dict[str, str]:
     """The manual pages of a program, for `man`; by their names, without `.1`.
 
     Args:
-        made: What understands its arguments.
+        command_parser: What understands its arguments.
     """
-    name = made.prog.replace(" ", "-")
-    found = {name: _page(name, made, made.description or "", deep=False)}
-    for words, command, about in _commands(made):
-        name = f"{made.prog}-{words[0]}"
+    name = command_parser.prog.replace(" ", "-")
+    found = {name: _page(name, command_parser, command_parser.description or "", deep=False)}
+    for words, command, about in _commands(command_parser):
+        name = f"{command_parser.prog}-{words[0]}"
         found[name] = _page(name, command, about, deep=True)
         for alias in words[1:]:
-            found[f"{made.prog}-{alias}"] = f".so man1/{name}.1\n"
+            found[f"{command_parser.prog}-{alias}"] = f".so man1/{name}.1\n"
     return found
 
 
-def _page(name: str, made: argparse.ArgumentParser, about: str, deep: bool) -> str:
-    about = about or made.description or ""
+def _page(name: str, command_parser: argparse.ArgumentParser, about: str, deep: bool) -> str:
+    about = about or command_parser.description or ""
     lines = [f".TH {_quoted(name.upper())} 1 {_quoted('')} {_quoted('Carme')}", ".SH NAME"]
-    lines += [rf"{_text(name)} \- {_text(about.rstrip('.'))}", ".SH SYNOPSIS", *_synopsis(made)]
-    if made.description and made.description != about:
-        lines += [".SH DESCRIPTION", _text(made.description)]
-    lines += _arguments(made)
-    commands = list(_commands(made))
+    lines += [rf"{_text(name)} \- {_text(about.rstrip('.'))}", ".SH SYNOPSIS", *_synopsis(command_parser)]
+    if command_parser.description and command_parser.description != about:
+        lines += [".SH DESCRIPTION", _text(command_parser.description)]
+    lines += _arguments(command_parser)
+    commands = list(_commands(command_parser))
     if commands:
         lines += [".SH COMMANDS"]
     for words, command, reported in commands:
@@ -49,35 +49,37 @@ def _page(name: str, made: argparse.ArgumentParser, about: str, deep: bool) -> s
             lines += _arguments(command, heading=False)
         else:
             lines += [".TP", rf"\fB{_text(', '.join(words))}\fR", f"{_text(_sentence(reported))}"]
-            lines += [rf"See \fB{_text(f'{made.prog}-{words[0]}')}\fR(1)."]
-    if made.epilog:
-        lines += [".SH NOTES", *_as_it_is(made.epilog)]
+            lines += [rf"See \fB{_text(f'{command_parser.prog}-{words[0]}')}\fR(1)."]
+    if command_parser.epilog:
+        lines += [".SH NOTES", *_as_it_is(command_parser.epilog)]
     if deep:
         lines += [".SH SEE ALSO", rf"\fB{_text(name.partition('-')[0])}\fR(1)"]
     return "\n".join(line for line in lines if line) + "\n"
 
 
 def _commands(
-    made: argparse.ArgumentParser,
+    command_parser: argparse.ArgumentParser,
 ) -> Iterator[tuple[list[str], argparse.ArgumentParser, str]]:
     """Each command's name and other names, its parser, and its summary."""
-    for action in made._actions:
+    for action in command_parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             reported = {choice.dest: choice.help or "" for choice in action._choices_actions}
             for name, command in dict(action.choices).items():
                 if name in reported:
-                    others = [one for one, same in action.choices.items() if same is command and one != name]
+                    others = [
+                        each for each, same in action.choices.items() if same is command and each != name
+                    ]
                     yield [name, *others], command, reported[name]
 
 
-def _synopsis(made: argparse.ArgumentParser) -> list[str]:
-    return _as_it_is(made.format_usage().partition(" ")[2])
+def _synopsis(command_parser: argparse.ArgumentParser) -> list[str]:
+    return _as_it_is(command_parser.format_usage().partition(" ")[2])
 
 
-def _arguments(made: argparse.ArgumentParser, heading: bool = True) -> list[str]:
-    formatter = made._get_formatter()
+def _arguments(command_parser: argparse.ArgumentParser, heading: bool = True) -> list[str]:
+    formatter = command_parser._get_formatter()
     lines = []
-    for action in made._actions:
+    for action in command_parser._actions:
         if action.help == argparse.SUPPRESS or isinstance(action, argparse._SubParsersAction):
             continue
         called = formatter._format_action_invocation(action)

@@ -41,7 +41,7 @@ def listed(
     Args:
         options: Whether JSON is wanted.
         titles: Of the columns.
-        row: What of an item stands in them.
+        row: The values of an item in them.
         none: The text where nothing was found; by default the titles alone.
     """
     if options.json:
@@ -49,7 +49,7 @@ def listed(
     elif not found and none:
         print(none)
     else:
-        print_table(titles, [row(one) for one in found])
+        print_table(titles, [row(each) for each in found])
     return 0
 
 

@@ -60,7 +60,7 @@ class _Parser(argparse.ArgumentParser):
         self.passes_on = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """As argparse does; where a program is started, options may also stand behind its name.
+        """As argparse does; where a program is started, options may also come after its name.
 
         None that might be meant for the program is taken for it in silence, and none of ours is given to it:
         what the program is to get stands after `--`.

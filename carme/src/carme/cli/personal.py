@@ -50,8 +50,8 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     download.add_argument("path", metavar="PATH", help="a file of the cluster")
     download.add_argument("file", metavar="FILE", nargs="?", help="where it goes (default: here)")
     download.set_defaults(run=_download)
-    for one in (upload, download):
-        one.add_argument("--replace", action="store_true", help="replace a file of that name")
+    for each in (upload, download):
+        each.add_argument("--replace", action="store_true", help="replace a file of that name")
     make = actions.add_parser("mkdir", help="make a folder")
     make.add_argument("path", metavar="PATH")
     make.set_defaults(run=_make)
@@ -64,8 +64,8 @@ def _add_files(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     delete.set_defaults(run=_delete)
     quota = actions.add_parser("quota", aliases=["room"], help="show your quota and the free space")
     quota.set_defaults(run=_quota)
-    for one in (every, upload, download, make, rename, delete, quota):
-        add_json(one)
+    for command in (every, upload, download, make, rename, delete, quota):
+        add_json(command)
 
 
 def _files(options: argparse.Namespace) -> int:
@@ -77,8 +77,8 @@ def _files(options: argparse.Namespace) -> int:
     print_table(
         ["NAME", "SIZE", "CHANGED"],
         [
-            [one.name + ("/" if one.kind == "folder" else ""), one.size, moment(one.changed)]
-            for one in found.entries
+            [entry.name + ("/" if entry.kind == "folder" else ""), entry.size, moment(entry.changed)]
+            for entry in found.entries
         ],
     )
     if found.more:
@@ -126,7 +126,7 @@ def _delete(options: argparse.Namespace) -> int:
 def _quota(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.files.quotas()
-    return listed(options, found, ["FOLDER", "QUOTA"], lambda one: [one.path, one.words])
+    return listed(options, found, ["FOLDER", "QUOTA"], lambda each: [each.path, each.words])
 
 
 # --- presets ---------------------------------------------------------------------------------------------
@@ -150,8 +150,8 @@ def _add_presets(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     delete = actions.add_parser("delete", help="delete a preset")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_forget)
-    for one in (every, save, start, delete):
-        add_json(one)
+    for each in (every, save, start, delete):
+        add_json(each)
 
 
 def _presets(options: argparse.Namespace) -> int:
@@ -161,7 +161,7 @@ def _presets(options: argparse.Namespace) -> int:
         options,
         found,
         ["PRESET", "IMAGE", "MINUTES", "LINK"],
-        lambda one: [one.name, one.options.image, one.options.minutes, one.link],
+        lambda each: [each.name, each.options.image, each.options.minutes, each.link],
         "You have no presets. Make one with: carme presets save",
     )
 
@@ -214,8 +214,8 @@ def _add_notices(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
             f"--{way}", required=True, choices=["yes", "no"], help=f"whether you get them by {way}"
         )
     choose.set_defaults(run=_choose)
-    for one in (every, read, kinds, choose):
-        add_json(one)
+    for each in (every, read, kinds, choose):
+        add_json(each)
 
 
 def _notices(options: argparse.Namespace) -> int:
@@ -225,7 +225,7 @@ def _notices(options: argparse.Namespace) -> int:
         options,
         found,
         ["WHEN", "WHAT"],
-        lambda one: [moment(one.created), one.text],
+        lambda each: [moment(each.created), each.text],
         "Nothing waits to be read.",
     )
 
@@ -243,7 +243,7 @@ def _kinds(options: argparse.Namespace) -> int:
         options,
         found,
         ["KIND", "PAGE", "MAIL", "WHAT"],
-        lambda one: [one.kind, _yes(one.page), _yes(one.mail), one.title],
+        lambda each: [each.kind, _yes(each.page), _yes(each.mail), each.title],
     )
 
 
@@ -276,10 +276,10 @@ def _add_projects(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     leave = actions.add_parser("leave", help="leave a project; your running jobs continue")
     accept = actions.add_parser("accept", help="join a project that invited you")
     decline = actions.add_parser("decline", help="decline an invitation")
-    for one in (show, invite, withdraw, role, remove, leave, accept, decline):
-        one.add_argument("name", metavar="PROJECT")
-    for one in (invite, withdraw, role, remove):
-        one.add_argument("user", metavar="USER")
+    for each in (show, invite, withdraw, role, remove, leave, accept, decline):
+        each.add_argument("name", metavar="PROJECT")
+    for command in (invite, withdraw, role, remove):
+        command.add_argument("user", metavar="USER")
     role.add_argument("role", choices=["manager", "member"])
     invitations = actions.add_parser("invitations", help="list your invitations")
     create = actions.add_parser("create", help="create a project; for administrators")
@@ -296,24 +296,24 @@ def _add_projects(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     limit.add_argument("--time", help="longest job, like 90 (minutes) or 2h; 'none': no limit")
     close = actions.add_parser("close", help="close a project: it takes no more jobs; for administrators")
     reopen = actions.add_parser("reopen", help="reopen a closed project; for administrators")
-    for one in (close, reopen):
-        one.add_argument("name", metavar="PROJECT")
+    for command in (close, reopen):
+        command.add_argument("name", metavar="PROJECT")
     runs = {show: _show, invite: _invite, withdraw: _withdraw, role: _role, remove: _remove, leave: _leave}
     runs |= {accept: _accept, decline: _decline, invitations: _invitations, create: _create, limit: _limit}
     runs |= {close: _close, reopen: _reopen}
-    for one, run in runs.items():
-        one.set_defaults(run=run)
-    for one in (every, *runs):
-        add_json(one)
+    for command, run in runs.items():
+        command.set_defaults(run=run)
+    for command in (every, *runs):
+        add_json(command)
 
 
 def _projects(options: argparse.Namespace) -> int:
     with client() as portal:
         found = portal.projects.list()
 
-    def row(one: ProjectOut) -> list[object]:
-        role = "manager" if one.manager else "member"
-        return [one.name, role, len(one.members), one.gpu_hours_used, one.title]
+    def row(project: ProjectOut) -> list[object]:
+        role = "manager" if project.manager else "member"
+        return [project.name, role, len(project.members), project.gpu_hours_used, project.title]
 
     titles = ["PROJECT", "YOU", "MEMBERS", "GPU-HOURS", "TITLE"]
     return listed(options, found, titles, row, "You are in no project.")
@@ -394,15 +394,15 @@ def _invitations(options: argparse.Namespace) -> int:
         options,
         found,
         ["PROJECT", "BY", "SINCE", "TITLE"],
-        lambda one: [one.project, one.by, moment(one.created), one.title],
+        lambda each: [each.project, each.by, moment(each.created), each.title],
         "Nobody asks you to join a project.",
     )
 
 
 def _invitation(portal: Client, name: str) -> InvitationOut:
-    for one in portal.projects.invitations():
-        if one.project == name:
-            return one
+    for invitation in portal.projects.invitations():
+        if invitation.project == name:
+            return invitation
     raise NotFound(_("Nobody asks you to join {name!r}.", name=name), _("See: carme projects invitations"))
 
 

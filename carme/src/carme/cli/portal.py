@@ -78,10 +78,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     kinds.set_defaults(run=_kinds)
     create = parts.add_parser("create", help="book nodes")
     free = parts.add_parser("free", help="list the nearest times at which nodes are free")
-    for one in (create, free):
-        add_size(one, required=True)
-        add_time(one, required=True)
-        add_start(one)
+    for each in (create, free):
+        add_size(each, required=True)
+        add_time(each, required=True)
+        add_start(each)
     add_title(create)
     create.add_argument("--project", default="", metavar="NAME", help="the project that it is for")
     create.add_argument("--users", default="", help="other users who may use it, with commas between them")
@@ -105,8 +105,8 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     delete = parts.add_parser("delete", help="delete a booking")
     delete.add_argument("name", metavar="NAME")
     delete.set_defaults(run=_delete)
-    for one in (booked, kinds, create, free, session, offer, accept, delete):
-        add_json(one)
+    for command in (booked, kinds, create, free, session, offer, accept, delete):
+        add_json(command)
 
 
 def _plan(parser: argparse.ArgumentParser) -> None:
@@ -144,20 +144,27 @@ def _certificate(path: str) -> str:
         ) from None
     except UnicodeDecodeError:
         raise InvalidRequest(
-            _("{path} is no text, so it is no certificate as PEM.", path=path),
+            _("{path} is not text, so it is not a certificate as PEM.", path=path),
             _("Convert it with: openssl x509 -inform DER -in {path} -out NEW", path=path),
         ) from None
 
 
 def _bookings(options: argparse.Namespace) -> int:
     with client() as portal:
-        known = [one.known for one in portal.bookings.list()]
+        known = [each.known for each in portal.bookings.list()]
 
-    def row(one: BookingOut) -> list[object]:
-        times, nodes = (moment(one.start), moment(one.end)), ",".join(one.node_names)
-        return [one.name, one.label, *times, nodes, f"{one.gpus_per_node} x {one.gpu_type}", one.title]
+    def row(booking: BookingOut) -> list[object]:
+        times, nodes = (moment(booking.start), moment(booking.end)), ",".join(booking.node_names)
+        return [
+            booking.name,
+            booking.label,
+            *times,
+            nodes,
+            f"{booking.gpus_per_node} x {booking.gpu_type}",
+            booking.title,
+        ]
 
-    found = [one for one in known if options.all or one.state != "ended"]
+    found = [each for each in known if options.all or each.state != "ended"]
     titles = ["BOOKING", "STATE", "BEGINS", "ENDS", "NODES", "GPUS", "TITLE"]
     return listed(options, found, titles, row, "You have no bookings. Make one with: carme bookings create")
 
@@ -169,7 +176,7 @@ def _kinds(options: argparse.Namespace) -> int:
         options,
         found,
         ["PARTITION", "GPU TYPE", "GPUS PER NODE", "NODES"],
-        lambda one: [one.partition, one.gpu_type, one.gpus, one.nodes],
+        lambda each: [each.partition, each.gpu_type, each.gpus, each.nodes],
         "No nodes can be booked here.",
     )
 
@@ -180,7 +187,7 @@ def read_time(text: str) -> datetime:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
         raise InvalidRequest(
-            _("{text!r} is no time.", text=text), _("Write it like 2026-11-30T09:00."), field="start"
+            _("{text!r} is not a time.", text=text), _("Write it like 2026-11-30T09:00."), field="start"
         ) from None
 
 
@@ -198,18 +205,18 @@ def _time_and_gpus(options: argparse.Namespace) -> dict[str, Any]:
 
 def _book(options: argparse.Namespace) -> int:
     with client() as portal:
-        made = portal.bookings.create(
+        booking = portal.bookings.create(
             **_time_and_gpus(options),
             title=options.title,
             users=options.users.replace(",", " ").split(),
             project=options.project,
         )
-        known = made.known
+        known = booking.known
         if options.image:
             try:
-                known = made.start_session(options.image, stage=options.stage, results=options.results)
+                known = booking.start_session(options.image, stage=options.stage, results=options.results)
             except CarmeError:
-                made.delete()  # half of what was requested is not it
+                booking.delete()  # half of what was requested is not it
                 raise
     return _show_booking(options, known)
 
@@ -217,7 +224,7 @@ def _book(options: argparse.Namespace) -> int:
 def _show_booking(options: argparse.Namespace, known: BookingOut) -> int:
     lines = [f"Booking {known.name}: {known.label}, {moment(known.start)} to {moment(known.end)}."]
     if known.session_image:
-        data = f", with {', '.join(one.name for one in known.stage)} near it" if known.stage else ""
+        data = f", with {', '.join(each.name for each in known.stage)} near it" if known.stage else ""
         lines.append(f"A session in {known.session_image} starts automatically in its first minute{data}.")
     if known.offered_to:
         lines.append(f"{known.offered_to} may take it over.")
@@ -247,7 +254,7 @@ def _accept(options: argparse.Namespace) -> int:
 def _free(options: argparse.Namespace) -> int:
     with client() as portal:
         slots = portal.bookings.free_slots(**_time_and_gpus(options))
-    return listed(options, slots, ["BEGINS", "ENDS"], lambda one: [moment(one.start), moment(one.end)])
+    return listed(options, slots, ["BEGINS", "ENDS"], lambda slot: [moment(slot.start), moment(slot.end)])
 
 
 def _delete(options: argparse.Namespace) -> int:

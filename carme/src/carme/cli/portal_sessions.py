@@ -78,10 +78,17 @@ def _start(options: argparse.Namespace) -> int:
 def every(options: argparse.Namespace) -> int:
     """List them."""
     with client() as portal:
-        found = [one.info() for one in portal.sessions.list(active=None if options.all else True)]
+        found = [each.info() for each in portal.sessions.list(active=None if options.all else True)]
 
-    def row(one: SessionOut) -> list[object]:
-        return [one.name, one.label, one.title, one.job_id or "-", moment(one.ends), one.explanation]
+    def row(session: SessionOut) -> list[object]:
+        return [
+            session.name,
+            session.label,
+            session.title,
+            session.job_id or "-",
+            moment(session.ends),
+            session.explanation,
+        ]
 
     titles = ["SESSION", "STATE", "TITLE", "JOB", "ENDS", "EXPLANATION"]
     none = "You have no sessions now. Start one with: carme session start"

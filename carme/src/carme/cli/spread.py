@@ -20,7 +20,7 @@ from carme.translation import message as _
 
 __all__ = ["copy_by_nodes"]
 
-#: How often the workers are looked at, in seconds.
+#: Seconds between two checks of the workers.
 LOOK = 1.0
 #: The nodes have the same installation as this host.
 PROGRAM = "import sys; from carme.cli import main; sys.exit(main())"
@@ -106,9 +106,9 @@ def _more_than_half(client: BrokerClient, partition: str | None) -> int | None:
     cluster = client.cluster()
     names = {
         name
-        for one in cluster.partitions
-        if (one.name == partition if partition else one.default)
-        for name in one.node_names
+        for each in cluster.partitions
+        if (each.name == partition if partition else each.default)
+        for name in each.node_names
     }
     cpus = [node.cpus for node in cluster.nodes if node.name in names]
     return max(cpus) // 2 + 1 if cpus else None

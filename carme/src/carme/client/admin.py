@@ -30,7 +30,7 @@ class Admin:
 
     def users(self, search: str = "", *, limit: int | None = 50) -> list[api.UserOut]:
         """Users, the latest first; of those names or addresses that have the words."""
-        return [api.UserOut.model_validate(one) for one in self._items("users", limit, q=search or None)]
+        return [api.UserOut.model_validate(item) for item in self._items("users", limit, q=search or None)]
 
     def user(self, name: str) -> api.UserOut:
         """One user."""
@@ -71,7 +71,7 @@ class Admin:
 
     def nodes(self) -> list[Node]:
         """All nodes with their states and reasons."""
-        return [Node.model_validate(one) for one in self._connection.ask("GET", "admin/nodes")]
+        return [Node.model_validate(each) for each in self._connection.ask("GET", "admin/nodes")]
 
     def drain(self, node: str, reason: str) -> None:
         """Let no more jobs start on a node; those that run go on."""
@@ -83,7 +83,7 @@ class Admin:
 
     def jobs(self, search: str = "", *, limit: int | None = 50) -> list[api.OthersJob]:
         """All jobs and sessions that wait or run; of a user, an account, a number, or a part of a name."""
-        return [api.OthersJob.model_validate(one) for one in self._items("jobs", limit, q=search or None)]
+        return [api.OthersJob.model_validate(item) for item in self._items("jobs", limit, q=search or None)]
 
     def stop(self, job: int, message: str = "") -> api.OthersJob:
         """End somebody's job or session, and notify its owner of the reason."""
@@ -95,7 +95,7 @@ class Admin:
     def approvals(self, *, limit: int | None = 50) -> list[Booking]:
         """Bookings that wait for an answer."""
         found = self._items("approvals", limit)
-        return [Booking(self._connection, api.BookingOut.model_validate(one)) for one in found]
+        return [Booking(self._connection, api.BookingOut.model_validate(each)) for each in found]
 
     def decide(self, booking: str, approve: bool, reason: str = "") -> api.BookingOut:
         """Approve or refuse a booking that waits for that; its owner is notified of the reason."""
@@ -124,17 +124,17 @@ class Admin:
         """
         words = {"q": search or None, "who": who or None, "kind": kind or None}
         found = self._items("record", limit, since=since, until=until, **words)
-        return [api.ChangeOut.model_validate(one) for one in found]
+        return [api.ChangeOut.model_validate(each) for each in found]
 
     def policies(self) -> list[api.PolicyOut]:
         """The site's limits and policies as they hold."""
-        return [api.PolicyOut.model_validate(one) for one in self._connection.ask("GET", "admin/policies")]
+        return [api.PolicyOut.model_validate(each) for each in self._connection.ask("GET", "admin/policies")]
 
     # --- announcements and maintenance ---
 
     def news(self, *, limit: int | None = 50) -> list[api.NewsOut]:
         """All announcements, the latest first."""
-        return [api.NewsOut.model_validate(one) for one in items(self._connection, "news/all", limit)]
+        return [api.NewsOut.model_validate(item) for item in items(self._connection, "news/all", limit)]
 
     def publish(
         self, title: str, text: str = "", *, until: date | None = None, number: int | None = None
@@ -160,7 +160,9 @@ class Admin:
 
     def maintenance(self) -> list[api.MaintenanceOut]:
         """Maintenance that is planned or going on, the next one first."""
-        return [api.MaintenanceOut.model_validate(one) for one in self._connection.ask("GET", "maintenance")]
+        return [
+            api.MaintenanceOut.model_validate(each) for each in self._connection.ask("GET", "maintenance")
+        ]
 
     def plan_maintenance(
         self, title: str, *, start: datetime, end: datetime, nodes: Sequence[str] = (), text: str = ""
@@ -178,7 +180,9 @@ class Admin:
 
     def change_maintenance(self, name: str, **values: Any) -> api.MaintenanceOut:
         """Change `title`, `text`, `nodes`, `start` or `end`; the rest stays."""
-        sent = {key: one.isoformat() if isinstance(one, datetime) else one for key, one in values.items()}
+        sent = {
+            key: value.isoformat() if isinstance(value, datetime) else value for key, value in values.items()
+        }
         return api.MaintenanceOut.model_validate(self._connection.ask("PATCH", f"maintenance/{name}", sent))
 
     def cancel_maintenance(self, name: str) -> None:

@@ -124,15 +124,15 @@ class Bookings:
             state: `requested`, `approved`, `active` or `ended`.
             limit: How many at most; None: all.
         """
-        return [self._booking(one) for one in items(self._connection, "bookings", limit, state=state)]
+        return [self._booking(item) for item in items(self._connection, "bookings", limit, state=state)]
 
     def usable(self) -> list[Booking]:
         """Those in which I may run something, mine and others', the next one first."""
-        return [self._booking(one) for one in self._connection.ask("GET", "bookings/usable")]
+        return [self._booking(each) for each in self._connection.ask("GET", "bookings/usable")]
 
     def kinds(self) -> list[api.NodeKind]:
         """Which nodes can be booked."""
-        return [api.NodeKind.model_validate(one) for one in self._connection.ask("GET", "bookings/kinds")]
+        return [api.NodeKind.model_validate(each) for each in self._connection.ask("GET", "bookings/kinds")]
 
     def free_slots(
         self, *, start: datetime, minutes: int, gpu_type: str, gpus: int, partition: str, nodes: int = 1
@@ -140,7 +140,7 @@ class Bookings:
         """The times nearest to `start` at which such nodes could be had."""
         query = {"start": start.isoformat(), "minutes": minutes, "gpu_type": gpu_type, "gpus_per_node": gpus}
         found = self._connection.ask("GET", "bookings/slots", **query, partition=partition, nodes=nodes)
-        return [api.Slot.model_validate(one) for one in found]
+        return [api.Slot.model_validate(each) for each in found]
 
     def _booking(self, found: object) -> Booking:
         return Booking(self._connection, api.BookingOut.model_validate(found))

@@ -222,7 +222,7 @@ def _no_text(error: UnicodeEncodeError) -> InvalidRequest:
     whole = text[text.rfind('"', 0, error.start) + 1 : text.find('"', error.end)]
     named = whole.encode(errors="surrogateescape").decode(errors="backslashreplace")
     return InvalidRequest(
-        _("A part of the request is no UTF-8: '{named}'.", named=named[:80]),
+        _("A part of the request is not UTF-8: '{named}'.", named=named[:80]),
         _("Rename it, or have a script of yours name it."),
     )
 

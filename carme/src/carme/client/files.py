@@ -39,11 +39,11 @@ class Files:
 
     def places(self) -> list[api.PlaceOut]:
         """The folders that the portal shows, with all that is in them."""
-        return [api.PlaceOut.model_validate(one) for one in self._connection.ask("GET", "files/places")]
+        return [api.PlaceOut.model_validate(each) for each in self._connection.ask("GET", "files/places")]
 
     def quotas(self) -> list[api.QuotaOut]:
         """My quotas there, and the free space."""
-        return [api.QuotaOut.model_validate(one) for one in self._connection.ask("GET", "files/room")]
+        return [api.QuotaOut.model_validate(each) for each in self._connection.ask("GET", "files/room")]
 
     def room(self) -> list[api.QuotaOut]:
         """The earlier name of `quotas`."""
@@ -166,7 +166,7 @@ class Files:
         self._connection.ask("DELETE", _at("files", path))
 
     def _fetch(self, path: str, partial: Path, mark: Path, progress: Progress | None) -> None:
-        """Bring `partial` to the whole file; `mark` says of which state of it that is a part."""
+        """Bring `partial` to the whole file; `mark` names the file's version that the part is of."""
         # A link that somebody put there would lead the bytes elsewhere.
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(partial, flags, 0o600), "r+b") as stream:

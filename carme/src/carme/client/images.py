@@ -75,7 +75,7 @@ class Images:
 
     def __call__(self) -> list[api.ImageOut]:
         """What sessions and jobs can run in."""
-        return [api.ImageOut.model_validate(one) for one in self._connection.ask("GET", "images")]
+        return [api.ImageOut.model_validate(each) for each in self._connection.ask("GET", "images")]
 
     def details(self, name: str) -> api.ImageDetails:
         """One of them, with its packages. Raises NotFound."""
@@ -125,7 +125,7 @@ class Images:
 
     def list(self) -> list[Image]:
         """Those that I have built, and those that projects of mine share."""
-        return [self._image(one) for one in self._connection.ask("GET", "images/own")]
+        return [self._image(each) for each in self._connection.ask("GET", "images/own")]
 
     def _image(self, found: object) -> Image:
         return Image(self._connection, api.ImageBuild.model_validate(found))

@@ -178,7 +178,7 @@ class Job:
         """The end of its log, read from there, however long it is."""
         try:
             first = self._part("log", tail=LAST_LINES, limit=1)
-            # What is no UTF-8 counts for more bytes in the text than in the log.
+            # What is not UTF-8 counts for more bytes in the text than in the log.
             begin = max(0, first.offset - len(first.text.encode()), first.size - MOST_OF_THEM)
             return "".join(self._text("log", False, offset=begin))
         except CarmeError as error:
@@ -272,15 +272,15 @@ class Array(list[Job]):
         if self.id is None:
             return []
         found = items(self._connection, "jobs", None, array=self.id)
-        known = [api.JobOut.model_validate(one) for one in found]
-        by_task = {one.task: one for one in known if one.task is not None}
+        known = [api.JobOut.model_validate(each) for each in found]
+        by_task = {each.task: each for each in known if each.task is not None}
         for task, job in self._tasks.items():
-            others = (one for one in known if one.task is None and arrays.includes(one.tasks, task))
+            others = (each for each in known if each.task is None and arrays.includes(each.tasks, task))
             reported = by_task.get(task) or next(others, None)
             if reported is not None:
                 job._known = reported
             elif known:
-                job.info()  # it was cancelled while it waited, of which nothing is left in the list
+                job.info()  # it was cancelled while it waited, so it is not in the list any more
         return known
 
     def done(self) -> bool:
@@ -427,7 +427,7 @@ class Jobs:
         Raises:
             InvalidRequest: With the field, and what is possible.
         """
-        calls = [(one, named or {}) for one in zip(*arguments, strict=False)]
+        calls = [(each, named or {}) for each in zip(*arguments, strict=False)]
         if not calls:
             return Array(self._connection, None, ())
         tasks = arrays.expression(len(calls), at_once)
@@ -438,7 +438,7 @@ class Jobs:
     def _what(self, what: Any, arguments: tuple[Any, ...], calls: Sequence[Call] | None) -> dict[str, Any]:
         """The part of a request that says what runs."""
         if isinstance(what, str | Path):
-            return {"script": wire(_script(Path(what))), "arguments": [str(one) for one in arguments]}
+            return {"script": wire(_script(Path(what))), "arguments": list(map(str, arguments))}
         if isinstance(what, list):
             return {"command": [*what, *map(str, arguments)]}
         if callable(what) and calls is not None:
@@ -498,8 +498,8 @@ class Jobs:
         query = {"q": q, "state": state, "kind": kind, "partition": partition}
         query |= {"since": since and since.isoformat(), "until": until and until.isoformat()}
         found = items(self._connection, "jobs", limit, **query)
-        known = [api.JobOut.model_validate(one) for one in found]
-        return [Job(self._connection, one.id, one) for one in known]
+        known = [api.JobOut.model_validate(each) for each in found]
+        return [Job(self._connection, each.id, each) for each in known]
 
 
 def _script(path: Path) -> str:
@@ -543,7 +543,7 @@ def _packed(things: Sequence[Any], function: Callable[..., Any]) -> list[bytes]:
     if mine and module is not None:
         cloudpickle.register_pickle_by_value(module)  # the job cannot import what lies here
     try:
-        return [cloudpickle.dumps(one) for one in things]
+        return [cloudpickle.dumps(thing) for thing in things]
     except Exception as error:
         raise InvalidRequest(
             _("The function or its arguments cannot be sent: {error}.", error=error),
@@ -574,7 +574,7 @@ def _order(packed: Sequence[bytes], keep: Callable[[bytes], str]) -> dict[str, A
         )
     order: dict[str, Any] = {"python": f"{sys.version_info[0]}.{sys.version_info[1]}"}
     if size * 4 // 3 <= INLINE_BYTES:
-        texts = [base64.b64encode(one).decode() for one in packed]
+        texts = [base64.b64encode(each).decode() for each in packed]
         order |= {"function": texts[0], "calls": texts[1:]}
     else:
         # Each task reads the function and what is its own, not all of it.

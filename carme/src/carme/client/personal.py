@@ -22,13 +22,13 @@ class Presets:
 
     def list(self) -> list[api.PresetOut]:
         """All of them by name; `link` opens the portal's form filled in."""
-        return [api.PresetOut.model_validate(one) for one in self._connection.ask("GET", "presets")]
+        return [api.PresetOut.model_validate(each) for each in self._connection.ask("GET", "presets")]
 
     def get(self, name: str) -> api.PresetOut:
         """The one of this name. Raises NotFound."""
-        for one in self.list():
-            if one.name == name:
-                return one
+        for each in self.list():
+            if each.name == name:
+                return each
         raise NotFound(_("You have no preset {name!r}.", name=name), _("See the list of your presets."))
 
     def save(self, name: str, **options: Any) -> api.PresetOut:
@@ -68,7 +68,7 @@ class Notices:
             limit: How many at most; None: all.
         """
         found = items(self._connection, "notices", limit, unread=unread)
-        return [api.NoticeOut.model_validate(one) for one in found]
+        return [api.NoticeOut.model_validate(each) for each in found]
 
     def read(self) -> None:
         """I have read all of them."""
@@ -76,7 +76,7 @@ class Notices:
 
     def kinds(self) -> list[api.NoticeKind]:
         """The kinds of notices, and how I want to get them."""
-        return [api.NoticeKind.model_validate(one) for one in self._connection.ask("GET", "notices/kinds")]
+        return [api.NoticeKind.model_validate(each) for each in self._connection.ask("GET", "notices/kinds")]
 
     def choose(self, kind: str, *, page: bool, mail: bool) -> api.NoticeKind:
         """Choose whether I get such notices on pages, and by mail. Raises InvalidRequest for no kind."""

@@ -27,7 +27,7 @@ class Projects:
 
     def list(self) -> list[api.ProjectOut]:
         """My projects: who is in them, what they may use and have used."""
-        return [api.ProjectOut.model_validate(one) for one in self._connection.ask("GET", "projects")]
+        return [api.ProjectOut.model_validate(each) for each in self._connection.ask("GET", "projects")]
 
     def get(self, name: str) -> api.ProjectOut:
         """One of them."""
@@ -75,7 +75,7 @@ class Projects:
 
     def invitations(self) -> list[api.InvitationOut]:
         """Projects that I am invited to join."""
-        return [api.InvitationOut.model_validate(one) for one in self._connection.ask("GET", "invitations")]
+        return [api.InvitationOut.model_validate(each) for each in self._connection.ask("GET", "invitations")]
 
     def accept(self, invitation: api.InvitationOut) -> None:
         """Join."""

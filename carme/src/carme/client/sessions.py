@@ -137,7 +137,7 @@ class Sessions:
             active: Those that are not over, those that are, or all (None).
             limit: How many at most; None: all.
         """
-        return [self._session(one) for one in items(self._connection, "sessions", limit, active=active)]
+        return [self._session(item) for item in items(self._connection, "sessions", limit, active=active)]
 
     def _session(self, found: object) -> Session:
         return Session(self._connection, api.SessionOut.model_validate(found))

@@ -256,7 +256,7 @@ class PortalSettings(_Table):
 
 
 class HeadsSettings(_Table):
-    """`[heads]`: the hosts of which one is the active head; empty where there is one head.
+    """`[heads]`: the hosts that may be the active head; empty where there is one head.
 
     Attributes:
         names: The hosts, as the inventory names them.
@@ -521,7 +521,7 @@ class Settings(_Table):
             ConfigError: There is no such secret, it is empty, or this account may not read it.
         """
         if not _SECRET_NAME.fullmatch(name):
-            raise ConfigError(f"{name!r} is no name of a secret; names are like 'hub-api-token'.")
+            raise ConfigError(f"{name!r} is not a valid name of a secret; names are like 'hub-api-token'.")
         path = self.secrets.directory / name
         try:
             value = path.read_text(encoding="utf-8").strip()

@@ -101,7 +101,7 @@ class Datasets:
         """
         if not _NAME.fullmatch(name):
             raise InvalidRequest(
-                _("{name!r} is no name of a dataset.", name=name),
+                _("{name!r} is not a valid name of a dataset.", name=name),
                 _("Use 1 to 64 letters, digits, dots, underscores or hyphens."),
                 field="name",
             )
@@ -117,7 +117,9 @@ class Datasets:
         except NotFound:
             before = None
         versions = [
-            one for one in (before.versions if before else []) if (one.digest, one.path) != (text, path)
+            version
+            for version in (before.versions if before else [])
+            if (version.digest, version.path) != (text, path)
         ]
         new = before is None or len(versions) == len(before.versions)
         versions.append(

@@ -49,14 +49,14 @@ class Dataset(BaseModel):
         """
         if not wanted:
             return self.versions[-1]
-        found = [one for one in self.versions if one.digest.partition(":")[2].startswith(wanted)]
+        found = [each for each in self.versions if each.digest.partition(":")[2].startswith(wanted)]
         if len(found) != 1 or len(wanted) < _SHORTEST:
             raise NotFound(
                 _(
                     "The dataset {value_name!r} has no version {wanted!r}; it has: {short}.",
                     value_name=self.name,
                     wanted=wanted,
-                    short=listing([one.short for one in self.versions]),
+                    short=listing([each.short for each in self.versions]),
                 ),
                 _(
                     "Name at least {shortest} digits of one of these, or leave it out for the newest.",

@@ -28,7 +28,7 @@ _REASONS = {
         noop("There is no {name!r}."),
         noop("It may have been moved or deleted: load the folder again."),
     ),
-    errno.ENOTDIR: (noop("{name!r} is no folder."), noop("Open the folder that holds it.")),
+    errno.ENOTDIR: (noop("{name!r} is not a folder."), noop("Open the folder that holds it.")),
     errno.EISDIR: (noop("{name!r} is a folder."), noop("Choose a file.")),
     errno.EACCES: (noop("You may not do that with {name!r}."), noop("Ask its owner to allow it.")),
     errno.EPERM: (noop("You may not do that with {name!r}."), noop("Ask its owner to allow it.")),
@@ -147,7 +147,7 @@ class Files:
         return str(self._ask("home")["path"])
 
     def space(self, paths: list[str]) -> list[Space]:
-        """The user's quota and the free space in these folders, of those that can be looked at."""
+        """The user's quota and the free space in these folders, as far as they can be read."""
         return [
             Space(**reported | {"quota": Limits(**reported["quota"]) if reported["quota"] else None})
             for reported in self._ask("space", paths=paths)["spaces"]
@@ -258,7 +258,7 @@ class Files:
 
 
 def _error(number: int, message: str, name: str) -> FileError:
-    # Bytes that are no UTF-8 have no place in a sentence.
+    # Bytes that are not UTF-8 have no place in a sentence.
     shown = name.encode(errors="surrogateescape").decode(errors="replace")
     words, remedy = _REASONS.get(number, (f"{{name!r}}: {message.replace('{', '(')}.", ""))
     error = FileError(words.format(name=shown), remedy)

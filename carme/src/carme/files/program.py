@@ -87,7 +87,7 @@ def home(source: BinaryIO, sink: BinaryIO) -> dict[str, Any]:
 
 
 def space(source: BinaryIO, sink: BinaryIO, paths: list[str]) -> dict[str, Any]:
-    """How much room the user has in each of these folders; those that cannot be looked at are left out."""
+    """How much room the user has in each of these folders; those that cannot be read are left out."""
     # It was started by its path, without the packages of the site.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
     from carme.storage.space import space_of
@@ -120,7 +120,7 @@ def datasets(source: BinaryIO, sink: BinaryIO, path: str) -> dict[str, Any]:
                 values = json.loads(file.read(MOST_TEXT))
             paths = [str(version["path"]) for version in values["versions"]]
         except (OSError, ValueError, TypeError, KeyError):
-            continue  # it is no dataset
+            continue  # it is not a dataset
         found[name.removesuffix(".json")] = values
         whose |= {each: readers(each) for each in paths}
     return {"datasets": found, "readers": whose}

@@ -157,13 +157,13 @@ def _places(members: list[tarfile.TarInfo], allowed: list[Path]) -> list[tuple[t
         is_root_a_file = path == root and not member.isdir()
         if root is None or is_root_a_file or not no_folders.isdisjoint(path.parents):
             raise CarmeError(
-                f"The other head sent {member.name!r}, which is no state of a head.",
+                f"The other head sent {member.name!r}, which is not a state of a head.",
                 "See that both heads run the same version of Carme: run site.yml.",
             )
         if not member.isdir():
             no_folders.add(path)
         placed.append((member, path, root))
-    missing = unknown_owners({one.uname for one in members}, {one.gname for one in members})
+    missing = unknown_owners({each.uname for each in members}, {each.gname for each in members})
     if missing:
         raise CarmeError(
             f"This head lacks owners of files: {', '.join(missing)}. Nothing was written.",

@@ -94,7 +94,7 @@ def check_text(kind: str, text: str) -> None:
     """See that a text can be a definition or a list of requirements. Raises InvalidRequest."""
     if not text.strip() or len(text) > MAXIMUM_TEXT or "\0" in text:
         raise InvalidRequest(
-            f"The text is empty, or has more than {MAXIMUM_TEXT} characters, or is no text.",
+            f"The text is empty, or has more than {MAXIMUM_TEXT} characters, or is not text.",
             "Write a definition, or a requirement in each line.",
             field="text",
         )

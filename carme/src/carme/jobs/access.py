@@ -64,25 +64,31 @@ class Access(BaseModel):
     @property
     def accounts(self) -> list[str]:
         """The accounts that may pay for new jobs, the default one first."""
-        able = [one for one in self.associations if not one.stopped]
-        return list(dict.fromkeys(one.account for one in sorted(able, key=lambda one: not one.default)))
+        able = [association for association in self.associations if not association.stopped]
+        return list(
+            dict.fromkeys(
+                each.account for each in sorted(able, key=lambda association: not association.default)
+            )
+        )
 
     @property
     def default_account(self) -> str | None:
         """The account that pays for jobs that name none."""
-        return next((one.account for one in self.associations if one.default), None)
+        return next((association.account for association in self.associations if association.default), None)
 
     @property
     def qos(self) -> list[str]:
         """All qualities of service that the user may name."""
-        return sorted({name for one in self.associations for name in one.qos})
+        return sorted({name for association in self.associations for name in association.qos})
 
     def association(self, account: str | None, partition: str) -> Association | None:
         """The association that counts for an account in a partition; one for this partition comes first."""
         found = [
-            one for one in self.associations if one.account == account and one.partition in ("", partition)
+            each
+            for each in self.associations
+            if each.account == account and each.partition in ("", partition)
         ]
-        return max(found, key=lambda one: bool(one.partition), default=None)
+        return max(found, key=lambda association: bool(association.partition), default=None)
 
     def quality(self, account: str | None, partition: str, requested: str | None) -> str:
         """The quality of service that a job gets; empty: not known."""
@@ -107,16 +113,16 @@ def usable(cluster: Cluster, access: Access, accounts: Collection[str] = ()) -> 
 
 def usable_partitions(cluster: Cluster, access: Access, accounts: Collection[str] = ()) -> list[Partition]:
     """The partitions of the cluster that take a user's jobs; the arguments are those of `usable`."""
-    return [one for one in cluster.partitions if _is_usable(one, access, accounts)]
+    return [partition for partition in cluster.partitions if _is_usable(partition, access, accounts)]
 
 
 def _is_usable(partition: Partition, access: Access, accounts: Collection[str]) -> bool:
     if partition.hidden and not partition.is_limited:
         return False
     choices: set[tuple[str | None, str | None]] = {(account, None) for account in accounts}
-    for one in access.associations:
-        if not one.stopped and one.partition in ("", partition.name):
-            choices |= {(one.account, None), *((one.account, qos) for qos in one.qos)}
+    for association in access.associations:
+        if not association.stopped and association.partition in ("", partition.name):
+            choices |= {(association.account, None), *((association.account, qos) for qos in association.qos)}
     if not choices and access.associations and access.enforced:
         return False
     if not choices:
@@ -149,9 +155,9 @@ def partition_refusal(
         return None
     sentence, remedy, field = refusal
     better = [
-        one.name
-        for one in others
-        if one != partition and not one.hidden and partition_refusal(one, access, account, qos) is None
+        each.name
+        for each in others
+        if each != partition and not each.hidden and partition_refusal(each, access, account, qos) is None
     ]
     if better and field == "partition":
         remedy = _(_OR_ANOTHER[remedy], better=listing(better))
@@ -199,7 +205,7 @@ def _account_refusal(partition: Partition, access: Access, account: str | None) 
         )
     if not access.associations or not access.enforced:
         return None
-    own = [one for one in access.associations if one.account == account]
+    own = [each for each in access.associations if each.account == account]
     if not own:
         return (
             _(
@@ -216,7 +222,7 @@ def _account_refusal(partition: Partition, access: Access, account: str | None) 
             _(
                 "You may use the account {account!r} in {partitions} only, not in {partition!r}.",
                 account=account,
-                partitions=listing([one.partition for one in own]),
+                partitions=listing([each.partition for each in own]),
                 partition=partition.name,
             ),
             _ANOTHER_ACCOUNT,
@@ -251,7 +257,7 @@ def _qos_refusal(
     name = access.quality(account, partition.name, requested)
     if not name or not partition.refuses_qos(name):
         return None
-    able = [one for one in own if not partition.refuses_qos(one)]
+    able = [each for each in own if not partition.refuses_qos(each)]
     sentence = _(
         "The partition {partition!r} does not take jobs of the quality of service {qos!r}.",
         partition=partition.name,
@@ -280,17 +286,19 @@ def check_limits(
         requested[f"gres/gpu:{request.gpu_type}"] = ("gpus_per_node", f"{request.gpu_type} GPU", gpus)
     # The first holder that sets a limit is the one whose limit counts.
     known: set[str] = set()
-    for one in limits_of(access.user, account, qos, access.limits):
-        if one.minutes is not None and "minutes" not in known:
+    for each in limits_of(access.user, account, qos, access.limits):
+        if each.minutes is not None and "minutes" not in known:
             known.add("minutes")
-            if request.minutes > one.minutes:
-                raise _too_much(one, _("{minutes} for one job", minutes=minutes_text(one.minutes)), "minutes")
-        most = {name: count for name, (count, _used) in one.resources.items()} | one.each
+            if request.minutes > each.minutes:
+                raise _too_much(
+                    each, _("{minutes} for one job", minutes=minutes_text(each.minutes)), "minutes"
+                )
+        most = {name: count for name, (count, _used) in each.resources.items()} | each.each
         for name, (field, unit, count) in requested.items():
             if name in most and name not in known:
                 known.add(name)
                 if count > most[name]:
-                    raise _too_much(one, number(most[name], unit), field)
+                    raise _too_much(each, number(most[name], unit), field)
 
 
 def _too_much(limits: Limits, most: str, field: str) -> InvalidRequest:

@@ -1,6 +1,6 @@
 """Arrays of jobs: tasks that differ in nothing but their number, submitted together.
 
-Which tasks there are is written as Slurm writes it: `0-99%4` are a hundred, of which four run at a time;
+Which tasks there are is written as Slurm writes it: `0-99%4` are a hundred, at most four of them at a time;
 `1,5,10-20:2` are single ones and every second of a range.
 """
 
@@ -66,7 +66,7 @@ def numbers(tasks: str) -> Iterator[int]:
     if len(ranges) == 1:
         yield from ranges[0]
         return
-    yield from sorted({number for one in ranges for number in one})
+    yield from sorted({number for each in ranges for number in each})
 
 
 def count(tasks: str) -> int:
@@ -77,13 +77,13 @@ def count(tasks: str) -> int:
 def includes(tasks: str, number: int) -> bool:
     """Whether a task is among them; Slurm's words that are no such expression have none."""
     try:
-        return any(number in one for one in _ranges(tasks))
+        return any(number in each for each in _ranges(tasks))
     except ValueError:
         return False
 
 
 def expression(items: int, at_once: int | None = None) -> str:
-    """The tasks 0 to `items` - 1, of which `at_once` may run at a time."""
+    """The tasks 0 to `items` - 1, at most `at_once` of them at a time."""
     return ("0" if items == 1 else f"0-{items - 1}") + (f"%{at_once}" if at_once is not None else "")
 
 
@@ -99,7 +99,7 @@ def listed(tasks: Iterable[int]) -> str:
 
 
 def limited(tasks: str, whole: str) -> str:
-    """The expression `tasks`, of which as many may run at a time as of the array `whole`."""
+    """The expression `tasks` with the limit of tasks at a time that the array `whole` has."""
     _, percent, limit = whole.partition("%")
     return tasks.partition("%")[0] + percent + limit
 
@@ -119,7 +119,7 @@ def read_name(text: str) -> tuple[int, int | None]:
     """
     match = re.fullmatch(r"(\d{1,18})(?:_(\d{1,7}))?", text, re.ASCII)
     if match is None:
-        raise ValueError(f"{text!r} is no job; write its number, or 123_4 for task 4 of array 123")
+        raise ValueError(f"{text!r} is not a job; write its number, or 123_4 for task 4 of array 123")
     return int(match[1]), int(match[2]) if match[2] else None
 
 

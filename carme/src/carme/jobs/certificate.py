@@ -24,7 +24,7 @@ def make_certificate() -> str:
         .serial_number(x509.random_serial_number())
         .not_valid_before(datetime.now(UTC) - CLOCKS_APART)
         .not_valid_after(NO_END)
-        # Not an authority: nothing but this very certificate can be accepted by who trusts it.
+        # Not an authority: nothing but this very certificate can be accepted by a peer that trusts it.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .sign(key, SHA256())
     )

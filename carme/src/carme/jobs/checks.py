@@ -40,7 +40,7 @@ def check(
     Raises:
         InvalidRequest: With the field, what is allowed, and what to ask for.
     """
-    # A user's own image is looked at where the job starts, as that user.
+    # A user's own image is checked where the job starts, as that user.
     if request.image is not None and request.image_file is None:
         images.get(request.image)
     limit = settings.sessions.maximum_minutes

@@ -14,7 +14,7 @@ class Partition(_Seen):
 
     `groups`, `accounts`, `qos`: whose jobs it takes, of Unix groups, of accounts, and with which quality of
     service; empty: everybody's. `refused_accounts`, `refused_qos`: whose it does not take.
-    `hidden`: Slurm shows it only to who asks for all of them.
+    `hidden`: Slurm shows it only to requests for all of them.
     `suspends`: Slurm itself suspends jobs in it in favour of others.
     """
 
@@ -75,14 +75,19 @@ class Cluster(_Seen):
     def members(self, partitions: str) -> list[Node]:
         """The nodes of these partitions, whose names are joined by commas."""
         requested = set(partitions.split(","))
-        names = {name for one in self.partitions if one.name in requested for name in one.node_names}
+        names = {
+            name
+            for partition in self.partitions
+            if partition.name in requested
+            for name in partition.node_names
+        }
         return [node for node in self.nodes if node.name in names]
 
     def limited_to(self, partitions: list[Partition]) -> "Cluster":
         """The cluster with these of its partitions and their nodes alone; itself where these are all."""
         if len(partitions) == len(self.partitions):
             return self
-        names = {name for one in partitions for name in one.node_names}
+        names = {name for partition in partitions for name in partition.node_names}
         nodes = [node for node in self.nodes if node.name in names]
         return self.model_copy(update={"partitions": partitions, "nodes": nodes})
 

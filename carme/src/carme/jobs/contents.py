@@ -1,6 +1,6 @@
-"""Contents of files that travel with a request: texts, and bytes that are no text in UTF-8.
+"""Contents of files that travel with a request: texts, and bytes that are not text in UTF-8.
 
-In programs they are strings, in which Python's surrogates stand for bytes that are no UTF-8
+In programs they are strings, in which Python's surrogates stand for bytes that are not UTF-8
 (`surrogateescape`), so that no byte is lost. JSON and pages cannot hold these: on the wire such a content is
 `{"base64": "..."}`, and on a page it is shown as Latin-1, which has a letter for each byte.
 """
@@ -20,7 +20,7 @@ __all__ = [
 
 _NEITHER = _("must be text, or {'base64': ...} with the bytes of what is none")
 
-#: For contents that are no UTF-8: each byte is a letter, so that what is shown can be taken back.
+#: For contents that are not UTF-8: each byte is a letter, so that what is shown can be taken back.
 PAGE_ENCODING = "latin-1"
 
 
@@ -54,7 +54,7 @@ def shown(content: str) -> str:
 
 
 def typed(text: str) -> str:
-    """The content that `shown` gave for what is no UTF-8, after somebody has edited it.
+    """The content that `shown` gave for what is not UTF-8, after somebody has edited it.
 
     Raises:
         ValueError: It has letters now that Latin-1 does not have.

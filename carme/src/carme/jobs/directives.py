@@ -80,7 +80,7 @@ def directives(text: str) -> Directives:
                 _("Correct it, or take it out and give the option to carme submit."),
                 field="script",
             ) from None
-        # What is no UTF-8 can be named on no page.
+        # What is not UTF-8 can be named on no page.
         words = [word.encode(errors="replace").decode() for word in others if word.startswith("-")]
         ignored += [word.partition("=")[0] for word in words]
     requested = _combined(found)

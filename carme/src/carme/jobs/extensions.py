@@ -196,7 +196,9 @@ def _clashes(
         start = max(claim.start, ends)
         if not claim.why or start >= wanted or (claim.end and claim.end <= start):
             continue
-        at_that_time = [one for one in claims if one.start <= start and (one.end is None or one.end > start)]
+        at_that_time = [
+            each for each in claims if each.start <= start and (each.end is None or each.end > start)
+        ]
         for node in nodes:
             if node.name in claim.nodes and not _fits(node, [holding, *at_that_time]):
                 yield start, claim.why

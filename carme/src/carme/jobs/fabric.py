@@ -1,6 +1,6 @@
-"""The way into a running job, for who may read its folder: a connection to the agent on its first node.
+"""The way into a running job, for users who may read its folder: a connection to the agent on its first node.
 
-This is the client's side of the protocol whose other side is `carme_runtime.fabric`, of which nothing is
+This is the client's side of the protocol. `carme_runtime.fabric` is the other side, which is not
 installed on hosts that start jobs. See docs/developers/interfaces.md.
 """
 

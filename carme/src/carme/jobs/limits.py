@@ -54,29 +54,29 @@ def limit_detail(job: Job, limits: Iterable[Limits]) -> str:
     if "Minutes" in rest:
         return ""
     kind = next((name for word, name in _KINDS.items() if rest.startswith(word)), None)
-    for one in _chain(job, holder, list(limits)):
-        if rest.startswith("WallDuration") and one.minutes is not None:
+    for each in _chain(job, holder, list(limits)):
+        if rest.startswith("WallDuration") and each.minutes is not None:
             return _(
-                "{holder}: at most {most} for one job", holder=one.holder, most=minutes_text(one.minutes)
+                "{holder}: at most {most} for one job", holder=each.holder, most=minutes_text(each.minutes)
             )
-        if rest.startswith("Jobs") and one.jobs:
+        if rest.startswith("Jobs") and each.jobs:
             return _(
                 "{holder}: at most {most} running at a time, {now} now",
-                holder=one.holder,
-                most=one.jobs[0],
-                now=one.jobs[1],
+                holder=each.holder,
+                most=each.jobs[0],
+                now=each.jobs[1],
             )
-        for name, (most, used) in one.resources.items():
+        for name, (most, used) in each.resources.items():
             if scope == "Grp" and kind and name.startswith(kind):
                 return _(
                     "{holder}: at most {most} at a time, {used} in use",
-                    holder=one.holder,
+                    holder=each.holder,
                     most=_amount(most, name),
                     used=used,
                 )
-        for name, most in one.each.items():
+        for name, most in each.each.items():
             if scope == "Max" and kind and name.startswith(kind):
-                return _("{holder}: at most {most} for one job", holder=one.holder, most=_amount(most, name))
+                return _("{holder}: at most {most} for one job", holder=each.holder, most=_amount(most, name))
     return ""
 
 
@@ -84,9 +84,9 @@ def longest_minutes(job: Job, limits: Iterable[Limits]) -> tuple[int, str] | Non
     """How long the accounting lets a job run, and whose limit that is; a quality of service comes first."""
     limits = list(limits)
     for holder in ("QOS", "Assoc"):
-        for one in _chain(job, holder, limits):
-            if one.minutes is not None:
-                return one.minutes, one.holder
+        for each in _chain(job, holder, limits):
+            if each.minutes is not None:
+                return each.minutes, each.holder
     return None
 
 
@@ -101,9 +101,9 @@ def limits_of(user: str, account: str, qos: str, limits: Iterable[Limits]) -> It
     """The limits for a user's jobs in an account, the one that counts first: those of the quality of service,
     of the user, of the account, and of the accounts above it."""
     limits = list(limits)
-    yield from (one for one in limits if one.qos and one.qos == qos)
-    yield from (one for one in limits if one.user and (one.account, one.user) == (account, user))
-    accounts = {one.account: one for one in limits if one.account and not one.user}
+    yield from (limit for limit in limits if limit.qos and limit.qos == qos)
+    yield from (limit for limit in limits if limit.user and (limit.account, limit.user) == (account, user))
+    accounts = {limit.account: limit for limit in limits if limit.account and not limit.user}
     found = accounts.pop(account, None)
     while found:
         yield found

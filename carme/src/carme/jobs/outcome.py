@@ -21,7 +21,7 @@ __all__ = [
 #: Our own reason for a job that vanished from the queue and is in no accounting.
 FORGOTTEN = "Forgotten"
 
-#: And for a task that was cancelled while it waited with others, of which Slurm keeps nothing.
+#: And for a task that was cancelled while it waited with others: Slurm keeps no record of it.
 NEVER_BEGUN = "NeverBegun"
 
 #: Between a sentence and the last lines of the log, one a line.

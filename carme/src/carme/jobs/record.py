@@ -20,7 +20,7 @@ class JobRecord(WithMessages):
     Attributes:
         detail: What is known about the reason for which it waits: the limit and its use, the booking's begin;
             of a suspended job `BY_SLURM` where Slurm itself suspends jobs.
-        priority: Slurm's number; jobs with a higher one are looked at first, 0 is on hold.
+        priority: Slurm's number; jobs with a higher one are considered first, 0 is on hold.
         planned_start, planned_nodes: Where and when Slurm's scheduler means to start it while it waits.
         planned_end: When Slurm ends it as things stand, while it runs and has a limit.
         seconds_left: What is left of its time while it is suspended: that stands still.

@@ -122,7 +122,7 @@ def check_text(text: str) -> None:
         )
     if "\0" in text:
         raise InvalidRequest(
-            _("The script holds a NUL character, so it is no text."),
+            _("The script holds a NUL character, so it is not text."),
             _("Name a script; a program is started by a command."),
             field="script",
         )

@@ -78,7 +78,7 @@ def shortage(
     """
     needed, kind = _each(job), job.gpu_type
     able = [node for node in cluster.members(job.partition) if _has(_size(node, kind), needed)]
-    own = next((one for one in reservations if one.name == job.reservation), None)
+    own = next((reservation for reservation in reservations if reservation.name == job.reservation), None)
     if own is not None:
         able = [node for node in able if node.name in own.node_names]
     others = _in_the_way(job, reservations, now)
@@ -86,7 +86,7 @@ def shortage(
     for node in able:
         if node.available:
             there = running.get(node.name, ())
-            saved = [_reserved(one, node, there, now) for one in others if node.name in one.node_names]
+            saved = [_reserved(each, node, there, now) for each in others if node.name in each.node_names]
             waits.append(_wait(node, kind, needed, there, saved))
     count = max(1, job.nodes)
     if len(waits) < count:
@@ -97,9 +97,9 @@ def shortage(
     if not short:
         return ""
     lacks = [sum(amounts) for amounts in zip(*(wait.lacks for wait in short), strict=True)]
-    held = [one for wait in short for one in wait.holders]
-    holders = {one.job_id: one.user for one in held if one.job_id}
-    saved_for = {one.reservation: one.begins for one in held if not one.job_id}
+    held = [holder for wait in short for holder in wait.holders]
+    holders = {each.job_id: each.user for each in held if each.job_id}
+    saved_for = {each.reservation: each.begins for each in held if not each.job_id}
     until = max(wait.until for wait in short)
     what = {"amounts": _amounts(lacks), "nodes": _some([wait.node for wait in short])}
     if not held:
@@ -129,13 +129,13 @@ def reserved_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservatio
     Empty if none does.
     """
     names = {node.name for node in cluster.members(job.partition)}
-    for one in sorted(_in_the_way(job, reservations, now), key=lambda one: one.start):
-        if nodes := [name for name in one.node_names if name in names]:
-            begins = one.start if one.start > now else None
+    for each in sorted(_in_the_way(job, reservations, now), key=lambda reservation: reservation.start):
+        if nodes := [name for name in each.node_names if name in names]:
+            begins = each.start if each.start > now else None
             return _(
                 "{kept} until {until}: {nodes}",
-                kept=_reservations({one.name: begins}, now),
-                until=moment_text(one.end, now),
+                kept=_reservations({each.name: begins}, now),
+                until=moment_text(each.end, now),
                 nodes=_some(nodes),
             )
     return ""
@@ -144,7 +144,11 @@ def reserved_nodes(job: Job, cluster: Cluster, reservations: Sequence[Reservatio
 def _in_the_way(job: Job, reservations: Iterable[Reservation], now: datetime) -> list[Reservation]:
     """The reservations that a job does not run in, and that begin before it would end."""
     ends = now + timedelta(minutes=job.minutes_limit) if job.minutes_limit else _NEVER
-    return [one for one in reservations if one.name != job.reservation and one.end > now and one.start < ends]
+    return [
+        reservation
+        for reservation in reservations
+        if reservation.name != job.reservation and reservation.end > now and reservation.start < ends
+    ]
 
 
 def _reserved(reservation: Reservation, node: Node, there: Iterable[Held], now: datetime) -> Held:
@@ -156,7 +160,7 @@ def _reserved(reservation: Reservation, node: Node, there: Iterable[Held], now: 
     some = -(-reservation.gpus // count) if reservation.gpus else gpus
     cpus = min(whole[0], -(-reservation.cpus // count)) if reservation.cpus else whole[0]
     memory = whole[1] if (some, cpus) == (gpus, whole[0]) else 0
-    inside = [one.amounts for one in there if one.reservation == reservation.name]
+    inside = [each.amounts for each in there if each.reservation == reservation.name]
     used = [sum(amounts) for amounts in zip((0, 0, 0), *inside, strict=True)]
     amounts = max(0, some - used[0]), max(0, cpus - used[1]), max(0, memory - used[2])
     begins = reservation.start if reservation.start > now else None
@@ -188,8 +192,8 @@ def _wait(
     gpus, cpus, memory_mb = _size(node, kind)
     gpus -= node.gpus_used.get(kind, 0) if kind else sum(node.gpus_used.values())
     free = (gpus, cpus - node.cpus_used, memory_mb - node.memory_used_mb)
-    for one in reserved:
-        gpus, cpus, memory_mb = one.amounts
+    for each in reserved:
+        gpus, cpus, memory_mb = each.amounts
         free = (free[0] - gpus, free[1] - cpus, free[2] - memory_mb)
     lacks = tuple(max(0, needs - max(0, has)) for needs, has in zip(needed, free, strict=True))
     holders, until = [], _ALWAYS

@@ -39,7 +39,7 @@ _PART = re.compile(r'(?:"[^"]*"|[^\s,"])+')
 
 
 def check_text(text: str) -> str:
-    """Refuse bytes that are no UTF-8, which JSON and the portal's pages cannot hold. Raises ValueError."""
+    """Refuse bytes that are not UTF-8, which JSON and the portal's pages cannot hold. Raises ValueError."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -55,7 +55,7 @@ def check_text(text: str) -> str:
 
 
 def check_path(text: str) -> str:
-    """Refuse what is no absolute path of one line. Raises ValueError."""
+    """Refuse what is not an absolute path of one line. Raises ValueError."""
     check_text(text)
     if not text.startswith("/"):
         raise ValueError(_("must be an absolute path, not {path!r}", path=text[:80]))
@@ -159,7 +159,7 @@ def parse_stages(parts: str | Iterable[str], datasets: Catalogue) -> list[Stage]
     Args:
         parts: Each is an absolute path or a dataset's name (with `@` and the beginning of a version's digest,
             else its newest), with a target and a colon in front or without. In one text they have space or
-            commas between them, and stand in double quotes where they hold such themselves.
+            commas between them, and double quotes around those that hold such characters.
         datasets: Where names are looked up.
 
     Raises:

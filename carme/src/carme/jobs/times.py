@@ -16,7 +16,7 @@ def parse_minutes(text: str) -> int:
     """Minutes of `90`, `45m`, `2h`, `1d12h` or `[DAYS-]HOURS:MINUTES:SECONDS`; seconds are rounded up.
 
     Raises:
-        InvalidRequest: The text is none of these, or is no time at all.
+        InvalidRequest: The text is none of these, or is not a time at all.
     """
     text = text.strip().lower()
     minutes = 0

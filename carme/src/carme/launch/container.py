@@ -106,7 +106,7 @@ def checked_copy(image: str, digest: str, copy: str) -> str:
     """The job's own copy of an image that is what was built; refuses any other.
 
     The site's images are root's, but a user's own one may change: who can write to it could do so between
-    a look at it and its start. So what is looked at is the copy, which only the job's owner can change.
+    its check and its start. So the copy is checked, which only the job's owner can change.
 
     Args:
         image: The file.
@@ -124,10 +124,10 @@ def checked_copy(image: str, digest: str, copy: str) -> str:
                 raise OSError(0, "it is not a plain file")
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             changed = "Free some space on the node, or choose another image."
-            with open(os.open(draft, flags, 0o400), "wb") as made:
+            with open(os.open(draft, flags, 0o400), "wb") as target:
                 while part := file.read(4 << 20):
                     hashed.update(part)
-                    made.write(part)
+                    target.write(part)
     except OSError as error:
         unlink(draft)
         raise LaunchError(

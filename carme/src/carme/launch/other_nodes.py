@@ -14,7 +14,7 @@ from carme.launch.spec import JobSpec
 ANNOUNCE_SECONDS = 120.0  # for the first agent to listen; images on a busy file system start slowly
 GRACE_SECONDS = 5.0  # between the end of the agents here and there; each hears of the other's
 HOSTS = "hosts.hydra"  # the list of the nodes that are there, in the private folder of each
-WATCH_SECONDS = 1.0  # between two checks of which nodes are there
+WATCH_SECONDS = 1.0  # between two checks which nodes are there
 RETURN_SECONDS = 5.0  # until a lost node is brought back; after each try that fails, twice as much
 RETURN_MOST_SECONDS = 60.0
 RETURN_TRIES = 12  # in a row; by then Slurm has long taken from the job a node that it cannot reach

@@ -82,7 +82,7 @@ def as_task(folder: str, spec: JobSpec, task: str) -> tuple[str, JobSpec]:
         task: Its number.
     """
     if not task.isdecimal():
-        raise CarmeError("This is no task of a job array.", "Start it with 'carme submit --array'.")
+        raise CarmeError("This is not a task of a job array.", "Start it with 'carme submit --array'.")
     own = f"{folder}/{TASKS}/{int(task)}"
     try:
         os.makedirs(own, 0o700, exist_ok=True)

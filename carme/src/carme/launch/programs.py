@@ -69,7 +69,7 @@ class Programs:
         return program in self._codes
 
     def end(self, program: int) -> None:
-        """See that it is over: SIGTERM, and SIGKILL for who does not heed it."""
+        """See that it is over: SIGTERM, and SIGKILL for programs that ignore it."""
         if not self.has_ended(program):
             os.kill(program, signal.SIGTERM)
             if not self.has_ended(program, STOP_SECONDS):

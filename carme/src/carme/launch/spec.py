@@ -49,7 +49,7 @@ class JobSpec(NamedTuple):
         workdir: Where the command begins; None: in the home directory.
         binds: Folders of the host that the container sees.
         stage, results: What is copied before, and where results go afterwards.
-        array: Whether this is an array, of which each task makes its own specification.
+        array: Whether this is an array, whose tasks make a specification each.
         staging: Where copies go.
         log: The task's log; empty: the job's `output.log`.
         help: The address of the portal's help; empty: programs of the job name none.

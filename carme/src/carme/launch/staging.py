@@ -168,7 +168,7 @@ def _place(target: str, places: StagingPlaces) -> tuple[str, int]:
     try:
         os.mkdir(place, 0o700)
     except FileExistsError:
-        pass  # whether it is ours is looked at
+        pass  # whether it is ours is checked below
     except OSError as error:
         raise CarmeError(f"{place} cannot be made: {error.strerror}.", "Tell an administrator.") from None
     return place, 0

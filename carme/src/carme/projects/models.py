@@ -33,13 +33,13 @@ def account_of(project: str) -> str:
     """The account in Slurm of a project.
 
     Raises:
-        InvalidRequest: That is no project's name.
+        InvalidRequest: That is not a project's name.
     """
     if not re.fullmatch(NAME_PATTERN, project):
         raise InvalidRequest(
             _(
-                "{project!r} is no name of a project: one has up to 32 lower-case letters, digits and "
-                "hyphens and begins with a letter.",
+                "{project!r} is not a valid name of a project: one has up to 32 lower-case letters, digits "
+                "and hyphens and begins with a letter.",
                 project=project[:40],
             ),
             _("See your projects in the portal."),

@@ -42,8 +42,8 @@ def changes(grant: Grant, there: ProjectAccount | None) -> list[Change]:
         found.append(Change("limit", values=tuple(values.items())))
     wanted = {(user, part) for user in grant.members for part in grant.partitions or [""]}
     known = {(user, part) for user, parts in there.members.items() for part in parts}
-    found += [Change("remove", *one) for one in sorted(known - wanted)]
-    found += [Change("add", *one) for one in sorted(wanted - known)]
+    found += [Change("remove", *each) for each in sorted(known - wanted)]
+    found += [Change("add", *each) for each in sorted(wanted - known)]
     found += [Change("resume", user) for user in sorted(set(there.stopped) & set(grant.members))]
     return found
 

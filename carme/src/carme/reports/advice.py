@@ -51,7 +51,9 @@ def advise(job: Job, usage: Usage | None) -> list[Advice]:
     if usage is not None and usage.seconds >= LONG_ENOUGH:
         message = _training(usage)
         # What ranks say of their waiting is better than what is guessed from GPUs and processors.
-        guessed = [one for one in _gpus(job, usage) if not (message and one.topic in ("loader", "balance"))]
+        guessed = [
+            each for each in _gpus(job, usage) if not (message and each.topic in ("loader", "balance"))
+        ]
         found += [*message, *guessed, *_memory(job, usage), *_cpus(job, usage)]
     elif job.state is JobState.OUT_OF_MEMORY:
         found += _out_of_memory(job)

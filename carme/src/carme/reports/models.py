@@ -97,7 +97,7 @@ class TrainingUse(_Model):
 
 
 class Usage(_Model):
-    """All of it; `seconds`: the time that was looked at; `nodes_left_out`: those for which was no room."""
+    """All of it; `seconds`: the time that it covers; `nodes_left_out`: those that there was no room for."""
 
     seconds: float
     nodes: list[NodeUse] = []

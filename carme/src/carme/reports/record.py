@@ -53,8 +53,8 @@ def write_record(usage: Usage) -> str:
     if reported := usage.training:
         body["r"] = [reported.ranks, *(_short(getattr(reported, name)) for name in _TRAINING)]
         body["e"] = [
-            [one.node, one.rank, *(_short(getattr(one, name)) for name in _TRAINING)]
-            for one in reported.each[:MOST_RANKS]
+            [each.node, each.rank, *(_short(getattr(each, name)) for name in _TRAINING)]
+            for each in reported.each[:MOST_RANKS]
         ]
     packed = zlib.compress(json.dumps(body, separators=(",", ":")).encode(), 9)
     return PREFIX + base64.b64encode(packed).decode()

@@ -270,8 +270,8 @@ def _details(report: Report) -> str:
         if any(curve.what == what for curve in report.curves)
     )
     advice = "".join(
-        f"<li>{_marked('span', one.text)}{_marked('pre', one.change) if one.change else ''}</li>"
-        for one in report.advice
+        f"<li>{_marked('span', each.text)}{_marked('pre', each.change) if each.change else ''}</li>"
+        for each in report.advice
     )
     none = (
         (_("None; that looks well.") if report.usage else _("None."))

@@ -15,7 +15,7 @@ FIRST_UID = 2_000_000
 
 @dataclass(frozen=True)
 class SandboxAccount(UnixAccount):
-    """An account that the system does not know; what runs as it runs as who started the sandbox."""
+    """An account that the system does not know; what runs as it runs as the user who started the sandbox."""
 
     def groups(self) -> list[str]:
         """A group of its own."""

@@ -33,7 +33,7 @@ _log = logging.getLogger("carme.sandbox")
 _FIRST_JOB = 1001
 #: Seconds for which a job that is over stays in the queue, as Slurm's MinJobAge.
 REMEMBERED_SECONDS = 300.0
-#: The notebooks that images have in /opt/carme/examples; where this is no checkout there are none.
+#: The notebooks that images have in /opt/carme/examples; where this is not a checkout there are none.
 EXAMPLES = Path(__file__).parents[4] / "containers/images/examples"
 #: Seconds between two checks of what the clock alone changes.
 POLL_SECONDS = 0.5
@@ -215,7 +215,7 @@ class SandboxSlurm(Accounting, Reservations):
         self._schedule()
 
     async def set_limit(self, job: str, minutes: int) -> None:
-        entry = next((one for one in self._entries.values() if one.job.slurm_name == job), None)
+        entry = next((each for each in self._entries.values() if each.job.slurm_name == job), None)
         if entry is None or entry.job.is_over:
             raise refusal("scontrol", "Invalid job id specified")
         self._change(entry, minutes_limit=minutes)
@@ -240,8 +240,8 @@ class SandboxSlurm(Accounting, Reservations):
         self._schedule()
 
     async def add_features(self, node: str, features: Iterable[str]) -> None:
-        known = next(one.features for one in self._nodes if one.name == node)
-        self._set_node(node, features=[*known, *(one for one in features if one not in known)])
+        known = next(each.features for each in self._nodes if each.name == node)
+        self._set_node(node, features=[*known, *(feature for feature in features if feature not in known)])
 
     def _set_node(self, name: str, **values: Any) -> None:
         if name not in {node.name for node in self._nodes}:
@@ -298,7 +298,7 @@ class SandboxSlurm(Accounting, Reservations):
     def _schedule(self) -> None:
         """Start what can start, in the order of submission; smaller jobs may overtake the first."""
         first = True
-        for entry in [one for one in self._entries.values() if one.job.is_pending]:
+        for entry in [each for each in self._entries.values() if each.job.is_pending]:
             reason = self._waits_for(entry)
             while not reason:
                 places = self._places(entry.order, entry.job.reservation, datetime.now(UTC))
@@ -327,8 +327,8 @@ class SandboxSlurm(Accounting, Reservations):
 
     def _tasks_running(self, job: Job) -> int:
         return sum(
-            one.array_id == job.array_id and one.task is not None and not one.is_pending
-            for one in self._active()
+            each.array_id == job.array_id and each.task is not None and not each.is_pending
+            for each in self._active()
         )
 
     def _places(self, order: Order, reservation: str, at: datetime) -> dict[str, list[int]] | None:
@@ -338,13 +338,13 @@ class SandboxSlurm(Accounting, Reservations):
         for node in self._nodes:
             gpus = self._free_gpus(node, order, at)
             reserved = [
-                one
-                for one in self._reserved.values()
-                if node.name in one.node_names and one.overlaps(at, end)
+                each
+                for each in self._reserved.values()
+                if node.name in each.node_names and each.overlaps(at, end)
             ]
-            if gpus is None or any(one.name != reservation for one in reserved):
+            if gpus is None or any(each.name != reservation for each in reserved):
                 continue
-            if reservation and not any(one.name == reservation for one in reserved):
+            if reservation and not any(each.name == reservation for each in reserved):
                 continue
             if order.node_names and node.name not in order.node_names:
                 continue
@@ -363,10 +363,10 @@ class SandboxSlurm(Accounting, Reservations):
         fits = (
             node.available
             and len(free) == request.gpus_per_node
-            and sum(one.order.share.cpus for one in others) + order.share.cpus <= node.cpus
-            and sum(one.order.share.memory_mb for one in others) + order.share.memory_mb <= node.memory_mb
+            and sum(each.order.share.cpus for each in others) + order.share.cpus <= node.cpus
+            and sum(each.order.share.memory_mb for each in others) + order.share.memory_mb <= node.memory_mb
             and not (order.constraint and (others or order.constraint not in node.features))
-            and not any(one.order.constraint for one in others)
+            and not any(each.order.constraint for each in others)
         )
         return free if fits else None
 

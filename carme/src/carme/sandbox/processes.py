@@ -51,7 +51,7 @@ class JobProcess:
         self._end_wanted: float | None = None
 
     async def run(self) -> tuple[int, int]:
-        """Run the job to its end; exit code and signal, one of which is 0. Raises OSError."""
+        """Run the job to its end; exit code and signal; one of them is 0. Raises OSError."""
         private = Path(f"/tmp/carme-{self._environment.get('SLURM_JOB_ID')}")
         was_there = await asyncio.to_thread(private.exists)
         with _appending(self._log) as log:

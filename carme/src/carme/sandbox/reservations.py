@@ -51,17 +51,17 @@ class Reservations:
         nodes = {node.name: node for node in (await self.cluster()).nodes}
         return [
             Reservation(
-                name=one.name,
-                start=one.start,
-                end=one.end,
-                node_names=list(one.node_names),
-                users=list(one.users),
-                accounts=list(one.accounts),
-                cpus=sum(nodes[name].cpus for name in one.node_names),
-                gpus=sum(sum(nodes[name].gpus.values()) for name in one.node_names),
-                maintenance=one.maintenance,
+                name=each.name,
+                start=each.start,
+                end=each.end,
+                node_names=list(each.node_names),
+                users=list(each.users),
+                accounts=list(each.accounts),
+                cpus=sum(nodes[name].cpus for name in each.node_names),
+                gpus=sum(sum(nodes[name].gpus.values()) for name in each.node_names),
+                maintenance=each.maintenance,
             )
-            for one in self._reserved.values()
+            for each in self._reserved.values()
         ]
 
     async def make_reservation(self, spec: ReservationSpec) -> None:
@@ -114,10 +114,10 @@ class Reservations:
         known = {node.name for node in (await self.cluster()).nodes}
         if not set(wanted.node_names) <= known or wanted.end <= wanted.start:
             raise refusal("scontrol", "Requested node configuration is not available")
-        others = [one for one in self._reserved.values() if one.name != wanted.name]
+        others = [each for each in self._reserved.values() if each.name != wanted.name]
         if not wanted.maintenance and any(
-            one.overlaps(wanted.start, wanted.end) and set(one.node_names) & set(wanted.node_names)
-            for one in others
+            each.overlaps(wanted.start, wanted.end) and set(each.node_names) & set(wanted.node_names)
+            for each in others
         ):
             raise refusal("scontrol", "Requested nodes are busy: it overlaps with another reservation")
         self._reserved[wanted.name] = wanted
@@ -126,7 +126,7 @@ class Reservations:
     def _expire(self) -> list[str]:
         """Forget reservations that are over; their names."""
         now = datetime.now(UTC)
-        over = [one.name for one in self._reserved.values() if one.end <= now]
+        over = [each.name for each in self._reserved.values() if each.end <= now]
         for name in over:
             del self._reserved[name]
         return over

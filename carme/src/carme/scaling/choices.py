@@ -95,9 +95,9 @@ def _fewer(
     """As many as a form has room for: those that matter, and the smallest of the rest."""
     if len(several) <= _MOST:
         return several
-    possible = [one for one in several if is_possible(one.nodes, one.gpus_per_node)]
+    possible = [each for each in several if is_possible(each.nodes, each.gpus_per_node)]
     best = marks(possible) if possible else ()
-    needed = [one for one in several if one in best or (one.nodes, one.gpus_per_node) == chosen]
-    others = [*possible, *(one for one in several if one not in possible)]
-    rest = [one for one in others if one not in needed][: _MOST - len(needed)]
-    return [one for one in several if one in needed or one in rest]
+    needed = [each for each in several if each in best or (each.nodes, each.gpus_per_node) == chosen]
+    others = [*possible, *(each for each in several if each not in possible)]
+    rest = [each for each in others if each not in needed][: _MOST - len(needed)]
+    return [each for each in several if each in needed or each in rest]

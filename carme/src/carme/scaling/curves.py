@@ -125,7 +125,7 @@ class Curve(_Read):
         """
         if steps is not None and not 1 <= steps <= MOST_STEPS:
             raise InvalidRequest(
-                _("{steps} is no number of steps.", steps=steps),
+                _("{steps} is not a valid number of steps.", steps=steps),
                 _("Give 1 to {most_steps}.", most_steps=MOST_STEPS),
                 field="steps",
             )
@@ -155,9 +155,9 @@ def read_curve(data: bytes, file: str) -> Curve:
     try:
         content: Any = json.loads(data)
     except (ValueError, RecursionError):
-        raise _refusal(file, noop("{file} is no result of a probe: it is not JSON."), _OTHER) from None
+        raise _refusal(file, noop("{file} is not a result of a probe: it is not JSON."), _OTHER) from None
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise _refusal(file, noop("{file} is no result of a probe."), _OTHER)
+        raise _refusal(file, noop("{file} is not a result of a probe."), _OTHER)
     if content.get("version") not in VERSIONS:
         version = str(content.get("version"))[:20]
         what = noop(
@@ -189,7 +189,7 @@ def read_file(path: Path) -> Curve:
 
 def too_large(file: str) -> InvalidRequest:
     """The refusal of a file that is too large."""
-    what = noop("{file} is no result of a probe: it has more than {most} MiB.")
+    what = noop("{file} is not a result of a probe: it has more than {most} MiB.")
     return _refusal(file, what, _OTHER, most=MOST_BYTES >> 20)
 
 

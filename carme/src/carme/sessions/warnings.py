@@ -27,9 +27,9 @@ LEVELS = (Level("near", timedelta(minutes=15), 0.25), Level("urgent", timedelta(
 
 def level_of(left: timedelta, whole: timedelta | None) -> str:
     """The level that holds with so much time left; empty: none."""
-    return next((one.name for one in reversed(LEVELS) if left <= one.left(whole)), "")
+    return next((each.name for each in reversed(LEVELS) if left <= each.left(whole)), "")
 
 
 def warned_at(ends: datetime, whole: timedelta | None) -> list[datetime]:
     """The moments at which the owner is warned, one for each level."""
-    return [ends - one.left(whole) for one in LEVELS]
+    return [ends - each.left(whole) for each in LEVELS]

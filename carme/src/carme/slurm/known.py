@@ -31,7 +31,7 @@ class KnownJobs:
 
     @property
     def unallotted(self) -> list[int]:
-        """The jobs of which the long form had no record."""
+        """The jobs that the long form had no record of."""
         return list(map(int, self._unallotted))
 
     def queue(self, short: bytes, long: bytes, separator: bytes, exclusive: str) -> list[Job]:
@@ -100,7 +100,7 @@ def _allotments(long: bytes, separator: bytes, exclusive: str) -> dict[bytes, by
 def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:
     """Records of `count` fields with a zero byte between two of them, which none of squeue's words holds.
 
-    A field may begin with a line end, as its owner chose it: then what stands before it is no whole record.
+    A field may begin with a line end, as its owner chose it: then what is before it is not a whole record.
     """
     record = b""
     for part in output.replace(separator, b"\0").split(b"\0\n"):
@@ -111,7 +111,7 @@ def _records(output: bytes, separator: bytes, count: int) -> Iterator[bytes]:
 
 
 def _lasting(record: bytes) -> bytes:
-    """A record without the time that is left, of which nothing is read unless the job is suspended.
+    """A record without the time that is left, which is read for suspended jobs only.
 
     While a job waits that time stands still, and need not be cut out.
     """

@@ -159,7 +159,7 @@ def accounting(output: str, separator: str) -> list[Job]:
 
 
 def accounted(rows: Iterable[Mapping[str, str]]) -> list[Job]:
-    """Jobs of the accounting, of which each has what sacct writes for each of ACCOUNTING_FIELDS."""
+    """Jobs of the accounting, from rows with what sacct writes for each of ACCOUNTING_FIELDS."""
     jobs = []
     begun: dict[
         tuple[str, str], str

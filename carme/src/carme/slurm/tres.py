@@ -83,7 +83,7 @@ def allotted_of(field: Mapping[str, str], whole_nodes: bool) -> Allotted:
     # A job may name a total and what each node or task has of it.
     way = next((way for way in ("job", "node", "task", "socket") if requested[way]), "job")
     gpus = gpus_counted(tres) or {kind: many * times[way] for kind, many in requested[way].items()}
-    if set(gpus) == {"gpu"} and len(kinds := {kind for one in requested.values() for kind in one}) == 1:
+    if set(gpus) == {"gpu"} and len(kinds := {kind for each in requested.values() for kind in each}) == 1:
         gpus = {kinds.pop(): gpus["gpu"]}
     return Allotted(
         restarts=to_int(field["RestartCnt"]),
@@ -129,7 +129,7 @@ def only_type(gpus: Mapping[str, int]) -> str | None:
 
 
 def gpus_used(text: str) -> dict[str, int]:
-    """GPUs in use by type, those of which jobs have shards too: nobody else gets all of such a GPU.
+    """GPUs in use by type, with those that are shared as shards: nobody else gets all of such a GPU.
 
     Slurm counts them apart: `gpu:a100:3(IDX:0-2),shard:a100:2(0/4,0/4,0/4,2/4)`; newer releases have `-/4`
     for what is in use as a whole.

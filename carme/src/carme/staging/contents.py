@@ -408,7 +408,7 @@ class ContentCopier(Walker):
                 self.reported = None
 
     def do_complete(self, path: str, identity: str) -> None:
-        """Give a large file, of which all parts are there, its attributes and its name."""
+        """Give a large file its attributes and its name, once all its parts are there."""
         goal = self.goal(path.rpartition("/")[2])
         try:
             with self._large(path, identity) as (one, other, target, status):

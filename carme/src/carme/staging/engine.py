@@ -180,7 +180,7 @@ def copy_names(
     *,
     notify: Notify | None = None,
 ) -> Result:
-    """Copy some entries of a folder that are no folders, as `copy` does; the folder itself is left as it is.
+    """Copy some entries of a folder that are not folders, as `copy` does; the folder itself is left as it is.
 
     Args:
         source: The folder.

@@ -144,7 +144,7 @@ class Janitor:
         """When each copy was used last, its bytes, whose it is, and its key."""
         entries = []
         for user in self._users():
-            # One user's folder must not keep the others' from being looked at.
+            # One user's folder must not keep the others' from being cleaned up.
             with self._logged(f"copies of user {user}"):
                 message = become(user, lambda user=user: known_text(self._of(user), measured))
                 entries += [(used, taken, user, key) for used, taken, key in json.loads(message)]

@@ -168,7 +168,7 @@ class Entries:
 class Found:
     """A folder in which something has changed.
 
-    `entries` of it are to be looked at; None: all, and the folders below. `parts`: these are not all.
+    `entries`: those of it to compare; None: all, and the folders below. `parts`: these are not all.
     `surplus`: the destination has entries there that the source has not; that is all that it reports then.
     """
 
@@ -296,12 +296,12 @@ class Native:
             target: The other's.
             threads: How many look at once.
             most: So many at most, while they have to wait for what they look at.
-            batch: So many entries are looked at in one go.
+            batch: So many entries are compared in one go.
             enough: With so many bytes of findings walk no further; what was not walked through is found, too.
             surplus: Find folders with entries that the source has not, too.
 
         Yields:
-            Some times a second what was looked at and found to be the same, and what was not.
+            Some times a second the numbers of compared entries that are the same, and of those that are not.
 
         Raises:
             OSError: There is no memory.

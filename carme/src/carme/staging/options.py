@@ -156,7 +156,7 @@ class Counts:
 
     @property
     def files(self) -> int:
-        """Files that were looked at."""
+        """Files that were compared or copied."""
         return self.copied + self.unchanged + self.updated
 
 

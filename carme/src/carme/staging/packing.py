@@ -114,7 +114,7 @@ def _checked(source: str, image: str, compression: str) -> tuple[str, str, str]:
 
 def _make(program: str, source: str, writing: str, compression: str, workers: int) -> None:
     """Run mksquashfs. Raises CarmeError."""
-    made = subprocess.run(
+    packed = subprocess.run(
         [
             program, source, writing, "-noappend", "-no-progress", "-quiet", "-exit-on-error",
             "-processors", str(workers), *_COMPRESSING[compression],
@@ -122,8 +122,8 @@ def _make(program: str, source: str, writing: str, compression: str, workers: in
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         errors="replace",
     )  # fmt: skip
-    if made.returncode:
-        message = [line.strip() for line in made.stdout.splitlines() if line.strip()]
+    if packed.returncode:
+        message = [line.strip() for line in packed.stdout.splitlines() if line.strip()]
         last = tree.shown(message[-1] if message else "nothing")
         raise CarmeError(
             _("The image could not be made: mksquashfs reported: {last}.", last=last),

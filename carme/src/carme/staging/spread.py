@@ -44,7 +44,7 @@ REPORT_SECONDS = 1.0
 class Unit:
     """What one worker copies in one go.
 
-    `names` are entries of the folder `path` that are no folders; None: the folder with all that is below it.
+    `names` are entries of the folder `path` that are not folders; None: the folder with all that is below it.
     `large`: it is one file that is read for a while.
     """
 
@@ -54,7 +54,7 @@ class Unit:
 
 
 class Spread:
-    """A copy by several hosts, as who asks for it sees it.
+    """A copy by several hosts, as its caller sees it.
 
     Args:
         source: A folder that all hosts have.
@@ -110,7 +110,7 @@ class Spread:
             with open(self.folder / "units", "w", encoding="utf-8") as file:
                 units = [] if dsync else list(_units(self.source, UNITS * workers))
                 for unit in _balanced(self.source, units):
-                    # Names may hold bytes that are no text, which JSON keeps.
+                    # Names may hold bytes that are not text, which JSON keeps.
                     file.write(json.dumps([unit.path, unit.names]) + "\n")
                     count += 1
             self.workers, self.dsync = workers, dsync
@@ -283,8 +283,8 @@ def _copy_unit(
 def _units(source: str, wanted: int) -> Iterator[Unit]:
     """Divide a tree into at least so many units, as far as it has so many folders or large files."""
     waiting = deque([""])
-    made = 0
-    while waiting and made + len(waiting) < wanted:
+    units = 0
+    while waiting and units + len(waiting) < wanted:
         path = waiting.popleft()
         names: list[str] = []
         try:
@@ -293,18 +293,18 @@ def _units(source: str, wanted: int) -> Iterator[Unit]:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(os.path.join(path, entry.name))
                     elif _is_large(entry):
-                        made += 1
+                        units += 1
                         yield Unit(path, [entry.name], large=True)
                     else:
                         names.append(entry.name)
                         if len(names) >= NAMES:
-                            made += 1
+                            units += 1
                             yield Unit(path, names)
                             names = []
         except OSError:
             continue  # The copy of the whole reports it.
         if names:
-            made += 1
+            units += 1
             yield Unit(path, names)
     for path in waiting:
         yield Unit(path)

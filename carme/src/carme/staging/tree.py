@@ -204,7 +204,7 @@ _REASONS = {
     errno.EACCES: "you have no permission",
     errno.EPERM: "the system does not permit it",
     errno.ELOOP: "a symlink is in the way",
-    errno.ENOTDIR: "something that is no folder is in the way",
+    errno.ENOTDIR: "something that is not a folder is in the way",
     errno.EISDIR: "a folder is in the way",
     errno.EEXIST: "something is in the way",
     errno.ENOSPC: "there is no space left",

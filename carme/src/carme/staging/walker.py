@@ -33,9 +33,9 @@ class Report:
     """What a worker has done and found since its last report.
 
     `folders` are those found below, with whether they are new at the destination; `batches` parts of very
-    large folders; `large` files to be copied in parts; `failed` those of which a part could not be, with the
-    reason; `links` names of files that have several; `waiting`
-    folders whose times must be set at the end.
+    large folders; `large` files to be copied in parts; `failed` those with a part that could not
+    be copied, with the reason; `links` names of files that have several; `waiting` folders whose times must
+    be set at the end.
     """
 
     counts: Counts = field(default_factory=Counts)

@@ -108,12 +108,12 @@ class Copier(ContentCopier):
                 building = tree.partial_name(name) if whole else ""
                 target, empty = self._make(parent, building or name)
             try:
-                made = os.fstat(target)
+                status = os.fstat(target)
                 self.plain_owner = (
                     empty
-                    and made.st_uid == self.copier.user
-                    and made.st_gid == self.copier.group
-                    and not made.st_mode & stat.S_ISGID
+                    and status.st_uid == self.copier.user
+                    and status.st_gid == self.copier.group
+                    and not status.st_mode & stat.S_ISGID
                     and DEFAULT not in attribute_names(target)
                 )
                 yield target, empty
@@ -303,7 +303,7 @@ class Copier(ContentCopier):
         return waits != len(self.report.large) + len(self.report.links) + len(self.report.folders)
 
     def _batch(self, source: int, target: int | None, path: str, batch: Batch) -> bool:
-        """Entries of which some may be at the destination; whether more comes into it, now or later."""
+        """Entries, some of them perhaps at the destination; whether more comes into it, now or later."""
         added = False
         native, counts = self.native, self.report.counts
         if native and target is not None and isinstance(batch, Entries) and not self.options.contents:
@@ -342,7 +342,7 @@ class Copier(ContentCopier):
         return native.copy(source, target, batch, writing, writing is None and self.plain_owner, report)
 
     def _names(self, source: int, target: int | None, path: str, names: list[str]) -> bool:
-        """Entries of which some may be at the destination; whether more comes into it, now or later."""
+        """Entries, some of them perhaps at the destination; whether more comes into it, now or later."""
         counts, unit, user, group = self.report.counts, self.unit, self.copier.user, self.copier.group
         contents = self.options.contents
         added = False
@@ -395,7 +395,7 @@ class Copier(ContentCopier):
         where, goal = join(path, name), self.goal(name)
         if own is not None and stat.S_ISDIR(own.st_mode) != stat.S_ISDIR(its.st_mode):
             if not self.replace:
-                kinds = ("a folder", "something that is no folder")
+                kinds = ("a folder", "something that is not a folder")
                 self.problem(
                     where, f"{kinds[stat.S_ISDIR(its.st_mode)]} of that name is in the way at the destination"
                 )

@@ -107,7 +107,7 @@ def mounts(table: str | None = None) -> list[Mount]:
     """The BeeGFS file systems that are mounted here.
 
     Args:
-        table: What stands in `/proc/self/mountinfo`; None: what stands there now.
+        table: The content of `/proc/self/mountinfo`; None: the present one.
     """
     text = Path("/proc/self/mountinfo").read_text(errors="replace") if table is None else table
     found = []
@@ -218,8 +218,8 @@ class BeeGFS:
             CarmeError: BeeGFS refuses.
         """
         known = self.quota(uid)
-        free = [one.reference for one in known if one.limit is None and one.files_limit is None]
-        for pool in free if known else [FIRST_POOL]:  # of who has no files yet it may know nothing
+        free = [each.reference for each in known if each.limit is None and each.files_limit is None]
+        for pool in free if known else [FIRST_POOL]:  # it may not know users who have no files yet
             if self.version == 8:
                 words = ["quota", "set-limits", f"--uid={uid}", f"--space={most}"]
                 words += [f"--inode={files}"] if files else []
@@ -282,7 +282,7 @@ def fit(folder: str, files: int, size: int) -> bool:
         files, size: How many files will come, and their bytes in all.
 
     Returns:
-        Whether it was done. What keeps it from being done is no error: data can be read in any pattern.
+        Whether it was done. What keeps it from being done is not an error: data can be read in any pattern.
     """
     system = system_of(folder)
     if system is None:

@@ -153,7 +153,7 @@ class BeeOND:
         return True
 
     def jobs(self) -> list[str]:
-        """The jobs of which anything is here, whether they run or are over."""
+        """The jobs that have anything here, whether they run or are over."""
         found = set()
         for folder in (self.state, self.marks, self.mounts):
             with contextlib.suppress(FileNotFoundError):

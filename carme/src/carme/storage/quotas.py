@@ -35,13 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     # One file system that cannot be limited keeps no other from it.
     for path, quota in quotas.items():
         try:
-            made = limit(
+            new_limit = limit(
                 str(path), uid, most=quota.limit_gb * GIB, soft=quota.soft_gb * GIB, files=quota.files
             )
         except (CarmeError, OSError) as error:
             print(f"carme-quota: {error}", file=sys.stderr)
             failed = True
         else:
-            message = f"{quota.limit_gb} GiB" if made else "the limits that were there stay"
+            message = f"{quota.limit_gb} GiB" if new_limit else "the limits that were there stay"
             print(f"{path}: {message}")
     return 1 if failed else 0

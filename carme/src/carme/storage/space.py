@@ -115,7 +115,7 @@ def space_of(path: str, *, programs: bool = True) -> Space:
         programs: Whether to ask programs as well, which takes its time, and not the kernel alone.
 
     Raises:
-        OSError: The folder is not there, or may not be looked at.
+        OSError: The folder is not there, or may not be read.
     """
     status = os.statvfs(path)
     mount = _mount_of(os.path.realpath(path))
@@ -273,7 +273,7 @@ def parse_quota(output: str) -> Limits | None:
 
 
 def _of_beegfs(path: str, uid: int) -> Limits | None:
-    """BeeGFS's account; of several storage pools that of which most is used up."""
+    """BeeGFS's account; of several storage pools the fullest one."""
     for mount in beegfs.mounts():
         if mount.path == path:
             try:

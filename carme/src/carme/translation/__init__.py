@@ -60,7 +60,7 @@ def language_of_terminal() -> str:
     https://pubs.opengroup.org/onlinepubs/9799919799/basedefs/V1_chap08.html
     """
     named = (os.environ.get(name) for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
-    return next((one for one in named if one), "")
+    return next((each for each in named if each), "")
 
 
 def translated(text: str, language: str | None = None) -> str:

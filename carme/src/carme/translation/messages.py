@@ -51,9 +51,9 @@ class Message(str):
         cls, text: str, template: str, values: Mapping[str, Value], plural: str | None = None
     ) -> Message:
         """`message` and `plural` make one; `text` is the English sentence."""
-        made = super().__new__(cls, text)
-        made.template, made.plural, made.values = template, plural, values
-        return made
+        message = super().__new__(cls, text)
+        message.template, message.plural, message.values = template, plural, values
+        return message
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (str.__str__(self), self.template, dict(self.values), self.plural)
@@ -169,7 +169,7 @@ def _text_of(value: Value) -> str:
 
 
 def noop(template: str) -> str:
-    """Marks a template that stands in a table; `message` fills it in later."""
+    """Marks a template in a table; `message` fills it in later."""
     return template
 
 
@@ -220,9 +220,9 @@ class _Decimal(float):
     mark: str
 
     def __new__(cls, value: float, mark: str) -> _Decimal:
-        made = super().__new__(cls, value)
-        made.mark = mark
-        return made
+        quoted = super().__new__(cls, value)
+        quoted.mark = mark
+        return quoted
 
     def __format__(self, spec: str) -> str:
         return super().__format__(spec).replace(".", self.mark)

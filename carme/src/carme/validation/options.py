@@ -58,7 +58,7 @@ def session_size(wanted: Wanted, cluster: Cluster, access: Access, settings: Set
     idle: InvalidRequest | None = None
     for partition in _candidates(wanted, cluster, access, settings):
         at_work = [node for node in cluster.members(partition.name) if node.available]
-        tried = [(one, partition_refusal(partition, access, one, None)) for one in accounts]
+        tried = [(each, partition_refusal(partition, access, each, None)) for each in accounts]
         # Where none is taken, the last one's refusal: it is that of the user's own default account.
         account, refusal = next((pair for pair in tried if pair[1] is None), tried[-1])
         if (why := _idle(partition, at_work)) is not None:
@@ -101,13 +101,13 @@ def _idle(partition: Partition, at_work: list[Node]) -> InvalidRequest | None:
 
 def _candidates(wanted: Wanted, cluster: Cluster, access: Access, settings: Settings) -> list[Partition]:
     if wanted.partition:
-        named = [one for one in cluster.partitions if one.name == wanted.partition]
+        named = [partition for partition in cluster.partitions if partition.name == wanted.partition]
         if not named:
-            names = [one.name for one in cluster.partitions if not one.hidden]
+            names = [partition.name for partition in cluster.partitions if not partition.hidden]
             raise InvalidRequest(
                 f"There is no partition {wanted.partition!r}; there are: {listing(names)}.", _REMEDY
             )
         return named
     site = settings.slurm.default_partition
     found = usable(cluster, access, [settings.slurm.default_account or ""]).partitions
-    return sorted(found, key=lambda one: (one.name != site, not one.default))
+    return sorted(found, key=lambda each: (each.name != site, not each.default))

@@ -27,7 +27,7 @@ namespace carme {
 
 inline std::atomic<uint64_t> piece_bytes{256 << 10};  // of a buffer, on their way between nodes; a test makes it little
 constexpr size_t window = 8, compressed_window = 2;  // pieces that may be expected at once; of fewer bits, by two nodes
-constexpr uint64_t halves_from = 512 << 10;  // bytes, of which two nodes add one half each
+constexpr uint64_t halves_from = 512 << 10;  // bytes; two nodes add one half each
 constexpr uint64_t letter_key = 0x4C45545445520000;  // keeps letters apart from collectives
 constexpr uint64_t compressed_from = 16 << 10;  // bytes; less travels as it is, whatever the wire type
 

@@ -90,7 +90,7 @@ void TcpLinks::run() {
     int64_t nap_ns = shortest_nap_ns;
     while (!stopping_) {
         if (driven()) {
-            // The longer others wait, the longer they are likely to: each look takes the core from who computes.
+            // The longer others wait, the longer they are likely to: each look takes the core from a rank that computes.
             timespec nap{0, nap_ns};
             nanosleep(&nap, nullptr);
             nap_ns = std::min(2 * nap_ns, longest_nap_ns);
@@ -135,7 +135,7 @@ void TcpLinks::poll(int timeout_ms, int own) {
     wake_others(own);
 }
 
-// Each packet would wake a sleeper else, and take the core from who computes.
+// Each packet would wake a sleeper else, and take the core from a rank that computes.
 void TcpLinks::sleep_until_whole() {
     std::lock_guard lock(mutex_);
     for (auto& link : links_)

@@ -1,4 +1,4 @@
-// Payloads of which much is zero, as gradients of embeddings are, travel without it.
+// Payloads that are mostly zero, as gradients of embeddings are, travel without the zeros.
 //
 // Such a payload is the blocks in which there is anything, what is left over behind the last whole block, and a bit for
 // each block. It is shorter than what it stands for, by which its receiver knows it.
@@ -60,7 +60,7 @@ inline WithoutZeros without_zeros(const char* data, uint64_t size) {
     return result;
 }
 
-// Makes the `size` bytes at `data` what they were, of which the first `came` are what travelled. False: nobody sends
+// Makes the `size` bytes at `data` what they were; the first `came` of them are what travelled. False: nobody sends
 // such.
 inline bool with_zeros(char* data, uint64_t came, uint64_t size) {
     const uint64_t blocks = size / zero_block, rest = size % zero_block, bits = (blocks + 7) / 8;

@@ -145,7 +145,7 @@ void long_ones(const std::vector<int>& nodes, Wire wire) {
     });
 }
 
-// Gradients of embeddings: rows of which each rank has a few.
+// Gradients of embeddings: rows; each rank has a few.
 void rows(const std::vector<int>& nodes, Algorithm algorithm, Wire wire) {
     as_ranks(nodes, [&](std::shared_ptr<Context> context) {
         Group group(context, everyone(*context), Deadline::after_ms(60'000), algorithm);

@@ -13,7 +13,7 @@ using namespace carme;
 
 namespace {
 
-// What travels of a payload of which much is zero gives the same bytes again, and nothing else is taken for such.
+// What travels of a payload that is mostly zero gives the same bytes again, and nothing else is taken for such.
 void zeros() {
     std::mt19937 random(11);
     for (uint64_t size : {zeros_from, zeros_from + 1, uint64_t(100'003), uint64_t(256 << 10)})

@@ -88,7 +88,7 @@ void reset_without_queue() {
     links.cancel(&sending, 1);
 }
 
-// A peer on another node with three streams, of which nobody looks at ours but this thread.
+// A peer on another node with three streams; this thread alone reads ours.
 struct Distant {
     static constexpr size_t long_message = 16 << 20;  // does not fit into the kernel's buffers
 
@@ -420,7 +420,7 @@ void vanished_with_a_full_stream() {
     CHECK(peer.context.is_lost(1) && now_ns() - begin < 1'500'000'000);
 }
 
-// One of which packets get lost is not gone.
+// A peer whose packets get lost is not gone.
 void patchy() {
     Distant peer;
     peer.poll_for_ms(200);

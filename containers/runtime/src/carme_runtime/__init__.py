@@ -8,8 +8,8 @@
 - `carme_runtime.memory(limit)` trains a model in less memory than it needs,
 - `carme_runtime.petri` runs workflows, and `carme_runtime.onnx` runs ONNX models on several workers.
 
-Importing this package needs Python's standard library alone, so it installs into any container. Only the
-parts that use PyTorch, Keras and others need them.
+Importing this package needs only Python's standard library, so it installs into any container. The parts
+that use PyTorch, Keras and others need these.
 """
 
 import os
@@ -30,11 +30,11 @@ def memory(limit: int | str, spill: str | os.PathLike[str] | None = None, device
     Args:
         limit: The most that this process may use in all, such as "2GiB"; on a GPU, the most for tensors.
         spill: A folder on a disk, for what does not fit into the host's memory. Nothing stays in it.
-        device: Whose memory is limited. `cuda`, or `cuda:1`: a GPU's, and what does not fit waits in the
-            host's, which must have the room.
+        device: The device whose memory is limited. With `cuda`, or `cuda:1`, what does not fit waits in the
+            host's memory, which must have room for it.
 
     Returns:
-        What takes on your model and optimizer (`adopt`), and says what a step costs (`plan`).
+        A budget: hand it your model and optimizer with `adopt`; its `plan` says what a step costs.
 
     Raises:
         CarmeRuntimeError: The limit is not a size of memory, or there is no such device.

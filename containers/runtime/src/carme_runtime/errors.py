@@ -2,7 +2,7 @@
 
 
 class CarmeRuntimeError(RuntimeError):
-    """Something the user or the site can put right.
+    """An error that the user or the site can fix.
 
     A RuntimeError, because that is what scripts catch from collectives of PyTorch.
     `message` is one sentence that says what was wrong, `remedy` one that says what to do.

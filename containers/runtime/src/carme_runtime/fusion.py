@@ -15,7 +15,7 @@ def threshold(default: int) -> int:
         return default
     if not text.isdecimal():
         raise CarmeRuntimeError(
-            f"{THRESHOLD}={text} is no size.",
+            f"{THRESHOLD}={text} is not a size.",
             "Give a whole number of KiB; 0 reduces each gradient separately.",
         )
     return int(text) << 10

@@ -26,7 +26,7 @@ def _begin() -> None:
     log.propagate = False  # else handlers of the program would say it again
     log.setLevel(level if level in LEVELS else logging.WARNING)
     if level not in LEVELS:
-        log.warning("%s=%s is no level. Choose from %s.", LEVEL, level, ", ".join(LEVELS))
+        log.warning("%s=%s is not a level. Choose from %s.", LEVEL, level, ", ".join(LEVELS))
 
 
 _begin()

@@ -181,7 +181,9 @@ def carme_report(line: str = "") -> None:
         )
         raise UsageError(sentence)
     if not (job.isascii() and job.isdecimal()):
-        sentence = say("{job!r} is no number of a job. Write: {line}", job=job, line="%carme_report JOBID")
+        sentence = say(
+            "{job!r} is not the number of a job. Write: {line}", job=job, line="%carme_report JOBID"
+        )
         raise UsageError(sentence)
     text = say(
         "JupyterLab shows here what job {job} uses. In a terminal of the login host: {command}",

@@ -76,6 +76,6 @@ def _scale_parser() -> argparse.ArgumentParser:
     """Without what the magic says itself: that it is a probe, and where its result goes."""
     from carme_runtime.scaling.start import add_fine_options
 
-    made = argparse.ArgumentParser(add_help=False)
-    add_fine_options(made)
-    return made
+    parser = argparse.ArgumentParser(add_help=False)
+    add_fine_options(parser)
+    return parser

@@ -14,72 +14,72 @@ USUAL_NETWORKS = ("mlp", "alexnet", "resnet20", "transformer")
 USUAL_EFFICIENCY = 70.0
 
 
-def add_json(made: argparse.ArgumentParser) -> None:
+def add_json(parser: argparse.ArgumentParser) -> None:
     """Add `--json`."""
-    made.add_argument("--json", action="store_true", help="print JSON for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON for programs")
 
 
-def add_compare_options(made: argparse.ArgumentParser) -> None:
+def add_compare_options(parser: argparse.ArgumentParser) -> None:
     """Add those of `carme compare` to a parser."""
-    made.add_argument(
+    parser.add_argument(
         "contestants", nargs="*", metavar="CONTESTANT", help="what to measure (default: all; see --list)"
     )
-    made.add_argument("--list", action="store_true", help="show contestants and networks; measure nothing")
-    made.add_argument("--quick", action="store_true", help="small networks and few rounds: some minutes")
-    _add_work_options(made)
-    made.add_argument(
+    parser.add_argument("--list", action="store_true", help="show contestants and networks; measure nothing")
+    parser.add_argument("--quick", action="store_true", help="small networks and few rounds: some minutes")
+    _add_work_options(parser)
+    parser.add_argument(
         "--ranks", default="1,2", metavar="NUMBERS", help="how many ranks: numbers with commas (default: 1,2)"
     )
-    made.add_argument("--rounds", type=int, metavar="N", help="how often each is measured (default: 10)")
-    made.add_argument(
+    parser.add_argument("--rounds", type=int, metavar="N", help="how often each is measured (default: 10)")
+    parser.add_argument(
         "--batch", type=int, metavar="B", help="samples per step, instead of the network's own number"
     )
-    made.add_argument(
+    parser.add_argument(
         "--scaling",
         choices=("strong", "weak"),
         default="strong",
         help="all ranks share the batch, or each has one of that size (default: strong)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--precision",
         choices=("float32", "bf16"),
         default="float32",
         help="precision of the computation; bf16 is each framework's mixed precision (default: float32)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--threads", type=int, metavar="T", help="threads of each rank (default: its share of the cores)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--seed", type=int, default=1, metavar="S", help="seed of weights, batches and orders (default: 1)"
     )
-    _add_trust_options(made)
-    made.add_argument(
+    _add_trust_options(parser)
+    parser.add_argument(
         "--python",
         action="append",
         default=[],
         metavar="NAME=PATH",
         help="the Python that a contestant runs with, where it needs an environment of its own",
     )
-    made.add_argument(
+    parser.add_argument(
         "--output",
         type=Path,
         default=Path("compare"),
         metavar="FOLDER",
         help="folder for compare.json and compare.html, which all nodes must see (default: compare)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--diff",
         nargs=2,
         type=Path,
         metavar=("BEFORE.json", "AFTER.json"),
         help="show how two results differ; measure nothing",
     )
-    add_json(made)
+    add_json(parser)
 
 
-def _add_trust_options(made: argparse.ArgumentParser) -> None:
+def _add_trust_options(parser: argparse.ArgumentParser) -> None:
     """How well medians must be known, and what proves that differences are found."""
-    made.add_argument(
+    parser.add_argument(
         "--limit",
         type=float,
         default=3.0,
@@ -88,14 +88,14 @@ def _add_trust_options(made: argparse.ArgumentParser) -> None:
         "rounds again, then more for --minutes, and are marked if that does not help; 0: no limit "
         "(default: 3)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--minutes",
         type=float,
         metavar="M",
         help="with each network, for how long rows beyond --limit get still more rounds, if these can "
         "make them certain (default: 3; with --quick 0)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--slower",
         action="append",
         default=[],
@@ -104,49 +104,49 @@ def _add_trust_options(made: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_work_options(made: argparse.ArgumentParser) -> None:
+def _add_work_options(parser: argparse.ArgumentParser) -> None:
     """Networks, and the images that they are trained with."""
-    made.add_argument(
+    parser.add_argument(
         "--networks",
         metavar="NAMES",
         help=f"networks to train: names with commas, or all (default: {','.join(USUAL_NETWORKS)})",
     )
-    made.add_argument(
+    parser.add_argument(
         "--data",
         default="digits",
         metavar="NAME",
         help="what they train with: digits, faces, or imagenet for images of its shape (default: digits)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--size", type=int, metavar="PIXELS", help="the images' side, instead of the data's own"
     )
-    made.add_argument(
+    parser.add_argument(
         "--width", type=float, metavar="FACTOR", help="multiply the numbers of the networks' channels by this"
     )
 
 
-def add_scale_options(made: argparse.ArgumentParser) -> None:
+def add_scale_options(parser: argparse.ArgumentParser) -> None:
     """Add those of `carme scale` to a parser."""
-    made.add_argument("result", type=Path, metavar="RESULT.json", help="what the probe wrote")
-    add_json(made)
-    made.add_argument("--svg", type=Path, metavar="FILE", help="also draw the curve into this file")
-    made.add_argument(
+    parser.add_argument("result", type=Path, metavar="RESULT.json", help="what the probe wrote")
+    add_json(parser)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="also draw the curve into this file")
+    parser.add_argument(
         "--network", metavar="TEXT", help='predict for these links between nodes, such as "100 Gbit/s, 2 us"'
     )
-    made.add_argument(
+    parser.add_argument(
         "--ranks-per-node",
         type=int,
         default=1,
         metavar="K",
         help="ranks on each node, usually one per GPU (default: 1)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--upto", type=int, default=64, metavar="N", help="the largest number of ranks (default: 64)"
     )
-    made.add_argument(
+    parser.add_argument(
         "--batch", type=int, metavar="B", help="samples per step, instead of the script's own number"
     )
-    made.add_argument(
+    parser.add_argument(
         "--efficiency",
         type=float,
         default=USUAL_EFFICIENCY,
@@ -154,7 +154,7 @@ def add_scale_options(made: argparse.ArgumentParser) -> None:
         help="say how many ranks keep at least this much of the ideal speed-up "
         f"(default: {USUAL_EFFICIENCY:.0f})",
     )
-    made.add_argument(
+    parser.add_argument(
         "--save",
         type=Path,
         metavar="FILE",

@@ -6,8 +6,8 @@ thread's waiting for them and for messages of pipelines, its waiting for torch's
 pipelines. What is left of the main thread's time is called computing. Where other threads wait for
 collectives, the main thread is taken to wait as long as it does not run.
 
-Sums are kept here. Events are kept by the core's recorder, in a file of which a rank's profile is made at its
-end, and the traces of `carme-run --trace` when the run is over (`carme_runtime.traces`). The core records by
+Sums are kept here. Events are kept by the core's recorder, in a file: from it a rank makes its profile at its
+end, and `carme-run --trace` its traces when the run is over (`carme_runtime.traces`). The core records by
 itself what it does: its collectives, messages and one-sided operations.
 """
 

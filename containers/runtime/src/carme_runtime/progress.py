@@ -165,7 +165,7 @@ def __getattr__(name: str) -> Any:
 
 
 def batch(data: Any) -> None:
-    """A batch of torch's DataLoader has come. What is read without gradients is no training."""
+    """A batch of torch's DataLoader has come. What is read without gradients is not training."""
     if progress is None:
         return
     import torch  # pyright: ignore[reportMissingImports]
@@ -190,7 +190,7 @@ def _length(data: Any) -> int:
     if isinstance(data, dict):
         data = list(data.values())
     if isinstance(data, (list, tuple)):
-        return next((found for one in data if (found := _length(one))), 0)
+        return next((found for each in data if (found := _length(each))), 0)
     shape = getattr(data, "shape", None)
     return int(shape[0]) if shape is not None and len(shape) else 0
 

@@ -17,7 +17,7 @@ def dumps(value: Any, indent: int | None = None, default: Callable[[Any], Any] |
     whole = finite(value)
     if default is None:
         return json.dumps(whole, indent=indent, allow_nan=False)
-    return json.dumps(whole, indent=indent, allow_nan=False, default=lambda one: finite(default(one)))
+    return json.dumps(whole, indent=indent, allow_nan=False, default=lambda each: finite(default(each)))
 
 
 def finite(value: Any) -> Any:
@@ -25,7 +25,7 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite(each) for each in value]
     return value

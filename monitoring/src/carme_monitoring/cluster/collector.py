@@ -30,15 +30,15 @@ _log = logging.getLogger("carme.monitoring")
 MEBI = 1 << 20
 
 _RESERVATION: Table[Reservation] = (
-    Value("start_timestamp_seconds", "When the reservation begins.", lambda one: one.start.timestamp()),
-    Value("end_timestamp_seconds", "When it ends.", lambda one: one.end.timestamp()),
-    Value("nodes", "Nodes that it keeps.", lambda one: len(one.node_names)),
-    Value("gpus", "GPUs that it keeps.", lambda one: one.gpus),
+    Value("start_timestamp_seconds", "When the reservation begins.", lambda each: each.start.timestamp()),
+    Value("end_timestamp_seconds", "When it ends.", lambda row: row.end.timestamp()),
+    Value("nodes", "Nodes that it keeps.", lambda row: len(row.node_names)),
+    Value("gpus", "GPUs that it keeps.", lambda row: row.gpus),
 )
 _LICENCE: Table[Licence] = (
-    Value("total", "Places of the licence.", lambda one: one.total),
-    Value("used", "Places that jobs hold.", lambda one: one.used),
-    Value("reserved", "Places that are reserved.", lambda one: one.reserved),
+    Value("total", "Places of the licence.", lambda row: row.total),
+    Value("used", "Places that jobs hold.", lambda row: row.used),
+    Value("reserved", "Places that are reserved.", lambda row: row.reserved),
 )
 
 
@@ -282,7 +282,7 @@ class ClusterCollector(Collector):
 
     def _reservations(self, overview: Overview) -> Iterator[Metric]:
         families = Families("carme_reservation_", ("reservation",), _RESERVATION)
-        soonest = sorted(overview.reservations or (), key=lambda one: one.start)
+        soonest = sorted(overview.reservations or (), key=lambda each: each.start)
         for reservation in soonest[: self._most]:
             families.add((reservation.name,), reservation)
         yield from families.all()

@@ -449,7 +449,7 @@ def _table(text: str) -> dict[str, int]:
 
 
 def _field(text: str, name: str) -> int | None:
-    """One number of such lines, of which memory.stat has some sixty."""
+    """One number of such lines; memory.stat has some sixty."""
     text = "\n" + text
     _, found, rest = text.partition(f"\n{name} ")
     value = rest.partition("\n")[0]

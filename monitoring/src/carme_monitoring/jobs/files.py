@@ -76,7 +76,7 @@ class OpenFiles:
 class OpenFolders:
     """Knows the folders in a folder, and lists them anew only when some came or went.
 
-    Made for control groups, each of which has some thirty files that the kernel lists with its folders. The
+    Made for control groups: each has some thirty files that the kernel lists with its folders. The
     number of folders shows in the links of their parent (Linux, fs/kernfs); where a file system does not
     count them, all is listed each time.
     """

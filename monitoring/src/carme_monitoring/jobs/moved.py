@@ -80,7 +80,8 @@ class MovedBytes:
         new = self._file.with_suffix(".new")
         jobs = {
             str(job_id): {
-                step: [one.read, one.written, one.read_then, one.written_then] for step, one in steps.items()
+                step: [each.read, each.written, each.read_then, each.written_then]
+                for step, each in steps.items()
             }
             for job_id, steps in self._sums.items()
         }

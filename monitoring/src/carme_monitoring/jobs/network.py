@@ -77,7 +77,7 @@ class Network:
     def traffic(
         self, job_ids: Iterable[int], processes_of: Callable[[int], Iterable[int]]
     ) -> dict[int, Traffic]:
-        """The traffic of those jobs of which it can be known.
+        """The traffic of those jobs whose traffic can be known.
 
         Args:
             job_ids: All jobs of the node.

@@ -44,7 +44,7 @@ class Connections:
         WebSocketHandler.get = noticed  # type: ignore[method-assign]
 
     def listening(self) -> int:
-        """How many pages of JupyterLab are open, each of which listens to the server's events."""
+        """How many pages of JupyterLab are open: each one listens to the server's events."""
         return sum(
             isinstance(handler, SubscribeWebsocket) and handler.ws_connection is not None
             for handler in list(self._open)

@@ -24,7 +24,7 @@ EXAMPLES = Path(os.environ.get("CARME_EXAMPLES", "/opt/carme/examples"))
 COPIES = "examples"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 TITLES = {"vscode": "VS Code", "tensorboard": "TensorBoard"}
-#: Bytes of a notebook that is looked at.
+#: Notebooks of at most so many bytes are read.
 MOST_BYTES = 4 << 20
 
 

@@ -98,7 +98,7 @@ class TimeLeft:
             activity.refresh()
         except Exception:
             # A kernel that is just being started has no activity yet; the reports must go on.
-            self._server.log.exception("What is in use in this session could not be looked at.")
+            self._server.log.exception("Could not read what this session uses.")
 
     async def _post(self, activity: "Activity") -> None:
         more, self._more = self._more, {}

@@ -194,9 +194,9 @@ def test_copy_leaves_another_kind_in_the_way(tmp_path: Path) -> None:
     (target / "d2").symlink_to(outside)
     result = copy(str(source), str(target))
     assert {(problem.path, problem.reason.split(" of ")[0]) for problem in result.problems} == {
-        ("d0", "something that is no folder"),
+        ("d0", "something that is not a folder"),
         ("d1/f1", "a folder"),
-        ("d2", "something that is no folder"),
+        ("d2", "something that is not a folder"),
     }
     assert not list(outside.iterdir()) and not result.ok
     assert (target / "d1/f0").read_bytes() == (source / "d1/f0").read_bytes()

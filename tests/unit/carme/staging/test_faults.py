@@ -121,7 +121,7 @@ def test_killed_while_a_few_changed_files_are_copied(memory: Path) -> None:
     source, target = from_and_to(memory)
     many(source, 3, 20)
     assert copy(str(source), str(target)).ok
-    # What such a run leaves: its state, and a file that is not complete, of which the original is gone now.
+    # What such a run leaves: its state, and an incomplete file whose original is gone now.
     left = State(str(target / STATE))
     os.close(left.lock)
     (target / "d1" / partial_name("f3")).write_text("half of it")

@@ -29,9 +29,9 @@ def test_a_model_says_what_it_takes_and_gives():
 def test_what_is_no_model_is_refused(tmp_path: Path):
     text = tmp_path / "readme.txt"
     text.write_text("no model")
-    assert refusal(text) == "readme.txt is no ONNX model: there is no graph with nodes in it."
+    assert refusal(text) == "readme.txt is not an ONNX model: there is no graph with nodes in it."
     assert refusal(tmp_path / "none.onnx").endswith("cannot be read: No such file or directory.")
-    assert "no ONNX model" in refusal(b"")
+    assert "not an ONNX model" in refusal(b"")
 
 
 def test_a_cycle_is_named_by_its_node():
@@ -250,7 +250,7 @@ def test_constants_that_fit_are_computed_where_others_are_too_large(monkeypatch:
 
 
 def test_what_a_constant_too_large_is_made_of_stays_with_it(monkeypatch: pytest.MonkeyPatch):
-    """A node with two results, of which one fits and one does not, is computed as a whole."""
+    """A node with two results, one that fits and one that does not, is computed as a whole."""
     monkeypatch.setattr(folding, "_MOST_BYTES", 1 << 12)
     monkeypatch.setattr(folding, "_LEAST_BYTES", 1 << 12)
     nodes = [

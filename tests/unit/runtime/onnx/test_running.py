@@ -308,11 +308,11 @@ def test_large_matrices_are_in_memory_once_whatever_number_of_workers(
     environment = {**os.environ, "PYTHONPATH": str(Path(carme_runtime.__file__).parents[1])}
     commands = [[sys.executable, "-c", _MATRIX, part, kind] for kind in ("packed", "plain")]
     grown = [int(subprocess.check_output(command, env=environment)) for command in commands]
-    assert grown[0] >= 16 > grown[1]  # MiB, of which the matrix has 16
+    assert grown[0] >= 16 > grown[1]  # MiB; the matrix has 16
 
 
 def test_a_run_that_fails_leaves_no_shared_memory(shared: Path):
-    """Inputs after the first, with which the model is looked at, are on their way when one fails."""
+    """Inputs after the first, which the model is traced with, are on their way when one fails."""
     nodes = [
         helper.make_node("Relu", ["x"], ["r"], name="first"),
         helper.make_node("Reshape", ["r", "shape"], ["y"], name="reshape"),
@@ -342,7 +342,7 @@ def test_gpus_that_are_not_there_are_refused_before_anything_runs():
 def test_threads_of_workers_are_a_number():
     model = carme_onnx.load(onnx_models.chain())
     for threads in (0, "2"):
-        with pytest.raises(OnnxError, match="no number of threads"):
+        with pytest.raises(OnnxError, match="not a valid number of threads"):
             Runner(model, 2, threads=threads)  # type: ignore[arg-type]
 
 

@@ -256,7 +256,7 @@ def main_of(html: str) -> str:
 
 
 def page_at(http: httpx.Client, context: BrowserContext, path: str) -> str | None:
-    """The whole page at an address, empty if something else is there; None: nothing for who is signed in."""
+    """The whole page at an address, empty if something else is there; None: nothing for this user."""
     cookies = "; ".join(f"{one.get('name')}={one.get('value')}" for one in context.cookies())
     with http.stream("GET", f"/{path}", headers={"Cookie": cookies}) as answer:
         assert answer.status_code < 500, path
@@ -345,7 +345,7 @@ def test_no_page_keeps_anybody_out(
     page.set_content("<html><body><img src='x'><p style='color: #eee'>Pale</p></body></html>")
     assert len(violations(page, EVERY)) >= 3, "what is wrong is found"
     todo = [route for route in routes() if route not in NOT_SEEN]
-    assert NOT_SEEN.keys() <= set(routes()), "the list of what is no page is not up to date"
+    assert NOT_SEEN.keys() <= set(routes()), "the list of what is not a page is not up to date"
     missing = set(todo)
 
     def walk(who: str, below: str = "") -> None:

@@ -203,7 +203,7 @@ def test_a_batch_job_is_submitted_and_its_log_followed(page: Page, a_life: None,
     page.get_by_role("link", name="Cancel").click()
     page.get_by_role("button", name="Cancel").click()
     expect(page.get_by_text("The job is stopping.")).to_be_visible()
-    Job.store([broker.archive[number]])  # as the worker does, of which there is none here
+    Job.store([broker.archive[number]])  # as the worker does; there is none here
     expect(page.locator(".status .state").first).to_have_text("Cancelled")  # by itself
     expect(page.get_by_text("The job is stopping.")).to_have_count(0)
     expect(page.get_by_role("link", name="Cancel")).to_have_count(0)

@@ -50,7 +50,7 @@ def _of_the_portal() -> list[type[models.Model]]:
 
 @pytest.fixture
 def a_marked_life(a_life: None, broker: FakeBroker, alice: User, root: User) -> None:
-    """A life in which all texts are markup, of which the browser must see nothing as such."""
+    """A life in which all texts are markup, which the browser must show as text."""
     Notice.objects.create(user=alice, text="x")
     AuditEntry.objects.create(by=root, text="x")
     message = {"state": "PENDING", "explanation": MARK, "node_list": MARK, "reason": MARK, "account": MARK}

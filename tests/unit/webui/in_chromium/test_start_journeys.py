@@ -100,7 +100,7 @@ def test_a_phone_has_start_and_what_it_would_start_always_in_view(
     page: Page, a_life: None, broker: FakeBroker, alice: User
 ) -> None:
     sign_in(page)
-    page.emulate_media(reduced_motion="reduce")  # or else the page still moves when it is looked at
+    page.emulate_media(reduced_motion="reduce")  # or else the page still moves when it is checked
     page.goto("/")
     bar, start = page.locator(".start-bar"), page.get_by_role("button", name="Start", exact=True)
     expect(bar).to_be_hidden()

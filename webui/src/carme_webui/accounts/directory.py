@@ -68,7 +68,7 @@ def look_up(name: str, password: str, site: LdapSettings, secret: str) -> Entry 
         attributes = [site.email, site.full_name, *compared]
         wanted = site.filter.replace("{name}", escape_filter_chars(name))
         asking.search(site.base, wanted, attributes=attributes, size_limit=2)
-        found = [one for one in asking.response or [] if one["type"] == "searchResEntry"]
+        found = [each for each in asking.response or [] if each["type"] == "searchResEntry"]
         if len(found) != 1:
             return None
         dn, values = found[0]["dn"], found[0]["attributes"]
@@ -83,7 +83,7 @@ def look_up(name: str, password: str, site: LdapSettings, secret: str) -> Entry 
         if site.admin_group:
             member = _GROUP.format(dn=escape_filter_chars(dn), name=escape_filter_chars(name))
             asking.search(site.admin_group, member, search_scope=ldap3.BASE, attributes=["cn"])
-            admin = any(one["type"] == "searchResEntry" for one in asking.response or [])
+            admin = any(each["type"] == "searchResEntry" for each in asking.response or [])
     return Entry(name, _first(values.get(site.email)), _first(values.get(site.full_name)), admin)
 
 
@@ -116,7 +116,7 @@ def _first(value: Any) -> str:
 
 
 def _all(value: Any) -> list[str]:
-    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
 
 
 class LdapBackend(ModelBackend):

@@ -142,7 +142,7 @@ def _temperatures() -> dict[str, float]:
     site = settings.SITE.monitoring
     question = [("query", TEMPERATURES)]
     answer = Prometheus(site.prometheus, site.portal_certificates).ask("/api/v1/query", question)
-    found = {one["metric"].get("node", ""): float(one["value"][1]) for one in answer["data"]["result"]}
+    found = {each["metric"].get("node", ""): float(each["value"][1]) for each in answer["data"]["result"]}
     return {node: degrees for node, degrees in found.items() if isfinite(degrees)}  # NaN: no value
 
 
@@ -198,16 +198,16 @@ def _queues(jobs: Iterable[Job], now: datetime) -> list[Queue]:
 
 def _waits(queues: Iterable[Queue]) -> Stack | None:
     """How long jobs have waited in each partition that has some; None: nothing waits."""
-    known = [one for one in queues if one.waits]
+    known = [queue for queue in queues if queue.waits]
     if not known:
         return None
-    most = max(max(one.waits) for one in known)
+    most = max(max(each.waits) for each in known)
     unit, length = next((unit, length) for unit, length, until in _UNITS if most < until)
     parts = [
-        Part(_("median"), [round(median(one.waits) / length, 2) for one in known]),
-        Part(_("longest"), [round(max(one.waits) / length, 2) for one in known], total=True),
+        Part(_("median"), [round(median(each.waits) / length, 2) for each in known]),
+        Part(_("longest"), [round(max(each.waits) / length, 2) for each in known], total=True),
     ]
-    return Stack(_("Waits"), unit, _("Partition"), [one.partition for one in known], parts)
+    return Stack(_("Waits"), unit, _("Partition"), [each.partition for each in known], parts)
 
 
 def _failures(now: datetime) -> list[Session]:

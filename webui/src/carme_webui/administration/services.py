@@ -46,7 +46,7 @@ __all__ = [
 
 #: By which the days are where nobody says otherwise.
 UTC = ZoneInfo("UTC")
-#: What answers of the API call that of which a change is, whatever the reader's language: by model.
+#: What answers of the API call the kind of a changed object, in English for every reader: by model.
 KIND_NAMES = {
     "auditentry": "audit entry",
     "authenticator": "authenticator",

@@ -168,7 +168,7 @@ def _searched(request: HttpRequest) -> tuple[dict[str, str], "QuerySet[LogEntry]
 
 
 def _date(text: str) -> date | None:
-    """A day of a form; None for what is no day, or one of which nothing can be on record."""
+    """A day of a form; None for what is not a day, or for a day before any record."""
     try:
         day = parse_date(text)
     except ValueError:
@@ -188,9 +188,9 @@ def nodes(request: HttpRequest) -> HttpResponse:
         found, failure = [], explained(error)
     sent, do = request.GET.get("sent", ""), request.GET.get("do", "")
     drained = do == "drain"
-    waits = any(one.name == sent and one.available is drained for one in found)
+    waits = any(each.name == sent and each.available is drained for each in found)
     running = jobs_by_node(jobs)
-    rows = [NodeRow.of(one, running.get(one.name, []), waits and one.name == sent) for one in found]
+    rows = [NodeRow.of(each, running.get(each.name, []), waits and each.name == sent) for each in found]
     follow = urlencode({"sent": sent, "do": do}) if waits else ""
     context = {"rows": rows, "banner": failure, "follow": follow}
     part = "nodes_live" if "live" in request.GET else "nodes"
@@ -233,7 +233,7 @@ def jobs(request: HttpRequest) -> HttpResponse:
     page = Paginator(found, PER_PAGE).get_page(request.GET.get("page"))
     known = User.objects.filter(username__in={job.user for job in page}).values_list("username", flat=True)
     titles = _titles(page)
-    rows = [(Job.of(one), titles.get(one.id, "")) for one in page]
+    rows = [(Job.of(each), titles.get(each.id, "")) for each in page]
     context = {"page": page, "rows": rows, "wanted": wanted, "banner": failure, "known": set(known)}
     return render(request, "administration/jobs.html", context)
 
@@ -296,12 +296,12 @@ def new_user(request: HttpRequest) -> HttpResponse:
         values = form.cleaned_data
         by = signed_in(request).username
         try:
-            made, password, done = onboard(by, values["name"], values["email"], values["project"], broker())
+            user, password, done = onboard(by, values["name"], values["email"], values["project"], broker())
         except CarmeError as error:
             field = error.field if isinstance(error, InvalidRequest) else None
             form.add_error(field if field in form.fields else None, explained(error))
         else:
-            context = {"made": made, "password": password, "done": done}
+            context = {"made": user, "password": password, "done": done}
             return render(request, "administration/onboarded.html", context)
     return render(request, "administration/new_user.html", {"form": form}, status=422 if form.errors else 200)
 

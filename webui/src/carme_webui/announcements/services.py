@@ -122,7 +122,7 @@ def cancel(row: Maintenance, by: User, broker: BrokerClient) -> None:
 def bookings_within(row: Maintenance) -> list[Booking]:
     """Bookings of its nodes at its time."""
     rows = Booking.open().filter(start__lt=row.end, end__gt=row.start)
-    return [one for one in rows if set(one.node_names) & set(row.node_names)]
+    return [each for each in rows if set(each.node_names) & set(row.node_names)]
 
 
 def overlapping_jobs(row: Maintenance, jobs: Iterable[Job]) -> list[Job]:
@@ -141,13 +141,13 @@ def overlapping_jobs(row: Maintenance, jobs: Iterable[Job]) -> list[Job]:
 def warn(row: Maintenance, broker: BrokerClient) -> None:
     """Notify those whom it concerns, once for each time that it is planned for."""
     event = f"maintenance:{row.name}:{row.start:%Y%m%d%H%M}-{row.end:%Y%m%d%H%M}"
-    for one in bookings_within(row):
+    for each in bookings_within(row):
         notify(
-            one.owner,
-            lambda one=one: _concerns(one) % {"title": row.title, "when": row.span, "what": one.heading},
+            each.owner,
+            lambda each=each: _concerns(each) % {"title": row.title, "when": row.span, "what": each.heading},
             Kind.MAINTENANCE,
-            key=f"{event}:{one.name[6:]}",
-            link=one.get_absolute_url(),
+            key=f"{event}:{each.name[6:]}",
+            link=each.get_absolute_url(),
         )
     try:
         running = overlapping_jobs(row, broker.jobs())
@@ -192,7 +192,11 @@ def reconcile(broker: BrokerClient, now: datetime | None = None) -> bool:
     now = now or timezone.now()
     try:
         # Before the rows are read: each is written before its reservation is made.
-        there = {one.name: one for one in broker.reservations() if is_maintenance(one.name)}
+        there = {
+            reservation.name: reservation
+            for reservation in broker.reservations()
+            if is_maintenance(reservation.name)
+        }
     except CarmeError as error:
         logger.warning("Maintenance and Slurm's reservations are compared later: %s", error)
         return False

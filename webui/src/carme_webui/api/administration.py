@@ -82,7 +82,7 @@ def _user(row: User) -> wire.UserOut:
         admin=row.is_staff,
         joined=row.date_joined,
         last_login=row.last_login,
-        projects=sorted(one.project.name for one in memberships.all()),
+        projects=sorted(membership.project.name for membership in memberships.all()),
     )
 
 
@@ -108,10 +108,10 @@ def onboard_user(request: HttpRequest, requested: NewUser) -> Any:
             _("See the list of projects."),
             field="project",
         )
-    made, password, done = onboard(
+    account, password, done = onboard(
         by.username, requested.name.strip(), requested.email.strip(), project, broker()
     )
-    reported = wire.Onboarded(user=_user(_users().get(pk=made.pk)), password=password, done=done)
+    reported = wire.Onboarded(user=_user(_users().get(pk=account.pk)), password=password, done=done)
     return Status(HTTPStatus.CREATED, reported)
 
 

@@ -9,7 +9,7 @@ __all__ = ["ERRORS", "GONE", "REFUSED", "answers"]
 
 #: What any address may say, and why.
 ERRORS = {
-    HTTPStatus.BAD_REQUEST: "the request is no JSON",
+    HTTPStatus.BAD_REQUEST: "the request is not JSON",
     HTTPStatus.UNAUTHORIZED: "no valid token",
     HTTPStatus.FORBIDDEN: "the token's scopes, or the site, do not allow it",
     HTTPStatus.UNPROCESSABLE_ENTITY: "something of the request is wrong, or cannot be had",

@@ -74,9 +74,9 @@ def create_booking(request: HttpRequest, requested: schemas.BookingIn) -> Any:
     """Book nodes. `state` is 'requested' where a manager must approve it first."""
     user = require(request, "bookings")
     proposed = _booking_request(requested.model_dump() | {"title": tidy(requested.title)})
-    made = services.book(user, proposed, settings.SITE, broker())
-    _notify(made)
-    return Status(HTTPStatus.CREATED, schemas.booking_out(made))
+    booking = services.book(user, proposed, settings.SITE, broker())
+    _notify(booking)
+    return Status(HTTPStatus.CREATED, schemas.booking_out(booking))
 
 
 @router.get("/usable", response=answers(list[wire.BookingOut]))
@@ -152,7 +152,7 @@ def offer_booking(request: HttpRequest, requested: schemas.Offer, name: str = Bo
     found = _my_booking(require(request, "bookings"), name)
     before = found.offered_to
     services.offer(found, (requested.user or "").strip())
-    notifier.notify(one.username for one in (before, found.offered_to) if one)
+    notifier.notify(each.username for each in (before, found.offered_to) if each)
     return schemas.booking_out(found)
 
 
@@ -202,4 +202,4 @@ def _booking_request(values: dict[str, Any]) -> BookingRequest:
 
 
 def _notify(found: Booking) -> None:
-    notifier.notify(one.username for one in found.people())
+    notifier.notify(person.username for person in found.people())

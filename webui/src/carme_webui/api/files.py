@@ -61,17 +61,17 @@ def list_files(
     places = places_of(files)
     folder = within(path_of_query(request) or places[0].path, places)
     listing = files.show(folder)
-    ordered = sorted(listing.entries, key=lambda one: (one.kind != "folder", one.name))
-    entries = [_entry(folder, one) for one in ordered]
+    ordered = sorted(listing.entries, key=lambda entry: (entry.kind != "folder", entry.name))
+    entries = [_entry(folder, each) for each in ordered]
     return wire.FolderOut(path=shown(folder), key=key_of(folder), entries=entries, more=listing.more)
 
 
-def _entry(folder: str, one: Entry) -> wire.EntryOut:
+def _entry(folder: str, entry: Entry) -> wire.EntryOut:
     return wire.EntryOut(
-        **one.model_dump(include={"kind", "size", "link"}),
-        name=shown(one.name),
-        key=key_of(f"{folder.rstrip('/')}/{one.name}"),
-        changed=datetime.fromtimestamp(max(0.0, min(one.changed, 4e9)), UTC),
+        **entry.model_dump(include={"kind", "size", "link"}),
+        name=shown(entry.name),
+        key=key_of(f"{folder.rstrip('/')}/{entry.name}"),
+        changed=datetime.fromtimestamp(max(0.0, min(entry.changed, 4e9)), UTC),
     )
 
 
@@ -87,7 +87,7 @@ def file_quotas(request: HttpRequest) -> Any:
     found = []
     for folder in folder_quotas(require(request, "files-read")):
         quota = folder.space.quota
-        limits = [one for one in (quota.soft, quota.limit) if one] if quota else []
+        limits = [each for each in (quota.soft, quota.limit) if each] if quota else []
         found.append(
             wire.QuotaOut(
                 **{name: getattr(folder, name) for name in ("name", "level", "words")},
@@ -142,8 +142,8 @@ def send_part(
 @router.post("/folders", response=answers(wire.PlaceOut, *REFUSED, status=HTTPStatus.CREATED))
 def make_folder(request: HttpRequest, requested: Named, path: str = PathValue) -> Any:
     """A new folder in the folder `path`."""
-    made = services.make(_writable(request), path_of_query(request), requested.name)
-    return Status(HTTPStatus.CREATED, wire.PlaceOut(name=requested.name, path=shown(made)))
+    folder = services.make(_writable(request), path_of_query(request), requested.name)
+    return Status(HTTPStatus.CREATED, wire.PlaceOut(name=requested.name, path=shown(folder)))
 
 
 @router.patch("", response=answers(wire.PlaceOut, *REFUSED))

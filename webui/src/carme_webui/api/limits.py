@@ -31,7 +31,7 @@ def seconds_to_wait(who: str) -> int:
     """Count a request.
 
     Args:
-        who: The token, or the address of who shows none that is valid.
+        who: The token, or the address of a client without a valid one.
 
     Returns:
         0 when it may pass, else the seconds after which to ask again.

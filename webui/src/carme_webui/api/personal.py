@@ -133,8 +133,8 @@ def list_notice_kinds(request: HttpRequest) -> Any:
 def choose_notices(request: HttpRequest, requested: NoticeChoice, kind: Kind = KindName) -> Any:
     """Choose whether I get such notices; what is fixed is on pages always."""
     user = require(request, "profile")
-    known = {one: (page, mail) for one, _about, page, mail in choices_of(user)}
+    known = {kind: (page, mail) for kind, _about, page, mail in choices_of(user)}
     if kind not in known:
         raise Http404
     choose(user, known | {kind: (requested.page, requested.mail)})
-    return next(one for one in list_notice_kinds(request) if one.kind == kind)
+    return next(each for each in list_notice_kinds(request) if each.kind == kind)

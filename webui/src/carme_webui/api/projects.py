@@ -101,10 +101,10 @@ def list_projects(request: HttpRequest) -> Any:
 def create_project(request: HttpRequest, requested: NewProject) -> Any:
     """Make a project with its first manager; for administrators."""
     by = require_admin(request)
-    made = services.create(
+    project = services.create(
         by, requested.name, tidy(requested.title), services.manager_of(requested.manager), broker()
     )
-    return Status(HTTPStatus.CREATED, _shown(request, made.name))
+    return Status(HTTPStatus.CREATED, _shown(request, project.name))
 
 
 @router.get("/{name}", response=answers(wire.ProjectOut, *REFUSED))

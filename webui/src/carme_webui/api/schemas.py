@@ -284,20 +284,20 @@ def project_out(row: Project, reader: User) -> ProjectOut:
     """What a member is sent of a project."""
     same = ("name", "title", "account", "partitions", "gpu_types", "gpus", "nodes", "jobs", "minutes")
     people = row.memberships.all()
-    managers = [one.user.username for one in people if one.manager]
+    managers = [person.user.username for person in people if person.manager]
     return ProjectOut(
         **{name: getattr(row, name) for name in (*same, "gpu_hours")},
         manager=reader.username in managers,
         managers=managers,
-        members=[one.user.username for one in people],
-        invited=[one.user.username for one in row.invitations.all()],
+        members=[person.user.username for person in people],
+        invited=[invitation.user.username for invitation in row.invitations.all()],
         closed=row.closed,
         refused_partitions=refused_partitions(row),
         gpus_now=row.use.gpus,
         nodes_now=row.use.nodes,
         jobs_now=row.use.jobs,
         gpu_hours_used=row.use.gpu_hours,
-        gpu_hours_booked=round(sum(one.gpu_hours_left for one in row.bookings.all()), 1),
+        gpu_hours_booked=round(sum(booking.gpu_hours_left for booking in row.bookings.all()), 1),
     )
 
 

@@ -113,8 +113,8 @@ def cluster(request: HttpRequest) -> HttpResponse:
     """Partitions, nodes, and the GPUs that are free now; of hidden partitions those limited to me."""
     found = cluster_cache.cluster()
     own = usable_by(asker(request), found) or found
-    names = {one.name for one in own.partitions}
-    shown = [one for one in found.partitions if not one.hidden or one.name in names]
+    names = {partition.name for partition in own.partitions}
+    shown = [partition for partition in found.partitions if not partition.hidden or partition.name in names]
     return HttpResponse(schemas.overview_of(found, shown), content_type="application/json; charset=utf-8")
 
 
@@ -294,7 +294,7 @@ def show_array(request: HttpRequest, job_id: int = JobId) -> Any:
     row = _my_job(asker(request), job_id)
     if not row.is_array:
         raise NotFound(
-            _("Job %d is no array.") % job_id, _("See its state with: jobs/%d") % job_id, code="no-array"
+            _("Job %d is not an array.") % job_id, _("See its state with: jobs/%d") % job_id, code="no-array"
         )
     return schemas.array_out(row)
 

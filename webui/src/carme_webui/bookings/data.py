@@ -32,7 +32,7 @@ PATIENCE = timedelta(minutes=2)
 
 def stages_of(row: Booking) -> list[Stage]:
     """What a booking's session wants near it."""
-    return [Stage.model_validate(one) for one in row.session_stage]
+    return [Stage.model_validate(each) for each in row.session_stage]
 
 
 def job_name(row: Booking) -> str:
@@ -57,7 +57,7 @@ def bring(broker: BrokerClient, jobs: Iterable[Job], now: datetime) -> None:
     lead = timedelta(minutes=settings.SITE.staging.minutes)
     coming = Booking.open().filter(state=BookingState.APPROVED, start__gt=now)
     for row in coming.exclude(session_image="", stage_job=None):
-        wanted = job_name(row) if row.session_image and any(one.is_ahead for one in stages_of(row)) else ""
+        wanted = job_name(row) if row.session_image and any(each.is_ahead for each in stages_of(row)) else ""
         if row.stage_name != wanted:
             _stop(row, broker)
             fresh = {"stage_name": wanted, "stage_requested": None, "staged": None, "stage_problem": ""}

@@ -75,7 +75,7 @@ def _counts(cluster: Cluster) -> dict[tuple[str, str, int], int]:
 def kinds_for(user: User, cluster: Cluster | None) -> list[Kind]:
     """What a user can book: nodes of partitions that take the user's jobs."""
     own = usable_by(user, cluster)
-    names = {one.name for one in own.partitions} if own else set[str]()
+    names = {partition.name for partition in own.partitions} if own else set[str]()
     return [kind for kind in kinds(cluster, settings.SITE) if kind.partition in names]
 
 
@@ -144,7 +144,7 @@ class BookingForm(forms.Form):
         assert isinstance(chooser, forms.Select)
         chooser.choices = [
             ("", _("Me, and whom I name")),
-            *((one.name, _("Project %s") % one.title) for one in projects),
+            *((project.name, _("Project %s") % project.title) for project in projects),
         ]
         self.fields["project"].help_text = _("All members of a project may use what is booked for it.")
         if booking is not None:

@@ -84,7 +84,11 @@ def _begin_sessions(cluster: Cluster, now: datetime) -> None:
         longest = [
             (row.end - max(row.start, now)) // timedelta(minutes=1),
             settings.SITE.sessions.maximum_minutes,
-            *(one.max_minutes for one in cluster.partitions if one.name == row.partition and one.max_minutes),
+            *(
+                partition.max_minutes
+                for partition in cluster.partitions
+                if partition.name == row.partition and partition.max_minutes
+            ),
         ]
         options = SessionOptions(
             image=row.session_image,
@@ -131,14 +135,14 @@ def _leave_bad_nodes(
     """Put bookings whose nodes have failed, or are to be maintained, onto others where there are any."""
     failed = {node.name for node in cluster.nodes if not node.available}
     known = {node.name for node in cluster.nodes}
-    foreign = [one for one in reservations if not is_ours(one.name)]
+    foreign = [reservation for reservation in reservations if not is_ours(reservation.name)]
     busy = {job.reservation for job in jobs if job.is_active and not job.is_pending}
     for row in Booking.open().exclude(state=BookingState.REQUESTED):
         maintained = {
             node
-            for one in foreign
-            if one.start < row.end and one.end > max(row.start, now)
-            for node in one.node_names
+            for each in foreign
+            if each.start < row.end and each.end > max(row.start, now)
+            for node in each.node_names
         }
         bad = sorted(set(row.node_names) & (failed | maintained) | set(row.node_names) - known)
         if not bad:

@@ -102,7 +102,7 @@ def claims(
     return [
         *_booked(row for row in Booking.open() if row.name != own),
         *planned,
-        *of_reservations(one for one in reservations if not is_ours(one.name)),
+        *of_reservations(reservation for reservation in reservations if not is_ours(reservation.name)),
         *of_jobs((job for job in jobs if job.reservation != own or not own), reservations),
     ]
 
@@ -236,7 +236,7 @@ def plan_session(
         SessionOptions.read({"image": image, "minutes": 1, "stage": list(stage), "results": results or None})
     planned = {
         "session_image": image,
-        "session_stage": [one.model_dump() for one in stage] if image else [],
+        "session_stage": [each.model_dump() for each in stage] if image else [],
         "session_results": (results or "") if image else "",
     }
     changed = booking.alter(Booking.open().filter(session_name=""), **planned)
@@ -396,12 +396,12 @@ def _cluster_state(broker: BrokerClient) -> tuple[Cluster, list[Job], list[Reser
 
 
 def _check_access(proposed: BookingRequest, owner: User, project: Project | None, cluster: Cluster) -> None:
-    """See that Slurm takes jobs of whom the booking is for in its partition.
+    """Check that Slurm accepts jobs of the booking's owner in its partition.
 
     Raises:
         InvalidRequest: With the partitions that do.
     """
-    partition = next((one for one in cluster.partitions if one.name == proposed.partition), None)
+    partition = next((each for each in cluster.partitions if each.name == proposed.partition), None)
     if partition is None:
         return  # the board says so
     # Slurm does not ask who books: what the owner may use is not to be an answer of a moment ago.

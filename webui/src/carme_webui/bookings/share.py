@@ -100,16 +100,16 @@ def _cut(spans: Sequence[_Span], start: datetime, end: datetime) -> tuple[list[_
         return [], list(spans)
     inside = [(max(first, start), min(last, end)) for first, last in spans]
     outside = [part for first, last in spans for part in ((first, min(last, start)), (max(first, end), last))]
-    return [one for one in inside if one[0] < one[1]], [one for one in outside if one[0] < one[1]]
+    return [each for each in inside if each[0] < each[1]], [each for each in outside if each[0] < each[1]]
 
 
 def _claims(
     user: User, bounds: Sequence[_Span], gpus: int, reservations: Iterable[Reservation]
 ) -> Iterator[tuple[str, datetime, datetime, Sequence[str], int]]:
     """Kind, start, end, nodes and GPUs of each; maintenance first, as nobody has a node meanwhile."""
-    for one in reservations:
-        if not is_ours(one.name):
-            yield "blocked", one.start, one.end, one.node_names, gpus
+    for reservation in reservations:
+        if not is_ours(reservation.name):
+            yield "blocked", reservation.start, reservation.end, reservation.node_names, gpus
     # Bookings that are over count up to when they really were.
     for row in Booking.objects.filter(start__lt=bounds[-1][1], end__gt=bounds[0][0]):
         kind = "mine" if row.owner_id == user.pk else "shared" if row.may_be_used_by(user) else "other"

@@ -32,7 +32,7 @@ def dataset_list(request: HttpRequest) -> HttpResponse:
     user = signed_in(request)
     known = datasets_of(user)
     nodes = _nodes()
-    shown = [_shown(one, known, user, nodes) for one in known.all()]
+    shown = [_shown(each, known, user, nodes) for each in known.all()]
     return render(request, "datasets/list.html", {"datasets": shown})
 
 
@@ -71,23 +71,23 @@ def _uid(user: User) -> int | None:
         return None
 
 
-def _shown(one: Dataset, known: UserDatasets, user: User, nodes: list[Node]) -> dict[str, Any]:
-    newest = one.version()
+def _shown(dataset: Dataset, known: UserDatasets, user: User, nodes: list[Node]) -> dict[str, Any]:
+    newest = dataset.version()
     uid = _uid(user)
-    places = copies(one, nodes, uid) if uid is not None else {}
+    places = copies(dataset, nodes, uid) if uid is not None else {}
     older = [
         {"version": each, "size": size_words(each.size), "copies": places.get(each.digest, [])}
-        for each in reversed(one.versions[:-1])
+        for each in reversed(dataset.versions[:-1])
     ]
     return {
-        "name": one.name,
-        "title": one.title,
-        "licence": one.licence,
+        "name": dataset.name,
+        "title": dataset.title,
+        "licence": dataset.licence,
         "newest": newest,
         "size": size_words(newest.size),
-        "readers": known.readers(one),
-        "versions": len(one.versions),
+        "readers": known.readers(dataset),
+        "versions": len(dataset.versions),
         "older": older,
-        "site": one.site,
+        "site": dataset.site,
         "copies": places.get(newest.digest, []),
     }

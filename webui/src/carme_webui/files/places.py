@@ -86,7 +86,7 @@ def within(path: str, places: Sequence[Place]) -> str:
 def crumbs(path: str, places: Sequence[Place]) -> list[Place]:
     """The folders on the way to a path, from its place on."""
     inside = [place for place in places if f"{path}/".startswith(f"{place.path.rstrip('/')}/")]
-    place = max(inside, key=lambda one: len(one.path))
+    place = max(inside, key=lambda each: len(each.path))
     found = [place]
     for part in path[len(place.path) :].strip("/").split("/"):
         if part:

@@ -52,7 +52,7 @@ def folder(request: HttpRequest) -> HttpResponse:
         context = {"places": mine, "crumbs": crumbs(path, mine), "key": key_of(path), "part": services.PART}
         listing = files.show(path)
         entries, all_shown = listing.entries, request.GET.get("hidden") == "1"
-        visible = [one for one in entries if all_shown or not one.name.startswith(".")]
+        visible = [entry for entry in entries if all_shown or not entry.name.startswith(".")]
         context |= {"rows": _rows(path, visible), "more": listing.more, "count": len(entries)}
         context |= {"hidden": len(entries) - len(visible), "all_shown": all_shown}
     except CarmeError as error:
@@ -147,15 +147,15 @@ def _files(request: HttpRequest) -> Files:
 
 def _rows(path: str, entries: list[Entry]) -> list[Row]:
     """Folders first, each by name."""
-    ordered = sorted(entries, key=lambda one: (one.kind != "folder", one.name.casefold(), one.name))
+    ordered = sorted(entries, key=lambda entry: (entry.kind != "folder", entry.name.casefold(), entry.name))
     return [
         Row(
-            one,
-            shown(one.name),
-            key_of(f"{path.rstrip('/')}/{one.name}"),
-            datetime.fromtimestamp(max(0.0, min(one.changed, 4e9)), UTC),
+            each,
+            shown(each.name),
+            key_of(f"{path.rstrip('/')}/{each.name}"),
+            datetime.fromtimestamp(max(0.0, min(each.changed, 4e9)), UTC),
         )
-        for one in ordered
+        for each in ordered
     ]
 
 

@@ -70,12 +70,12 @@ def build(request: HttpRequest) -> HttpResponse:
     form = BuildForm(request.POST, catalogue=images(), projects=projects)
     if form.is_valid():
         try:
-            made = services.build(user, form.proposed, images(), broker())
+            image = services.build(user, form.proposed, images(), broker())
         except CarmeError as error:
             form.add_error(error.field if error.field in form.fields else None, explained(error))
         else:
-            messages.success(request, _("Job %s builds the image.") % made.job_id)
-            return redirect(made)
+            messages.success(request, _("Job %s builds the image.") % image.job_id)
+            return redirect(image)
     return render(request, "images/build.html", {"form": form}, status=422)
 
 

@@ -46,17 +46,17 @@ def add_progress(found: Iterable[Job]) -> None:
         return
     reported = {number: Progress() for number in shown}
     rows = Job.objects.filter(array_id__in=shown).order_by()
-    for one in rows.filter(task=None).values("array_id", "state", "tasks", "explanation"):
-        progress, kind = reported[one["array_id"]], _kind(one["state"])
-        progress.counts[kind] += _count(one["tasks"])
+    for each in rows.filter(task=None).values("array_id", "state", "tasks", "explanation"):
+        progress, kind = reported[each["array_id"]], _kind(each["state"])
+        progress.counts[kind] += _count(each["tasks"])
         if kind == WAITING:
-            progress.waits = one["explanation"]
+            progress.waits = each["explanation"]
     groups = rows.exclude(task=None).values("array_id", "state")
-    for one in groups.annotate(number=Count("id"), first=Min("started"), last=Max("ended")):
-        progress = reported[one["array_id"]]
-        progress.counts[_kind(one["state"])] += one["number"]
-        progress.started = min(filter(None, (progress.started, one["first"])), default=None)
-        progress.ended = max(filter(None, (progress.ended, one["last"])), default=None)
+    for group in groups.annotate(number=Count("id"), first=Min("started"), last=Max("ended")):
+        progress = reported[group["array_id"]]
+        progress.counts[_kind(group["state"])] += group["number"]
+        progress.started = min(filter(None, (progress.started, group["first"])), default=None)
+        progress.ended = max(filter(None, (progress.ended, group["last"])), default=None)
     for number, row in shown.items():
         row.progress = reported[number]
 

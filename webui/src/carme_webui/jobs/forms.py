@@ -87,7 +87,8 @@ class SubmitForm(TimeFields, ScalingFields):
         initial: dict[str, Any] | None = None,
     ) -> None:
         default = settings.SITE.sessions.default_minutes
-        limits = [one.max_minutes or MAXIMUM_MINUTES for one in cluster.partitions] if cluster else []
+        partitions = cluster.partitions if cluster else []
+        limits = [partition.max_minutes or MAXIMUM_MINUTES for partition in partitions]
         choices = times(default, max(limits, default=MAXIMUM_MINUTES), timezone.now(), HOURS, evening=False)
         #: What the page's script compares with.
         self.begin = {"nodes": 1, "gpus_per_node": 0, "minutes": default}
@@ -100,9 +101,7 @@ class SubmitForm(TimeFields, ScalingFields):
         self.submission: JobSubmission | None = None
         kinds = sorted({kind for node in cluster.nodes for kind in node.gpus}) if cluster else []
         self._choices("image", _("No image (run on the host)"), catalogue.names())
-        self._choices(
-            "partition", _("Site default"), [one.name for one in cluster.partitions] if cluster else []
-        )
+        self._choices("partition", _("Site default"), [partition.name for partition in partitions])
         self._choices("gpu_type", _("Any type"), kinds)
         self._choices("reservation", _("None"), {row.name: f"{row.heading}: {row.span}" for row in bookings})
         if accounts:
@@ -118,7 +117,7 @@ class SubmitForm(TimeFields, ScalingFields):
         )
         if self["script_encoding"].value() == contents.PAGE_ENCODING:
             self.fields["script"].help_text = _(
-                "This script is no UTF-8. It is shown as Latin-1, and all bytes that you do not change stay "
+                "This script is not UTF-8. It is shown as Latin-1, and all bytes that you do not change stay "
                 "as they are."
             )
         self.fields["array"].help_text = _(
@@ -155,7 +154,7 @@ class SubmitForm(TimeFields, ScalingFields):
     def _choices(self, name: str, none: Any, offered: Any) -> None:
         widget = self.fields[name].widget
         assert isinstance(widget, forms.Select)
-        pairs = list(offered.items()) if isinstance(offered, dict) else [(one, one) for one in offered]
+        pairs = list(offered.items()) if isinstance(offered, dict) else [(each, each) for each in offered]
         widget.choices = [("", none), *pairs]
 
     def clean(self) -> dict[str, Any]:

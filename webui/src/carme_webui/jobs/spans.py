@@ -81,7 +81,7 @@ class Spans:
 
     @property
     def summary(self) -> str:
-        """The same in words, for who does not see it; rows that are alike are named together."""
+        """The same in words, for readers who do not see it; rows that are alike are named together."""
         alike: dict[tuple[Span, ...], list[str]] = {}
         for row in self.rows:
             alike.setdefault(tuple(row.spans), []).append(row.title)

@@ -57,7 +57,7 @@ class JobSubmission(BaseModel):
 
     script: Content | None = Field(
         default=None,
-        description="the script, 256 KiB at most: its text, or {'base64': ...} if it is no UTF-8",
+        description="the script, 256 KiB at most: its text, or {'base64': ...} if it is not UTF-8",
     )
     script_path: Text | None = Field(default=None, description="a script in my home, or an absolute path")
     command: list[Text] | None = Field(default=None, description="program and arguments")
@@ -199,15 +199,15 @@ def stages_of(given: Iterable[Stage | str], user: User) -> list[Stage]:
     """What is to be staged; names are those of the user's own datasets and of the site's.
 
     Raises:
-        InvalidRequest: One of them is no folder or dataset.
+        InvalidRequest: One of them is not a folder or dataset.
     """
     datasets = datasets_of(user)
     found: list[Stage] = []
-    for one in given:
-        if isinstance(one, Stage):
-            found.append(one)
+    for each in given:
+        if isinstance(each, Stage):
+            found.append(each)
         else:
-            found += parse_stages([one], datasets)
+            found += parse_stages([each], datasets)
     return found
 
 

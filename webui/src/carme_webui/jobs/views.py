@@ -78,7 +78,7 @@ MOST_NAMED = 20
 TASK_DIGITS = 7
 # Seconds between two polls of a log that somebody follows; longer while nothing is written.
 LOOK, CALM = 1.0, 5.0
-# Seconds after which the browser opens a new stream: then its login is looked at again.
+# Seconds after which the browser opens a new stream: then its login is checked again.
 STREAM_ENDS_AFTER = 600.0
 
 
@@ -265,7 +265,7 @@ def predict(request: HttpRequest) -> HttpResponse:
             if form.probe:
                 context["advice"] = _advice(form.probe, _single(sized), cluster, user)
         except CarmeError as error:
-            # What is wrong with the script's lines stands beside the fields that they fill in.
+            # Errors in the script's lines appear beside the fields that they fill in.
             if form.probe or not isinstance(error, InvalidRequest):
                 context["problems"] = [explained(error)]
     return render(request, "sessions/estimate.html", context)
@@ -293,7 +293,7 @@ def _advice(probe: Probe, request: JobRequest, cluster: Cluster, user: User) -> 
 
 @require_safe
 def wait(request: HttpRequest, job_id: int) -> HttpResponse:
-    """The page of a job that was submitted a moment ago, of which the mirror may not know yet."""
+    """The page of a job that was submitted a moment ago, which the mirror may not have yet."""
     user = signed_in(request)
     if not own_jobs(user).filter(id=job_id).exists():
         try:

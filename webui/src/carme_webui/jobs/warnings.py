@@ -19,33 +19,44 @@ def send_warnings(broker: BrokerClient) -> None:
         CarmeError: The broker does not answer; it says the same when it is queried again.
     """
     warnings = broker.warnings()
-    owners = User.objects.in_bulk({one.user for one in warnings}, field_name="username")
-    for one in warnings:
-        owner = owners.get(one.user)
+    owners = User.objects.in_bulk({each.user for each in warnings}, field_name="username")
+    for warning in warnings:
+        owner = owners.get(warning.user)
         if owner is None:
             continue
-        job, link = f"{one.job_id}:{one.started:%Y%m%d%H%M%S}", reverse("job", args=[one.job_id])
-        if one.stopped is not None:
+        job, link = f"{warning.job_id}:{warning.started:%Y%m%d%H%M%S}", reverse("job", args=[warning.job_id])
+        if warning.stopped is not None:
             # Nobody can do without that: it is what the site did to the job.
-            notify(owner, lambda one=one: _stopped(one), Kind.ACCOUNT, key=f"stopped:{job}", link=link)
+            notify(
+                owner,
+                lambda warning=warning: _stopped(warning),
+                Kind.ACCOUNT,
+                key=f"stopped:{job}",
+                link=link,
+            )
         else:
-            key = f"warned:{job}:{one.count}"
-            notify(owner, lambda one=one: _warned(one), Kind.JOB_WARNED, key=key, link=link)
+            key = f"warned:{job}:{warning.count}"
+            notify(owner, lambda warning=warning: _warned(warning), Kind.JOB_WARNED, key=key, link=link)
 
 
-def _stopped(one: JobWarning) -> str:
+def _stopped(job_warning: JobWarning) -> str:
     return _("Your job %(number)s was stopped after %(count)s warnings: %(what)s") % {
-        "number": one.job_id,
-        "count": one.count,
-        "what": _text(one),
+        "number": job_warning.job_id,
+        "count": job_warning.count,
+        "what": _text(job_warning),
     }
 
 
-def _warned(one: JobWarning) -> str:
-    words = {"what": _text(one), "change": one.what[0].change, "count": one.count, "most": one.most}
-    if one.ends is None:
+def _warned(warning: JobWarning) -> str:
+    words = {
+        "what": _text(warning),
+        "change": warning.what[0].change,
+        "count": warning.count,
+        "most": warning.most,
+    }
+    if warning.ends is None:
         return _("%(what)s %(change)s This is warning %(count)s of %(most)s.") % words
-    words["when"] = f"{one.ends:%Y-%m-%d %H:%M} UTC"
+    words["when"] = f"{warning.ends:%Y-%m-%d %H:%M} UTC"
     return (
         _(
             "%(what)s %(change)s This is warning %(count)s of %(most)s: unless that changes, the job is "
@@ -55,6 +66,6 @@ def _warned(one: JobWarning) -> str:
     )
 
 
-def _text(one: JobWarning) -> str:
+def _text(warning: JobWarning) -> str:
     """The rules' own sentences, in the language in which they are written."""
-    return " ".join(advice.text for advice in one.what[:3])
+    return " ".join(advice.text for advice in warning.what[:3])

@@ -54,7 +54,7 @@ class Chart:
         limit: What was requested, or is there in all, in the same unit; None: there is no such amount.
         limit_name: Which of the two.
         most: The highest value that the axis shows; None: it follows from the values.
-        spark: It is small, without axes, and stands in a line of text or among others like it.
+        spark: It is small, without axes, for a line of text or a row of others like it.
         height: In pixels; None: as high as charts are.
     """
 
@@ -102,7 +102,7 @@ class Chart:
 
     @property
     def summary(self) -> str:
-        """What it shows in words, for who does not see it."""
+        """What it shows in words, for readers who do not see it."""
         parts = []
         for line in self.lines:
             known = [value for value in line.values if value is not None]
@@ -133,7 +133,7 @@ class Part:
 
     Attributes:
         rest: It is what nobody has, and is drawn in grey.
-        total: It is the whole of which the other parts are some, and is drawn in grey behind them.
+        total: It is the whole that contains the other parts, and is drawn in grey behind them.
     """
 
     name: str
@@ -193,7 +193,7 @@ class Stack:
 
     @property
     def summary(self) -> str:
-        """The current stack in words, for who does not see it."""
+        """The current stack in words, for readers who do not see it."""
         parts = [f"{part.name} {_amount(part.values[self.current], self.unit)}" for part in self.parts]
         return f"{self.labels[self.current]}: {', '.join(parts)}"
 
@@ -265,7 +265,7 @@ class Growth:
 
     @property
     def summary(self) -> str:
-        """It in words, for who does not see it."""
+        """It in words, for readers who do not see it."""
         known = zip(self.places, self.line.values, strict=True)
         return "; ".join(f"{_marked(place)}: {_amount(value or 0.0, '')}" for place, value in known)
 
@@ -295,7 +295,9 @@ class Multiples:
     @property
     def means(self) -> list[tuple[str, list[str]]]:
         """Each chart's title, and the mean of each of its lines."""
-        return [(one.title, [_mean(line.values, one.unit) for line in one.lines]) for one in self.charts]
+        return [
+            (chart.title, [_mean(line.values, chart.unit) for line in chart.lines]) for chart in self.charts
+        ]
 
 
 def multiples_of(report: Report) -> list[Multiples]:
@@ -357,8 +359,8 @@ def of_report(report: Report) -> tuple[list[Placed], list[Advice]]:
     for what, title in titles.items():
         curves = [curve for curve in report.curves if curve.what == what]
         if curves:
-            own = [one for one in left if one.topic in _TOPICS.get(what, ())]
-            left = [one for one in left if one not in own]
+            own = [each for each in left if each.topic in _TOPICS.get(what, ())]
+            left = [each for each in left if each not in own]
             found.append(Placed(_chart(what, title, curves), own))
     return found, left
 

@@ -63,7 +63,7 @@ class Scope:
         """The query, about the series of this scope alone.
 
         Raises:
-            InvalidRequest: It is no PromQL, or asks for what cannot be held to the scope.
+            InvalidRequest: It is not PromQL, or asks for what cannot be held to the scope.
         """
         return self._written(_parsed(text)) if self.label else text
 
@@ -211,7 +211,7 @@ def _parsed(text: str) -> Any:
     try:
         return promql.parse(text)
     except (ValueError, OverflowError) as error:
-        raise _refused(f"This is no PromQL: {str(error)[:200]}") from None
+        raise _refused(f"This is not PromQL: {str(error)[:200]}") from None
 
 
 def _refused(why: str) -> InvalidRequest:

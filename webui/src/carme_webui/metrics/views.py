@@ -1,7 +1,7 @@
 """Prometheus' API for people: Grafana and scripts ask here, each for the series that its user may see.
 
 `/metrics/mine/` is everybody's, `/metrics/account/NAME/` that of the managers of the project whose account it
-is, and of its coordinators (Slurm's word for who leads one), `/metrics/all/` that of administrators. Only
+is, and of its coordinators in Slurm, `/metrics/all/` that of administrators. Only
 questions that can be held to a scope are passed on.
 """
 

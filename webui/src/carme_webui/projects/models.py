@@ -60,7 +60,7 @@ class Project(models.Model):
     # Since when Slurm grants what the row says; null while it does not, and why not.
     granted = models.DateTimeField(null=True, blank=True)
     problem = SentenceField(blank=True)
-    # What Slurm counted when it was last looked at.
+    # What Slurm had counted at the last check.
     used = models.JSONField(default=dict, blank=True)
 
     memberships: "models.QuerySet[Membership]"
@@ -86,7 +86,7 @@ class Project(models.Model):
     @property
     def grant(self) -> Grant:
         """What Slurm is to grant it; asks the database for members unless they were fetched."""
-        users = [] if self.closed else [one.user for one in self.memberships.all()]
+        users = [] if self.closed else [membership.user for membership in self.memberships.all()]
         members = sorted(user.username for user in users if user.is_active)
         return Grant(
             account=self.account,
@@ -128,10 +128,10 @@ class Project(models.Model):
 
     def refused_by(self, cluster: Cluster) -> list[str]:
         """Those of its partitions, or of all that show, that take no jobs of its account."""
-        requested = [one for one in cluster.partitions if one.name in self.partitions]
+        requested = [partition for partition in cluster.partitions if partition.name in self.partitions]
         if not self.partitions:
-            requested = [one for one in cluster.partitions if not one.hidden]
-        return [one.name for one in requested if one.refuses_account(self.account)]
+            requested = [partition for partition in cluster.partitions if not partition.hidden]
+        return [each.name for each in requested if each.refuses_account(self.account)]
 
     @property
     def rules(self) -> list[tuple[str, str]]:
@@ -166,12 +166,12 @@ def access_for(user: User, *, anew: bool = False) -> Access:
     """What Slurm lets a user use; it knows of the user's projects, even of one that was joined just now.
 
     Args:
-        anew: Only what the broker says from now on, for who decides something.
+        anew: Only what the broker says from now on, for decisions.
     """
     access = access_of(user.username, anew=anew)
     if anew:
         return access
-    known = {one.account for one in access.associations}
+    known = {association.account for association in access.associations}
     joined = {project.account for project in own_projects(user) if project.granted}
     return access_of(user.username, anew=True) if known and joined - known else access
 
@@ -184,12 +184,12 @@ def usable_by(user: User, cluster: Cluster | None) -> Cluster | None:
     if len(partitions) == len(cluster.partitions):
         return cluster
     # The same for all who may use the same partitions.
-    names = tuple(one.name for one in partitions)
+    names = tuple(partition.name for partition in partitions)
     return derived.get(cluster, ("limited", names), lambda whole: _limited(whole, names))
 
 
 def _limited(whole: Cluster, names: tuple[str, ...]) -> Cluster:
-    found = whole.limited_to([one for one in whole.partitions if one.name in names])
+    found = whole.limited_to([partition for partition in whole.partitions if partition.name in names])
     return whole.model_copy() if found is whole else found  # what is derived may not keep its source
 
 
@@ -198,7 +198,7 @@ def payers(user: User) -> list[tuple[str, str]]:
     projects = {project.account: project.title for project in own_projects(user)}
     access = access_for(user)
     default = settings.SITE.slurm.default_account or access.default_account
-    others = [one for one in access.accounts if one not in projects and one != default]
+    others = [account for account in access.accounts if account not in projects and account != default]
     return [*projects.items(), *((name, name) for name in others)]
 
 
@@ -208,7 +208,7 @@ def projects_of(user: User) -> frozenset[int]:
 
 
 class _WithUsers(models.Manager["Membership"]):
-    """Members are never looked at without their names."""
+    """Members are always read with their names."""
 
     def get_queryset(self) -> "models.QuerySet[Membership]":
         return super().get_queryset().select_related("user")

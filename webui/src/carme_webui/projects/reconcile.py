@@ -31,7 +31,7 @@ def reconcile(broker: BrokerClient) -> bool:
         Whether Slurm could be seen. If not, nothing was done.
     """
     try:
-        accounts = {one.account: one for one in broker.projects()}
+        accounts = {each.account: each for each in broker.projects()}
     except CarmeError as error:
         logger.warning("Projects and Slurm's accounts are compared later: %s", error)
         return False
@@ -61,7 +61,7 @@ def _warn(project: Project, hours: float) -> None:
     for share in WARNED_AT:
         if hours * 100 < share * project.gpu_hours:
             continue
-        managers = [one.user for one in project.memberships.all() if one.manager]
+        managers = [membership.user for membership in project.memberships.all() if membership.manager]
         notify_all(
             managers,
             lambda: (

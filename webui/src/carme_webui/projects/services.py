@@ -114,7 +114,7 @@ def manager_of(name: str) -> User:
 def choices(project: Project, cluster: Cluster | None) -> tuple[list[str], list[str]]:
     """The partitions and the types of GPUs that a project can be limited to or in: those that there are, and
     those that it names already."""
-    partitions = {one.name for one in cluster.partitions} if cluster else set()
+    partitions = {partition.name for partition in cluster.partitions} if cluster else set()
     kinds = {kind for node in cluster.nodes for kind in node.gpus} if cluster else set()
     return sorted(partitions | set(project.partitions)), sorted(kinds | set(project.gpu_types))
 
@@ -148,7 +148,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
     """Ask somebody to join.
 
     Raises:
-        Denied: The caller is no manager.
+        Denied: The caller is not a manager.
         InvalidRequest: There is no such user, or they are in it, or invited, already.
     """
     require_manager(by, project)
@@ -163,7 +163,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
         raise InvalidRequest(_("%s is a member already.") % name, _("No action needed."), field="user")
     try:
         with transaction.atomic():
-            made = Invitation.objects.create(project=project, user=user, by=by)
+            invitation = Invitation.objects.create(project=project, user=user, by=by)
     except IntegrityError:
         raise InvalidRequest(
             _("%s has been invited already.") % name, _("Wait for the answer."), field="user"
@@ -177,7 +177,7 @@ def invite(by: User, project: Project, name: str) -> Invitation:
         Kind.PROJECT,
         link=reverse("projects"),
     )
-    return made
+    return invitation
 
 
 def withdraw(by: User, invitation: Invitation) -> None:
@@ -224,7 +224,7 @@ def remove(by: User, member: Membership, broker: BrokerClient) -> None:
     """Take somebody out of a project; everybody may leave. Jobs that run go on until they end.
 
     Raises:
-        Denied: The caller is no manager and somebody else.
+        Denied: The caller is not a manager and somebody else.
         InvalidRequest: It is the last manager.
     """
     project = member.project
@@ -239,7 +239,7 @@ def remove(by: User, member: Membership, broker: BrokerClient) -> None:
 def _require_another_manager(member: Membership) -> None:
     """A project without a manager could only be helped by an admin."""
     managers = Membership.objects.select_for_update(of=("self",)).filter(project=member.project, manager=True)
-    if member.manager and [one.pk for one in managers] == [member.pk]:
+    if member.manager and [manager.pk for manager in managers] == [member.pk]:
         raise InvalidRequest(
             _("%s is the only manager of this project.") % member.user.username,
             _("Make somebody else a manager first."),

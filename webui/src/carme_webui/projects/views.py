@@ -57,11 +57,11 @@ def new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         values = form.cleaned_data
         try:
-            made = services.create(user, values["name"], values["title"], values["manager"], broker())
+            project = services.create(user, values["name"], values["title"], values["manager"], broker())
         except CarmeError as error:
             _put(form, error)
         else:
-            return redirect("project-limits", made.name)
+            return redirect("project-limits", project.name)
     return render(request, "projects/new.html", {"form": form}, status=422 if form.errors else 200)
 
 
@@ -85,8 +85,8 @@ def project(request: HttpRequest, name: str) -> HttpResponse:
     context = {
         "project": found,
         "members": members,
-        "own": next((one for one in members if one.user == user), None),
-        "manager": user.is_staff or any(one.user == user and one.manager for one in members),
+        "own": next((each for each in members if each.user == user), None),
+        "manager": user.is_staff or any(each.user == user and each.manager for each in members),
         "invitations": found.invitations.select_related("user", "by"),
         "bookings": found.bookings.exclude(state=BookingState.ENDED).select_related("owner"),
         "refused": refused_words(found),

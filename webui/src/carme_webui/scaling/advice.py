@@ -130,7 +130,7 @@ class Advice:
             _("Times as fast"),
             _("GPUs") if self.has_gpus else _("Nodes"),
             [
-                Place(each, offer.words, [one for one in offer.marks if one != _("chosen")], offer.chosen)
+                Place(each, offer.words, [mark for mark in offer.marks if mark != _("chosen")], offer.chosen)
                 for each, offer in zip(ranks, self.offers, strict=True)
             ],
             Line(_("predicted"), [row.speedup for row in rows]),
@@ -167,16 +167,16 @@ def advice(
     found = choices(curve, most_nodes, most_gpus, chosen, steps, is_possible)
     if not found:
         return None
-    starting = {one: start_of(one.nodes, one.gpus_per_node) for one in found}
-    possible = [one for one in found if starting[one].possible]
+    starting = {each: start_of(each.nodes, each.gpus_per_node) for each in found}
+    possible = [each for each in found if starting[each].possible]
     best = marks(possible) if possible else ()
-    offers = [_offer(one, best, chosen, starting[one]) for one in found]
+    offers = [_offer(each, best, chosen, starting[each]) for each in found]
     ends = [offer for offer in offers if offer.finish]
     if len(offers) > 1 and ends:
         first = min(ends, key=lambda offer: offer.finish or timezone.now())
         first.marks.append(_("done first"))
     by_choice = {offer.choice: offer for offer in offers}
-    cheapest, fastest = [by_choice[one] for one in best] or (None, None)
+    cheapest, fastest = [by_choice[each] for each in best] or (None, None)
     return Advice(curve, offers, cheapest, fastest)
 
 
@@ -218,7 +218,7 @@ def _offer(
             finish = start.when + timedelta(hours=choice.hours)
     is_chosen = (choice.nodes, choice.gpus_per_node) == chosen
     names = zip((_("cheapest"), _("fastest")), best, strict=False)
-    found = [name for name, one in names if one == choice]
+    found = [name for name, each in names if each == choice]
     return Offer(choice, start.words, finish, [*found, *([_("chosen")] if is_chosen else [])], is_chosen)
 
 

@@ -46,7 +46,7 @@ def curve_of(path: str, user: User, broker: BrokerClient) -> Curve:
         path: Absolute, or from the user's home.
 
     Raises:
-        InvalidRequest: It is no result that can be used, or not in a folder that the portal shows.
+        InvalidRequest: It is not a result that can be used, or not in a folder that the portal shows.
         CarmeError: The file cannot be read as this user, or the broker does not answer.
     """
     key = f"probe:{user.pk}:{hashlib.sha256(path.encode(errors='surrogatepass')).hexdigest()}"

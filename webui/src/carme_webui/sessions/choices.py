@@ -79,8 +79,8 @@ def cards(
 def _of_site(site: Settings, cluster: Cluster, kinds: Sequence[Supply]) -> list[Card]:
     if site.sessions.hardware:
         return [
-            _card(cluster, one.gpus_per_node, one.nodes, one.gpu_type, one.title, one.partition)
-            for one in site.sessions.hardware
+            _card(cluster, each.gpus_per_node, each.nodes, each.gpu_type, each.title, each.partition)
+            for each in site.sessions.hardware
         ]
     kinds = sorted(kinds, key=lambda kind: -kind.total)[:MOST_TYPES]
     found = [_card(cluster, 0)]

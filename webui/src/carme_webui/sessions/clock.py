@@ -73,7 +73,7 @@ def extensions() -> list[tuple[int, str]]:
 
 
 def minutes_of_form(given: str) -> int:
-    """The minutes of a form that asks for more time; 0 for what is no number."""
+    """The minutes of a form that asks for more time; 0 for what is not a number."""
     return int(given) if given.isascii() and given.isdigit() and len(given) <= DIGITS else 0
 
 

@@ -50,7 +50,7 @@ NUMBERS = ("gpu_type", "gpus_per_node", "nodes")
 EXPERT = ("cpus_per_node", "memory_mb_per_node")
 #: What few need.
 MORE = ("title", "app", "partition", "account", "qos", "reservation", "stage", "results", *EXPERT)
-#: What is no option of a session by itself.
+#: What is not an option of a session by itself.
 NOT_SENT = frozenset({"name", "hardware", "hours", "time", *SCALING})
 #: What an address may fill in.
 FILLED_IN = frozenset(
@@ -204,7 +204,7 @@ class StartForm(TimeFields, ScalingFields):
         self._choices("gpu_type", [("", _("Any type"))] + [(kind.kind, kind.kind) for kind in kinds])
         self._choices("partition", [(partition.name, partition.name) for partition in partitions])
         default = self._site.slurm.default_partition
-        if len(partitions) < 2 and all(one.default or one.name == default for one in partitions):
+        if len(partitions) < 2 and all(each.default or each.name == default for each in partitions):
             del self.fields["partition"]
         self._choices("account", [("", _("None")), *self._accounts])
         if any(account not in self._projects for account, _title in self._accounts):

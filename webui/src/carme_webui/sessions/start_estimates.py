@@ -46,7 +46,7 @@ class StartEstimate:
 
     @property
     def first(self) -> datetime | None:
-        """The beginning of the range in which it would begin; None where that is no range."""
+        """The beginning of the range in which it would begin; None where that is not a range."""
         if self.earliest is None or self.start is None or self.start - self.earliest < WORTH:
             return None
         return self.earliest
@@ -68,9 +68,9 @@ def start_estimates(
     requested = _ask(options, user, broker)
     if requested.start is None or requested.at_once:
         return [requested]
-    smaller = [_ask(one, user, broker, words) for one, words in _smaller(options)]
-    sooner = [(one.start, one) for one in smaller if one.start and one.start <= requested.start - WORTH]
-    return [requested, *(one for _start, one in sorted(sooner, key=lambda pair: pair[0]))]
+    smaller = [_ask(smaller_options, user, broker, words) for smaller_options, words in _smaller(options)]
+    sooner = [(each.start, each) for each in smaller if each.start and each.start <= requested.start - WORTH]
+    return [requested, *(choice for _start, choice in sorted(sooner, key=lambda pair: pair[0]))]
 
 
 def gpu_hours(options: SessionOptions | JobRequest) -> float:

@@ -55,7 +55,7 @@ class TimeFields(forms.Form):
 
     @property
     def time_fields(self) -> list[BoundField]:
-        """A time that is no choice."""
+        """A time that is not a choice."""
         return [self["hours"], self["minutes"]]
 
     def full_clean(self) -> None:

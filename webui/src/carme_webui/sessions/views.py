@@ -201,7 +201,7 @@ def _advice(form: StartForm, cluster: Cluster, user: User) -> Advice | None:
             starts(request, user, broker()),
         )
     except CarmeError:
-        return None  # the error stands beside its field
+        return None  # the error is shown beside its field
 
 
 @require_safe
@@ -222,11 +222,11 @@ def save_preset(request: HttpRequest) -> HttpResponse:
     form = _form(request, cluster, data=request.POST)
     if form.is_valid() and form.options is not None:
         try:
-            made = actions.save_preset(user, form.options.title or form.options.image, form.options)
+            preset = actions.save_preset(user, form.options.title or form.options.image, form.options)
         except CarmeError as error:
             form.add_error(None, explained(error))
         else:
-            messages.success(request, _("Saved as “%s”.") % made.name)
+            messages.success(request, _("Saved as “%s”.") % preset.name)
             return redirect("dashboard")
     context = {"form": form, **_live(request, cluster, banner)}
     return render(request, "sessions/dashboard.html", context, status=422)

@@ -45,7 +45,7 @@ def _short(job: Record) -> dict[str, str]:
         "Y": job["sched_nodes"] or "",
         "v": job["resv_name"] or "",
         "q": job["qos"] or "",
-        # Of what is no batch job, where its command was given.
+        # Of what is not a batch job, where its command was given.
         "B": (job["batch_host"] if job["batch_flag"] else job["alloc_node"]) or "",
         "F": str(job["array_job_id"] or job["job_id"]),
         "K": str(next((job[key] for key in _TASKS if job[key] is not None), "N/A")),

@@ -111,18 +111,18 @@ class SlurmRest(SlurmCommands):
         answer = await self._server.get("associations/", database=True, query=which)
         return self._converted(answer.get("associations"), lambda rows: records.associations(rows, user))
 
-    async def _read(self, path: str, key: str, made: Callable[[Any], _T], *, user: str = "") -> _T:
+    async def _read(self, path: str, key: str, convert: Callable[[Any], _T], *, user: str = "") -> _T:
         """What `made` makes of a list in an answer.
 
         Raises:
             SlurmError: Slurm does not answer, or the answer lacks what is needed.
         """
         document = await self._server.get(path, user=user)
-        return await self._server.in_thread(lambda: self._converted(document.get(key), made))
+        return await self._server.in_thread(lambda: self._converted(document.get(key), convert))
 
-    def _converted(self, value: Any, made: Callable[[Any], _T], method: str = "GET") -> _T:
+    def _converted(self, value: Any, convert: Callable[[Any], _T], method: str = "GET") -> _T:
         try:
-            return made(value)
+            return convert(value)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise self._server.unreadable(error, method) from None
 
@@ -156,11 +156,11 @@ class SlurmRest(SlurmCommands):
             return await super()._accounted_of(job_id)
         return await self._accounted(accounting.of_jobs([job_id]), accounting.jobs)
 
-    async def _accounted(self, which: Query, made: Callable[[Any], _T]) -> _T:
+    async def _accounted(self, which: Query, convert: Callable[[Any], _T]) -> _T:
         """What `made` makes of these jobs of the accounting, as its administrator sees them."""
         query = {**which, **({"cluster": self._cluster} if self._cluster else {})}
         document = await self._server.get("jobs/", database=True, query=query)
-        return await self._server.in_thread(lambda: self._converted(document.get("jobs"), made))
+        return await self._server.in_thread(lambda: self._converted(document.get("jobs"), convert))
 
     # -- changing --------------------------------------------------------------------------------------------
 
@@ -168,9 +168,9 @@ class SlurmRest(SlurmCommands):
         if not self._server.acts_for_users:
             return await super().submit(order, owner)
         folder = job_folder(owner, order.key)
-        made = await start_in_folder(order, owner, self._python, ["true"], "")
-        if made.code:
-            raise refusal("true", made.errors)
+        outcome = await start_in_folder(order, owner, self._python, ["true"], "")
+        if outcome.code:
+            raise refusal("true", outcome.errors)
         try:
             return await self._submit(order, owner, 1)
         except CarmeError as error:
@@ -193,7 +193,7 @@ class SlurmRest(SlurmCommands):
         if not self._server.acts_for_users:
             return await super().cancel(job, owner)
         answer = await self._server.send("DELETE", f"job/{quote(job)}", user=owner.name)
-        # Whether it was refused stands in the answer to what succeeded.
+        # The answer to what succeeded says whether it was refused.
         if words := self._converted(answer.get("status", []), records.refused, "DELETE"):
             raise refusal(PROGRAM, words)
 

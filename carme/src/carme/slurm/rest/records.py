@@ -57,7 +57,7 @@ def _short(job: Record) -> dict[str, str]:
         "Y": job["scheduled_nodes"],
         "v": job["resv_name"],
         "q": job["qos"],
-        # Of what is no batch job, where its command was given.
+        # Of what is not a batch job, where its command was given.
         "B": first,
         "F": str(number(job["array_job_id"]) or job["job_id"]),
         "K": job["array_task_string"] or _task(job["array_task_id"]),

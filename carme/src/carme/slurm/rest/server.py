@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 
 
 class _Answer(NamedTuple):
-    """`document` is None where the answer is no JSON object; `start` of the body then shows what it is."""
+    """`document` is None where the answer is not a JSON object; `start` of the body then shows what it is."""
 
     status: int
     document: dict[str, Any] | None
@@ -284,7 +284,7 @@ def _token(file: Path) -> str:
         open_to_others = file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
         token = file.read_text().strip().removeprefix("SLURM_JWT=")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else _("it is no text")
+        reason = error.strerror if isinstance(error, OSError) else _("it is not text")
         raise SlurmError(
             _("The token for slurmrestd cannot be read from {file}: {reason}.", file=file, reason=reason),
             _("Write there what 'scontrol token username=slurm' prints, for root alone."),

@@ -235,7 +235,7 @@ def talk(
 ) -> Outcome:
     """Connect, show a certificate, say something; reached when the other side goes on talking.
 
-    In TLS 1.3 the client has finished before the server has looked at its certificate, so only what comes
+    In TLS 1.3 the client has finished before the server has checked its certificate, so only what comes
     afterwards shows.
     """
     try:

@@ -16,7 +16,7 @@ class Result:
     """One line of the report.
 
     `ok`: the attack was stopped, and its control worked. `how` says what stopped it, `control` what the same
-    thing brought to who may do it. `seconds` is the wall time of both.
+    thing brought to a user who may do it. `seconds` is the wall time of both.
     """
 
     name: str

@@ -15,7 +15,7 @@ from carme_runtime.collectives import Group
 
 __all__ = ["Relay"]
 
-_STRUCTURE, _END = -1, -2  # what comes next, where it is no piece of the bytes from there on
+_STRUCTURE, _END = -1, -2  # what comes next, where it is not a piece of the bytes from there on
 
 
 class Relay:

@@ -1,4 +1,4 @@
-"""A state as a stream of bytes, of which each rank holds a range, and the structure around its tensors.
+"""A state as a stream of bytes, a range of it on each rank, and the structure around its tensors.
 
 Tensors are those of PyTorch, and NumPy arrays, for which PyTorch need not be installed.
 """
@@ -195,7 +195,7 @@ def _parts(layout: Layout, tensors: list[Any], begin: int, end: int) -> Iterator
 
 
 def _copy(into: Any, source: Any) -> None:
-    """Copy bytes, of which one side or both may be a tensor's."""
+    """Copy bytes; one side or both may be a tensor's."""
     if isinstance(into, np.ndarray) and isinstance(source, np.ndarray):
         into[:] = source
         return
@@ -283,15 +283,15 @@ def with_tensors(structure: Any, layout: Layout, stream: np.ndarray, copies: boo
     return _with(structure, tensor_of)
 
 
-def _with(structure: Any, made: Callable[[str, int], Any]) -> Any:
+def _with(structure: Any, make: Callable[[str, int], Any]) -> Any:
     """A structure with what `made` gives for the kind and the number of each tensor in it."""
     if isinstance(structure, dict):
         for kind in (_TENSOR, _ARRAY):
             if kind in structure:
-                return made(kind, structure[kind])
-        return {key: _with(value, made) for key, value in structure.items()}
+                return make(kind, structure[kind])
+        return {key: _with(value, make) for key, value in structure.items()}
     if isinstance(structure, list | tuple):
-        return type(structure)(_with(value, made) for value in structure)
+        return type(structure)(_with(value, make) for value in structure)
     return structure
 
 

@@ -100,9 +100,9 @@ class Mailboxes:
                 ends[rank] += box.slots * box.room
         self._numbers = segments_of(context, group, max(ends[self._me], 1), timeout)
         self._memory = context.segment_array(self._numbers[self._me])
-        made = _made.setdefault(context, _Mailboxes())
-        made.living.add(self)
-        self._drop = weakref.finalize(self, made.dropped.append, self._numbers)
+        mailboxes = _made.setdefault(context, _Mailboxes())
+        mailboxes.living.add(self)
+        self._drop = weakref.finalize(self, mailboxes.dropped.append, self._numbers)
         self._drop.atexit = False
         self._looked = 0.0  # whether the others still run
         self._put = dict.fromkeys(self._boxes, 0)
@@ -272,11 +272,11 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
         group: For no other use meanwhile.
         timeout: Milliseconds after which waiting is given up; -1: never.
     """
-    made = _made.setdefault(context, _Mailboxes())
-    if len(made.living) >= made.collect_at:
+    mailboxes = _made.setdefault(context, _Mailboxes())
+    if len(mailboxes.living) >= mailboxes.collect_at:
         gc.collect()  # a model and what is attached to it hold each other
-        made.collect_at = max(_COLLECT_FROM, 2 * len(made.living))
-    dropped = list(made.dropped)
+        mailboxes.collect_at = max(_COLLECT_FROM, 2 * len(mailboxes.living))
+    dropped = list(mailboxes.dropped)
     if not context.wait(_QUEUE, timeout):  # what this rank wrote into the others' memory
         raise Timeout("Messages did not arrive in time.", "See what the other ranks do.")
     me = group.ranks[group.index]
@@ -288,7 +288,7 @@ def free_dropped(context: Any, group: Group, timeout: int = -1) -> None:
     for numbers in dropped:
         if all(rank in dropped_by and dropped_by[rank][number] for rank, number in numbers.items()):
             context.segment_delete(numbers[me])
-            made.dropped.remove(numbers)
+            mailboxes.dropped.remove(numbers)
 
 
 def _activity() -> str:

@@ -61,10 +61,10 @@ def worst_gradient(found: Mapping[str, Distance]) -> tuple[str, float]:
     Small gradients count as a hundredth of all together: rounding alone changes those that are 0, as those of
     biases before a normalization, by as much as they are.
     """
-    whole = math.hypot(*(one["expected"] for one in found.values()))
+    whole = math.hypot(*(each["expected"] for each in found.values()))
     errors = {
-        name: max(one["distance"] - one["rounding"], 0.0) / max(one["expected"], _SMALL * whole, 1e-30)
-        for name, one in found.items()
+        name: max(error["distance"] - error["rounding"], 0.0) / max(error["expected"], _SMALL * whole, 1e-30)
+        for name, error in found.items()
     }
     return max(errors.items(), key=lambda pair: or_infinite(pair[1]))
 

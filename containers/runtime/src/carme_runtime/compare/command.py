@@ -34,14 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Of the options."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m carme_runtime.compare",
         description="Train the same networks with every framework that is installed, in turns, and write a "
         "report with what each takes.",
     )
-    add_compare_options(made)
-    made.set_defaults(program="carme_runtime.compare")
-    return made
+    add_compare_options(parser)
+    parser.set_defaults(program="carme_runtime.compare")
+    return parser
 
 
 def run(options: argparse.Namespace) -> None:
@@ -56,29 +56,41 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _listing(as_json: bool, pythons: Mapping[str, str]) -> str:
-    missing = {name: one.missing(pythons.get(name, sys.executable)) for name, one in CONTESTANTS.items()}
+    missing = {
+        name: contestant.missing(pythons.get(name, sys.executable))
+        for name, contestant in CONTESTANTS.items()
+    }
     if as_json:
         found = [
-            {"name": one.name, "title": one.title, "backend": one.backend, "missing": missing[one.name]}
-            for one in CONTESTANTS.values()
+            {"name": each.name, "title": each.title, "backend": each.backend, "missing": missing[each.name]}
+            for each in CONTESTANTS.values()
         ]
         networks = [
-            {"name": one.name, "title": one.full_title, "batch": one.batch, "parameters": one.parameters()}
-            for one in NETWORKS.values()
+            {
+                "name": each.name,
+                "title": each.full_title,
+                "batch": each.batch,
+                "parameters": each.parameters(),
+            }
+            for each in NETWORKS.values()
         ]
         images = [
-            {"name": one.name, "side": one.side, "channels": one.channels, "classes": one.classes}
-            for one in DATA.values()
+            {"name": each.name, "side": each.side, "channels": each.channels, "classes": each.classes}
+            for each in DATA.values()
         ]
         return json.dumps({"contestants": found, "networks": networks, "data": images}, indent=1)
     rows: list[tuple[str, ...]] = [("contestant", "", "carme-run --backend", "missing")]
-    rows += [(one.name, one.title, one.backend, ", ".join(missing[one.name])) for one in CONTESTANTS.values()]
+    rows += [
+        (each.name, each.title, each.backend, ", ".join(missing[each.name])) for each in CONTESTANTS.values()
+    ]
     more: list[tuple[str, ...]] = [("network", "", "parameters", "batch")]
-    more += [(one.name, one.full_title, f"{one.parameters():,}", str(one.batch)) for one in NETWORKS.values()]
+    more += [
+        (each.name, each.full_title, f"{each.parameters():,}", str(each.batch)) for each in NETWORKS.values()
+    ]
     data: list[tuple[str, ...]] = [("data", "pixels", "channels", "classes")]
     data += [
-        (one.name, str(one.side or "the network's"), str(one.channels), str(one.classes))
-        for one in DATA.values()
+        (each.name, str(each.side or "the network's"), str(each.channels), str(each.classes))
+        for each in DATA.values()
     ]
     return f"{columns(rows, left=4)}\n\n{columns(more, left=2)}\n\n{columns(data, left=1)}"
 

@@ -18,16 +18,16 @@ def difference(before: Result, after: Result) -> str:
         )
     rows: list[tuple[str, ...]] = [_HEAD]
     for key in shared:
-        one, two = first[key], second[key]
-        found = change([turn.ms for turn in one.used], [turn.ms for turn in two.used])
+        earlier, later = first[key], second[key]
+        found = change([turn.ms for turn in earlier.used], [turn.ms for turn in later.used])
         state = "slower" if found.low > 1 else "faster"
         rows.append(
             (
-                one.contestant,
-                one.network,
-                str(one.ranks),
-                f"{one.step.median:.2f}",
-                f"{two.step.median:.2f}",
+                earlier.contestant,
+                earlier.network,
+                str(earlier.ranks),
+                f"{earlier.step.median:.2f}",
+                f"{later.step.median:.2f}",
                 f"{found.median:.3f}",
                 found.interval(3),
                 state if is_different(found) else "level",
@@ -46,13 +46,15 @@ def _by_key(result: Result) -> dict[tuple[str, str, int, int], Row]:
 
 def _circumstances(before: Result, after: Result) -> list[str]:
     """What is not the same, apart from the times."""
-    one, two = (
+    earlier, later = (
         {name: str(value) for name, value in result.environment.items() if name not in ("load", "job")}
         | {"data": str(result.options.get("data", "digits"))}
         | {name: str(result.options.get(name) or "") for name in ("size", "width")}
         | {f"version of {name}": version for row in result.rows for name, version in row.versions.items()}
         for result in (before, after)
     )
-    names = [name for name in dict.fromkeys([*one, *two]) if one.get(name, "") != two.get(name, "")]
-    lines = [f"{name}: {one.get(name) or 'none'} -> {two.get(name) or 'none'}" for name in names]
+    names = [
+        name for name in dict.fromkeys([*earlier, *later]) if earlier.get(name, "") != later.get(name, "")
+    ]
+    lines = [f"{name}: {earlier.get(name) or 'none'} -> {later.get(name) or 'none'}" for name in names]
     return [f"before: {before.created}", f"after: {after.created}", *lines]

@@ -52,7 +52,7 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]], lab
     A color that comes again is dashed. Intervals that go on beyond the picture end with an arrow.
     """
     most = max((ranks for _, _, points in lines for ranks, _ in points), default=1)
-    highest = max(most, _most(one for _, _, points in lines for _, one in points))
+    highest = max(most, _most(each for _, _, points in lines for _, each in points))
     left, top, width, height = 50, 14, 320, 240
 
     def x(ranks: float) -> float:
@@ -84,11 +84,14 @@ def curves(lines: Sequence[tuple[str, str, Sequence[tuple[int, Estimate]]]], lab
     for place, (title, color, points) in enumerate(lines, 1):
         dashed = ' stroke-dasharray="5 4"' if color in drawn else ""
         drawn.add(color)
-        path = " L".join(f"{x(ranks):.1f} {y(one.median):.1f}" for ranks, one in points)
+        path = " L".join(f"{x(ranks):.1f} {y(each.median):.1f}" for ranks, each in points)
         at = legend + _LINE * place
         parts += [
             f'<path d="M{path}" fill="none" stroke="{color}" stroke-width="2"{dashed}/>',
-            *(_point(x(ranks), y(one.low), y(one.median), y(one.high), top, color) for ranks, one in points),
+            *(
+                _point(x(ranks), y(each.low), y(each.median), y(each.high), top, color)
+                for ranks, each in points
+            ),
             f'<path d="M{_GAP} {at - 4} h18" stroke="{color}" stroke-width="4"{dashed}/>'
             f'<text x="{_GAP + 26}" y="{at}">{escape(title)}</text>',
         ]
@@ -103,8 +106,8 @@ def _widest(texts: Iterable[str]) -> int:
 def _most(figures: Iterable[Estimate]) -> float:
     """What a picture reaches to: all intervals, if they are not too long to leave anything of the medians."""
     several = list(figures)
-    reach = _REACH * max((one.median for one in several), default=0)
-    return min(max((one.high for one in several), default=0), reach)
+    reach = _REACH * max((each.median for each in several), default=0)
+    return min(max((each.high for each in several), default=0), reach)
 
 
 def _point(x: float, low: float, middle: float, high: float, top: float, color: str) -> str:

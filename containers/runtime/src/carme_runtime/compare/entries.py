@@ -99,7 +99,7 @@ class Entry:
             self.fail(f"its gradients could not be compared: {error}")
             return
         self.row.gradients = {
-            name: max((each[name] for each in answers), key=lambda one: or_infinite(one["distance"]))
+            name: max((each[name] for each in answers), key=lambda answer: or_infinite(answer["distance"]))
             for name in answers[0]
         }
 

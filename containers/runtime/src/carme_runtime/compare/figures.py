@@ -61,11 +61,11 @@ def change(before: Sequence[float], after: Sequence[float]) -> Estimate:
     do (MOVER, Donner and Zou 2012), in logarithms as this is a ratio. It errs to the safe side: it holds the
     true ratio 97 times of 100.
     """
-    one, two = estimate(before), estimate(after)
-    middle = two.median / one.median
-    below = math.hypot(math.log(two.median / two.low), math.log(one.high / one.median))
-    above = math.hypot(math.log(two.high / two.median), math.log(one.median / one.low))
-    several = one.has_interval and two.has_interval
+    first, second = estimate(before), estimate(after)
+    middle = second.median / first.median
+    below = math.hypot(math.log(second.median / second.low), math.log(first.high / first.median))
+    above = math.hypot(math.log(second.high / second.median), math.log(first.median / first.low))
+    several = first.has_interval and second.has_interval
     return Estimate(middle, middle * math.exp(-below), middle * math.exp(above), several)
 
 
@@ -130,7 +130,7 @@ def affordable(seconds: Mapping[int, float], left: float) -> list[int]:
         left: Seconds for all of them.
     """
     found: list[int] = []
-    for number in sorted(seconds, key=lambda one: seconds[one]):
+    for number in sorted(seconds, key=lambda each: seconds[each]):
         left -= seconds[number]
         if left < 0:
             break

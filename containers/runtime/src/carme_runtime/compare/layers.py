@@ -1,4 +1,4 @@
-"""The layers of which all networks of a comparison are made, whatever the framework.
+"""The layers of all networks of a comparison, the same in every framework.
 
 Images are (samples, height, width, channels), kernels of convolutions (height, width, inputs, outputs), those
 of dense layers (inputs, outputs). Who builds a network in a framework converts both.

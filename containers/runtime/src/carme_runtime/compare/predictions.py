@@ -44,8 +44,8 @@ def note_predictions(entries: Sequence[Entry], is_weak: bool, progress: Progress
             progress(_sentence(entry, found))
             continue
         ranks = entry.row.ranks
-        made = predict(profile, typed(Machine, found["machine"]), ranks)
-        point = (made.weak if is_weak else made.strong)[-1]
+        predicted = predict(profile, typed(Machine, found["machine"]), ranks)
+        point = (predicted.weak if is_weak else predicted.strong)[-1]
         if point.ranks == ranks:
             times = {"ms": point.step.ms, "low": point.low, "high": point.high}
             entry.row.predicted = times | {"speedup": point.speedup}

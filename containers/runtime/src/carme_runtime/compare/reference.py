@@ -337,5 +337,7 @@ def _back_of_attention(run: _Pass, layer: Layer, values: np.ndarray, gradient: n
         "k": of_scores.swapaxes(2, 3) @ q,
         "v": shares.swapaxes(2, 3) @ of_mixed,
     }
-    each = (_back_of_dense(run, f"{layer.name}.{part}", values, _joined(one)) for part, one in parts.items())
+    each = (
+        _back_of_dense(run, f"{layer.name}.{part}", values, _joined(blocks)) for part, blocks in parts.items()
+    )
     return sum(each, 0 * values)

@@ -61,7 +61,7 @@ def page(result: Result) -> str:
         "<main><h1>Comparison of frameworks</h1>",
         f"<p>{escape(_what(result))}</p>",
         '<ul class="verdict">',
-        *(f"<li>{escape(one)}</li>" for one in sentences(result)),
+        *(f"<li>{escape(sentence)}</li>" for sentence in sentences(result)),
         "</ul>",
         *_contents(result),
         *_overall(result),
@@ -133,7 +133,7 @@ def text(result: Result) -> str:
         for ranks in result.ranks():
             several = standings(result, network, ranks)
             if several:
-                rows = _filled([_HEAD, *(_cells(one) for one in several)])
+                rows = _filled([_HEAD, *(_cells(each) for each in several)])
                 parts += [f"{_titled(result, network)}, {counted(ranks)}:", columns(rows, left=1), ""]
     void = [row for row in result.rows if row.status == VOID]
     parts += [f"void: {row.title}, {row.network}, {counted(row.ranks)}: {row.void}" for row in _once(void)]
@@ -175,14 +175,14 @@ def _network(result: Result, network: str) -> list[str]:
         several = standings(result, network, ranks)
         if not several:
             continue
-        shown = [(one.row.title, colors[one.row.contestant], one.row.step) for one in several]
+        shown = [(each.row.title, colors[each.row.contestant], each.row.step) for each in several]
         batch = several[0].row.batch
         parts += [
             f"<h3>{counted(ranks).capitalize()}, batch of {batch}</h3>",
             drawings.bars(shown, "ms", f"Time of a step with {titled(network)} on {counted(ranks)}"),
-            _table(_filled([_HEAD, *(_cells(one) for one in several)])),
+            _table(_filled([_HEAD, *(_cells(each) for each in several)])),
         ]
-        parts += _parts([one.row for one in several])
+        parts += _parts([each.row for each in several])
     lines = _lines(result, network, colors)
     if lines:
         parts += [
@@ -206,10 +206,10 @@ def _lines(
     found: dict[str, list[tuple[int, Estimate]]] = {}
     titles: dict[str, str] = {}
     for ranks in result.ranks():
-        for one in standings(result, network, ranks):
-            if one.speedup:
-                found.setdefault(one.row.contestant, []).append((ranks, one.speedup))
-                titles[one.row.contestant] = one.row.title
+        for standing in standings(result, network, ranks):
+            if standing.speedup:
+                found.setdefault(standing.row.contestant, []).append((ranks, standing.speedup))
+                titles[standing.row.contestant] = standing.row.title
     return [(titles[name], colors[name], points) for name, points in found.items() if len(points) > 1]
 
 

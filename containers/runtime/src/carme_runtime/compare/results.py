@@ -225,7 +225,7 @@ def _turn(found: dict[str, Any]) -> Turn:
 
 
 def _no_result(file: Path) -> CompareError:
-    return CompareError(f"{file} is no result of carme compare.", "Name its compare.json.")
+    return CompareError(f"{file} is not a result of carme compare.", "Name its compare.json.")
 
 
 def write_whole(file: Path, text: str) -> None:

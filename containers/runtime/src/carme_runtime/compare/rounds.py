@@ -219,18 +219,18 @@ class _Contest:
 
     def _prepare(self) -> None:
         """Start all, one after the other, in a drawn order."""
-        made: dict[int, tasks.Task] = {}
+        tasks_by_ranks: dict[int, tasks.Task] = {}
         network, data, seed = self.plan.network(self.network), self.plan.data, self.plan.seed
         for ranks in self.plan.ranks:
             batch = self.plan.batch_of(self.network, ranks)
-            if batch not in made:
-                made[batch] = tasks.make(network, batch, seed, data)
+            if batch not in tasks_by_ranks:
+                tasks_by_ranks[batch] = tasks.make(network, batch, seed, data)
                 self.files[batch] = self.folder / f"{self.network}-{batch}.npz"
-                tasks.write(made[batch], self.files[batch])
-            self.first_loss[ranks] = made[batch].first_loss(ranks)
+                tasks.write(tasks_by_ranks[batch], self.files[batch])
+            self.first_loss[ranks] = tasks_by_ranks[batch].first_loss(ranks)
             self.first_gradients[ranks] = self.folder / f"{self.network}-{batch}-{ranks}-gradients.npz"
-            tasks.write_gradients(*made[batch].first_gradients(ranks), self.first_gradients[ranks])
-            self.result.data = made[batch].data
+            tasks.write_gradients(*tasks_by_ranks[batch].first_gradients(ranks), self.first_gradients[ranks])
+            self.result.data = tasks_by_ranks[batch].data
         for name in self.plan.contestants:
             self.entries += [self._entry(name, ranks) for ranks in self.plan.ranks]
         self.result.rows += [entry.row for entry in self.entries]

@@ -16,7 +16,7 @@ from carme_runtime.compare.reference import gradients, loss
 if TYPE_CHECKING:
     import numpy as np
 
-BATCHES = 8  # of which steps take one after the other
+BATCHES = 8  # steps take one after the other
 MOMENTUM = 0.9  # of SGD
 #: Noise of all pixels, whose values are from 0 to 1. Equal pixels make equal values, at which a maximum or a
 #: ReLU has no gradient: it would depend on how a framework rounds.

@@ -36,7 +36,7 @@ def standings(result: Result, network: str, ranks: int) -> list[Standing]:
 
 def speedup(result: Result, row: Row) -> Estimate | None:
     """How many times the samples per second of one rank."""
-    alone = next((one for one in result.of(row.network, 1) if one.contestant == row.contestant), None)
+    alone = next((each for each in result.of(row.network, 1) if each.contestant == row.contestant), None)
     if alone is None:
         return None
     found = ratio(alone.rounds, row.rounds)
@@ -117,9 +117,9 @@ def _level(result: Result, title: str) -> list[str]:
         for network in result.networks():
             rows = {row.title: row for row in result.of(network, most)}
             if title in rows and other in rows:
-                one = ratio(rows[other].rounds, rows[title].rounds)
-                ratios += [one] if one else []
-        if ratios and not any(is_different(one) for one in ratios):
+                slower = ratio(rows[other].rounds, rows[title].rounds)
+                ratios += [slower] if slower else []
+        if ratios and not any(is_different(each) for each in ratios):
             found.append(other)
     return found
 
@@ -127,9 +127,9 @@ def _level(result: Result, title: str) -> list[str]:
 def _scaling(result: Result) -> str:
     most = max(result.ranks(), default=0)
     found = [
-        (one.median, row)
+        (gain.median, row)
         for row in result.measured
-        if row.ranks == most > 1 and (one := speedup(result, row)) is not None
+        if row.ranks == most > 1 and (gain := speedup(result, row)) is not None
     ]
     if not found:
         return "How it scales was not measured: that takes one rank and several."
@@ -149,7 +149,7 @@ def _first(pair: tuple[float, Row]) -> float:
 
 def _trust(result: Result) -> str:
     states = [row.status for row in result.rows]
-    measured, *marked = (states.count(one) for one in (MEASURED, DISTURBED, UNCERTAIN, VOID))
+    measured, *marked = (states.count(each) for each in (MEASURED, DISTURBED, UNCERTAIN, VOID))
     steps = [row.step for row in result.measured]
     widths = [step.percent for step in steps if step.percent is not None]
     width = f", and medians are known to {statistics.median(widths):.1f} % as a rule" if widths else ""
@@ -182,8 +182,8 @@ def rounds_needed(result: Result) -> int | None:
     if not rows:
         return None
     turns = [values_needed(len(row.used), row.step.percent or 0, row.limit_percent) for row in rows]
-    made = int(result.options.get("rounds", 0))  # with which they are uncertain
-    return max(math.ceil(statistics.median(turns) / 2), made + 1)
+    rounds = int(result.options.get("rounds", 0))  # with which they are uncertain
+    return max(math.ceil(statistics.median(turns) / 2), rounds + 1)
 
 
 def counted(ranks: int) -> str:

@@ -24,20 +24,20 @@ def work_folder(folder: Path) -> Iterator[Path]:
     and others leave the folder alone.
     """
     _remove_left(folder)
-    made = Path(tempfile.mkdtemp(dir=folder, prefix=_PREFIX))
+    path = Path(tempfile.mkdtemp(dir=folder, prefix=_PREFIX))
     lock = None
     try:
         with contextlib.suppress(OSError):  # where nothing can be locked, the folder is never taken for left
-            lock = (made / _NEW_LOCK).open("w+b")
+            lock = (path / _NEW_LOCK).open("w+b")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lock.write(_this_node())
             lock.flush()
-            (made / _NEW_LOCK).rename(made / _LOCK)
-        yield made
+            (path / _NEW_LOCK).rename(path / _LOCK)
+        yield path
     finally:
         if lock:
             lock.close()
-        _remove(made)
+        _remove(path)
 
 
 def _this_node() -> bytes:
@@ -68,7 +68,7 @@ def _remove_empty(left: Path) -> None:
         left.rmdir()
 
 
-def _remove(made: Path) -> None:
+def _remove(path: Path) -> None:
     """Remove a folder, the lock last: what is not done here the next comparison does.
 
     A network file system keeps files that a process still has open, so it may take several tries.
@@ -76,13 +76,13 @@ def _remove(made: Path) -> None:
     end = time.monotonic() + _REMOVING
     while True:
         with contextlib.suppress(OSError):
-            for name in _names(made) - {_LOCK}:
+            for name in _names(path) - {_LOCK}:
                 with contextlib.suppress(OSError):
-                    _remove_one(made / name)
-            if _names(made) <= {_LOCK}:
-                (made / _LOCK).unlink(missing_ok=True)
-                made.rmdir()
-        if not made.exists() or time.monotonic() >= end:
+                    _remove_one(path / name)
+            if _names(path) <= {_LOCK}:
+                (path / _LOCK).unlink(missing_ok=True)
+                path.rmdir()
+        if not path.exists() or time.monotonic() >= end:
             return
         time.sleep(0.05)
 

@@ -93,7 +93,7 @@ def _check(options: argparse.Namespace) -> None:
         host, _, port = options.join.rpartition(":")
         if not host or not port.isdecimal():
             raise CarmeRuntimeError(
-                f"'{options.join}' is no HOST:PORT.", "Give --join what the first agent announced."
+                f"'{options.join}' is not a HOST:PORT.", "Give --join what the first agent announced."
             )
     if options.certificate:
         read_private(options.certificate, "certificate", "Name the file with the job's certificate.")
@@ -115,21 +115,21 @@ def _serve_first(options: argparse.Namespace) -> int:
     environment = mpi.without_container(os.environ)
     if options.environment_file:
         environment |= _read_environment(options.environment_file)
-    made: list[Path] = []
+    sockets: list[Path] = []
     try:
         with (
             _listen(options.listen) as network,
             local_socket.listen(options.socket or local_socket.default_path(os.environ)) as local,
         ):
-            made.append(Path(local.getsockname()))
-            environment["CARME_AGENT"] = str(made[0])
-            environment |= mpi.session_variables(made[0].parent, options.listen, environment)
+            sockets.append(Path(local.getsockname()))
+            environment["CARME_AGENT"] = str(sockets[0])
+            environment |= mpi.session_variables(sockets[0].parent, options.listen, environment)
             for path in options.announce:
-                made.append(path)
+                sockets.append(path)
                 _announce(path, {"host": options.listen, "port": network.getsockname()[1]})
             return _run_command(options, environment, network, local)
     finally:
-        _remove(made)
+        _remove(sockets)
 
 
 def _run_command(

@@ -42,7 +42,7 @@ def transport_of(name: str | None) -> str:
     source = "transport=" if name else f"{TRANSPORT}="
     name = name or os.environ.get(TRANSPORT) or NATIVE
     if name not in TRANSPORTS:
-        raise InvalidCall(f"{source}{name} is no transport.", f"Choose from {', '.join(TRANSPORTS)}.")
+        raise InvalidCall(f"{source}{name} is not a transport.", f"Choose from {', '.join(TRANSPORTS)}.")
     return name
 
 

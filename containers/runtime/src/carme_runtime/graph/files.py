@@ -56,7 +56,7 @@ def typed(kind: Any, content: Any) -> Any:
     """What JSON gave, as the type that a field of a dataclass has. Raises TypeError, ValueError, KeyError."""
     if dataclasses.is_dataclass(kind):
         if not isinstance(content, dict):
-            raise TypeError(f"{content!r} is no {getattr(kind, '__name__', kind)}")
+            raise TypeError(f"{content!r} is not of type {getattr(kind, '__name__', kind)}")
         types = typing.get_type_hints(kind)
         unknown = set(content) - set(types)
         if unknown:
@@ -64,7 +64,7 @@ def typed(kind: Any, content: Any) -> Any:
         return kind(**{name: typed(types[name], part) for name, part in content.items()})  # pyright: ignore
     if typing.get_origin(kind) is tuple:
         if not isinstance(content, list):
-            raise TypeError(f"{content!r} is no list")
+            raise TypeError(f"{content!r} is not a list")
         parts = typing.get_args(kind)
         if parts[-1] is Ellipsis:
             return tuple(typed(parts[0], part) for part in content)
@@ -72,5 +72,5 @@ def typed(kind: Any, content: Any) -> Any:
     if kind is float and type(content) is int:
         return float(content)
     if type(content) is not kind:
-        raise TypeError(f"{content!r} is no {kind.__name__}")
+        raise TypeError(f"{content!r} is not of type {kind.__name__}")
     return content

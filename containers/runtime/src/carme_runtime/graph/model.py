@@ -185,10 +185,10 @@ class Graph:
     @cached_property
     def maker(self) -> dict[str, int]:
         """Which operator, by its place, makes a value; -1: the model is given it."""
-        made = dict.fromkeys(self.inputs, -1)
+        makers = dict.fromkeys(self.inputs, -1)
         for place, operator in enumerate(self.operators):
-            made.update(dict.fromkeys(operator.outputs, place))
-        return made
+            makers.update(dict.fromkeys(operator.outputs, place))
+        return makers
 
     @cached_property
     def users(self) -> dict[str, tuple[int, ...]]:
@@ -205,9 +205,11 @@ class Graph:
     def with_gradients(self) -> frozenset[str]:
         """Values through which gradients may flow."""
         reached: set[str] = set()
-        for one in self.operators:
-            if reached.intersection(one.inputs) or any(self.parameter[p].trainable for p in one.parameters):
-                reached.update(one.outputs)
+        for operator in self.operators:
+            if reached.intersection(operator.inputs) or any(
+                self.parameter[p].trainable for p in operator.parameters
+            ):
+                reached.update(operator.outputs)
         return frozenset(reached)
 
     @cached_property
@@ -215,16 +217,16 @@ class Graph:
         """What each operator holds besides values: masks, indices and the like."""
         seen: set[str] = set()
         found = []
-        for one in self.operators:
-            new = set(one.holds) - seen
+        for operator in self.operators:
+            new = set(operator.holds) - seen
             seen |= new
-            found.append(max(one.held_bytes - sum(self.value[name].bytes for name in new), 0))
+            found.append(max(operator.held_bytes - sum(self.value[name].bytes for name in new), 0))
         return tuple(found)
 
     @cached_property
     def held_before(self) -> tuple[int, ...]:
         """What the operators before each place hold for their backward passes; at last all of them."""
-        return tuple(itertools.accumulate((one.held_bytes for one in self.operators), initial=0))
+        return tuple(itertools.accumulate((operator.held_bytes for operator in self.operators), initial=0))
 
     @cached_property
     def _times(self) -> dict[int, tuple[tuple[float, ...], tuple[float, ...]]]:
@@ -233,8 +235,8 @@ class Graph:
     def times_before(self, samples: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Milliseconds of forward and of backward passes of the operators before each place; at last all."""
         if samples not in self._times:
-            forward = (one.forward_ms(samples) for one in self.operators)
-            backward = (one.backward_ms(samples) for one in self.operators)
+            forward = (operator.forward_ms(samples) for operator in self.operators)
+            backward = (operator.backward_ms(samples) for operator in self.operators)
             sums = (tuple(itertools.accumulate(times, initial=0.0)) for times in (forward, backward))
             self._times[samples] = (next(sums), next(sums))
         return self._times[samples]
@@ -247,7 +249,7 @@ class Graph:
     def parameter_bytes(self, names: Iterable[str], trainable: bool = False) -> int:
         """Bytes of the named parameters, each counted once; of those alone that are trained, on request."""
         chosen = (self.parameter[name] for name in set(names))
-        return sum(one.bytes for one in chosen if one.trainable or not trainable)
+        return sum(each.bytes for each in chosen if each.trainable or not trainable)
 
     def same_model(self, other: "Graph") -> bool:
         """Whether both are of the same operators and parameters, whatever these cost."""

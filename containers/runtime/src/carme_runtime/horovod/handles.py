@@ -95,8 +95,8 @@ def begun(works: Sequence[Any], finish: Callable[[], Any], name: Name | None) ->
 def together(handles: Sequence[int], name: Name | None) -> int:
     """One handle in the place of several without names; its result is a list."""
     held = [_handles.pop(handle) for handle in handles]
-    works = [work for one in held for work in one.works]
-    return begun(works, lambda: [one.result() for one in held], name)
+    works = [work for each in held for work in each.works]
+    return begun(works, lambda: [each.result() for each in held], name)
 
 
 def poll(handle: int) -> bool:

@@ -107,19 +107,19 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         InvalidCall: A set without ranks, with ranks that there are not, or that is known already.
     """
     here = world()
-    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    ranks = made.ranks
+    members = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    ranks = members.ranks
     if not ranks or len(set(ranks)) != len(ranks) or not 0 <= ranks[0] <= ranks[-1] < here.size:
         raise InvalidCall(
-            f"A process set cannot be {made} in a run of {here.size} ranks.",
+            f"A process set cannot be {members} in a run of {here.size} ranks.",
             f"Name ranks from 0 to {here.size - 1}, each once.",
         )
     if any(known.ranks == ranks for known in here.process_sets.values()):
-        raise InvalidCall(f"{made} is known already.", "Use the one that add_process_set gave before.")
+        raise InvalidCall(f"{members} is known already.", "Use the one that add_process_set gave before.")
     here.made_process_sets += 1
-    made.form(here.made_process_sets)
-    here.process_sets[here.made_process_sets] = made
-    return made
+    members.form(here.made_process_sets)
+    here.process_sets[here.made_process_sets] = members
+    return members
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

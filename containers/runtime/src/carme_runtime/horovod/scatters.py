@@ -1,4 +1,4 @@
-"""Reductions of which each rank gets its rows. Their gradients are gathered, and those of gathers reduced."""
+"""Reductions that give each rank its rows. Their gradients are gathered, and those of gathers reduced."""
 
 # As in torch/backend.py.
 # pyright: reportMissingImports=false
@@ -26,7 +26,7 @@ def reducescatter_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Begin to reduce a tensor over all ranks, of which each gets some rows: the first ranks one more."""
+    """Begin to reduce a tensor over all ranks; each gets some rows, the first ranks one more."""
     source, members = has_rows("reducescatter", tensor), members_of(process_set)
     own_name = named("reducescatter", name, members)
     scaled = Scaled(op_of(None, op), prescale_factor, postscale_factor, members)

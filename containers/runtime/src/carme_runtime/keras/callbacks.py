@@ -236,7 +236,7 @@ class Last(keras.callbacks.Callback):
 
     Args:
         trained: The model.
-        watched: The kinds of work of which callbacks look at each batch, and may stop it there.
+        watched: The kinds of work whose batches callbacks see one by one, and may stop at.
         looks_early: Whether a callback may look at weights before the first batch.
     """
 
@@ -293,27 +293,27 @@ def prepare(callbacks: Any, trained: Trained, here: World) -> tuple[list[Any], b
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     wrapped = [
-        one if isinstance(one, Callback) else Callback(one) for one in keras.tree.flatten(callbacks or [])
+        each if isinstance(each, Callback) else Callback(each) for each in keras.tree.flatten(callbacks or [])
     ]
     # What a single rank decides holds anyway.
     watching = [
-        here.size > 1 and any(_looks_at_batches(one.keras_callback, work) for one in wrapped)
+        here.size > 1 and any(_looks_at_batches(each.keras_callback, work) for each in wrapped)
         for work in _STOPS
     ]
     watched = here.table([*watching]).sum(0)  # by any rank
-    running = [one for one in wrapped if one.run_on_all_ranks or here.is_master]
-    for one in running:
-        one.localize = trained.localize
-        if not here.prints and hasattr(one.keras_callback, "verbose"):
-            one.keras_callback.verbose = 0
-        if isinstance(one.keras_callback, keras.callbacks.TensorBoard) and one.run_on_all_ranks:
-            _own_folder(one.keras_callback, here.rank)
+    running = [each for each in wrapped if each.run_on_all_ranks or here.is_master]
+    for each in running:
+        each.localize = trained.localize
+        if not here.prints and hasattr(each.keras_callback, "verbose"):
+            each.keras_callback.verbose = 0
+        if isinstance(each.keras_callback, keras.callbacks.TensorBoard) and each.run_on_all_ranks:
+            _own_folder(each.keras_callback, here.rank)
     stopping = [work for work, watch in zip(_STOPS, watched, strict=True) if watch]
-    last = Last(trained, stopping, any(_looks_early(one.keras_callback) for one in running))
+    last = Last(trained, stopping, any(_looks_early(each.keras_callback) for each in running))
     # Unwrapped where nothing is changed: Keras looks at the classes of some.
-    plain = [one.keras_callback if one.aggregate_logs else one for one in running]
+    plain = [each.keras_callback if each.aggregate_logs else each for each in running]
     reporting = [ReportProgress()] if progress.active() else []
-    return [First(trained), *plain, *reporting, last], any(not one.aggregate_logs for one in wrapped)
+    return [First(trained), *plain, *reporting, last], any(not each.aggregate_logs for each in wrapped)
 
 
 def _looks_early(callback: Any) -> bool:
@@ -335,16 +335,16 @@ def look_at_weights(callbacks: Any, here: World) -> bool:
     if isinstance(callbacks, keras.callbacks.CallbackList):
         callbacks = callbacks.callbacks
     flat = [
-        one.keras_callback if isinstance(one, Callback) else one
-        for one in keras.tree.flatten(callbacks or [])
+        each.keras_callback if isinstance(each, Callback) else each
+        for each in keras.tree.flatten(callbacks or [])
     ]
-    for one in flat:
-        if isinstance(getattr(one, "save_freq", "epoch"), int):
+    for each in flat:
+        if isinstance(getattr(each, "save_freq", "epoch"), int):
             raise InvalidCall(
-                f"{type(one).__name__} has save_freq={one.save_freq}, and the model is in stages then.",
+                f"{type(each).__name__} has save_freq={each.save_freq}, and the model is in stages then.",
                 "Use save_freq='epoch'.",
             )
-    looks = any(not isinstance(one, BLIND) or getattr(one, "restore_best_weights", False) for one in flat)
+    looks = any(not isinstance(each, BLIND) or getattr(each, "restore_best_weights", False) for each in flat)
     return bool(here.table([looks]).any())
 
 

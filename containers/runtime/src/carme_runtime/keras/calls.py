@@ -1,4 +1,4 @@
-"""A Keras model as calls of its layers in a row, for backends whose layers are no modules of PyTorch."""
+"""A Keras model as calls of its layers in a row, for backends whose layers are not modules of PyTorch."""
 
 import re
 from collections.abc import Iterator, Sequence

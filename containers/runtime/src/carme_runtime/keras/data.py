@@ -420,7 +420,9 @@ def adapt(
     except ValueError as error:
         if "Unrecognized data type" not in str(error):
             raise
-        raise InvalidCall(f"An object of type {type(x).__name__} is no data set.", f"Give {KINDS}.") from None
+        raise InvalidCall(
+            f"An object of type {type(x).__name__} is not a data set.", f"Give {KINDS}."
+        ) from None
 
 
 def batched(data: Any, size: int) -> Any:

@@ -139,7 +139,7 @@ def _bypassed(name: str) -> InvalidCall:
 def settings_checksum(model: Any) -> int:
     """Of the settings of all layers, such as activations and rates, but not of how weights begin.
 
-    Layers whose settings cannot be had, or are no JSON, count as if they had none.
+    Layers whose settings cannot be had, or are not JSON, count as if they had none.
     """
     checksum = 0
     for layer in model._flatten_layers(include_self=False):

@@ -1,4 +1,4 @@
-"""NumPy arrays as messages between stages, of which the receiver knows the types."""
+"""NumPy arrays as messages between stages; the receiver knows their types."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,7 +12,7 @@ _REMEDY = "Train with batches that are at most as large as the first one."
 
 
 def pack(memory: Any, arrays: Sequence[Any], what: str) -> int:
-    """Write a message of arrays, of which some may be None; its size. See `pipeline.messages.pack`."""
+    """Write a message of arrays, some of them perhaps None; its size. See `pipeline.messages.pack`."""
     parts = [
         None if array is None else messages.Part(0, array.shape, array.nbytes, partial(_write, array))
         for array in arrays

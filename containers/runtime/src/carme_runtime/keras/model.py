@@ -47,7 +47,7 @@ class Model:
 
         model = Model(keras_model)
 
-    Everything else is as with the Keras model, of which all attributes can be read and set here. Batch sizes
+    Everything else is as with the Keras model: all its attributes can be read and set here. Batch sizes
     are those over all ranks. In place of a model, the arguments of `keras.Model` will do.
 
     Args:
@@ -78,7 +78,7 @@ class Model:
             arguments, parallel_strategy = arguments[:-1], arguments[-1]
         if not isinstance(parallel_strategy, ParallelStrategy):
             raise InvalidCall(
-                f"parallel_strategy={parallel_strategy!r} is no ParallelStrategy.",
+                f"parallel_strategy={parallel_strategy!r} is not a ParallelStrategy.",
                 "Use ParallelStrategy.DATA, ParallelStrategy.PIPELINING or ParallelStrategy.ALL.",
             )
         first = arguments[0] if arguments else None
@@ -391,7 +391,7 @@ class Model:
     @classmethod
     def from_config(cls, config: dict[str, Any], **keywords: Any) -> "Model":
         """The model that `get_config` described, with new weights."""
-        # Both kinds list layers; what connects them is stated where they are no mere sequence.
+        # Both kinds list layers; what connects them is stated where they are not a mere sequence.
         kind = keras.Model if "input_layers" in config or "layers" not in config else keras.Sequential
         return Model(kind.from_config(config, **keywords))
 

@@ -86,7 +86,7 @@ def _obstacle(model: Any) -> str:
     """Why a model cannot be cut into stages; empty: it can."""
     if functional_of(model) is None:
         return (
-            f"The model {model.name} cannot be cut into stages: it is no functional or sequential model, or "
-            "does not begin with keras.Input."
+            f"The model {model.name} cannot be cut into stages: it is not a functional or sequential model, "
+            "or does not begin with keras.Input."
         )
     return ""

@@ -45,7 +45,7 @@ class Wanted:
 
 
 class PipelineSteps(Steps):
-    """Steps of a model of which each rank holds a stage.
+    """Steps of a model whose ranks hold a stage each.
 
     The pipeline is made with the first batch, of the weights that rank 0 has then. From there on a rank's
     variables of other stages, and what the optimizer keeps for them, have no memory; `whole` gives them back
@@ -53,7 +53,7 @@ class PipelineSteps(Steps):
 
     Args:
         model: The Keras model.
-        world: The ranks, of which this object sets how many are a pipeline.
+        world: The ranks; this object sets how many of them are a pipeline.
         wanted: How to cut it.
     """
 

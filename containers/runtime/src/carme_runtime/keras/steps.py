@@ -114,7 +114,7 @@ class Steps:
     def enter_loop(self, arguments: Any, keywords: dict[str, Any]) -> None:
         """A loop of the script's own trains the model from now on: make the ranks equal.
 
-        The loop calls the model with these arguments, of which shapes and types count if it is not built.
+        The loop calls the model with these arguments; their shapes and types count if it is not built.
         """
         self.in_loop = True
         with eagerly():
@@ -213,7 +213,7 @@ class Steps:
         return Share(int(lengths[: self._world.rank].sum()), length(data), int(lengths.sum()))
 
     def _logs(self, logs: dict[str, Any], share: Share) -> dict[str, Any]:
-        """The logs of the whole batch; what is no metric is averaged by samples."""
+        """The logs of the whole batch; what is not a metric is averaged by samples."""
         metrics = self._model.get_metrics_result()
         others = [name for name in logs if name not in metrics]
         if not others:
@@ -252,7 +252,7 @@ class Steps:
     def _variables(self) -> list[Any]:
         """Those of model and optimizers."""
         model = self._model
-        return [*model.variables, *(v for one in optimizers(model) for v in one.variables)]
+        return [*model.variables, *(v for optimizer in optimizers(model) for v in optimizer.variables)]
 
 
 def optimizers(model: Any) -> list[Any]:

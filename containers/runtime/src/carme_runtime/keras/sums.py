@@ -101,18 +101,18 @@ class TorchSums:
 
         whole = list(gradients)
         # Behind each bucket's elements: for each variable whether there is a gradient.
-        made = {
+        sums = {
             i: torch.zeros_like(v.value) if g is None else g.detach()
             for i, (g, v) in enumerate(zip(gradients, variables, strict=True))
         }
-        for number, bucket in enumerate(_buckets(made, self._bucket_bytes, lambda t: t.element_size())):
-            flags = made[bucket[0]].new_tensor([gradients[index] is not None for index in bucket])
-            flat = torch.cat([*(made[index].detach().reshape(-1) for index in bucket), flags])
+        for number, bucket in enumerate(_buckets(sums, self._bucket_bytes, lambda t: t.element_size())):
+            flags = sums[bucket[0]].new_tensor([gradients[index] is not None for index in bucket])
+            flat = torch.cat([*(sums[index].detach().reshape(-1) for index in bucket), flags])
             scaled = flat * self._part if self._part else torch.zeros_like(flat)
             there = self._world.add(scaled.cpu(), f"gradients {number}").to(flat.device)
-            *parts, found = there.split([*(made[index].numel() for index in bucket), len(bucket)])
+            *parts, found = there.split([*(sums[index].numel() for index in bucket), len(bucket)])
             for index, reduced, has in zip(bucket, parts, found.tolist(), strict=True):
-                whole[index] = reduced.reshape(made[index].shape) if has else None
+                whole[index] = reduced.reshape(sums[index].shape) if has else None
         return whole
 
 

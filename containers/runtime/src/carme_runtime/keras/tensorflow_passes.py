@@ -248,7 +248,7 @@ def _called(call: Call, values: dict[str, Any], masks: dict[str, Any], training:
 
 
 def sum_of_gradients(gradient: Any, other: Any) -> Any:
-    """The sum of two gradients, of which the first may be None.
+    """The sum of two gradients; the first may be None.
 
     Those of an embedding stay rows with their numbers, as many optimizers treat them otherwise than tensors.
     """

@@ -322,7 +322,7 @@ class TensorFlowPipeline:
         return found
 
     def _added(self, group: World, gradient: Any, v: Any) -> Any:
-        """The sum of a variable's gradients, of which some may be None or rows."""
+        """The sum of a variable's gradients; some may be None or rows."""
         tf = self._tf
         dense = np.zeros(tuple(v.shape), v.value.dtype.as_numpy_dtype) if gradient is None else gradient
         array = np.array(tf.convert_to_tensor(dense).numpy(), order="C")

@@ -51,7 +51,7 @@ class TensorBroadcaster(_Tensors):
         self._root = root_rank
 
     def broadcast(self, inputs: Any = None) -> Any:
-        """The root's inputs. Other ranks may leave theirs out, of which only structure and shape count."""
+        """The root's inputs. Other ranks may leave theirs out; only their structure and shape count."""
         if inputs is None:
             if self._world.rank == self._root:
                 raise InvalidCall(

@@ -77,7 +77,7 @@ class World:
     def lane(self) -> tuple[Group, int]:
         """A group of the same ranks for calls in an order of their own, and their limit in milliseconds.
 
-        All ranks, of which there are several, call this together.
+        All ranks call this together; there are several.
         """
         assert self._group is not None
         return self._group.of_some(list(range(self.size)), self._limit), self._limit

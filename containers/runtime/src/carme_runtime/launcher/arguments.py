@@ -454,13 +454,13 @@ def _check_module(module: str) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of 1 or more.")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of 1 or more.")
     return int(text)
 
 
 def _number(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of 0 or more.")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of 0 or more.")
     return int(text)
 
 
@@ -475,7 +475,7 @@ def _words(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no command: {error}.") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not a command: {error}.") from None
 
 
 def _variable(text: str) -> tuple[str, str]:
@@ -493,5 +493,5 @@ def _seconds(text: str) -> str:
     except ValueError:
         good = False
     if not good:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of seconds.")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a valid number of seconds.")
     return text

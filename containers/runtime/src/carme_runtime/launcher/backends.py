@@ -29,7 +29,7 @@ class Backend:
         starts: What is started beside or instead of the ranks.
         stops: What ends with the run besides the ranks.
         variables: By rank, the values of `sets`.
-        ports: The nodes of which free ports are needed, once for each.
+        ports: The nodes that free ports are needed of, one entry for each port.
         modules: What this Python must have, by the names that people install.
         refuses: Raises CarmeRuntimeError where the framework cannot work like this.
         programs: What is started beside the ranks, one after the other.

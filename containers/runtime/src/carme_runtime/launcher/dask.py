@@ -58,7 +58,7 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
     pages = setup.pages
     scheduler = [sys.executable, "-m", "carme_runtime.launcher.dask_scheduler"]
     scheduler += [hosts[first.number].strip("[]"), str(setup.ports[0])]
-    made = [
+    arguments = [
         Program(
             "Dask's scheduler",
             scheduler,
@@ -77,17 +77,17 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
         command = [sys.executable, "-m", "distributed.cli.dask_worker", "--host", own]
         command += ["--nthreads", str(threads), "--no-nanny", "--death-timeout", "120"]
         command += ["--no-dashboard", "--dashboard-address", "127.0.0.1:0", "--protocol", "tls"]
-        made.append(Program("A worker of Dask", command, processes, "Registered to:"))
-    return made
+        arguments.append(Program("A worker of Dask", command, processes, "Registered to:"))
+    return arguments
 
 
 def certificate() -> list[str]:
     """A certificate and its key for one run, in the order of SECRETS."""
     from distributed.security import Security  # pyright: ignore[reportMissingImports]
 
-    made = Security.temporary()
-    pair = [made.tls_client_cert, made.tls_client_key]
-    return [made.tls_ca_file, *pair * 3]
+    security = Security.temporary()
+    pair = [security.tls_client_cert, security.tls_client_key]
+    return [security.tls_ca_file, *pair * 3]
 
 
 def _own_devices(setup: "Setup", place: "Place") -> tuple[int, int] | None:

@@ -26,7 +26,7 @@ def pages_of(caller: Mapping[str, str], host: str) -> Pages | None:
     None as well where the scheduler is on another node than the session.
 
     Args:
-        caller: The environment of who starts the run.
+        caller: The environment of the process that starts the run.
         host: Of the scheduler.
     """
     folder = Path(f"/tmp/carme-{caller.get('SLURM_JOB_ID')}/apps")

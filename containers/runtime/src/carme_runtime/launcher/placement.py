@@ -123,8 +123,8 @@ def _no_room(
         )
     most = sum(room)
     listed = ", ".join(f"{member.host}: {count}" for member, count in zip(used, room, strict=True))
-    one = "one per GPU " if room == [member.devices for member in used] else ""
+    per_gpu = "one per GPU " if room == [member.devices for member in used] else ""
     return CarmeRuntimeError(
-        f"{ranks} ranks were requested, but the job has room for {most}, {one}({listed}).",
+        f"{ranks} ranks were requested, but the job has room for {most}, {per_gpu}({listed}).",
         f"Use -n {most} or less, or --devices-per-node K for K ranks on each node whatever GPUs it has.",
     )

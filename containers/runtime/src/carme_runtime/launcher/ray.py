@@ -50,7 +50,7 @@ def variables(setup: "Setup", host: str) -> dict[str, str]:
 
 
 def members(places: "list[Place]") -> "list[Member]":
-    """The nodes of which ports are needed: the first two for the head, and each for its agents."""
+    """The nodes that ports are needed of: the first one twice for the head, and each for its agents."""
     nodes = _nodes(places)
     return [nodes[0].member, nodes[0].member, *(node.member for node in nodes for _ in _AGENT_PORTS)]
 
@@ -71,7 +71,7 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
     # Sockets lie in it, so it is short; other users of the node must not be able to guess it.
     name = hashlib.sha256(setup.secrets.get(TOKEN, "").encode()).hexdigest()[:12]
     shared[FOLDER] = f"/tmp/ray-{name}"
-    made = []
+    commands = []
     port, client_port, *agent_ports = map(str, setup.ports)
     ports = iter(agent_ports)
     for place in _nodes(setup.places):
@@ -82,7 +82,7 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
         is_head = place.member.number == first.number
         where = ["--head", "--port", port, "--include-dashboard", "false", *_client_server(client_port)]
         where = where if is_head else ["--address", shared["RAY_ADDRESS"]]
-        made.append(
+        commands.append(
             Program(
                 "Ray's head" if is_head else "A worker node of Ray",
                 [
@@ -99,7 +99,7 @@ def programs(setup: "Setup", hosts: dict[int, str]) -> list[Program]:
                 _READY,
             )
         )
-    return made
+    return commands
 
 
 def _client_server(port: str) -> list[str]:

@@ -79,7 +79,7 @@ async def _find(fabric: Fabric, host: str) -> Member:
         if not waiting or left <= 0:
             here = ", ".join(member.host for member in fabric.members.present)
             raise CarmeRuntimeError(
-                f"'{host}' is no node of this job, whose nodes are: {here}.", "Name one of them."
+                f"'{host}' is not a node of this job, whose nodes are: {here}.", "Name one of them."
             )
         try:
             await asyncio.wait_for(fabric.next_event(), left)

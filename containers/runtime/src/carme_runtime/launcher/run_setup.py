@@ -15,7 +15,7 @@ class Setup:
     Args:
         places: Of all ranks.
         ports: Free ones, in the order of the backend's `ports`; a dry run has 0 for each.
-        caller: The environment that ranks get from who starts them.
+        caller: The environment that ranks get from the process that starts them.
         devices_per_rank: What the option of that name says.
         no_gpu: What the option of that name says.
         secrets: By name, those variables of the run that nobody else may know; a dry run has others for them.

@@ -34,8 +34,8 @@ def main(arguments: list[str], program: str = "python -m carme_runtime.onnx") ->
 
 def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
     """Of the options."""
-    made = argparse.ArgumentParser(prog=program, description="ONNX models on several workers: plan, run.")
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = argparse.ArgumentParser(prog=program, description="ONNX models on several workers: plan, run.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace], None], words: str) -> argparse.ArgumentParser:
         command = add_subcommand(commands, name, run, words)
@@ -74,7 +74,7 @@ def parser(program: str = "carme onnx") -> argparse.ArgumentParser:
     running.add_argument(
         "--memory", metavar="SIZE", help="memory that tensors in flight may take, such as 8GiB"
     )
-    return made
+    return parser
 
 
 def _add_common(command: argparse.ArgumentParser) -> None:
@@ -121,7 +121,9 @@ def _plan(options: argparse.Namespace) -> None:
 def _run(options: argparse.Namespace) -> None:
     model = load(options.model)
     if options.output.suffix != ".npz":
-        raise OnnxError(f"{options.output} is no name of an .npz file.", "Name the output like results.npz.")
+        raise OnnxError(
+            f"{options.output} is not a valid name of an .npz file.", "Name the output like results.npz."
+        )
     if not options.output.absolute().parent.is_dir():
         raise OnnxError(f"There is no folder {options.output.absolute().parent}.", "Make it first.")
     batches = micro_batches(model, _read(model, options.input), _workers(options))
@@ -211,7 +213,7 @@ def _read(model: Model, path: Path) -> dict[str, Any]:
         found = numpy.load(path, allow_pickle=False)
         arrays = dict(found.items()) if hasattr(found, "items") else {"arr_0": found}
     except (OSError, ValueError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or "it is no file of NumPy arrays without objects"
+        reason = getattr(error, "strerror", None) or "it is not a file of NumPy arrays without objects"
         raise OnnxError(
             f"{path} cannot be read: {reason}.", "Write it with numpy.savez(file, input_name=array)."
         ) from None
@@ -236,7 +238,7 @@ def _write(path: Path, results: dict[str, Any]) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number of 1 or more.")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of 1 or more.")
     return int(text)
 
 
@@ -245,6 +247,6 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     parts = [part for part in sizes.split(",") if part]
     if not name or not all(part.isdecimal() for part in parts):
         raise argparse.ArgumentTypeError(
-            f"'{text}' is no shape. Write the input and its sizes: x=1,3,224,224"
+            f"'{text}' is not a shape. Write the input and its sizes: x=1,3,224,224"
         )
     return name, tuple(map(int, parts))

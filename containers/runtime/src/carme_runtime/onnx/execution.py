@@ -76,8 +76,8 @@ class TaskBody:
 
     def __call__(self, *tokens: Any, memory: Any) -> Any:
         number, values = tokens[0][0], [value for _, each in tokens for value in each]
-        made = self._run_ready(number, values) or self._run_given(tokens, number, values, memory)
-        given = tuple((number, tuple(made[name] for name in names)) for names in self._outputs)
+        results = self._run_ready(number, values) or self._run_given(tokens, number, values, memory)
+        given = tuple((number, tuple(results[name] for name in names)) for names in self._outputs)
         return given[0] if len(given) == 1 else given
 
     def _run_ready(self, number: int, values: list[Any]) -> dict[str, Any] | None:
@@ -95,11 +95,11 @@ class TaskBody:
                     arrays[name] = _slots.array(memory, value.name)
                 if is_range and name not in self._shared:
                     ranges.append(value)
-        made = self._run(arrays, number, names_of(values), memory)
+        results = self._run(arrays, number, names_of(values), memory)
         arrays.clear()
         for each in ranges:
             memory.delete(each)
-        return made
+        return results
 
     def _run(
         self, arrays: dict[str, Any], number: int, given: tuple[str, ...] | None, memory: Any
@@ -114,9 +114,9 @@ class TaskBody:
         key = (self._file, *((name, each.shape) for name, each in arrays.items()))
         if key in _shapes:
             shapes = dict(zip(names, _shapes[key], strict=True))
-            made = self._bound(own, arrays, number, given, memory, shapes)
-            if made is not None:
-                return made
+            bound = self._bound(own, arrays, number, given, memory, shapes)
+            if bound is not None:
+                return bound
         again = key in _shapes
         results = result_of(own, names, arrays, self._name)
         if all(_is_numeric(each) for each in (*results, *arrays.values())) and not self._gpu:
@@ -139,26 +139,26 @@ class TaskBody:
 
         None where shapes turn out to be others than with the last input of these shapes.
         """
-        binding, made, targets, new = own.io_binding(), {}, [], []
+        binding, results, targets, new = own.io_binding(), {}, [], []
         for name, array in arrays.items():
             if given:  # it will be read from there again and again
                 binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
             else:
                 binding.bind_cpu_input(name, array)
         for name, (dtype, shape) in shapes.items():
-            made[name], target, is_new = self._target(name, number, shape, dtype, memory)
+            results[name], target, is_new = self._target(name, number, shape, dtype, memory)
             new += [target] if is_new else []
             array = target.array() if is_new else target
             targets.append(array)
             binding.bind_output(name, "cpu", 0, array.dtype, shape, array.ctypes.data)
-        bound = Bound(own, binding, given or (), made, (*arrays.values(), *targets))
+        bound = Bound(own, binding, given or (), results, (*arrays.values(), *targets))
         if not bound.run():
             for each in new:
                 memory.delete(each)
             return None
         if given and not new and self._slots:
             _ready[self._file, number % self._slots] = bound
-        return made
+        return results
 
     def _target(
         self, name: str, number: int, shape: tuple[int, ...], dtype: Any, memory: Any
@@ -172,8 +172,8 @@ class TaskBody:
             target = _slots.target(memory, slot, shape, dtype)
             if target is not None:
                 return Slotted(slot), target, hasattr(target, "lifetime")
-        made = memory.allocate(self._label(name, number), shape, dtype)
-        return made, made, True
+        memory_range = memory.allocate(self._label(name, number), shape, dtype)
+        return memory_range, memory_range, True
 
     def _label(self, name: str, number: int, again: bool = False) -> str:
         return label(name, number, again) if name in self._shared else ""

@@ -44,10 +44,10 @@ def temporary(where: Path | None = None, remedy: str = _ELSEWHERE) -> Iterator[P
         OnnxError: It cannot be made.
     """
     try:
-        made = tempfile.TemporaryDirectory(prefix="carme-onnx-", dir=where)
+        temporary = tempfile.TemporaryDirectory(prefix="carme-onnx-", dir=where)
     except OSError as error:
         raise unwritable(str(where or "the folder for temporary files"), error, remedy) from error
-    with made as folder:
+    with temporary as folder:
         yield Path(folder)
 
 

@@ -35,12 +35,12 @@ def fold_constants(proto: Any, notices: list[str]) -> Any:
 def _passes(proto: Any) -> Any:
     ir, common = library("onnx_ir"), library("onnx_ir.passes.common")
     model = ir.from_proto(proto)
-    for one in (
+    for each in (
         common.RemoveInitializersFromInputsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.RemoveUnusedNodesPass(),
     ):
-        model = one(model).model
+        model = each(model).model
     return ir.to_proto(model)
 
 

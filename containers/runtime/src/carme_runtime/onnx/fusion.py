@@ -12,7 +12,7 @@ from carme_runtime.pipeline.partition import cheapest_cuts
 LONGER = 1.05
 #: What starting a task and taking its result costs, in milliseconds, and how much more a task has to do.
 TASK_MS, WORTH = 0.15, 10
-#: Places at which one value crosses that are looked at before a join.
+#: So many places at which one value crosses are considered before a join.
 _NEAR = 8
 
 
@@ -20,9 +20,9 @@ def crossing(graph: Graph) -> list[float]:
     """Bytes of the values that cross a cut before each operator."""
     changes = [0.0] * (len(graph.operators) + 1)
     for name, users in graph.users.items():
-        made = graph.maker[name]
-        if made >= 0 and users and min(users[-1], len(graph.operators)) > made:
-            changes[made + 1] += graph.value[name].bytes
+        maker = graph.maker[name]
+        if maker >= 0 and users and min(users[-1], len(graph.operators)) > maker:
+            changes[maker + 1] += graph.value[name].bytes
             changes[min(users[-1], len(graph.operators))] -= graph.value[name].bytes
     levels, level = [], 0.0
     for change in changes[:-1]:
@@ -45,12 +45,12 @@ def allowed(graph: Graph) -> list[int]:
     For the latter no part ends with an operator that depends on constants alone.
     """
     given = fed(graph)
-    last = max((place for place, one in enumerate(given) if one), default=-1)
+    last = max((place for place, each in enumerate(given) if each), default=-1)
     bad = [0] * (len(graph.operators) + 1)
     for name, users in graph.users.items():
-        made = graph.maker[name]
-        if made >= 0 and users and not _travels(graph, name):
-            bad[made + 1] += 1
+        maker = graph.maker[name]
+        if maker >= 0 and users and not _travels(graph, name):
+            bad[maker + 1] += 1
             bad[min(users[-1], len(graph.operators) - 1) + 1] -= 1
     found, level = [], 0
     for place in range(len(graph.operators)):

@@ -46,7 +46,7 @@ class Model:
     Args:
         proto: The `onnx.ModelProto`.
         name: For people: of its file.
-        inputs: What has to be given; initializers are no inputs.
+        inputs: What has to be given; initializers are not inputs.
         outputs: Names of what it returns.
         opset: Of the standard's operators.
         notices: What was changed or is unusual, in sentences.
@@ -73,7 +73,7 @@ def load(source: "str | os.PathLike[str] | bytes | Any", *, fold: bool = True) -
         fold: Compute what depends on constants alone.
 
     Raises:
-        OnnxError: It is no model, or one that cannot run; the sentence names the node or the file.
+        OnnxError: It is not a model, or one that cannot run; the sentence names the node or the file.
     """
     onnx = library("onnx")
     proto, name, folder = _read(onnx, source)
@@ -119,7 +119,7 @@ def _read(onnx: Any, source: Any) -> tuple[Any, str, Path | None]:
         proto = None
     if proto is None or not proto.ir_version or not proto.graph.node:
         raise OnnxError(
-            f"{name} is no ONNX model: there is no graph with nodes in it.",
+            f"{name} is not an ONNX model: there is no graph with nodes in it.",
             "Export the model again, for example with torch.onnx.export.",
         )
     return proto, name, folder
@@ -232,20 +232,20 @@ def _sort(graph: Any, name: str) -> None:
     """Put nodes into an order in which they can run. Raises OnnxError for cycles and for missing values."""
     given = {each.name for each in graph.input} | {each.name for each in graph.initializer}
     given |= {each.values.name for each in graph.sparse_initializer}
-    made = {output: node for node in graph.node for output in node.output if output}
+    makers = {output: node for node in graph.node for output in node.output if output}
     twice = _twice(graph.node, given)
     if twice:
         raise OnnxError(f"Two nodes of {name} make the value {twice}.", "Export the model again.")
     for node in graph.node:
         for value in needed(node):
-            if value not in given and value not in made:
+            if value not in given and value not in makers:
                 raise OnnxError(
                     f"Node {node.name} of {name} uses {value}, which nothing makes: no input, no weight, "
                     "no node.",
                     "Export the model again, with its weights.",
                 )
     for each in graph.output:
-        if each.name not in given and each.name not in made:
+        if each.name not in given and each.name not in makers:
             raise OnnxError(f"Nothing in {name} makes its output {each.name}.", "Export the model again.")
     nodes = sorted_nodes(list(graph.node), given)
     if len(nodes) < len(graph.node):
@@ -290,7 +290,7 @@ def _input(onnx: Any, value: Any) -> Input:
     tensor = value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         raise OnnxError(
-            f"Input {value.name} is no tensor.", "Export the model so that its inputs are plain tensors."
+            f"Input {value.name} is not a tensor.", "Export the model so that its inputs are plain tensors."
         )
     dtype = "str" if tensor.elem_type == 8 else onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
     if not tensor.HasField("shape"):

@@ -65,13 +65,13 @@ def late_constants(nodes: list[Any], given: set[str]) -> list[Any]:
         nodes: In an order in which they can run.
         given: Names of constants.
     """
-    constant, made, found = set(given), dict[str, int](), []
+    constant, makers, found = set(given), dict[str, int](), []
     waiting = set[int]()
 
     def take(names: list[str]) -> None:
         wanted, taken = list(names), set[int]()
         while wanted:
-            place = made.get(wanted.pop(), -1)
+            place = makers.get(wanted.pop(), -1)
             if place in waiting:
                 waiting.remove(place)
                 taken.add(place)
@@ -82,7 +82,7 @@ def late_constants(nodes: list[Any], given: set[str]) -> list[Any]:
         names = needed(node)
         if constant.issuperset(names):
             constant.update(node.output)
-            made.update(dict.fromkeys(node.output, place))
+            makers.update(dict.fromkeys(node.output, place))
             waiting.add(place)
         else:
             take(names)

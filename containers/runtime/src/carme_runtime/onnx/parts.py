@@ -1,7 +1,7 @@
 """Takes a model apart: each fused task becomes a model of its own, and all share one file of weights.
 
 Weights that lie in another file than their model are mapped by ONNX Runtime, so the workers of a node have
-those in memory once of which it makes no copies in another order.
+in memory once those weights that it does not copy into another order.
 """
 
 from pathlib import Path
@@ -56,12 +56,12 @@ def _place(onnx: Any, tensor: Any, file: Any) -> Any:
         return tensor
     data = tensor.raw_data or onnx.numpy_helper.to_array(tensor).tobytes()
     file.write(b"\0" * (-file.tell() % _ALIGN))
-    made = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    made.data_location = onnx.TensorProto.EXTERNAL
+    external = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    external.data_location = onnx.TensorProto.EXTERNAL
     for key, value in (("location", WEIGHTS), ("offset", file.tell()), ("length", len(data))):
-        made.external_data.add(key=key, value=str(value))
+        external.external_data.add(key=key, value=str(value))
     file.write(data)
-    return made
+    return external
 
 
 def _types(onnx: Any, model: Model, found: Plan) -> dict[str, Any]:

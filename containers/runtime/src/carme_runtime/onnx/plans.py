@@ -203,7 +203,7 @@ def parse_workers(text: str | int | Mapping[str, int]) -> dict[str, int]:
     for part in filter(None, map(str.strip, text.split(","))):
         kind, _, count = part.partition(":")
         if kind not in KINDS or not (count or "1").isdecimal() or not 1 <= int(count or 1) <= 1024:
-            raise OnnxError(f"'{part}' is no group of workers.", "Write a kind and a number: cpu:2,gpu:1")
+            raise OnnxError(f"'{part}' is not a group of workers.", "Write a kind and a number: cpu:2,gpu:1")
         found[kind] = found.get(kind, 0) + int(count or 1)
     if not found:
         raise OnnxError("There are no workers.", "Write a kind and a number: cpu:2,gpu:1")
@@ -235,7 +235,7 @@ def plan(
         tasks: Into how many parts the model is cut; None: what is predicted to be quickest, and of plans
             that take about the same time the one that sends the fewest bytes.
         micro_batches: How many follow each other.
-        model: Of which the graph is; None: no operator is split.
+        model: The graph's model; None: no operator is split.
 
     Raises:
         OnnxError: The workers make no sense, or the model cannot be cut into so many parts.
@@ -287,8 +287,8 @@ def _split_plan(found: Plan, splitter: Splitter, splits: tuple[Split, ...]) -> P
         return None
     plans = []
     for cuts in dict.fromkeys((own, tuple(sorted({*own, *branch_cuts(graph)})))):
-        made = _assigned(_plan_of(graph, cuts, dict(found.workers), found.micro_batches, split=True))
-        plans.append(replace(made, splits=splits, unsplit=splitter.graph))
+        candidate = _assigned(_plan_of(graph, cuts, dict(found.workers), found.micro_batches, split=True))
+        plans.append(replace(candidate, splits=splits, unsplit=splitter.graph))
     return min(plans, key=lambda each: each.predicted_ms)
 
 
@@ -320,8 +320,8 @@ def _plan_of(graph: Graph, cuts: tuple[int, ...], workers: dict[str, int], m: in
 
 def _task(graph: Graph, group: list[int], name: str) -> Task:
     own, places = [graph.operators[place] for place in group], set(group)
-    made = {value for each in own for value in each.outputs}
-    used = dict.fromkeys(value for each in own for value in each.inputs if value not in made)
+    outputs = {value for each in own for value in each.outputs}
+    used = dict.fromkeys(value for each in own for value in each.inputs if value not in outputs)
     wanted = [value for each in own for value in each.outputs if set(graph.users[value]) - places]
     parameters = [value for each in own for value in each.parameters]
     return Task(

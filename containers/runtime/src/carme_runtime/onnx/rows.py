@@ -26,7 +26,7 @@ class Piece:
         node: The node.
         of: The operator that it is a part of, or empty.
         share: Of that one's work.
-        made: The value of which it makes a part.
+        made: The value that it makes a part of.
         size: Of the part, along the axis of the split.
     """
 
@@ -81,13 +81,13 @@ class Rows:
             own, there = label if name == self.given else f"{name}__part{number}", spans[name]
             if wanted == there:
                 return own
-            made = f"{own}__rows{wanted[0]}_{wanted[1]}"
-            if made not in cuts:
-                cuts.add(made)
+            part_name = f"{own}__rows{wanted[0]}_{wanted[1]}"
+            if part_name not in cuts:
+                cuts.add(part_name)
                 begin, end = wanted[0] - there[0], wanted[1] - there[0]
-                piece = slice_of(own, made, self.opset, numbers, begin, end)
+                piece = slice_of(own, part_name, self.opset, numbers, begin, end)
                 pieces.append(Piece(piece, "", 0.0, name, end - begin))
-            return made
+            return part_name
 
         for node in self.nodes:
             copy, (low, high) = copied(node, number), reads[node.name]

@@ -50,7 +50,7 @@ def run(model: Any, inputs: Any, workers: Any = 2, **options: Any) -> Any:
     Args:
         model: What `load` takes or gives.
         inputs: An array for each input; its first dimension may be a multiple of the model's, and is split
-            into micro-batches where that gives the same results. Or several such mappings, each of which is a
+            into micro-batches where that gives the same results. Or several such mappings, each one a
             micro-batch.
         workers: Processes of this node, kinds of them ("cpu:2,gpu:1"), or "job" for a process on each
             processor of all nodes of the job that this program runs in, or "job:4" for so many on each.
@@ -113,7 +113,7 @@ class Runner:
         self.notices: list[str] = []
         self._tasks, self._folder, self._memory, self._watch = tasks, folder, memory, watch
         if threads is not None and (not isinstance(threads, int) or threads < 1):
-            raise OnnxError(f"{threads!r} is no number of threads.", "Give 1 or more.")
+            raise OnnxError(f"{threads!r} is not a valid number of threads.", "Give 1 or more.")
         self._threads = threads
         if self.workers.get("gpu") and CUDA not in library("onnxruntime").get_available_providers():
             raise OnnxError(
@@ -246,9 +246,9 @@ class _Feed:
             self._slots.close()
 
     def _put(self, number: int, batch: Inputs) -> None:
-        made = {name: self._placed(name, number, batch[name]) for name in self._names}
+        placed = {name: self._placed(name, number, batch[name]) for name in self._names}
         for place, names in self._pipeline.entries.items():
-            self._run.put(place, (number, tuple(made[name] for name in names)))
+            self._run.put(place, (number, tuple(placed[name] for name in names)))
 
     def _placed(self, name: str, number: int, array: Any) -> Any:
         """An input as its token has it."""

@@ -55,10 +55,10 @@ def session(
         ) from None
 
 
-def result_of(made: Any, names: list[str] | None, inputs: Any, name: str) -> list[Any]:
+def result_of(session: Any, names: list[str] | None, inputs: Any, name: str) -> list[Any]:
     """What a session gives. Raises OnnxError where it fails."""
     try:
-        return made.run(names, inputs)
+        return session.run(names, inputs)
     except Exception as error:
         text = " ".join(str(error).split())
         raise OnnxError(

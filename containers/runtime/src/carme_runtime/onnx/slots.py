@@ -55,10 +55,10 @@ class Slots:
         if name not in self._held and name not in memory:
             if dtype.itemsize * product_of(shape) > MOST_BYTES:
                 return None
-            made = memory.allocate(name, shape, dtype)
+            memory_range = memory.allocate(name, shape, dtype)
             if memory.task:
-                return made
-            self._hold(made)
+                return memory_range
+            self._hold(memory_range)
         array = self.array(memory, name)
         return array if array.shape == tuple(shape) and array.dtype == dtype else None
 

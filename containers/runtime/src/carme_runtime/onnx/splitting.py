@@ -1,6 +1,6 @@
 """Splits operators that take long over several workers: by output channels, or by rows with halos.
 
-Operators that follow each other and of which each is the only user of the last one's result are split
+Operators that follow each other, each the only user of the last one's result, are split
 together. By channels each part has its share of the first operator's weights (Conv, ConvTranspose, Gemm,
 MatMul) and needs all of its input; element-wise operators, normalisation and pooling of these channels belong
 to it. By rows each part computes some rows of the last result and reads the rows of the input that these
@@ -50,7 +50,7 @@ _POINTWISE = frozenset(
     )
 )
 _WITH_CONSTANT = frozenset(("Add", "Sub", "Mul", "Div"))
-#: Of these, with several inputs that are no constants, each row depends on one row of each.
+#: Of these, with several inputs that are not constants, each row depends on one row of each.
 _JOINS = frozenset(("Add", "Sub", "Mul", "Div", "Max", "Min", "Sum", "Mean", "Concat"))
 _NORMALISED = "BatchNormalization"
 #: The axis of output channels in the weights of these.
@@ -134,7 +134,7 @@ class Splitter:
         return sum(self._operators[name].forward_ms(self.graph.samples) for name in split.operators)
 
     def _row(self, name: str) -> list[str]:
-        """The operators from this one on of which each is the only one to use the last one's result."""
+        """The operators from this one on, as long as each is the only user of the last one's result."""
         row, operators = [name], self.graph.operators
         while True:
             outputs = self._operators[row[-1]].outputs
@@ -171,8 +171,8 @@ class Splitter:
         stretch: list[str] = []
         for name in split.operators:
             stretch.append(name)
-            given, made = self._heights(name)
-            if made < given:
+            given, result_height = self._heights(name)
+            if result_height < given:
                 found.append(self._rows(stretch, ways))
                 stretch = []
         return [each for each in (*found, self._rows(stretch, ways)) if each]
@@ -219,7 +219,7 @@ class Splitter:
         return self._heights(names[-1])[1] < self._heights(names[0])[0]
 
     def _is_join(self, node: Any) -> bool:
-        """Whether it has several inputs, each row of which belongs to one row of what it makes."""
+        """Whether it has several inputs, and each of their rows belongs to one row of what it makes."""
         inputs = list(node.input)
         if node.op_type not in _JOINS or node.domain or len(inputs) < 2:
             return False
@@ -331,35 +331,35 @@ class Splitter:
         return self._row_pieces(split) if split.by == ROWS else self._channel_pieces(split)
 
     def _row_pieces(self, split: Split) -> _Pieces | None:
-        made, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
+        pieces, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
         (given,) = self._given(nodes)
         values = {given, *(node.output[0] for node in nodes)}
         heights = {name: self.graph.value[name].shape[ROW_AXIS] for name in values}
         rows = Rows(nodes, given, heights, self._weights, self.model.opset)
         for part, span in enumerate(_bounds(heights[nodes[-1].output[0]], split.ways)):
             label = f"{nodes[0].output[0]}__rows{part}"
-            found = rows.part(part, span, label, made.numbers)
+            found = rows.part(part, span, label, pieces.numbers)
             if found is None:
                 return None
             own, (begin, end) = found
-            cut = slice_of(given, label, self.model.opset, made.numbers, begin, end)
+            cut = slice_of(given, label, self.model.opset, pieces.numbers, begin, end)
             taken = Piece(cut, "", 0.0, given, end - begin)
             if self.graph.maker[given] < 0:  # what a task is given by the program it takes apart itself
                 own.insert(0, taken)
             else:
-                made.before.append(taken)
-            made.parts.append(own)
-        self._join(made, split)
-        return made
+                pieces.before.append(taken)
+            pieces.parts.append(own)
+        self._join(pieces, split)
+        return pieces
 
     def _given(self, nodes: Sequence[Any]) -> list[str]:
         """Values that nodes are given by others."""
-        made = {name for node in nodes for name in node.output}
+        outputs = {name for node in nodes for name in node.output}
         found = dict.fromkeys(name for node in nodes for name in needed(node) if name not in self._weights)
-        return [name for name in found if name not in made]
+        return [name for name in found if name not in outputs]
 
     def _channel_pieces(self, split: Split) -> _Pieces:
-        made, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
+        pieces, nodes = _Pieces(), [self._nodes[name] for name in split.operators]
         count = self.graph.value[nodes[0].output[0]].shape[split.axis]
         for part, (begin, end) in enumerate(_bounds(count, split.ways)):
             own = []
@@ -370,14 +370,14 @@ class Splitter:
                 for which, axis in self._weight_axes(node, split.axis, count):
                     of = node.input[which]
                     weight = _WeightPart(f"{of}__axis{axis}_{begin}_{end}", of, axis, begin, end)
-                    made.weights.append(weight)
+                    pieces.weights.append(weight)
                     copy.input[which] = weight.name
                 share = (end - begin) / count
                 own.append(Piece(copy, node.name, share, node.output[0], end - begin))
-            made.parts.append(own)
-        made.weights = list(dict.fromkeys(made.weights))
-        self._join(made, split)
-        return made
+            pieces.parts.append(own)
+        pieces.weights = list(dict.fromkeys(pieces.weights))
+        self._join(pieces, split)
+        return pieces
 
     def _weight_axes(self, node: Any, axis: int, count: int) -> list[tuple[int, int]]:
         """Which inputs of an operator are taken apart with the channels, and along which axis."""
@@ -395,11 +395,11 @@ class Splitter:
             return [(1, own)] if own >= 0 and size == count > 1 else []
         return []
 
-    def _join(self, made: _Pieces, split: Split) -> None:
+    def _join(self, pieces: _Pieces, split: Split) -> None:
         last = self._nodes[split.operators[-1]].output[0]
-        parts = [part[-1].node.output[0] for part in made.parts]
+        parts = [part[-1].node.output[0] for part in pieces.parts]
         node = library("onnx").helper.make_node("Concat", parts, [last], f"{last}__join", axis=split.axis)
-        made.joined.append(Piece(node, "", 0.0, last, self.graph.value[last].shape[split.axis]))
+        pieces.joined.append(Piece(node, "", 0.0, last, self.graph.value[last].shape[split.axis]))
 
     def split_graph(self, splits: Sequence[Split]) -> tuple[Graph, tuple[int, ...]]:
         """The graph with these operators split, and the places where their parts begin and are joined."""
@@ -470,17 +470,17 @@ class Splitter:
         onnx = library("onnx")
         proto = type(self.model.proto)()
         proto.CopyFrom(self.model.proto)
-        made = {split.operators[0]: self._pieces(split) for split in splits}
+        pieces_by_operator = {split.operators[0]: self._pieces(split) for split in splits}
         gone = {name for split in splits for name in split.operators}
         nodes: list[Any] = []
         for node in self.model.nodes:
-            pieces = made.get(node.name)
+            pieces = pieces_by_operator.get(node.name)
             nodes += [each.node for each in pieces.all()] if pieces else []
             nodes += [node] if node.name not in gone else []
         del proto.graph.node[:]
         proto.graph.node.extend(nodes)
         whole = {each.name: each for each in self.model.proto.graph.initializer}
-        found = [pieces for pieces in made.values() if pieces]
+        found = [pieces for pieces in pieces_by_operator.values() if pieces]
         # Operators may share a weight, and cuts of it.
         for each in dict.fromkeys(weight for pieces in found for weight in pieces.weights):
             array = onnx.numpy_helper.to_array(whole[each.of])
@@ -513,7 +513,7 @@ def _bounds(count: int, ways: int) -> list[tuple[int, int]]:
 
 
 def _part_of(whole: Value, name: str, axis: int, size: int) -> Value:
-    """A value of which there is less along an axis."""
+    """A value that is shorter along an axis."""
     full = whole.shape[axis]
     shape = (*whole.shape[:axis], size, *whole.shape[axis + 1 :])
     return replace(whole, name=name, shape=shape, bytes=whole.bytes * size // max(full, 1))

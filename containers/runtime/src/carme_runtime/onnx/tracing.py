@@ -14,7 +14,7 @@ from carme_runtime.onnx.sessions import result_of, session
 
 #: Handing a value over within a node is a range of shared memory; what it costs is the task more than bytes.
 LINKS = Links(((0, 150.0), (1 << 20, 450.0)), "assumed: shared memory of a node")
-#: Runs of which each operator's shortest time counts.
+#: Runs; each operator's shortest time counts.
 ROUNDS = 3
 #: For estimates: operations and bytes of one processor in a millisecond.
 _OPERATIONS, _BYTES, _LEAST_MS = 60e6, 4e6, 0.003
@@ -78,17 +78,17 @@ def _observed(
     plain = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     with temporary() as folder:
         source = as_source(proto, folder, "traced")
-        made = session(
+        profiled = session(
             source,
             name=model.name,
             graph_optimization_level=plain,
             enable_profiling=rounds > 0,
             profile_file_prefix=f"{folder}/profile",
         )
-        results = result_of(made, names, dict(example), model.name)
+        results = result_of(profiled, names, dict(example), model.name)
         for _ in range(rounds):
-            made.run(names, dict(example))
-        times = _times(Path(made.end_profiling())) if rounds else {}
+            profiled.run(names, dict(example))
+        times = _times(Path(profiled.end_profiling())) if rounds else {}
     return {**example, **dict(zip(names, results, strict=True))}, times
 
 

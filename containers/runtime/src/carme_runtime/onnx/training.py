@@ -250,7 +250,7 @@ def _loss(
 ) -> torch.Tensor:
     outputs = module(*inputs)
     if isinstance(outputs, torch.Tensor) and outputs.ndim > 2 and targets.ndim < 2:
-        outputs = outputs.flatten(1)  # scores with pixels of which there is one
+        outputs = outputs.flatten(1)  # scores with pixels, but a single one
     return criterion(outputs, targets)
 
 

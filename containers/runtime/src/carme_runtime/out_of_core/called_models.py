@@ -33,7 +33,7 @@ class CalledModels:
     def _before(self, module: nn.Module, _: Any) -> None:
         if module in self._known or not (module.training and torch.is_grad_enabled()):
             return
-        if torch.compiler.is_exporting():  # its forward pass is looked at, not run
+        if torch.compiler.is_exporting():  # its forward pass is traced, not run
             return
         if any(parameter.requires_grad for parameter in module.parameters()):
             self._known.update(module.modules())

@@ -115,8 +115,8 @@ class StepDuringBackward:
         """What stands for a gradient that is gone; using it raises an error that says so."""
         key = (parameter.dtype, parameter.device)
         if key not in self._spent:
-            self._spent[key] = made = torch.zeros((), dtype=key[0], device=key[1])
-            self._operations.watched[made.untyped_storage()._cdata] = _refuse
+            self._spent[key] = sink = torch.zeros((), dtype=key[0], device=key[1])
+            self._operations.watched[sink.untyped_storage()._cdata] = _refuse
         return self._spent[key].expand(parameter.shape)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:

@@ -30,17 +30,17 @@ class Growth:
 
     def __init__(self, trace: Trace) -> None:
         operations, sizes = trace.operations, trace.sizes
-        made = set(trace.made)
+        made_in_step = set(trace.made)
         died = {label for operation in operations for label in operation.dies}
         # What a step leaves to the next one is gone there some time.
-        left = sum(sizes.get(label, 0) for label in made - died)
+        left = sum(sizes.get(label, 0) for label in made_in_step - died)
         whiles, afters, alive = [], [], 0
         for place, operation in enumerate(operations):
             if place == trace.leftovers_end:
                 alive -= left
             whiles.append(alive + operation.made_bytes + operation.workspace)
             alive += operation.made_bytes
-            alive -= sum(sizes.get(label, 0) for label in operation.dies if label in made)
+            alive -= sum(sizes.get(label, 0) for label in operation.dies if label in made_in_step)
             afters.append(alive)
         most = max(whiles, default=0)
         self.peak_at = whiles.index(most) if whiles else 0

@@ -44,7 +44,7 @@ def view_of(optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]]) -> A
 
 
 class _Groups(list[dict[str, Any]]):
-    """Groups of few parameters each, made of an optimizer's groups as these are when they are looked at."""
+    """Groups of few parameters each, made of an optimizer's groups as these are at each access."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__()

@@ -43,9 +43,9 @@ class Steps:
         self._leftovers_end = 0
         self._began = time.perf_counter()
         self._before = (0, 0)
-        self._seen = 0  # what came before this operation, counted as `now`, has been looked at
+        self._seen = 0  # what came before this operation, counted as `now`, has been examined
         self._surprises = 0  # of the store, until then
-        # Of operations that have been looked at and are to come, those that need more room than all later
+        # Of operations that have been examined and are to come, those that need more room than all later
         # ones: their numbers, and the bytes, less those that are freed from the step's begin until then.
         self._peaks: deque[tuple[int, int]] = deque()
         self._missing: set[int] = set()  # labels of the record that have no block now
@@ -291,7 +291,7 @@ class Steps:
     def look_ahead(self, store: Store) -> None:
         """Let blocks leave whose places are of no use until they are used again, and others come there.
 
-        Operations that were looked at are not again, as long as none finds its blocks otherwise.
+        Operations are examined once, as long as none finds its blocks otherwise.
         """
         trace = self.trace
         if trace is None or not self.in_step:

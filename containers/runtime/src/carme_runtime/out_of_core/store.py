@@ -284,7 +284,7 @@ class Store:
             for transfer in arriving:
                 if not transfer.started:
                     self._cancel(transfer)
-                    self.surprises += 1  # it is to be looked at again
+                    self.surprises += 1  # the plan is to be examined again
             if not leaving and not any(transfer.started for transfer in arriving):
                 return False
         # What leaves ahead of need is needed now.

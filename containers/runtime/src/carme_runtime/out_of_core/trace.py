@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 NEVER = math.inf
-_MOST_SPARE = 16  # parts of the memory, of which one block's spare room is one at most
+_MOST_SPARE = 16  # one block's spare room is at most this part of the memory
 _STEPS = 3  # that are played with each room: from the second one on each begins as the one before
 _MOST_PLAYED = 100_000  # operations, after which no other spare room is tried
 _MOST_MOVED = 1.04  # times what is moved without spare room, with more spare room than for one block

@@ -16,7 +16,7 @@ from carme_runtime.petri.commands import Command
 from carme_runtime.petri.definition import Definition
 from carme_runtime.petri.model import Arc, Place, Transition
 
-#: States that are looked at; a net with more is not judged by them.
+#: So many states are explored at most; a net with more is not judged by them.
 MOST_STATES = 4_000
 #: The most tokens that are assumed in a place that the program puts tokens into.
 MOST_ASSUMED = 12
@@ -124,7 +124,7 @@ def _types(transition: Transition) -> list[Finding]:
 
 
 def _differ(wanted: Any, given: Any) -> bool:
-    """Whether two classes have nothing to do with each other; what is no class is not judged."""
+    """Whether two classes have nothing to do with each other; what is not a class is not judged."""
     if not isinstance(wanted, type) or not isinstance(given, type) or typing.get_origin(wanted):
         return False
     # Since Python 3.11 Any is a class.

@@ -32,8 +32,8 @@ def main(arguments: list[str] | None = None, program: str = "python -m carme_run
 
 def parser(program: str = "carme net") -> argparse.ArgumentParser:
     """Of the options."""
-    made = argparse.ArgumentParser(prog=program, description="Petri nets: run them, watch them, feed them.")
-    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = argparse.ArgumentParser(prog=program, description="Petri nets: run them, watch them, feed them.")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, run: Callable[[argparse.Namespace], int], words: str) -> argparse.ArgumentParser:
         return add_subcommand(commands, name, run, words)
@@ -66,7 +66,7 @@ def parser(program: str = "carme net") -> argparse.ArgumentParser:
     add("include", _include, "print the folder of carme_ranges.h, for programs in C and C++")
     attach = add("attach", _attach, "follow a run that another program has, until it rests or ends")
     attach.add_argument("folder", type=Path, help="folder of the run")
-    return made
+    return parser
 
 
 def _add_running(command: argparse.ArgumentParser) -> None:

@@ -162,9 +162,9 @@ class Attached:
     @classmethod
     def to(cls, identity: str) -> "Attached":
         """The run of an identity. Raises PetriError where it has ended."""
-        made = cls.__new__(cls)
-        made._connect(identity, "", "")
-        return made
+        running = cls.__new__(cls)
+        running._connect(identity, "", "")
+        return running
 
     def _connect(self, identity: str, name: str, node: str) -> None:
         self._reader = Reader()
@@ -246,7 +246,7 @@ def from_text(place: Place, text: str, run: Served) -> Any:
             return kind(value) if kind in (tuple, set) and isinstance(value, list) else value
     except ValueError:
         raise PetriError(
-            f"'{text}' is no {kind.__name__}, and place {place.name} holds those.",
+            f"'{text}' is not of type {kind.__name__}, and place {place.name} holds those.",
             "Write numbers plainly, and lists and dictionaries as JSON.",
         ) from None
     raise PetriError(

@@ -24,10 +24,12 @@ class Definition:
 
     def __init__(self, name: str) -> None:
         if not re.fullmatch(r"\w[\w.-]*", name):
-            raise PetriError(f"'{name}' is no name of a net.", "Use letters, digits, '-', '_' and '.'.")
+            raise PetriError(
+                f"'{name}' is not a valid name of a net.", "Use letters, digits, '-', '_' and '.'."
+            )
         self.name = name
         caller = sys._getframe(1).f_globals
-        #: The module and the file that made it, for who resumes a run of it.
+        #: The module and the file that made it, to resume a run of it.
         self.origin: tuple[str, str] = (caller.get("__name__", ""), caller.get("__file__") or "")
         #: Which micro-batch a token is of: traces show it with the firing that gave it.
         self.number_of: Callable[[Any], int] | None = None
@@ -59,9 +61,9 @@ class Definition:
         if name in self.places:
             raise PetriError(f"Net {self.name} has a place {name} already.", "Choose another name.")
         if not name.isidentifier():
-            raise PetriError(f"'{name}' is no name of a place.", "Use letters, digits and '_'.")
+            raise PetriError(f"'{name}' is not a valid name of a place.", "Use letters, digits and '_'.")
         if not isinstance(type, _CLASS):
-            raise PetriError(f"The type of place {name} is {type!r}, which is no class.", "Give a class.")
+            raise PetriError(f"The type of place {name} is {type!r}, which is not a class.", "Give a class.")
         place = Place(name, type, capacity, tuple(tokens), entry, len(self.places))
         if capacity is not None and capacity < max(1, len(place.tokens)):
             raise PetriError(
@@ -165,11 +167,11 @@ class Definition:
         if retries < 0:
             raise PetriError(f"Transition {name} has {retries} retries.", "Give 0 or more.")
         index = len(self.transitions)
-        made = Transition(name, flow, None, guard, priority, retries, parse_needs(needs), index)
-        made.limit = _limit_of(name, limit)
-        made.use(body)
-        self.transitions[name] = made
-        return made
+        transition = Transition(name, flow, None, guard, priority, retries, parse_needs(needs), index)
+        transition.limit = _limit_of(name, limit)
+        transition.use(body)
+        self.transitions[name] = transition
+        return transition
 
     def implementation(
         self, of: str, *, needs: str = "", retries: int = 0, limit: float | None = None
@@ -198,7 +200,7 @@ class Definition:
                     last = each
             name = getattr(body, "__name__", of)
             name = name if name not in self.transitions else f"{of}_{1 - last.preference}"
-            made = self.add(
+            added = self.add(
                 name,
                 first.flow,
                 body,
@@ -208,7 +210,7 @@ class Definition:
                 needs=needs,
                 limit=limit,
             )
-            made.instead_of = last
+            added.instead_of = last
             return body
 
         return decorate
@@ -246,7 +248,7 @@ class Definition:
                     tokens=place.tokens,
                     entry=place.entry,
                 )
-        made: dict[Transition, Transition] = {}
+        copies: dict[Transition, Transition] = {}
         for own, each in part.transitions.items():
             inputs, outputs = (
                 tuple(Arc(found[arc.place.name], arc.weight, arc.kind) for arc in arcs)
@@ -261,7 +263,7 @@ class Definition:
                 each.retries,
                 dict(each.needs),
                 len(self.transitions),
-                instead_of=made.get(each.instead_of) if each.instead_of else None,
+                instead_of=copies.get(each.instead_of) if each.instead_of else None,
                 limit=each.limit,
             )
             if copied.name in self.transitions:
@@ -269,7 +271,7 @@ class Definition:
                     f"Net {self.name} has a transition {copied.name} already.", "Include it by another name."
                 )
             copied.use(each.body)
-            made[each] = self.transitions[copied.name] = copied
+            copies[each] = self.transitions[copied.name] = copied
         return found
 
     def bind(self, name: str, body: Callable[..., Any]) -> None:

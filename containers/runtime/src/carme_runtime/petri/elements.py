@@ -23,7 +23,8 @@ def describe(
     size = math.prod(sizes) * width
     if not sizes or min(sizes) < 1 or size >= 1 << 62:
         raise PetriError(
-            f"{shape!r} is no size of range {name}.", 'Give a number, a shape, or a size such as "2GiB".'
+            f"{shape!r} is not a valid size of range {name}.",
+            'Give a number, a shape, or a size such as "2GiB".',
         )
     return Description(name, size, lifetime, kind, sizes, task)
 
@@ -37,7 +38,9 @@ def type_of(given: Any) -> tuple[str, int]:
     except TypeError:
         found = None
     if found is None or found.hasobject or found.itemsize == 0 or found.names:
-        raise PetriError(f"{given!r} is no type of the elements of a range.", "Give one such as 'float32'.")
+        raise PetriError(
+            f"{given!r} is not a valid type of the elements of a range.", "Give one such as 'float32'."
+        )
     return found.str, found.itemsize
 
 

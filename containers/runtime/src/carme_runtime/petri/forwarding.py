@@ -22,14 +22,14 @@ def forwarded(
             commands, stay as they are: they run where the ranges are.
         limited: Whether the net's workers see to limits of what they hand on; otherwise `forwarder` does.
     """
-    made = copy.copy(net)
-    made.transitions = {
+    forwarding = copy.copy(net)
+    forwarding.transitions = {
         name: each
         if _is_local(each)
         else replace(each, body=forwarder(each), limit=each.limit if limited else None)
         for name, each in net.transitions.items()
     }
-    return made
+    return forwarding
 
 
 def _is_local(transition: Transition) -> bool:

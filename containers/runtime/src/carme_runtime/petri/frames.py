@@ -1,6 +1,6 @@
 """The frames of a journal: a length, a checksum, and a pickled list of entries.
 
-What a killed program has not written whole is no frame.
+What a killed program has not written whole is not a frame.
 """
 
 import errno

@@ -88,7 +88,7 @@ class Journal:
             if self.resumed:
                 self.state = read(self._file, header)
                 if self.state.cut:
-                    # A write that was under way; kept for who wants to see it.
+                    # A write that was under way; kept, to be examined.
                     (folder / "journal.cut").write_bytes(self.state.cut)
             memory = self.state.memory
             others = [each for each in memory.get("spills", []) if Path(each) not in spills]
@@ -255,9 +255,9 @@ def _replay(state: State, entry: tuple[Any, ...], places: dict[int, int]) -> Non
         for taken in first:
             state.tokens[taken][1].attempts += 1
     elif kind == RANGES:
-        made = {each[0]: Description(*each) for each in first}
-        state.ranges |= made
-        state.homes |= {name: [each.node] for name, each in made.items()}
+        ranges = {each[0]: Description(*each) for each in first}
+        state.ranges |= ranges
+        state.homes |= {name: [each.node] for name, each in ranges.items()}
         for name in rest[0]:
             state.ranges.pop(name, None)
             state.homes.pop(name, None)

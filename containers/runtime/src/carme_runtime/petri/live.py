@@ -74,7 +74,7 @@ class Picture(threading.Thread):
 
 
 def show(run: Drawn, seconds: float) -> Picture:
-    """Show a picture that follows a run. Raises PetriError where this is no notebook."""
+    """Show a picture that follows a run. Raises PetriError where this is not a notebook."""
     try:
         from IPython.display import display  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -83,7 +83,7 @@ def show(run: Drawn, seconds: float) -> Picture:
         ) from None
     handle = display(run.draw(), display_id=True)
     if handle is None:  # there is no frontend that could show more than text
-        raise PetriError("This is no notebook, so no picture can follow a run.", "Use run.follow().")
+        raise PetriError("This is not a notebook, so no picture can follow a run.", "Use run.follow().")
     picture = Picture(run, lambda drawing, _: handle.update(drawing), seconds)
     picture.start()
     return picture

@@ -13,7 +13,7 @@ from carme_runtime.petri.range_files import Description
 
 def bytes_for(description: Description, content: Any) -> memoryview:
     """The bytes of what a range is to hold. Raises PetriError where they are not as many."""
-    numpy = sys.modules.get("numpy")  # else it is no array of its
+    numpy = sys.modules.get("numpy")  # else it is not an array of its
     try:
         if numpy and isinstance(content, numpy.ndarray) and content.flags.c_contiguous:
             content = content.reshape(-1).view("u1")  # buffers do not know all of NumPy's types

@@ -166,7 +166,7 @@ class Range:
             later: Takes the mapping, whose end takes long for much memory; None: it ends now.
         """
         if self.copy == ON_DISK and self._map is not None:
-            self._map.flush()  # for who maps it on another node next
+            self._map.flush()  # for the next node that maps it
         if later is not None and self._map is not None:
             later[identity_of(self._file)], self._map = self._map, None
         if self._file >= 0:
@@ -313,7 +313,7 @@ class Memory:
         name = name or f"range-{secrets.token_hex(8)}"
         if not _NAME.fullmatch(name):
             raise PetriError(
-                f"'{name}' is no name of a range.", "Use up to 200 letters, digits, '-', '_', '.'."
+                f"'{name}' is not a valid name of a range.", "Use up to 200 letters, digits, '-', '_', '.'."
             )
         if copies not in (1, 2):
             raise PetriError(f"A range cannot have {copies} copies.", "Give 1 or 2.")
@@ -323,15 +323,15 @@ class Memory:
         self._begin()
         file = self._store.create(description, data)
         self._allocated.append(description)
-        made = Range(self, description)
+        allocated = Range(self, description)
         if data is None:
-            made.adopt(file)
-            self.remember(made)
+            allocated.adopt(file)
+            self.remember(allocated)
         else:  # it is mapped when it is used
             unlock(file)
         if not self.task:
             self._commit_own(([description], [], {}))
-        return made
+        return allocated
 
     def __getitem__(self, name: str) -> Range:
         """The range of this name. Raises PetriError where there is none."""
@@ -390,7 +390,7 @@ class Memory:
             there = self._store.find(name)  # now, as another task may have moved it to the disk just before
             refused = there is not None and is_mapped(there[0])
         if refused:
-            self.opened = [each for each in self.opened if all(each is not one for one in held)]
+            self.opened = [each for each in self.opened if all(each is not mapping for mapping in held)]
             for each in held:
                 each.hold()
             raise PetriError(

@@ -211,7 +211,7 @@ def parse_needs(text: str) -> dict[str, int]:
         amount = _amount(count or "1")
         if not name.isidentifier() or amount < 1:
             raise PetriError(
-                f"'{part}' is no resource.",
+                f"'{part}' is not a resource.",
                 "Write a name and a number or size, such as gpu:1 or memory:4GiB.",
             )
         needs[name] = needs.get(name, 0) + amount

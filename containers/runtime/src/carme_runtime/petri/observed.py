@@ -53,7 +53,7 @@ class Observed:
             }
 
     def pickled_marking(self) -> dict[str, list[bytes]]:
-        """As `marking`, for who has the classes of the tokens."""
+        """As `marking`, for programs that have the classes of the tokens."""
         with self._lock:
             return {name: [t.data for t in tokens] for name, tokens in self._activation.marking().items()}
 
@@ -91,7 +91,7 @@ class Observed:
         """In a notebook: a picture of the net that follows the run, redrawn at most every `seconds`.
 
         Raises:
-            PetriError: This is no notebook.
+            PetriError: This is not a notebook.
         """
         self._pictures.append(show(self, seconds))
 

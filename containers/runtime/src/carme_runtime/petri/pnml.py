@@ -57,7 +57,7 @@ def from_pnml(text: str, kind: type[Kind]) -> Kind:
     """A net from PNML; its tokens are None and its transitions move them, until `bind` gives them functions.
 
     Raises:
-        PetriError: It is no PNML, or of a kind that is not known here.
+        PetriError: It is not PNML, or of a kind that is not known here.
     """
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise PetriError("The PNML declares a document type.", "Remove the declaration: none is needed.")
@@ -152,5 +152,5 @@ def _name(text: str, what: str) -> str:
 
 def _number(text: str, what: str) -> int:
     if not text.isdigit():
-        raise PetriError(f"The {what} '{text}' of the PNML is no number.", "Give a place/transition net.")
+        raise PetriError(f"The {what} '{text}' of the PNML is not a number.", "Give a place/transition net.")
     return int(text)

@@ -127,7 +127,7 @@ def move(source: Path, target: Path, name: str) -> None:
 
 
 def copy(source: Path, target: Path, name: str) -> None:
-    """Copy a range. Raises OSError where there is no room, or a file of this name that is no range."""
+    """Copy a range. Raises OSError where there is no room, or a file of this name that is not a range."""
     if os.path.lexists(target / name) and not (target / f"{MARK}{name}").exists():
         raise FileExistsError(errno.EEXIST, f"{target / name} is in its way")
     new = target / f"{NEW}{name}"

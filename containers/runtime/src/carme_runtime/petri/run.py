@@ -53,7 +53,7 @@ from carme_runtime.petri.worker import DONE, FAILED, RETURNED
 USELESS_WORKERS = 20
 #: What a task is taken to last before one has ended.
 _UNKNOWN_SECONDS = 1.0
-#: Between two looks of who waits whether the coordinator is there still.
+#: Between two checks of a waiting program whether the coordinator is still there.
 _POLL_SECONDS = 5.0
 
 

@@ -112,7 +112,7 @@ class SlurmJobs:
                 "Give what makes it: SlurmJobs(carme.Client, ...).",
             )
         if isinstance(jobs, bool) or not isinstance(jobs, int) or not 1 <= jobs <= 1024:
-            raise PetriError(f"{jobs!r} is no number of jobs.", "Give a number from 1 to 1024.")
+            raise PetriError(f"{jobs!r} is not a valid number of jobs.", "Give a number from 1 to 1024.")
         self.connect, self.count, self.options = connect, jobs, options
         self._clients: dict[int, Client] = {}
 

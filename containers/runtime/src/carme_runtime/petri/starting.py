@@ -42,7 +42,7 @@ def number_of(workers: Any) -> int:
     if isinstance(workers, int) and not isinstance(workers, bool) and 1 <= workers <= 1024:
         return workers
     raise PetriError(
-        f"{workers!r} are no workers.",
+        f"{workers!r} are not workers.",
         "Give 'here', 'job', 'job:4', a number from 1 to 1024, a Dask client, or SlurmJobs(carme.Client).",
     )
 

@@ -141,7 +141,7 @@ class Store:
                 folder.rmdir()
 
     def let_go(self) -> None:
-        """Leave the ranges to who resumes the run."""
+        """Leave the ranges to the process that resumes the run."""
         if self.begun:
             os.close(self.alive)
             self.alive = -1
@@ -167,7 +167,7 @@ class Store:
                 )
             folder, spilled = self._room_for(description)
             counted = self._counted()
-            self._count(_UNKNOWN)  # for who comes after this process was killed here
+            self._count(_UNKNOWN)  # for the next process, if this one is killed here
             try:
                 file = make_file(folder, description)
             except OSError as error:
@@ -278,7 +278,7 @@ class Store:
                 if size is None and not mark.exists():
                     continue
                 counted = self._noted()
-                self._count(_UNKNOWN)  # for who comes after this process was killed here
+                self._count(_UNKNOWN)  # for the next process, if this one is killed here
                 path.unlink(missing_ok=True)
                 mark.unlink(missing_ok=True)
                 if counted != _UNKNOWN and folder == self.shared:

@@ -77,6 +77,6 @@ def devices_of_stages(devices: Sequence[Device], stages: int) -> tuple[Device, .
     found = []
     for stage in range(stages if devices else 0):
         own = devices[stage::stages]
-        nodes = tuple(node for one in own for node in one.nodes)
-        found.append(Device(max(one.slowness for one in own), min(one.memory for one in own), nodes))
+        nodes = tuple(node for each in own for node in each.nodes)
+        found.append(Device(max(each.slowness for each in own), min(each.memory for each in own), nodes))
     return tuple(found)

@@ -91,7 +91,7 @@ def _groups(cgroups: Path, own: Path) -> Iterator[tuple[int, int]]:
 
 
 def _mounted(root: Path, path: PurePosixPath) -> Path:
-    """Where a group is mounted: in a container its path may be the host's, of which the mount is a part."""
+    """Where a group is mounted: in a container its path may be the host's, and the mount a part of it."""
     parts = path.parts[1:]
     begin = next((place for place, part in enumerate(parts) if (root / part).is_dir()), len(parts))
     return root.joinpath(*parts[begin:])

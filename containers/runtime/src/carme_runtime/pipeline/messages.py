@@ -123,14 +123,14 @@ def unpack(memory: Any, count: int, size_of: Callable[[int, int, int], int]) -> 
     return parts
 
 
-def boxes_of(made: Plan, ranks: Sequence[int]) -> dict[Any, Box]:
+def boxes_of(planned: Plan, ranks: Sequence[int]) -> dict[Any, Box]:
     """The mailboxes between the ranks of a pipeline, by channel and whether they carry gradients back."""
     boxes: dict[Any, Box] = {}
-    for channel, slots in made.slots.items():
-        source, target = (ranks[made.schedule.holders[piece]] for piece in channel)
+    for channel, slots in planned.slots.items():
+        source, target = (ranks[planned.schedule.holders[piece]] for piece in channel)
         for back in (False, True):
-            names = made.pieces.gradients(channel) if back else made.pieces.channels[channel]
-            sizes = [made.graph.value_bytes(name, made.micro_samples) for name in names]
+            names = planned.pieces.gradients(channel) if back else planned.pieces.channels[channel]
+            sizes = [planned.graph.value_bytes(name, planned.micro_samples) for name in names]
             ends = (target, source) if back else (source, target)
             if names:
                 boxes[channel, back] = Box(*ends, slots, room(sizes))
@@ -138,10 +138,10 @@ def boxes_of(made: Plan, ranks: Sequence[int]) -> dict[Any, Box]:
 
 
 class Post:
-    """Carries values and gradients between pieces, of which some are on the same rank.
+    """Carries values and gradients between pieces, some of them on the same rank.
 
     Args:
-        made: The plan.
+        planned: The plan.
         boxes: Those of `boxes_of`; None: all pieces are here.
         pack: Writes values into memory, under a name; the size.
         unpack: Reads the values of these names from it.
@@ -149,13 +149,13 @@ class Post:
 
     def __init__(
         self,
-        made: Plan,
+        planned: Plan,
         boxes: Mailboxes | None,
         pack: Callable[[Any, list[Any], str], int],
         unpack: Callable[[Any, Sequence[str]], list[Any]],
     ) -> None:
         self._boxes, self._pack, self._unpack = boxes, pack, unpack
-        self._remote = set(made.remote(made.pieces.channels))
+        self._remote = set(planned.remote(planned.pieces.channels))
         self._local: dict[tuple[Channel, bool, int], list[Any]] = {}
 
     def send(self, channel: Channel, back: bool, micro: int, parts: list[Any]) -> None:

@@ -49,7 +49,7 @@ class Request:
         devices: What each rank has; empty: all are alike, and have `memory`.
 
     Raises:
-        PlanError: `stages` or `micro_batches` is no whole number.
+        PlanError: `stages` or `micro_batches` is not a whole number.
     """
 
     ranks: int
@@ -72,10 +72,10 @@ class Request:
 
 
 def check_counts(stages: object, micro_batches: object) -> None:
-    """Raise PlanError where one is given that is no whole number."""
+    """Raise PlanError where one is given that is not a whole number."""
     for name, value in (("stages", stages), ("micro_batches", micro_batches)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise PlanError(f"{name}={value!r} is no whole number.", f"Write, for example, {name}=2.")
+            raise PlanError(f"{name}={value!r} is not a whole number.", f"Write, for example, {name}=2.")
 
 
 def plan(graph: Graph, request: Request) -> Plan:
@@ -133,7 +133,7 @@ def cheapest_cuts(graph: Graph, places: Sequence[int], pieces: int, longer: floa
 def _bounded(
     pieces: int, times: list[float], crossed: list[float], most: float
 ) -> tuple[float, float, tuple[int, ...]]:
-    """Bytes, the time of the longest piece, and the ends of pieces of which none takes longer than `most`.
+    """Bytes, the time of the longest piece, and the ends of pieces, each at most `most` long.
 
     Dynamic programming over the ends of the first, the second and all other pieces.
     """
@@ -338,10 +338,10 @@ def _crossing(graph: Graph, samples: int) -> list[float]:
     """Bytes that would cross a cut before each operator."""
     changes = [0.0] * (len(graph.operators) + 2)
     for name, users in graph.users.items():
-        made = graph.maker[name]
-        if made >= 0 and users:
+        maker = graph.maker[name]
+        if maker >= 0 and users:
             size = graph.value_bytes(name, samples)
-            changes[made + 1] += size
+            changes[maker + 1] += size
             changes[min(users[-1], len(graph.operators) - 1) + 1] -= size
     levels, level = [], 0.0
     for change in changes[:-1]:
@@ -449,8 +449,8 @@ class _Costs:
         self._held = [share * graph.held_before[end] for end in ends]
         seen: set[str] = set()
         weights = []
-        for one in graph.operators:
-            new = set(one.parameters) - seen
+        for operator in graph.operators:
+            new = set(operator.parameters) - seen
             seen |= new
             trained = graph.parameter_bytes(new, trainable=True)
             weights.append(graph.parameter_bytes(new) + (1 + draft.state_factor) * trained)
@@ -529,7 +529,7 @@ def _badness(found: Plan) -> tuple[float, float, float]:
 
 
 def _neighbours(found: Plan, places: list[int]) -> Iterator[tuple[int, ...]]:
-    """Cuts of which one is elsewhere; with a limit of memory, then those of which two in a row are."""
+    """Plans with one cut elsewhere; with a limit of memory, then those with two cuts in a row elsewhere."""
     at = [places.index(cut) for cut in found.cuts]
     for which in range(len(at)):
         for distance in (1, 2, 3, 5, 8):

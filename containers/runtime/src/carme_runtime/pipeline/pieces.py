@@ -12,35 +12,35 @@ from carme_runtime.pipeline.simulation import Channel
 def plain(graph: Graph) -> frozenset[str]:
     """Operators that compute numbers from sizes of the model's inputs: every piece can do so itself."""
     known, found = set(graph.inputs), set()
-    for one in graph.operators:
-        if all(graph.value[v].dtype == "int" for v in one.outputs) and known.issuperset(one.inputs):
-            known.update(one.outputs)
-            found.add(one.name)
+    for operator in graph.operators:
+        if all(graph.value[v].dtype == "int" for v in operator.outputs) and known.issuperset(operator.inputs):
+            known.update(operator.outputs)
+            found.add(operator.name)
     return frozenset(found)
 
 
 def cut_places(graph: Graph) -> list[int]:
     """Before which operators, by their places, another device may begin."""
-    places = {one.name: place for place, one in enumerate(graph.operators)}
+    places = {operator.name: place for place, operator in enumerate(graph.operators)}
     allowed = [True] * len(graph.operators)
-    for place, one in enumerate(graph.operators):
-        if one.beside:
-            start = places[one.beside] + 1
+    for place, operator in enumerate(graph.operators):
+        if operator.beside:
+            start = places[operator.beside] + 1
             allowed[start : place + 1] = [False] * (place + 1 - start)
     free = plain(graph)
     before = 0  # operators that compute, as a piece of sizes alone is none
     found = []
-    for place, one in enumerate(graph.operators):
-        if before and allowed[place] and one.name not in free:
+    for place, each in enumerate(graph.operators):
+        if before and allowed[place] and each.name not in free:
             found.append(place)
-        before += one.name not in free
+        before += each.name not in free
     return found
 
 
 def first_of(graph: Graph, layer: str) -> int | None:
     """The place of the first operator of a layer, or of what is in it."""
-    for place, one in enumerate(graph.operators):
-        if one.module == layer or one.module.startswith(f"{layer}."):
+    for place, operator in enumerate(graph.operators):
+        if operator.module == layer or operator.module.startswith(f"{layer}."):
             return place
     return None
 
@@ -75,11 +75,11 @@ class Pieces:
     def channels(self) -> dict[Channel, tuple[str, ...]]:
         """Which values each channel carries, in the order in which they are made."""
         free, carried = plain(self.graph), {}
-        for place, one in enumerate(self.graph.operators):
-            if one.name in free:
+        for place, operator in enumerate(self.graph.operators):
+            if operator.name in free:
                 continue
             source = self.piece_of(place)
-            for value in one.outputs:
+            for value in operator.outputs:
                 for target in sorted({self.piece_of(user) for user in self.graph.users[value]} - {source}):
                     carried.setdefault((source, target), []).append(value)
         return {channel: tuple(values) for channel, values in sorted(carried.items())}

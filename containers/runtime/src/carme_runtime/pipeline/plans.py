@@ -219,9 +219,9 @@ class Plan:
         most = 0.0
         for piece in self._own(rank):
             for place in self.pieces.span(piece):
-                one = graph.operators[place]
-                trained = graph.parameter_bytes(one.parameters, trainable=True)
-                room = share * (one.held_bytes + max(one.workspace_bytes, one.backward_bytes))
+                operator = graph.operators[place]
+                trained = graph.parameter_bytes(operator.parameters, trainable=True)
+                room = share * (operator.held_bytes + max(operator.workspace_bytes, operator.backward_bytes))
                 most = max(most, room + (2 + self.state_factor) * trained)
         return most + self._slot_bytes(rank)
 
@@ -343,11 +343,13 @@ class Plan:
         several = self.schedule.micro_batches > 1
         most = 0.0
         for place, level, stay in zip(span, levels, self._bytes_until_the_end(piece), strict=True):
-            one = graph.operators[place]
-            gradients = graph.parameter_bytes(one.parameters, trainable=True) if one.backward_bytes else 0
-            back = share * max(one.backward_bytes - gradients, 0) + several * gradients
+            operator = graph.operators[place]
+            gradients = (
+                graph.parameter_bytes(operator.parameters, trainable=True) if operator.backward_bytes else 0
+            )
+            back = share * max(operator.backward_bytes - gradients, 0) + several * gradients
             back += share * stay
-            own = max(share * one.workspace_bytes, back)
+            own = max(share * operator.workspace_bytes, back)
             most = max(most, share * level + own)
         return most
 
@@ -381,13 +383,13 @@ class Plan:
         """Dropout's masks: those of all samples of all replicas are drawn together."""
         graph, samples = self.graph, self.samples * self.replicas
         operators = [graph.operators[place] for piece in own for place in self.pieces.span(piece)]
-        dropped = [one.outputs[0] for one in operators if one.draws_mask]
+        dropped = [operator.outputs[0] for operator in operators if operator.draws_mask]
         return sum(graph.value_bytes(name, samples) for name in dropped)
 
     def _step_bytes(self, names: Iterable[str]) -> int:
         """What the optimizer's step takes for itself: Adam makes tensors as large as a parameter."""
         parameters = [self.graph.parameter[name] for name in names]
-        largest = max((one.bytes for one in parameters if one.trainable), default=0)
+        largest = max((parameter.bytes for parameter in parameters if parameter.trainable), default=0)
         return _OF_STEP * largest if self.state_factor > 1 else 0
 
     def _slot_bytes(self, rank: int) -> float:

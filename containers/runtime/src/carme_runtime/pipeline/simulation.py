@@ -218,7 +218,7 @@ class Schedules:
     def of(self, micro_batches: int) -> Schedule:
         """The one for so many micro-batches. Raises PlanError if it would not end."""
         if micro_batches not in self._made:
-            made = make(self._planned.name, self._planned.ranks, micro_batches)
-            simulate(made, self._channels, slots=self._slots)  # that it ends
-            self._made[micro_batches] = made
+            schedule = make(self._planned.name, self._planned.ranks, micro_batches)
+            simulate(schedule, self._channels, slots=self._slots)  # that it ends
+            self._made[micro_batches] = schedule
         return self._made[micro_batches]

@@ -303,7 +303,7 @@ class _Run:
             except CarmeRuntimeError as error:
                 self._refuse(f"On {self._host}: {error.message}", error.remedy)
                 return
-            except (OSError, ValueError, TypeError) as error:  # the last: variables that are no text
+            except (OSError, ValueError, TypeError) as error:  # the last: variables that are not text
                 reason = error.strerror if isinstance(error, OSError) else str(error)
                 self._refuse(f"{command[0]} cannot be started on {self._host}: {reason}.")
                 return

@@ -27,13 +27,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Of the options."""
-    made = argparse.ArgumentParser(
+    parser = argparse.ArgumentParser(
         prog="python -m carme_runtime.scaling",
         description="Show how long a step takes on more ranks, by the result of carme-run --scale-probe.",
     )
-    add_scale_options(made)
-    made.set_defaults(program="carme_runtime.scaling")
-    return made
+    add_scale_options(parser)
+    parser.set_defaults(program="carme_runtime.scaling")
+    return parser
 
 
 def show(options: argparse.Namespace) -> None:
@@ -41,7 +41,7 @@ def show(options: argparse.Namespace) -> None:
     for name in ("ranks_per_node", "upto", "batch"):
         if (value := getattr(options, name)) is not None and value < 1:
             option = "--" + name.replace("_", "-")
-            raise ScalingError(f"{option} {value} is no number of 1 or more.", "Give at least 1.")
+            raise ScalingError(f"{option} {value} is not a number of 1 or more.", "Give at least 1.")
     if not 0 < options.efficiency <= 100:
         raise ScalingError(
             f"--efficiency {options.efficiency:g} is not possible.", "Give more than 0 and up to 100 percent."

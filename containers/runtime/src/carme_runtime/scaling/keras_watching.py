@@ -287,7 +287,7 @@ def _plain(data: Any) -> Any:
 
 
 def _wait_for(result: Any) -> None:
-    """Have a GPU end the step: one of the numbers that it returns is looked at."""
+    """Have a GPU end the step: one of the numbers that it returns is read."""
     import keras
 
     for value in keras.tree.flatten(result)[:1]:

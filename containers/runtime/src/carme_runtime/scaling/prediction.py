@@ -96,7 +96,7 @@ class Prediction:
         return knee_of({point.ranks: point.speedup for point in self.strong})
 
     def most_ranks(self, efficiency: float) -> int:
-        """The most ranks of strong scaling with at least this efficiency, of those that were looked at."""
+        """The most ranks of strong scaling with at least this efficiency, among those that were simulated."""
         return most_of({point.ranks: point.speedup for point in self.strong}, efficiency)
 
     @property

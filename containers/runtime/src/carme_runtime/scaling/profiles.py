@@ -104,7 +104,7 @@ class Profile:
         sizes = [timing.samples for timing in self.timings]
         if not sizes or sizes != sorted(set(sizes)) or sizes[0] < 1 or self.batch < 1:
             raise ValueError("its batches are none, or do not grow")
-        times = [self.fixed_ms, *(t for one in self.timings for t in (one.forward_ms, one.backward_ms))]
+        times = [self.fixed_ms, *(t for each in self.timings for t in (each.forward_ms, each.backward_ms))]
         if not all(0 <= time < float("inf") for time in times) or not self.forward_ms(self.batch) > 0:
             raise ValueError("its times are not above 0")
         if any(
@@ -162,8 +162,8 @@ class Profile:
     def _buckets(self, limit: int, least: int | None) -> tuple[tuple[int, tuple[int, ...]], ...]:
         sizes = [gradient.bytes for gradient in reversed(self.gradients)]
         last = len(sizes) - 1
-        made = fusion.fill(sizes, [""] * len(sizes), limit, limit if least is None else least)
-        return tuple((sum(sizes[n] for n in one), tuple(last - n for n in one)) for one in made)
+        buckets = fusion.fill(sizes, [""] * len(sizes), limit, limit if least is None else least)
+        return tuple((sum(sizes[n] for n in each), tuple(last - n for n in each)) for each in buckets)
 
     @property
     def bytes(self) -> int:
@@ -185,7 +185,7 @@ class Profile:
             if high.forward_ms > 0 and low.samples < high.samples:
                 factor = (low.forward_ms / low.samples) / (high.forward_ms / high.samples)
                 found.append((layer.name, factor))
-        return sorted(found, key=lambda one: -one[1])
+        return sorted(found, key=lambda each: -each[1])
 
 
 def to_dict(profile: Profile) -> dict[str, Any]:

@@ -271,7 +271,7 @@ def mapped(given: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _loss(result: Any) -> torch.Tensor | None:
-    """A number of which a backward pass goes through the whole result."""
+    """A number whose backward pass goes through the whole result."""
     several = list(tensors(result))
     loss = result.get("loss") if isinstance(result, dict) else getattr(result, "loss", None)
     if isinstance(loss, torch.Tensor) and not loss.ndim:

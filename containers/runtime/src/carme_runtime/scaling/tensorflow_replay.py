@@ -169,8 +169,8 @@ class TensorFlowStep:
         """As `train_step` of Keras has it."""
         x, y, weight = self._keras.utils.unpack_x_y_sample_weight(data)
         model = self.model
-        made = model(x, training=True) if model._call_has_training_arg else model(x)
-        loss = model._compute_loss(x=x, y=y, y_pred=made, sample_weight=weight, training=True)
+        result = model(x, training=True) if model._call_has_training_arg else model(x)
+        loss = model._compute_loss(x=x, y=y, y_pred=result, sample_weight=weight, training=True)
         return model.optimizer.scale_loss(loss)
 
     def _with_gradients(self, data: Any) -> tuple[Any, list[Any]]:
@@ -214,7 +214,7 @@ class TensorFlowStep:
         """When each gradient is complete, in the middle of some passes."""
         clock, data = self._graph(self._clocked, compiles=False), self._part(samples)
         runs = [clock(data) for _ in range(_PASSES)]
-        by_run = [shares([float(one) for one in ends], float(begin)) for begin, ends in runs]
+        by_run = [shares([float(end) for end in ends], float(begin)) for begin, ends in runs]
         return tuple(statistics.median(several) for several in zip(*by_run, strict=True))
 
     def _clocked(self, data: Any) -> tuple[Any, list[Any]]:
@@ -227,7 +227,7 @@ class TensorFlowStep:
         # TensorFlow reads the clock in the order in which this loop runs, so each reading waits for those
         # before it: the last gradients are complete first.
         for gradient in reversed(gradients):
-            parts = [one for one in tf.nest.flatten(gradient, expand_composites=True) if one is not None]
+            parts = [each for each in tf.nest.flatten(gradient, expand_composites=True) if each is not None]
             with tf.control_dependencies(parts or [loss]):
                 ends.append(tf.timestamp())
         return begin, ends[::-1]
@@ -268,5 +268,5 @@ def _bytes(variable: Any) -> int:
 
 def samples_of(data: Any, flatten: Callable[[Any], list[Any]]) -> int:
     """The first dimension of the first tensor of a step's data; 0: there is none."""
-    shapes = (one.shape for one in flatten(data) if hasattr(one, "shape"))
+    shapes = (each.shape for each in flatten(data) if hasattr(each, "shape"))
     return next((int(shape[0]) for shape in shapes if len(shape)), 0)

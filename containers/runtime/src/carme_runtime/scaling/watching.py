@@ -224,7 +224,7 @@ def profile_of(
         name: 1000 * statistics.median(getattr(step, name) for step in steps)
         for name in ("whole", "load", "forward", "backward")
     }
-    # A loss that is no module is not made again: its backward pass is in the script's alone.
+    # A loss that is not a module is not made again: its backward pass is in the script's alone.
     factors = (_factor(middle["forward"], forward), _factor(middle["backward"], backward))
     scaled = tuple(type(t)(t.samples, t.forward_ms * factors[0], t.backward_ms * factors[1]) for t in timings)
     computed = scaled[-1].forward_ms + scaled[-1].backward_ms

@@ -1,6 +1,6 @@
 """Parameters that still travel while the model is used: who needs one waits for it, and for no other.
 
-While a model's forward pass runs, each call of PyTorch's functions is looked at: what gets a parameter that
+While a model's forward pass runs, each call of PyTorch's functions is intercepted: what gets a parameter that
 travels waits for it first. Modules that are called by themselves wait for all.
 """
 
@@ -63,7 +63,7 @@ class Arrivals:
         self._leaving: list[Callable[[], Any]] = []
         self._waiting = threading.RLock()
         self._modes: list[_Looking] = []
-        self._thread = 0  # that runs the forward pass which is looked at
+        self._thread = 0  # that runs the watched forward pass
         self._hooks: list[Any] = []
         before = _Hook(self, Arrivals._before)
         for module in model.modules():

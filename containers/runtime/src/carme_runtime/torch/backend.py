@@ -310,7 +310,7 @@ class ProcessGroupCarme(dist.ProcessGroup):
     def _reduce_scatter_integers(
         self, output: torch.Tensor, tensor: torch.Tensor, opts: Any, form: str
     ) -> CarmeWork:
-        """The mean of integers, of which the whole is divided and cut off."""
+        """The mean of integers: their sum is divided and cut off."""
         whole = tensor.detach().clone(memory_format=torch.contiguous_format)
         with flat.stating(form):
             work = self._reduce_all([whole], opts)

@@ -33,7 +33,7 @@ def apply() -> None:
     def init_process_group(backend: str | None = None, *arguments: Any, **keywords: Any) -> None:
         if chosen not in dist.Backend.backend_list:
             raise InvalidCall(
-                f"{TORCH_BACKEND}={chosen} is no backend of torch.distributed.",
+                f"{TORCH_BACKEND}={chosen} is not a backend of torch.distributed.",
                 f"Choose from {', '.join(dist.Backend.backend_list)}.",
             )
         if _is_replaced(backend):

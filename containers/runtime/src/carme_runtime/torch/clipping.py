@@ -66,9 +66,9 @@ def watch_clipping(pipeline: Staged) -> None:
         tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
     ) -> torch.Tensor:
         gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        for one in list(_known):
-            if one.owns_gradients(gradients):
-                norm = one.gradient_norm(gradients, float(norm_type))
+        for each in list(_known):
+            if each.owns_gradients(gradients):
+                norm = each.gradient_norm(gradients, float(norm_type))
                 if error_if_nonfinite and not bool(norm.isfinite()):
                     raise RuntimeError(f"The norm of all gradients of the pipeline is {float(norm)}.")
                 return norm.to(gradients[0].dtype if gradients else torch.get_default_dtype())

@@ -29,7 +29,7 @@ class DeviceGroup:
     def reduce_scatter(
         self, own: torch.Tensor, blocks: torch.Tensor, op: str, *, timeout: int, asynchronous: bool = False
     ) -> Any:
-        """Reduce `blocks`, of which this rank gets its own."""
+        """Reduce `blocks`; this rank gets its own one."""
         return dist.reduce_scatter_tensor(own, blocks, _OPERATIONS[op], async_op=asynchronous)
 
     def allgather(

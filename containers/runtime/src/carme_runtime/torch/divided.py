@@ -35,9 +35,9 @@ class Divided(torch.Tensor):
     @staticmethod
     def of(there: torch.Tensor) -> "Divided":
         """What stands for the gradient in whose memory `there` is."""
-        made = torch.Tensor._make_subclass(Divided, there)
-        made._there, made._zeroed = there, False
-        return made
+        divided = torch.Tensor._make_subclass(Divided, there)
+        divided._there, divided._zeroed = there, False
+        return divided
 
     def hide(self) -> None:
         """From now on it is divided."""

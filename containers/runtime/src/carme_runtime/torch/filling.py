@@ -83,7 +83,7 @@ class Filling:
 
 
 def check_divisible(model: nn.Module, group: CoreGroup | None) -> None:
-    """Raise InvalidCall for a parameter of which no rank can get a part."""
+    """Raise InvalidCall for a parameter that no rank can get a part of."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and not _can_divide(group, parameter):
             on_known = parameter.device.type in ("cpu", "cuda")

@@ -7,7 +7,7 @@ import torch
 
 __all__ = ["fuse"]
 
-# Whose fused kernels PyTorch has for the host, and of which types their arithmetic is that of the others.
+# Optimizers with fused kernels in PyTorch for the host, and types that these compute as the others do.
 _FUSED = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 _FUSIBLE = (torch.float32, torch.float64)
 

@@ -57,15 +57,15 @@ def measured(
     }
     operators = tuple(
         dataclasses.replace(
-            one,
-            timings=tuple(timings[one.name]),
-            held_bytes=largest.held[one.name],
-            holds=largest.holds[one.name],
-            within=largest.within.get(one.name, ""),
-            workspace_bytes=largest.workspace.get(one.name, 0),
-            backward_bytes=largest.backward.get(one.name, 0),
+            operator,
+            timings=tuple(timings[operator.name]),
+            held_bytes=largest.held[operator.name],
+            holds=largest.holds[operator.name],
+            within=largest.within.get(operator.name, ""),
+            workspace_bytes=largest.workspace.get(operator.name, 0),
+            backward_bytes=largest.backward.get(operator.name, 0),
         )
-        for one in traced.graph.operators
+        for operator in traced.graph.operators
     )
     return with_values(traced.graph, values, samples=sizes[-1], operators=operators)
 
@@ -90,7 +90,7 @@ class _Measurement:
 
     def __init__(self, traced: Traced, example: tuple[torch.Tensor, ...]) -> None:
         self._traced, self._example = traced, example
-        self._operators = {one.name: one for one in traced.graph.operators}
+        self._operators = {operator.name: operator for operator in traced.graph.operators}
         self._gradient = traced.graph.with_gradients
         self.described: dict[str, Value] = {}
         self.held: dict[str, int] = {}
@@ -228,7 +228,7 @@ class _Measurement:
         outputs = [p for p in parts if isinstance(p, torch.Tensor) and p.requires_grad]
         if not outputs or not inputs:
             return 0.0
-        gradients = [torch.ones_like(one) for one in outputs]
+        gradients = [torch.ones_like(output) for output in outputs]
         _synchronize(self._example[0])
         began = time.perf_counter()
         torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)

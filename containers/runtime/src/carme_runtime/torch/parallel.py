@@ -349,7 +349,7 @@ class Parallel:
         """Refuse to train a parameter that is not reduced: ranks would drift apart without a word."""
         new = [p for p in self._model.parameters() if p.requires_grad and id(p) not in self._place]
         if new:  # unless they have an optimizer of their own
-            known = {id(p) for one in _attached(self._model) for p in one._parameters}
+            known = {id(p) for each in _attached(self._model) for p in each._parameters}
             new = [p for p in new if id(p) not in known]
         if new:
             name = next(name for name, parameter in self._model.named_parameters() if parameter is new[0])
@@ -537,9 +537,9 @@ class _BeforeForward:
         return _BeforeForward, ()
 
 
-def _share(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+def _share(first: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
     """Whether two optimizers have a parameter in common, which must not be reduced twice."""
-    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in (one, other)]
+    held = [{id(p) for group in each.param_groups for p in group["params"]} for each in (first, other)]
     return not held[0].isdisjoint(held[1])
 
 

@@ -105,7 +105,7 @@ class _Maker:
         self._nodes = {node.name: node for node in traced.nodes}
         self._made: dict[str, fx.Node] = {}
         self._given: dict[tuple[str, str], fx.Node] = {}
-        self._places = {one.name: place for place, one in enumerate(traced.graph.operators)}
+        self._places = {operator.name: place for place, operator in enumerate(traced.graph.operators)}
         self._plain = plain(traced.graph)
         self._body: list[Any] = []
 

@@ -83,13 +83,13 @@ def disk_of(run: Run) -> Disk | None:
     return Disk(read_rate, write_rate) if read_rate and write_rate else None
 
 
-def save_memory(made: Plan, stage: int) -> None:
+def save_memory(planned: Plan, stage: int) -> None:
     """Give back what other stages have, and let a stage that fits tightly take only what it needs.
 
     The C library keeps freed tensors in a heap, whose holes may take as much again. From now on tensors are
     mappings of their own then, which go back to the kernel when they are freed. That costs time.
     """
-    if made.memory and made.stages[stage].memory_bytes > _TIGHT * made.memory_of(stage):
+    if planned.memory and planned.stages[stage].memory_bytes > _TIGHT * planned.memory_of(stage):
         pages.map_large_blocks(_LARGE)
     pages.trim()
 

@@ -110,10 +110,10 @@ class Run:
             )
         return graph
 
-    def check_same(self, made: Plan) -> None:
+    def check_same(self, planned: Plan) -> None:
         """Raise Mismatch where ranks have other plans than this one."""
-        ways = [(way.recomputes, way.spilled_bytes) for way in made.ways]
-        if not self._same(repr((made.cuts, made.schedule, made.samples, made.batch_norm, ways))):
+        ways = [(way.recomputes, way.spilled_bytes) for way in planned.ways]
+        if not self._same(repr((planned.cuts, planned.schedule, planned.samples, planned.batch_norm, ways))):
             raise Mismatch(
                 "Ranks requested different pipelines.",
                 "Call pipeline() with the same arguments on all ranks.",

@@ -105,8 +105,8 @@ def pipeline(
     run, points = Run(), tuple(cut_points)
     request = Request(run.size, 0, stages, micro_batches, schedule, cut_points=points, whole=whole_batch)
     requested = _Requested(request, memory, strategy, batch_norm, tuple(whole_layers), graph, variable_shapes)
-    traced, made = _planned_or_ended(model, optimizer, example, requested, run)
-    return Pipeline(traced, made, optimizer, run, start == STREAMED), optimizer
+    traced, planned = _planned_or_ended(model, optimizer, example, requested, run)
+    return Pipeline(traced, planned, optimizer, run, start == STREAMED), optimizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,14 +131,14 @@ def _planned_or_ended(
 ) -> tuple[Traced, Plan]:
     """What `_planned` returns; `carme-run --plan` ends the script with it, or with why there is none."""
     try:
-        traced, made = _planned(model, optimizer, example_tensors(example), requested, run)
+        traced, planned = _planned(model, optimizer, example_tensors(example), requested, run)
     except PlanError as error:
         if strategies.plans_only():  # an error of one rank alone stays its own
             strategies.refuse_plan(error, run.rank)
         raise
     if strategies.plans_only():
-        strategies.show_plan(str(made), run.rank)
-    return traced, made
+        strategies.show_plan(str(planned), run.rank)
+    return traced, planned
 
 
 def _planned(
@@ -169,31 +169,31 @@ def _planned(
         disk=disk_of(run),
         devices=devices_of(run, memories, inputs[0].device),
     )
-    made = _with_batch_norm(plan(traced.graph, request), traced, requested.batch_norm)
-    run.check_same(made)
+    planned = _with_batch_norm(plan(traced.graph, request), traced, requested.batch_norm)
+    run.check_same(planned)
     if (name := other_random(traced)) and run.rank == 0:
         log.warning("Operator %s draws other random numbers than in a single process.", name)
-    return traced, made
+    return traced, planned
 
 
-def _with_batch_norm(made: Plan, traced: Traced, requested: str | None) -> Plan:
+def _with_batch_norm(planned: Plan, traced: Traced, requested: str | None) -> Plan:
     """The plan with how BatchNorm is treated, where there is any. Raises InvalidCall."""
     opaque = opaque_batch_norms(traced)
     if not opaque and not batch_norms(traced):
-        return dataclasses.replace(made, batch_norm="")
+        return dataclasses.replace(planned, batch_norm="")
     if requested == "deferred" and not all(defer_statistics(layer) for layer in opaque):
         raise InvalidCall(
             "BatchNorm layers that are not traced into, or do more, cannot defer their statistics.",
             "Use batch_norm='micro' or 'exact'.",
         )
-    if requested is None and made.schedule.micro_batches > 1:
+    if requested is None and planned.schedule.micro_batches > 1:
         log.warning(
             "BatchNorm: each of the %d micro-batches has its own statistics, so results differ from those of "
             "a single process. Give batch_norm='micro' to accept that, 'deferred' or 'exact' to change it.",
-            made.schedule.micro_batches,
+            planned.schedule.micro_batches,
         )
-    chosen = requested or ("micro" if made.schedule.micro_batches > 1 else "exact")
-    return dataclasses.replace(made, batch_norm=chosen)
+    chosen = requested or ("micro" if planned.schedule.micro_batches > 1 else "exact")
+    return dataclasses.replace(planned, batch_norm=chosen)
 
 
 class Pipeline:
@@ -211,15 +211,15 @@ class Pipeline:
     """
 
     def __init__(
-        self, traced: Traced, made: Plan, optimizer: torch.optim.Optimizer, run: Run, streamed: bool
+        self, traced: Traced, planned: Plan, optimizer: torch.optim.Optimizer, run: Run, streamed: bool
     ) -> None:
-        self._traced, self._plan, self._run = traced, made, run
+        self._traced, self._plan, self._run = traced, planned, run
         self._took: list[float] = []
         self._modes = {module: module.training for module in traced.model.modules()}
         self._tensors = _persistent(traced.model)
         self._described = {name: (t.shape, t.dtype) for name, t in self._tensors.items()}
         send_buffers(traced.model, run)
-        stages = made.schedule.ranks
+        stages = planned.schedule.ranks
         first = run.rank - run.rank % stages
         self._stage, self._ranks = run.rank - first, list(range(first, first + stages))
         # All ranks form all groups that they are in, in the same order.
@@ -234,8 +234,8 @@ class Pipeline:
         self._states = self._states_of_stages()
         self._sharing = self._groups_of_shared()
         if all(parameter.device.type == "cpu" for parameter in traced.model.parameters()):
-            save_memory(made, self._stage)
-        self._passes = Passes(traced, made, run, self._ranks, self._pipeline, self._arrivals)
+            save_memory(planned, self._stage)
+        self._passes = Passes(traced, planned, run, self._ranks, self._pipeline, self._arrivals)
         watch_clipping(self)
 
     def _settle(self) -> None:
@@ -464,7 +464,7 @@ class Pipeline:
                     self._tensors[first].copy_(content)
 
     def take_state(self) -> dict[str, Any]:
-        """The whole model's state for `Checkpoints`, of which each rank has its stage's tensors."""
+        """The whole model's state for `Checkpoints`, each rank with its stage's tensors."""
         self._settle()
         return self._states.take_model()
 
@@ -525,7 +525,7 @@ class Pipeline:
                 parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
 
     def _states_of_stages(self) -> StageStates:
-        """What checkpoints take, of which they find the optimizer's by the optimizer alone."""
+        """What checkpoints take. They find the optimizer's state by the optimizer alone."""
         states = StageStates(
             self._run, self._stage, self._owners, self._described, self._tensors,
             self._traced.model, self._optimizer, self._groups,

@@ -26,7 +26,7 @@ def can_recompute(traced: Traced) -> bool:
 
     Layers that were not traced into may change what nobody sees.
     """
-    trained = {one.name for one in traced.graph.parameters if one.trainable}
+    trained = {parameter.name for parameter in traced.graph.parameters if parameter.trainable}
     return all(node.op != "call_module" for node in traced.nodes) and not trained & changed_tensors(traced)
 
 
@@ -47,7 +47,7 @@ def changed_tensors(traced: Traced) -> frozenset[str]:
 
 @contextlib.contextmanager
 def first_time(device: torch.device) -> Iterator[None]:
-    """A forward pass of which nothing is held.
+    """A forward pass that keeps nothing for the backward pass.
 
     Autocast must not keep its copies of weights from it: they lead to no gradients.
     """

@@ -69,15 +69,15 @@ def _create(options: Any, _: Any) -> ProcessGroupCarme:
         ranks, context = list(options.global_ranks_in_group), world.context
     group = Group(context, ranks, milliseconds(timeout))
     if not torch.cuda.is_available():
-        made = ProcessGroupCarme(context, group, ranks, timeout)
+        process_group = ProcessGroupCarme(context, group, ranks, timeout)
     else:
         from carme_runtime.torch.gpus import GpuProcessGroup
 
         staging = Group(context, ranks, milliseconds(timeout))
-        made = GpuProcessGroup(context, group, staging, ranks, timeout, options.store)
+        process_group = GpuProcessGroup(context, group, staging, ranks, timeout, options.store)
     if alone:
-        made.watch = hangs.watch(made, group, seconds, (_WAITING_IN,))
-    return made
+        process_group.watch = hangs.watch(process_group, group, seconds, (_WAITING_IN,))
+    return process_group
 
 
 def _join(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

@@ -29,7 +29,7 @@ from carme_runtime.torch.stepping import without_state
 
 __all__ = ["ShardBucket", "Shards", "check_optimizer", "shard_elements"]
 
-_LINE = 64  # bytes, of which a block of a rank has a whole number
+_LINE = 64  # bytes; a rank's block is a multiple of it
 # Each of these treats every element by itself, with the exception of what `_SCALARS` names.
 _ELEMENTWISE: tuple[type[torch.optim.Optimizer], ...] = (
     torch.optim.SGD,
@@ -99,7 +99,7 @@ class Fragment:
 
 
 class _ShardPlan:
-    """The mean of a bucket, of which each rank gets its block, and of the few numbers behind it."""
+    """The mean of a bucket, a block of it for each rank, and of the few numbers behind it."""
 
     def __init__(self, group: Group | DeviceGroup, memory: torch.Tensor, block: int, limit: int) -> None:
         end = block * group.size
@@ -122,7 +122,7 @@ class _ShardPlan:
 
 
 class ShardBucket(Bucket):
-    """Gradients of which the mean arrives in blocks, one on each rank, and their parameters.
+    """Gradients whose mean arrives in blocks, one on each rank, and their parameters.
 
     The parameters move into memory of the bucket's own, from which they are gathered.
     """
@@ -423,7 +423,7 @@ class Shards:
         return self._kind.state_dict(whole)
 
     def load_state_dict(self, optimizer: Any, state_dict: dict[str, Any]) -> None:
-        """Take the state of one process, of which this rank keeps its part."""
+        """Take the state of one process; this rank keeps its part of it."""
         whole = self._whole(optimizer, defaultdict(dict))
         self._kind.load_state_dict(whole, state_dict)
         optimizer.param_groups = whole.param_groups

@@ -72,7 +72,7 @@ class StageStates:
         stage: This rank's.
         owners: By first name of a parameter or buffer: the stages that hold it.
         described: By first name: shape and type in the whole model.
-        tensors: By first name: the tensors, of which other stages' are empty.
+        tensors: By first name: the tensors; those of other stages are empty.
         model: All of it.
         optimizer: With this rank's parameters only.
         groups: First names of the parameters in the whole optimizer's groups.

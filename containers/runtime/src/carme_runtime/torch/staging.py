@@ -20,7 +20,7 @@ from carme_runtime.torch import flat
 __all__ = ["Chunks", "passes_in_chunks"]
 
 _CHUNK = 8 << 20  # bytes
-_SLOTS = 3  # of which one is reduced while two are copied
+_SLOTS = 3  # one is reduced while two are copied
 
 
 def passes_in_chunks(name: str, arguments: tuple[Any, ...]) -> str:

@@ -29,9 +29,9 @@ class Arriving(torch.Tensor):
     @staticmethod
     def of(there: torch.Tensor, wait: Callable[[], None]) -> "Arriving":
         """What stands for the gradient `there` until `wait` has returned."""
-        made = torch.Tensor._make_subclass(Arriving, there)
-        made._there, made._wait = there, wait
-        return made
+        arriving = torch.Tensor._make_subclass(Arriving, there)
+        arriving._there, arriving._wait = there, wait
+        return arriving
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Iterable[type], args: Any = (), kwargs: Any = None) -> Any:

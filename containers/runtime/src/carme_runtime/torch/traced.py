@@ -25,7 +25,7 @@ class Traced:
         root: Where `get_attr` and `call_module` nodes of `nodes` find what they name.
         nodes: In order: placeholders, operators, output.
         tensors: Names of parameters, by the placeholders that stand for them.
-        constants: Tensors that are no parameter or buffer of the model, by name.
+        constants: Tensors that are not a parameter or buffer of the model, by name.
         graph: Ours; operators have the names of their nodes.
         whole_layers: Names of layers that were not traced into, where the user named some.
         variable_shapes: Whether inputs may be smaller than the example, and not only in samples.

@@ -52,10 +52,10 @@ def example_tensors(example: Any) -> tuple[torch.Tensor, ...]:
     """What the model is called with. Raises InvalidCall."""
     tensors = (example,) if isinstance(example, torch.Tensor) else example
     if not isinstance(tensors, list | tuple) or not tensors:
-        raise InvalidCall("The example is no tensor.", "Give what the model is called with: tensors.")
+        raise InvalidCall("The example is not a tensor.", "Give what the model is called with: tensors.")
     if not all(isinstance(tensor, torch.Tensor) and tensor.dim() > 0 for tensor in tensors):
         raise InvalidCall(
-            "The example holds something that is no tensor with samples.",
+            "The example holds something that is not a tensor with samples.",
             "Give what the model is called with: tensors whose dimension 0 counts the samples.",
         )
     counts = sorted({len(tensor) for tensor in tensors})
@@ -194,14 +194,14 @@ def graph_of_nodes(
     traced = Traced(model, root, nodes, tensors, constants, None)  # pyright: ignore[reportArgumentType]
     known = traced.named_tensors()
     operators = [_operator(traced, node) for node in nodes if node.op in COMPUTED]
-    used = {name for one in operators for name in one.parameters}
+    used = {name for each in operators for name in each.parameters}
     parameters = [
         Parameter(name, tensor.numel() * tensor.element_size(), name in trainable)
         for name, tensor in known.items()
         if name in used
     ]
     values = [Value(name, (), "", 0, False, False) for name in inputs]
-    values += [Value(name, (), "", 0, False, False) for one in operators for name in one.outputs]
+    values += [Value(name, (), "", 0, False, False) for each in operators for name in each.outputs]
     results = tuple(node.name for node in nodes[-1].all_input_nodes)
     outside = [n for n in results if n in tensors]
     if outside:

@@ -191,10 +191,10 @@ class Archive:
         """All global definitions, in the order in which they refer to each other."""
         first, length = min(self._first, self._last), max(self._last - self._first, 0) + 1
         yield "ClockProperties", (1_000_000_000, first, length, time.time_ns())
-        made = [*self._places(), *self._regions_defined(), *self._communicators_defined()]
+        definitions = [*self._places(), *self._regions_defined(), *self._communicators_defined()]
         for text, number in self._strings.items():
             yield "String", (number, text.encode())
-        yield from made
+        yield from definitions
 
     def _places(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         hosts = {host: 1 + n for n, host in enumerate(dict.fromkeys(p.host for p in self._processes))}
@@ -231,23 +231,23 @@ class Archive:
         processes = [process for process in self._processes if process.number in mains]
         place = {process.number: n for n, process in enumerate(processes)}
         yield self._group(0, "ranks", _COMM_LOCATIONS, [mains[process.number] for process in processes])
-        made = 1
+        next_number = 1
         for (start, key), number in self._communicators.items():
             ranks = self._members[start, key]
             members = [place[self._of(rank, start, key)] for rank in ranks]
             name = "all ranks" if len(ranks) == self._ranks else f"ranks {_some(ranks)}"
-            yield self._group(made, "", _COMM_GROUP, members)
-            yield "Comm", (number, self._text(name), made, _UNDEFINED, 0)
-            made += 1
+            yield self._group(next_number, "", _COMM_GROUP, members)
+            yield "Comm", (number, self._text(name), next_number, _UNDEFINED, 0)
+            next_number += 1
         comms = len(self._communicators)
         for start in sorted({start for start, _ in self._windows}):
             ranks = sorted({process.rank for process in processes if process.start == start})
-            yield self._group(made, "", _COMM_GROUP, [place[self._of(r, start, None)] for r in ranks])
-            yield "Comm", (comms, self._text("one-sided"), made, _UNDEFINED, 0)
+            yield self._group(next_number, "", _COMM_GROUP, [place[self._of(r, start, None)] for r in ranks])
+            yield "Comm", (comms, self._text("one-sided"), next_number, _UNDEFINED, 0)
             for (of, segment), number in self._windows.items():
                 if of == start:
                     yield "RmaWin", (number, self._text(f"segment {segment}"), comms, 0)
-            made, comms = made + 1, comms + 1
+            next_number, comms = next_number + 1, comms + 1
 
     def _of(self, rank: int, start: int, key: int | None) -> int:
         """The process that is a rank; where several are, one that knows the group."""

@@ -21,7 +21,7 @@ def parse(text: str) -> tuple[str, Path]:
     kind, _, path = text.partition(":")
     if kind not in FORMATS or not path:
         raise TraceError(
-            f"'{text}' is no trace that can be written.",
+            f"'{text}' is not a trace that can be written.",
             "Write otf2:DIR for Vampir and all that reads OTF2, or html:FILE for a page.",
         )
     return kind, Path(path)

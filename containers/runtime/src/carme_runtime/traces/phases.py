@@ -15,7 +15,7 @@ from carme_runtime import profile
 
 
 class _Depth(threading.local):
-    """Of this thread: whether a pass runs, within which calls are no passes of their own."""
+    """Of this thread: whether a pass runs, within which calls are not passes of their own."""
 
     forward = False
     backward = False

@@ -1,8 +1,8 @@
 """Recordings: the files that the recorder leaves, one of each process.
 
 A file is the word CARMEEV1 and blocks: a type, a number and a size (uint32, uint32, uint64, little-endian),
-then so many bytes. A process that was killed may leave a last block that is not whole, of
-which whole events count.
+then so many bytes. A process that was killed may leave a last block that is not whole: its
+whole events count.
 """
 
 import bisect
@@ -129,7 +129,7 @@ def read(path: Path, most: int | None = None) -> Recording:
         most: Events of it, about; 0: none, but its threads. None: all.
 
     Raises:
-        TraceError: It is no recording.
+        TraceError: It is not a recording.
         OSError: It cannot be read.
     """
     recording = _head(path)
@@ -194,7 +194,7 @@ def _head(path: Path) -> Recording:
     recording = Recording(path, about)
     with path.open("rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
-            raise TraceError(f"{path} is no recording of carme_runtime.", "Name the folder of a run.")
+            raise TraceError(f"{path} is not a recording of carme_runtime.", "Name the folder of a run.")
         for kind, number, data in _blocks(file):
             _take(recording, kind, number, data)
             break

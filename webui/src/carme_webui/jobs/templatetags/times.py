@@ -1,4 +1,4 @@
-"""Moments on pages, by the clocks of who reads them: `times.js` takes the browser's zone or the chosen one.
+"""Moments on pages, in the reader's time zone: `times.js` takes the browser's zone or the chosen one.
 
 Without JavaScript they have the name of their zone; on hover they are by the site's clocks.
 """

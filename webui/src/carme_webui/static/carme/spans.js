@@ -4,7 +4,7 @@
 
 (() => {
   const { DAY, Drawing, clock, local, make, tickWords, paperWidth } = window.carmeCharts;
-  // Seconds between two moments on the axis of bars, of which the first that leaves room for their words is taken.
+  // Seconds between two moments on the axis of bars: the first of these that leaves room for the labels is taken.
   const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 28 * DAY, 91 * DAY, 364 * DAY];
   const TICK_WIDTH = 76; // of a moment's words there, in pixels
 

@@ -54,7 +54,7 @@ add(
     "secrets in arguments",
     "looks for the victim's token, key and session's title in all command lines of the node",
     lambda s: s.attacker_node.run("arguments_with", user=s.victim.name, texts=secrets_of(s)),
-    # The victim finds in command lines what is no secret: so looking works.
+    # The victim finds in command lines what is not secret: so looking works.
     lambda s: s.victim_node.run("arguments_with", user=s.victim.name, texts=["singleuser", s.victim.folder]),
 )
 for program, arguments in {

@@ -10,7 +10,7 @@ from carme.validation.attacks.fixture import Fixture, Player
 
 AREA = Area("Metrics")
 
-#: Ways to ask for the series of a job, by who may not see them.
+#: Ways to ask for the series of a job, by a user who may not see them.
 QUERIES = (
     'carme_job_info{jobid="JOB"}',
     '{user="VICTIM"}',

@@ -20,7 +20,7 @@ class Call:
     """What one member has called.
 
     `summary` is what its messages say of it. Members agree if that is the same but for the last part, which
-    says in words what is being done where that is no collective of a user's.
+    says in words what is being done where that is not a collective of a user's.
     """
 
     def __init__(

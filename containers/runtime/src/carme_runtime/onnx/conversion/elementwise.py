@@ -184,5 +184,5 @@ def cumulative_sum(node: Node, x: torch.Tensor, axis: torch.Tensor) -> torch.Ten
     dim = int(axis)
     if node.get("reverse", 0):
         x = x.flip(dim)
-    made = torch.cumsum(x, dim) - (x if node.get("exclusive", 0) else 0)
-    return made.flip(dim) if node.get("reverse", 0) else made
+    sums = torch.cumsum(x, dim) - (x if node.get("exclusive", 0) else 0)
+    return sums.flip(dim) if node.get("reverse", 0) else sums

@@ -68,9 +68,9 @@ def conv_transpose(node: Node, x: torch.Tensor, weight: torch.Tensor, bias: Any 
         cut = [max(all_of_it - size, 0) for all_of_it, size in zip(whole, sizes, strict=True)]
         less, more = [each // 2 for each in cut], [each - each // 2 for each in cut]
         pads = less + more if how == "SAME_UPPER" else more + less
-    made = _TRANSPOSED[rank](x, weight, bias, strides, 0, extra, node.get("group", 1), steps)
-    picked = tuple(slice(pads[k], made.shape[2 + k] - pads[k + rank]) for k in range(rank))
-    return made[(slice(None), slice(None), *picked)]
+    result = _TRANSPOSED[rank](x, weight, bias, strides, 0, extra, node.get("group", 1), steps)
+    picked = tuple(slice(pads[k], result.shape[2 + k] - pads[k + rank]) for k in range(rank))
+    return result[(slice(None), slice(None), *picked)]
 
 
 @operator("MaxPool")
@@ -146,8 +146,8 @@ def local_response(node: Node, x: torch.Tensor) -> torch.Tensor:
 def gemm(node: Node, a: torch.Tensor, b: torch.Tensor, c: Any = None) -> torch.Tensor:
     a = a.t() if node.get("transA", 0) else a
     b = b.t() if node.get("transB", 0) else b
-    made = node.get("alpha", 1.0) * (a @ b)
-    return made if c is None else made + node.get("beta", 1.0) * c
+    product = node.get("alpha", 1.0) * (a @ b)
+    return product if c is None else product + node.get("beta", 1.0) * c
 
 
 @operator("MatMul")
@@ -175,8 +175,8 @@ def dropout(node: Node, x: torch.Tensor, ratio: Any = None, training: Any = None
     if len(node.outputs) < 2:
         return functional.dropout(x, share, node.training)
     chosen = torch.rand_like(x) >= share if node.training else torch.ones_like(x, dtype=torch.bool)
-    made = torch.where(chosen, x / (1 - share), 0.0) if node.training and share < 1 else x * chosen
-    return made, chosen if node.opset >= 10 else chosen.to(x.dtype)
+    result = torch.where(chosen, x / (1 - share), 0.0) if node.training and share < 1 else x * chosen
+    return result, chosen if node.opset >= 10 else chosen.to(x.dtype)
 
 
 @operator("BatchNormalization")

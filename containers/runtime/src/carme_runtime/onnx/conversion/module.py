@@ -89,7 +89,7 @@ class OnnxModule(torch.nn.Module):
         self._graph.constants.clear()  # they are parameters and buffers
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """What moves or casts the module does so with constants that are no buffers, too."""
+        """What moves or casts the module does so with constants that are not buffers, too."""
         self._graph.apply(fn)
         return super()._apply(fn, recurse)
 
@@ -132,8 +132,8 @@ class OnnxModule(torch.nn.Module):
         for tensor in proto.graph.initializer:
             value = getattr(self, self.names[tensor.name])
             if value.is_floating_point() and value.dtype != torch.bfloat16:
-                made = onnx.numpy_helper.from_array(value.detach().cpu().numpy(), tensor.name)
-                tensor.CopyFrom(made)
+                tensor_proto = onnx.numpy_helper.from_array(value.detach().cpu().numpy(), tensor.name)
+                tensor.CopyFrom(tensor_proto)
         return proto
 
 
@@ -147,10 +147,10 @@ class _Graph:
         last: dict[str, int] = {}
         for place, each in enumerate(graph.node):
             last.update(dict.fromkeys(needed(each), place))
-        made = {name for each in graph.node for name in each.output}
+        outputs = {name for each in graph.node for name in each.output}
         self._ends: list[list[str]] = [[] for _ in self.nodes]
         for name, place in last.items():
-            if name in made and name not in self.outputs:
+            if name in outputs and name not in self.outputs:
                 self._ends[place].append(name)
 
     def apply(self, function: Any) -> None:
@@ -176,11 +176,13 @@ class _Graph:
             node.training, node.batch = training, batch
             if node.kind == "If":
                 branch = node.get("then_branch" if bool(given[0]) else "else_branch")
-                made: Any = tuple(branch.run({**values, **branch.constants}, training, branch.outputs, batch))
+                results: Any = tuple(
+                    branch.run({**values, **branch.constants}, training, branch.outputs, batch)
+                )
             else:
-                made = OPERATORS[node.kind](node, *given)
-            made = made if isinstance(made, tuple) else (made,)
-            values.update(zip(node.outputs, made, strict=False))
+                results = OPERATORS[node.kind](node, *given)
+            results = results if isinstance(results, tuple) else (results,)
+            values.update(zip(node.outputs, results, strict=False))
             for name in ended:
                 del values[name]
         return [values[name] for name in outputs]
@@ -188,10 +190,10 @@ class _Graph:
 
 def _node(proto: Any, opset: int) -> Node:
     attributes = {each.name: _attribute(each, opset) for each in proto.attribute}
-    made = Node(proto.name, proto.op_type, attributes, tuple(proto.input), tuple(proto.output), opset)
+    converted = Node(proto.name, proto.op_type, attributes, tuple(proto.input), tuple(proto.output), opset)
     if proto.op_type in CHECKS:
-        CHECKS[proto.op_type](made)
-    return made
+        CHECKS[proto.op_type](converted)
+    return converted
 
 
 def _attribute(proto: Any, opset: int) -> Any:

@@ -29,12 +29,12 @@ def _over_time(
     if node.get("layout", 0):
         raise OnnxError(f"Node {node.name} has its batch first.", "Export it with layout 0.")
     reverse = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
-    made = []
+    outputs_of_steps = []
     for direction, backwards in enumerate(reverse[node.get("direction", "forward")]):
         steps = list(x.unbind(0))
         results = run(direction, steps[::-1] if backwards else steps)
-        made.append(torch.stack(results[::-1] if backwards else results))
-    return torch.stack(made, 1)
+        outputs_of_steps.append(torch.stack(results[::-1] if backwards else results))
+    return torch.stack(outputs_of_steps, 1)
 
 
 def _refuse_lengths(node: Node, lengths: Any, x: torch.Tensor) -> None:
@@ -71,8 +71,8 @@ def gru(
         ends.append(state)
         return results
 
-    made = _over_time(node, x, 3, run)
-    return made, torch.stack(ends)
+    by_time = _over_time(node, x, 3, run)
+    return by_time, torch.stack(ends)
 
 
 @operator("LSTM")
@@ -113,5 +113,5 @@ def lstm(
         cells.append(cell)
         return results
 
-    made = _over_time(node, x, 4, run)
-    return made, torch.stack(ends), torch.stack(cells)
+    by_time = _over_time(node, x, 4, run)
+    return by_time, torch.stack(ends), torch.stack(cells)

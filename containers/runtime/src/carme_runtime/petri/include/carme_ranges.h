@@ -148,7 +148,7 @@ static inline int carme_range_open(carme_range *range, const char *name, int wri
         if (strchr(name, '/')) {
             snprintf(path, sizeof path, "%s", name);
         } else if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder)) {
-            if (!folder[0]) return carme_range_fail_(range, name, "CARME_RANGES is not set, so this is no task of a net");
+            if (!folder[0]) return carme_range_fail_(range, name, "CARME_RANGES is not set, so this is not a task of a net");
             carme_range_fetch_(name, folder);
             if (!carme_range_find_(name, path, sizeof path, folder, sizeof folder))
                 return carme_range_fail_(range, name, "there is none of this name");

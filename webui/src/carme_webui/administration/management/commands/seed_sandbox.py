@@ -69,7 +69,7 @@ def _wait_for_broker() -> None:
 
 
 def _project(admin: User, members: list[User]) -> None:
-    """A project of all members, the first of whom manages it."""
+    """A project of all members; the first one manages it."""
     if Project.objects.filter(name="vision").exists():
         return
     project = projects.create(admin, "vision", "Computer vision", members[0], site_broker())

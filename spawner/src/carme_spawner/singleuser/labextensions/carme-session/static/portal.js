@@ -5,9 +5,9 @@
 
 import { portalPage, say } from './shared.js';
 
-/** How often the portal is queried whether a session that is being stopped has ended, by who wants it again. */
+/** How often a page that starts the session again asks the portal whether the old one has ended. */
 const AGAIN_MS = 1000;
-/** For how long the end of the old session is waited for, and that this page is left, before the question comes again. */
+/** How long to wait for the end of the old session, and for the next page, before the user can press the button again. */
 const END_MS = 60000;
 const LEAVE_MS = 10000;
 
@@ -25,6 +25,19 @@ export async function ask() {
   }
 }
 
+/** Ask the portal until it says that the session is over. Returns its last answer; null if it gave none.
+ *
+ * @param between is called with each other answer, before the next question; what resolves to `false` ends the waiting
+ * @param reported an answer of the portal that is there already
+ */
+export async function untilOver(between, reported = null) {
+  reported ??= await ask();
+  while (!reported?.over && (await between(reported)) !== false) {
+    reported = await ask();
+  }
+  return reported;
+}
+
 let fresh = null; // the new session's name: however often this page asks for it, there is one
 
 /** Start the same session again, by the portal alone: the server of this one is gone.
@@ -35,13 +48,10 @@ let fresh = null; // the new session's name: however often this page asks for it
  */
 export async function startAgain() {
   const latest = Date.now() + END_MS;
-  let reported = await ask();
-  while (reported && !reported.over) {
-    if (Date.now() > latest) {
-      return say('The new session has to wait until this one has ended on its nodes. Try again in a minute.');
-    }
-    await sleep(AGAIN_MS); // what it holds is needed for the new one
-    reported = await ask();
+  // What the old session holds is needed for the new one.
+  const reported = await untilOver(answer => (answer && Date.now() <= latest ? sleep(AGAIN_MS) : false));
+  if (reported && !reported.over) {
+    return say('The new session has to wait until this one has ended on its nodes. Try again in a minute.');
   }
   if (reported) {
     sendAgain(reported);

@@ -125,11 +125,10 @@
       const { Notification } = this.#modules.apputils;
       let notice = null;
       let failed = 0;
-      for (let answer = await this.#answers(); answer !== true && !this.#ended; answer = await this.#answers()) {
-        const reported = await portal.ask();
-        if (reported ? reported.over : answer === STOPPED) {
-          this.end(reported);
-          break;
+      let answer = await this.#answers();
+      const wait = async reported => {
+        if (!reported && answer === STOPPED) {
+          return false;
         }
         failed += 1;
         if (failed > 1) {
@@ -139,6 +138,12 @@
           notice ??= Notification.warning(sentence, { autoClose: false });
         }
         await portal.sleep(LOOK_MS);
+        answer = await this.#answers();
+        return answer !== true && !this.#ended;
+      };
+      const reported = answer === true || this.#ended ? null : await portal.untilOver(wait);
+      if (reported?.over || (!reported && answer === STOPPED)) {
+        this.end(reported);
       }
       if (notice) {
         Notification.dismiss(notice);
@@ -151,11 +156,8 @@
 
     /** Why it ended, as soon as the portal knows. */
     async #reason(reported) {
-      while (!reported?.over) {
-        await portal.sleep(LOOK_MS);
-        reported = await portal.ask();
-      }
-      return reported.sentence;
+      const { sentence } = await portal.untilOver(() => portal.sleep(LOOK_MS), reported);
+      return sentence;
     }
 
     async end(reported) {

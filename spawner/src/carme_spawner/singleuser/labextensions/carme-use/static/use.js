@@ -102,7 +102,7 @@
     return active && wanted();
   }
 
-  /** Draw what `%carme_report` displays; it is fetched as who is signed in, so nobody else's job can be seen. */
+  /** Draw what `%carme_report` displays; it is fetched as the user who is signed in, so nobody else's job can be seen. */
   function reportFactory({ widgets }) {
     class Report extends widgets.Widget {
       constructor() {
