@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from carme.broker import service as service_module
+from carme.broker import forecasts as forecasts_module
 from carme.broker import waiting as waiting_module
 from carme.broker.feed import Feed
 from carme.broker.server import Server
@@ -219,16 +219,16 @@ async def test_a_forecast_that_takes_long_is_made_less_often(
         plans.append(Forecast(start=now - timedelta(minutes=2), step_minutes=30))
         return plans[-1]
 
-    monkeypatch.setattr(service_module, "forecast", planned)
+    monkeypatch.setattr(forecasts_module, "forecast", planned)
     monkeypatch.setattr(broker._bookings, "reservations", reservations)
     monkeypatch.setattr(broker._watch, "cluster", lambda: None)
     monkeypatch.setattr(broker._watch, "jobs", lambda: running)
     times = SimpleNamespace(monotonic=lambda: clock["now"], thread_time=lambda: clock["worked"])
-    monkeypatch.setattr(service_module, "time", times)
+    monkeypatch.setattr(forecasts_module, "time", times)
     for now in (0.0, 100.0, 1000.0):
         clock["now"] = now
         running.append(job(len(running) + 1, state="RUNNING", gpus=1, node_list="n1"))
-        await broker.forecast(cast(Any, None), cast(Any, None))
+        await broker._cluster.forecast(cast(Any, None), cast(Any, None))
     assert len(plans) == made
 
 
@@ -247,11 +247,11 @@ def planning(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> Any:
         return []
 
     broker = Broker(settings, cast(Any, SimpleNamespace()))
-    monkeypatch.setattr(service_module, "forecast", planned)
+    monkeypatch.setattr(forecasts_module, "forecast", planned)
     monkeypatch.setattr(broker._bookings, "reservations", reservations)
     monkeypatch.setattr(broker._watch, "cluster", lambda: None)
     monkeypatch.setattr(broker._watch, "jobs", lambda: [])
-    found.ask = lambda: asyncio.ensure_future(broker.forecast(cast(Any, None), cast(Any, None)))
+    found.ask = lambda: asyncio.ensure_future(broker._cluster.forecast(cast(Any, None), cast(Any, None)))
     return found
 
 

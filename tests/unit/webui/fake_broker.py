@@ -351,8 +351,9 @@ class FakeBroker:
                 await self.watch.poll_nodes()
             return
         broker._context.accesses.forget()
-        broker._forecast = broker._reserved = None
-        broker._forecast_rest = 0.0
+        forecasts = broker._cluster._forecasts
+        forecasts._latest = forecasts._reserved = None
+        forecasts._rests_until = 0.0
         broker._bookings._seen_at = -math.inf
         await self.watch.poll_nodes()
 
