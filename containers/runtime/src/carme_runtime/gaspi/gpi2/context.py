@@ -324,16 +324,16 @@ class Gpi2Context:
         for rank in range(self.size):
             if room[rank * width]:
                 self._lost[rank] = True
-        self._look()
+        self._poll_health()
         return [int(lost) for lost in self._lost]
 
     def ping(self, rank: int) -> bool:
         """Whether a rank's process is there: one that was stopped is."""
         self._check_rank(rank)
-        self._look()
+        self._poll_health()
         return not self._lost[rank]
 
-    def _look(self) -> None:
+    def _poll_health(self) -> None:
         for rank in self._health.lost() if self._health else ():
             self._lost[rank] = True
 

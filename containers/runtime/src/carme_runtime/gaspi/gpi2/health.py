@@ -1,7 +1,7 @@
 """Whether the other ranks are there: connections beside GPI-2's, which the system closes with their process.
 
-GPI-2 itself cannot be asked: gaspi_proc_ping waits without limit for the answer of a rank that is stopped, or
-that is leaving, and keeps other calls waiting meanwhile.
+GPI-2 itself is of no use for that: gaspi_proc_ping waits without limit for the answer of a rank that is
+stopped or leaves, and keeps other calls waiting meanwhile.
 """
 
 import contextlib
@@ -127,7 +127,7 @@ class Health:
     def _arrivals(
         self, listener: socket.socket, entries: dict[int, dict[str, Any]], deadline: float
     ) -> Iterator[tuple[int, socket.socket]]:
-        """Higher ranks that connect, without strangers."""
+        """Higher ranks that connect, without unauthenticated peers."""
         while True:
             listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:

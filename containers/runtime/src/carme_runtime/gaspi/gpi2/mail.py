@@ -234,7 +234,7 @@ class Mail:
             return
         # Nothing came for a while: see whether the other still runs.
         if not self._context.ping(rank):
-            check()  # what it has said before it left
+            check()  # what it reported before it left
             self._context.throw_if_lost(rank, "a message")
 
     def _take_slot(self, rank: int, deadline: float | None) -> int | None:
