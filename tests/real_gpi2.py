@@ -1,4 +1,4 @@
-"""Programs for GPI-2 itself. It is in no package index: CARME_GPI2 names the folder where it is installed.
+"""GPI-2 itself, and programs for it. It is in no package index: CARME_GPI2 names the folder that has it.
 
 ./autogen.sh && ./configure --prefix=FOLDER --with-ethernet --without-fortran && make && make install
 """
@@ -18,14 +18,25 @@ def compiled(program: Path) -> Path:
     Args:
         program: The file that is made.
     """
+    library = _installed("libGPI2.a")
+    include = library.parents[1] / "include"
+    command = ["cc", f"-I{include}", str(SOURCE), str(library), "-lpthread", "-lm", "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def shared_library() -> Path:
+    """GPI-2 as a shared library; the test is skipped where there is no GPI-2."""
+    return _installed("libGPI2.so")
+
+
+def _installed(name: str) -> Path:
     folder = os.environ.get("CARME_GPI2")
     if not folder:
         pytest.skip("CARME_GPI2 names no folder in which GPI-2 is installed")
-    library = next(Path(folder).glob("lib*/libGPI2.a"), None)
+    library = next(Path(folder).glob(f"lib*/{name}"), None)
     if library is None:
         pytest.fail(
-            f"CARME_GPI2 names {folder}, which has no lib*/libGPI2.a. Name the --prefix of its installation."
+            f"CARME_GPI2 names {folder}, which has no lib*/{name}. Name the --prefix of its installation."
         )
-    command = ["cc", f"-I{folder}/include", str(SOURCE), str(library), "-lpthread", "-lm", "-o", str(program)]
-    subprocess.run(command, check=True)
-    return program
+    return library

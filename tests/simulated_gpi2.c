@@ -5,6 +5,13 @@
  * process to process by process_vm_writev. What GPI-2 leaves open is done here in the way that asks most of a caller:
  * queues are short and must be waited for when they are full, and notifications may be found in any order.
  * Interface: GASPI standard 17.1, and the header of GPI-2 1.5 for values and widths.
+ *
+ * What asks for care with GPI-2 1.6 itself over Ethernet is as there: a thread of the process carries out what was
+ * posted, and what it has not come to is lost when the process ends or calls gaspi_proc_term. That call gives up the
+ * segments first, so that a process dies to which somebody still writes; and it waits without limit for ranks with lower
+ * numbers. gaspi_proc_ping waits without limit for the answer of a rank that was stopped or is in gaspi_proc_term. An
+ * operation that finds its queue full counts as an error of its rank, each part of a list takes an entry of the queue,
+ * and after gaspi_proc_term nothing starts again.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -35,14 +42,29 @@ typedef unsigned long Size;
 
 typedef struct { Number logger, sn_port, rest[40]; } Config;
 typedef struct { atomic_ulong at, size, known[(MOST_RANKS + 63) / 64]; } Segment;
-typedef struct { atomic_int pid, described[SEGMENTS]; Segment segments[SEGMENTS]; atomic_uint notes[SEGMENTS][NOTES]; } Member;
+typedef struct {
+    atomic_int pid, over, described[SEGMENTS];
+    Segment segments[SEGMENTS];
+    atomic_uint notes[SEGMENTS][NOTES];
+} Member;
 typedef struct { pthread_mutex_t lock; atomic_int ready; atomic_uint come; Member members[MOST_RANKS]; } World;
 
 static Config config = {.sn_port = 10840};
 static World* world;
 static int me, ranks;
-static Byte states[MOST_RANKS];
-static atomic_uint posted[QUEUES];
+static _Atomic Byte states[MOST_RANKS];
+
+/* What was posted: `note` sets a notification, the others move bytes. */
+typedef enum { OUT, IN, NOTE } Kind;
+typedef struct { Kind kind; Byte queue, mine, theirs; Rank rank; Size at, there, size; Number id, value; } Operation;
+static Operation operations[QUEUES * DEPTH];
+static Number first, last; /* the next to be carried out, and the next to be posted */
+static Number posted[QUEUES], unfinished[QUEUES];
+static int failed[QUEUES], stopping;
+static pthread_mutex_t device = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t more = PTHREAD_COND_INITIALIZER;
+static pthread_t device_thread;
+static void* work(void*);
 
 static Size now(void) {
     struct timespec t;
@@ -84,8 +106,10 @@ int gaspi_config_get(Config* out) { *out = config; return SUCCESS; }
 int gaspi_config_set(Config in) { config = in; return SUCCESS; }
 
 int gaspi_proc_init(Size ms) {
+    static int started;
     const char *rank = getenv("GASPI_RANK"), *count = getenv("GASPI_NRANKS"), *mfile = getenv("GASPI_MFILE");
     if (world) return INITED;
+    if (started) return FAILED;
     if (!rank || !count || !mfile || !getenv("GASPI_SOCKET")) return BAD_ENV;
     me = atoi(rank), ranks = atoi(count);
     FILE* file = fopen(mfile, "r");
@@ -131,12 +155,21 @@ int gaspi_proc_init(Size ms) {
                 return TIMEOUT;
             }
     if (me == 0) unlink(name); /* all are here, and nothing is left behind whatever becomes of them */
-    return SUCCESS;
+    started = 1;
+    return pthread_create(&device_thread, NULL, work, NULL) ? FAILED : SUCCESS;
 }
 
 int gaspi_proc_term(Size ms) {
     (void)ms;
     if (!world) return NOT_INITED;
+    world->members[me].over = 1;
+    pthread_mutex_lock(&device);
+    stopping = 1;
+    pthread_cond_signal(&more);
+    pthread_mutex_unlock(&device);
+    pthread_join(device_thread, NULL);
+    for (int r = 0; r < me; ++r)
+        while (!world->members[r].over && !is_dead(r)) usleep(1000);
     munmap(world, sizeof(World));
     world = NULL;
     return SUCCESS;
@@ -152,11 +185,12 @@ int gaspi_proc_ping(Rank rank, Size ms) {
     (void)ms;
     if (!world) return NOT_INITED;
     if (rank >= ranks) return BAD_RANK;
-    if (is_dead(rank)) {
-        states[rank] = 1;
-        return FAILED;
+    while (!is_dead(rank)) {
+        if (!is_stopped(rank) && !world->members[rank].over) return SUCCESS;
+        usleep(1000);
     }
-    return is_stopped(rank) ? TIMEOUT : SUCCESS;
+    states[rank] = 1;
+    return FAILED;
 }
 int gaspi_state_vec_get(int* out) {
     for (int r = 0; r < ranks; ++r) out[r] = states[r];
@@ -221,102 +255,170 @@ int gaspi_segment_size(Byte id, Rank rank, Size* out) {
     return SUCCESS;
 }
 
-static int post(Byte queue, Number count) {
-    if (queue >= QUEUES) return BAD_QUEUE;
-    if (posted[queue] + count > DEPTH) return QUEUE_FULL;
-    posted[queue] += count;
-    return SUCCESS;
-}
-
-static int move(int out, Byte mine, Size at, Rank rank, Byte theirs, Size there, Size size) {
-    Segment *own = known(me, mine), *other = known(rank, theirs);
-    if (!own || !other) return BAD_SEG;
-    if (!size || at + size > own->size || there + size > other->size) return BAD_OFFSET;
-    struct iovec here = {(char*)own->at + at, size}, far = {(char*)other->at + there, size};
-    pid_t pid = world->members[rank].pid;
-    if (rank == me) {
-        memmove(out ? far.iov_base : here.iov_base, out ? here.iov_base : far.iov_base, size);
+/* Moves bytes between this process and another one. */
+static int move(const Operation* o) {
+    World* here = world;
+    const Segment *own = &here->members[me].segments[o->mine], *other = &here->members[o->rank].segments[o->theirs];
+    struct iovec near = {(char*)own->at + o->at, o->size}, far = {(char*)other->at + o->there, o->size};
+    pid_t pid = here->members[o->rank].pid;
+    if (o->rank == me) {
+        memmove(o->kind == OUT ? far.iov_base : near.iov_base, o->kind == OUT ? near.iov_base : far.iov_base, o->size);
         return SUCCESS;
     }
-    while (here.iov_len) {
-        ssize_t done = out ? process_vm_writev(pid, &here, 1, &far, 1, 0) : process_vm_readv(pid, &here, 1, &far, 1, 0);
-        if (done <= 0) {
-            states[rank] = 1;
-            return FAILED;
-        }
-        here.iov_base = (char*)here.iov_base + done, here.iov_len -= (Size)done;
+    while (near.iov_len) {
+        ssize_t done = o->kind == OUT ? process_vm_writev(pid, &near, 1, &far, 1, 0)
+                                      : process_vm_readv(pid, &near, 1, &far, 1, 0);
+        if (done <= 0) return FAILED;
+        near.iov_base = (char*)near.iov_base + done, near.iov_len -= (Size)done;
         far.iov_base = (char*)far.iov_base + done, far.iov_len -= (Size)done;
     }
     return SUCCESS;
 }
 
-static int note(Byte segment, Rank rank, Number id, Number value) {
-    if (!known(rank, segment)) return BAD_SEG;
-    if (id >= NOTES) return BAD_ID;
-    if (!value) return BAD_VALUE;
-    if (is_dead(rank)) {
-        states[rank] = 1;
+static int carry_out(const Operation* o) {
+    Member* member = &world->members[o->rank];
+    if (is_dead(o->rank)) return FAILED;
+    if (member->over) {
+        kill(member->pid, SIGSEGV); /* its segments are gone */
         return FAILED;
     }
-    atomic_store(&world->members[rank].notes[segment][id], value);
+    if (o->kind != NOTE) return move(o);
+    atomic_store(&member->notes[o->theirs][o->id], o->value);
     return SUCCESS;
 }
 
-#define POST(count) do { int full = post(queue, count); (void)ms; if (full) return full; } while (0)
+static void* work(void* unused) {
+    pthread_mutex_lock(&device);
+    while (!stopping) {
+        if (first == last) {
+            pthread_cond_wait(&more, &device);
+            continue;
+        }
+        Operation next = operations[first % (QUEUES * DEPTH)];
+        ++first;
+        pthread_mutex_unlock(&device);
+        int code = carry_out(&next);
+        pthread_mutex_lock(&device);
+        --unfinished[next.queue];
+        if (code) {
+            states[next.rank] = 1;
+            failed[next.queue] = 1;
+        }
+    }
+    pthread_mutex_unlock(&device);
+    return unused;
+}
+
+/* All of them, or none where the queue has no room. */
+static int post(Byte queue, Rank rank, const Operation* some, Number count) {
+    if (queue >= QUEUES) return BAD_QUEUE;
+    pthread_mutex_lock(&device);
+    int full = posted[queue] + count > DEPTH;
+    if (full) states[rank] = 1;
+    for (Number i = 0; i < count && !full; ++i) {
+        Operation* o = &operations[last++ % (QUEUES * DEPTH)];
+        *o = some[i], o->queue = queue, o->rank = o->kind == NOTE ? some[i].rank : rank;
+        ++posted[queue], ++unfinished[queue];
+    }
+    pthread_cond_signal(&more);
+    pthread_mutex_unlock(&device);
+    return full ? QUEUE_FULL : SUCCESS;
+}
+
+static int checked_move(Operation* o, Kind kind, Byte mine, Size at, Rank rank, Byte theirs, Size there, Size size) {
+    Segment *own = known(me, mine), *other = known(rank, theirs);
+    if (!own || !other) return BAD_SEG;
+    if (!size || at + size > own->size || there + size > other->size) return BAD_OFFSET;
+    *o = (Operation){.kind = kind, .mine = mine, .theirs = theirs, .rank = rank, .at = at, .there = there, .size = size};
+    return SUCCESS;
+}
+
+static int checked_note(Operation* o, Byte segment, Rank rank, Number id, Number value) {
+    if (!known(rank, segment)) return BAD_SEG;
+    if (id >= NOTES) return BAD_ID;
+    if (!value) return BAD_VALUE;
+    *o = (Operation){.kind = NOTE, .theirs = segment, .rank = rank, .id = id, .value = value};
+    return SUCCESS;
+}
+
+#define TRY(call) do { (void)ms; int code = call; if (code) return code; } while (0)
 
 int gaspi_write(Byte mine, Size at, Rank rank, Byte theirs, Size there, Size size, Byte queue, Size ms) {
-    POST(1);
-    return move(1, mine, at, rank, theirs, there, size);
+    Operation o;
+    TRY(checked_move(&o, OUT, mine, at, rank, theirs, there, size));
+    return post(queue, rank, &o, 1);
 }
 int gaspi_read(Byte mine, Size at, Rank rank, Byte theirs, Size there, Size size, Byte queue, Size ms) {
-    POST(1);
-    return move(0, mine, at, rank, theirs, there, size);
+    Operation o;
+    TRY(checked_move(&o, IN, mine, at, rank, theirs, there, size));
+    return post(queue, rank, &o, 1);
 }
 int gaspi_notify(Byte segment, Rank rank, Number id, Number value, Byte queue, Size ms) {
-    POST(1);
-    return note(segment, rank, id, value);
+    Operation o;
+    TRY(checked_note(&o, segment, rank, id, value));
+    return post(queue, rank, &o, 1);
 }
 int gaspi_write_notify(Byte mine, Size at, Rank rank, Byte theirs, Size there, Size size, Number id, Number value,
                        Byte queue, Size ms) {
-    POST(2);
-    int code = move(1, mine, at, rank, theirs, there, size);
-    return code ? code : note(theirs, rank, id, value);
+    Operation o[2];
+    TRY(checked_move(&o[0], OUT, mine, at, rank, theirs, there, size));
+    TRY(checked_note(&o[1], theirs, rank, id, value));
+    return post(queue, rank, o, 2);
 }
-static int list(int out, Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there, Size* sizes) {
+static int list(Operation* o, Kind kind, Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there,
+                Size* sizes) {
     if (!count || count > LONGEST_LIST) return BAD_NUM;
     for (Number i = 0; i < count; ++i) {
-        int code = move(out, mine[i], at[i], rank, theirs[i], there[i], sizes[i]);
+        int code = checked_move(&o[i], kind, mine[i], at[i], rank, theirs[i], there[i], sizes[i]);
         if (code) return code;
     }
     return SUCCESS;
 }
 int gaspi_write_list(Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there, Size* sizes, Byte queue,
                      Size ms) {
-    POST(1);
-    return list(1, count, mine, at, rank, theirs, there, sizes);
+    Operation o[LONGEST_LIST];
+    TRY(list(o, OUT, count, mine, at, rank, theirs, there, sizes));
+    return post(queue, rank, o, count);
 }
 int gaspi_read_list(Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there, Size* sizes, Byte queue,
                     Size ms) {
-    POST(1);
-    return list(0, count, mine, at, rank, theirs, there, sizes);
+    Operation o[LONGEST_LIST];
+    TRY(list(o, IN, count, mine, at, rank, theirs, there, sizes));
+    return post(queue, rank, o, count);
 }
 int gaspi_read_list_notify(Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there, Size* sizes,
                            Byte segment, Number id, Byte queue, Size ms) {
-    POST(2);
-    int code = list(0, count, mine, at, rank, theirs, there, sizes);
-    return code ? code : note(segment, me, id, 1);
+    Operation o[LONGEST_LIST + 1];
+    TRY(list(o, IN, count, mine, at, rank, theirs, there, sizes));
+    TRY(checked_note(&o[count], segment, (Rank)me, id, 1));
+    return post(queue, rank, o, count + 1);
 }
 int gaspi_write_list_notify(Number count, Byte* mine, Size* at, Rank rank, Byte* theirs, Size* there, Size* sizes,
                             Byte segment, Number id, Number value, Byte queue, Size ms) {
-    POST(2);
-    int code = list(1, count, mine, at, rank, theirs, there, sizes);
-    return code ? code : note(segment, rank, id, value);
+    Operation o[LONGEST_LIST + 1];
+    TRY(list(o, OUT, count, mine, at, rank, theirs, there, sizes));
+    TRY(checked_note(&o[count], segment, rank, id, value));
+    return post(queue, rank, o, count + 1);
 }
-int gaspi_wait(Byte queue, Size ms) {
-    (void)ms;
+int gaspi_queue_size(Byte queue, Number* out) {
     if (queue >= QUEUES) return BAD_QUEUE;
-    posted[queue] = 0;
+    *out = posted[queue];
     return SUCCESS;
+}
+int gaspi_queue_size_max(Number* out) { *out = DEPTH; return SUCCESS; }
+int gaspi_wait(Byte queue, Size ms) {
+    if (queue >= QUEUES) return BAD_QUEUE;
+    Size end = end_of(ms), each = 1;
+    while (1) {
+        pthread_mutex_lock(&device);
+        int over = !unfinished[queue], error = failed[queue];
+        posted[queue] = unfinished[queue];
+        if (over || error) failed[queue] = 0;
+        pthread_mutex_unlock(&device);
+        if (error) return FAILED;
+        if (over) return SUCCESS;
+        if (!pause_until(end, &each)) return TIMEOUT;
+    }
 }
 
 int gaspi_notify_waitsome(Byte segment, Number first, Number count, Number* found, Size ms) {

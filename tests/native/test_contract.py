@@ -1,10 +1,9 @@
 """What the transports and the collectives promise: shared memory, TCP, both together, and GPI-2.
 
-GPI-2 itself is tried where it is installed; everywhere a simulated libGPI2 (tests/simulated_gpi2.c) is, which
-has all ranks on one host.
+GPI-2 itself is tried where CARME_GPI2 names the folder in which it is installed; everywhere a simulated
+libGPI2 (tests/simulated_gpi2.c) is, which has all ranks on one host.
 """
 
-import ctypes.util
 import os
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import real_gpi2
 
 from carme_runtime import gaspi
 from patience import HANG
@@ -49,8 +49,8 @@ def over(launcher, transport, request):
     """The launcher, with ranks that use the transport of the test's parameter."""
     if transport == SIMULATED:
         launcher.variables["CARME_GPI2_LIBRARY"] = str(request.getfixturevalue("simulated_gpi2"))
-    elif transport == INSTALLED and not ctypes.util.find_library("GPI2"):
-        pytest.skip("GPI-2 (libGPI2.so) is not installed here")
+    elif transport == INSTALLED:
+        launcher.variables["CARME_GPI2_LIBRARY"] = str(real_gpi2.shared_library())
     if transport != NATIVE:
         launcher.variables["CARME_TRANSPORT"] = "gpi2"
     return launcher
@@ -241,6 +241,12 @@ def test_ranks_that_gaspi_run_started_are_ranks_here(over, tmp_path):
     ]
     over.started += ranks
     assert [process.wait(90) for process in ranks] == [0, 0, 0]
+
+
+@over_gpi2
+def test_gpi2_is_started_once_in_a_process(over):
+    for message in over.run("join", [0, 0], "30", "again").outputs.values():
+        assert "joined" in message and "can be started once in a process" in message
 
 
 def test_without_gpi2_a_sentence_says_what_to_do(launcher):

@@ -204,3 +204,4 @@ with gaspi.init(30) as process:
             for _ in range(1 + (rank == 1)):
                 assert everyone.send(small, 0, tag=3).wait(60_000)
     process.barrier()
+    assert process.state_vector() == [gaspi.State.HEALTHY] * size

@@ -26,7 +26,7 @@ from carme_runtime.collectives.errors import (
     WrongKey,
 )
 from carme_runtime.gaspi import handshake
-from carme_runtime.gaspi.rendezvous import Entry, Exchange
+from carme_runtime.gaspi.rendezvous import Entry, Exchange, process_space
 from carme_runtime.logs import log
 from carme_runtime.transports import GPI2, NATIVE, TRANSPORT, TRANSPORTS
 
@@ -165,8 +165,7 @@ def own_address(master: str) -> str:
 
 def node_name(address: str) -> str:
     """The same for processes that can share memory, another for all others."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}/{Path('/proc/self/ns/pid').readlink()}/{address}"
+    return f"{process_space()}/{address}"
 
 
 def _connect_all(

@@ -14,7 +14,8 @@ from typing import Any
 
 from carme_runtime.collectives.errors import InvalidCall, PeerLost, Timeout
 from carme_runtime.gaspi.gpi2.group import Gpi2Group, Gpi2Plan
-from carme_runtime.gaspi.gpi2.library import QUEUE_FULL, SUCCESS, TIMEOUT, Config, Library
+from carme_runtime.gaspi.gpi2.health import Health
+from carme_runtime.gaspi.gpi2.library import SUCCESS, TIMEOUT, Config, Library
 from carme_runtime.gaspi.gpi2.mail import SLICE, Mail
 from carme_runtime.gaspi.gpi2.variables import variables
 
@@ -23,10 +24,10 @@ PASSIVE_LIMIT = 2**20
 LONGEST_LIST = 255  # parts of one list operation
 PASSIVE = 1  # the key of passive messages
 GROUP_ALL = 0
-PING_MS = 1000
-_BETWEEN_PINGS_MS = 10  # while a rank ends
+_BETWEEN_PINGS = 0.01  # seconds, while a rank ends
+_ROOM_MS = 1  # in which operations that are over are taken out of a full queue
 LEAVE_MS = 5000
-_ONE_AT_A_TIME = threading.Lock()  # GPI-2 keeps one state for the process
+_STARTED = threading.Lock()  # GPI-2 keeps one state for the process, and cannot be started again
 
 # (local segment, local offset, remote segment, remote offset, bytes)
 Part = tuple[int, int, int, int, int]
@@ -38,14 +39,20 @@ class Gpi2Context:
     group_type = Gpi2Group
     plan_type = Gpi2Plan
 
-    def __init__(self, library: Library, rank: int, size: int, nodes: Sequence[int], timeout: int) -> None:
+    def __init__(self, library: Library, rank: int, size: int, hosts: Sequence[str], timeout: int) -> None:
+        end = time.monotonic() + timeout / 1000
         self._library = library
         self.rank, self.size = rank, size
-        self._nodes = list(nodes)
+        self._nodes = [hosts.index(host) for host in hosts]
         self.cores = len(os.sched_getaffinity(0))
         # The last segment and queue carry messages.
         self._segments = library.number("segment_max") - 1
         self._queues = library.number("queue_num") - 1
+        self._entries = library.number("queue_size_max")  # that a queue has
+        self._longest_list = min(LONGEST_LIST, self._entries - 1)
+        self._posting = [threading.Lock() for _ in range(self._queues + 1)]
+        # By queue the ranks of operations for which nobody has waited yet.
+        self._posted: list[set[int]] = [set() for _ in self._posting]
         self._memory: dict[int, mmap.mmap] = {}
         self._described: set[int] = set()  # numbers that GPI-2 knows
         self._lost = [False] * size
@@ -54,9 +61,15 @@ class Gpi2Context:
         self._lock = threading.Lock()
         self._segment_lock = threading.Lock()
         self._closed = False
+        self._health: Health | None = None
         self.mail = Mail(self, self._segments, self._queues, timeout)
         self.mail.on_message = self._on_group_message
         self.mail.start()
+        try:
+            self._health = Health(rank, hosts, self.mail, end)
+        except BaseException:
+            self.close()
+            raise
 
     # What joining and groups need
 
@@ -68,14 +81,23 @@ class Gpi2Context:
         return self._nodes[rank]
 
     def close(self) -> None:
-        """Leave the run."""
+        """Leave the run. GPI-2 itself ends with the process.
+
+        gaspi_proc_term gives up memory into which others may write still, where the process would die, drops
+        what is not sent yet, and waits without limit for ranks with lower numbers.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+        end = time.monotonic() + LEAVE_MS / 1000
+        self.mail.drain(end)
         self.mail.close()
-        self._library.raw("proc_term", LEAVE_MS)
-        _ONE_AT_A_TIME.release()
+        for queue in range(self._queues + 1):
+            while self._library.raw("wait", queue, _ROOM_MS) != SUCCESS and time.monotonic() < end:
+                pass
+        if self._health:
+            self._health.close()
 
     def group_key(self, ranks: tuple[int, ...]) -> int:
         """A number for the next group of these ranks, the same on all of them."""
@@ -131,8 +153,14 @@ class Gpi2Context:
             raise InvalidCall(f"There is no memory for {size} bytes.", "Use a smaller segment.") from None
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._library.call("segment_bind", number, at, size, 0)
+        # Others may write there as long as the process runs: it must not become memory of something else.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
         self._described.add(number)
         return memory
+
+    def _unbind(self, number: int, memory: mmap.mmap) -> None:
+        self._library.call("segment_delete", number)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(memory))
 
     def segment_register(self, number: int, rank: int, timeout: int) -> None:
         self._own(number, 0, 0)
@@ -152,8 +180,7 @@ class Gpi2Context:
     def segment_delete(self, number: int) -> None:
         self._own(number, 0, 0)
         with self._segment_lock:
-            self._library.call("segment_delete", number)
-            del self._memory[number]
+            self._unbind(number, self._memory.pop(number))
 
     def segment_size(self, number: int, rank: int) -> int:
         self._check_rank(rank)
@@ -192,8 +219,8 @@ class Gpi2Context:
         if len(pieces) == 1:
             mine, at, theirs, there, size = pieces.pop()
             self.post("write", rank, queue, (mine, at, rank, theirs, there, size))
-        for begin in range(0, len(pieces), LONGEST_LIST):
-            self._post_list("write_list", rank, queue, pieces[begin : begin + LONGEST_LIST])
+        for begin in range(0, len(pieces), self._longest_list):
+            self._post_list("write_list", rank, queue, pieces[begin : begin + self._longest_list])
         if notice is not None:  # GPI-2 keeps the order of what one queue carries to one rank
             self.post("notify", rank, queue, (notice[0], rank, notice[1], notice[2]))
 
@@ -212,16 +239,30 @@ class Gpi2Context:
             self.post("read", rank, queue, (mine, at, rank, theirs, there, size))
         if notice is not None and not pieces:
             self.post("notify", self.rank, queue, (notice[0], self.rank, notice[1], notice[2]))
-        for begin in range(0, len(pieces), LONGEST_LIST):
-            some = pieces[begin : begin + LONGEST_LIST]
-            if notice is None or begin + LONGEST_LIST < len(pieces):
+        for begin in range(0, len(pieces), self._longest_list):
+            some = pieces[begin : begin + self._longest_list]
+            if notice is None or begin + self._longest_list < len(pieces):
                 self._post_list("read_list", rank, queue, some)
             else:  # GPI-2 keeps the order of what one queue carries to one rank, and sets them to 1
                 self._post_list("read_list_notify", rank, queue, some, *notice[:2])
 
     def wait(self, queue: int, timeout: int) -> bool:
         self._check_queue(queue)
-        return self._complete("wait", (queue,), timeout, None, f"waiting for queue {queue}")
+        end, posted = _deadline(timeout), self._posted[queue]
+        while True:
+            code = self._library.raw("wait", queue, _slice(end))
+            if code == SUCCESS:
+                posted.clear()
+                return True
+            gone = [rank for rank, lost in enumerate(self.state_vector()) if lost and rank in posted]
+            if gone:
+                posted.difference_update(gone)
+                self.throw_if_lost(gone[0], f"waiting for queue {queue}")
+            # Of a lost rank the queue may have more errors than one.
+            if code != TIMEOUT and not (code < 0 and any(self._lost)):
+                raise self._library.failure("wait", code)
+            if end is not None and time.monotonic() >= end:
+                return False
 
     def notify_waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
         self._own(segment, 0, 0)
@@ -229,10 +270,9 @@ class Gpi2Context:
             raise InvalidCall(
                 f"Notifications {first} and {count} more do not exist.", f"Keep below {NOTIFICATIONS}."
             )
-        end = None if timeout < 0 else time.monotonic() + timeout / 1000
+        end = _deadline(timeout)
         while True:
-            left = SLICE if end is None else max(0, min(SLICE, int((end - time.monotonic()) * 1000)))
-            found = self.waitsome(segment, first, count, left)
+            found = self.waitsome(segment, first, count, _slice(end))
             if found >= 0 or (end is not None and time.monotonic() >= end):
                 return found
 
@@ -284,19 +324,17 @@ class Gpi2Context:
         for rank in range(self.size):
             if room[rank * width]:
                 self._lost[rank] = True
-            elif not self._lost[rank] and rank != self.rank:
-                self._ask(rank)
+        self._poll_health()
         return [int(lost) for lost in self._lost]
 
     def ping(self, rank: int) -> bool:
-        """GPI-2 asks the rank itself: one that was stopped does not answer, and is not lost by that."""
+        """Whether a rank's process is there: one that was stopped is."""
         self._check_rank(rank)
-        if rank != self.rank and not self._lost[rank]:
-            self._ask(rank)
+        self._poll_health()
         return not self._lost[rank]
 
-    def _ask(self, rank: int) -> None:
-        if self._library.raw("proc_ping", rank, PING_MS) not in (SUCCESS, TIMEOUT):
+    def _poll_health(self) -> None:
+        for rank in self._health.lost() if self._health else ():
             self._lost[rank] = True
 
     def kill(self, rank: int, timeout: int) -> bool:
@@ -306,16 +344,15 @@ class Gpi2Context:
         end = _deadline(timeout)
         killed = False
         while self.ping(rank):
-            left = SLICE if end is None else max(0, min(SLICE, int((end - time.monotonic()) * 1000)))
-            if killed:
-                time.sleep(min(left, _BETWEEN_PINGS_MS) / 1000)
-            else:
-                code = self._library.raw("proc_kill", rank, left)
+            killed = killed or (self._health is not None and self._health.kill(rank))
+            if not killed:  # GPI-2 asks the rank itself, which ends when it runs
+                code = self._library.raw("proc_kill", rank, _slice(end))
                 if code not in (SUCCESS, TIMEOUT):
                     raise self._library.failure("proc_kill", code)
                 killed = code == SUCCESS
             if end is not None and time.monotonic() >= end:
                 return not self.ping(rank)
+            time.sleep(_BETWEEN_PINGS)
         return True
 
     def throw_if_lost(self, rank: int, doing: str) -> None:
@@ -328,21 +365,30 @@ class Gpi2Context:
 
     # What GPI-2 does not do by itself
 
-    def post(self, function: str, rank: int, queue: int, arguments: tuple[Any, ...]) -> None:
-        """Put an operation into a queue, and make room there if need be."""
-        while True:
-            code = self._library.raw(function, *arguments, queue, SLICE)
-            if code == SUCCESS:
-                return
-            if code == QUEUE_FULL:
-                code = self._library.raw("wait", queue, SLICE)
-            if code == TIMEOUT:
-                self.ping(rank)
-            elif code < 0:  # GASPI_ERROR: the connection to the rank is broken
-                self._lost[rank] = True
+    def post(
+        self, function: str, rank: int, queue: int, arguments: tuple[Any, ...], entries: int = 1
+    ) -> None:
+        """Put an operation that needs so many entries into a queue, and make room there if need be."""
+        with self._posting[queue]:
             self.throw_if_lost(rank, "a one-sided operation")
-            if code not in (SUCCESS, TIMEOUT):
-                raise self._library.failure(function, code)
+            self._posted[queue].add(rank)
+            while True:
+                # An operation that finds the queue full counts as failed: GPI-2 then takes the rank for lost.
+                while self._library.number("queue_size", queue) + entries > self._entries:
+                    self._library.raw("wait", queue, _ROOM_MS)
+                    self._throw_if_gone(rank)
+                code = self._library.raw(function, *arguments, queue, SLICE)
+                if code == SUCCESS:
+                    return
+                if code < 0:  # GASPI_ERROR: the connection to the rank is broken
+                    self._lost[rank] = True
+                self._throw_if_gone(rank)
+                if code != TIMEOUT:
+                    raise self._library.failure(function, code)
+
+    def _throw_if_gone(self, rank: int) -> None:
+        self.ping(rank)
+        self.throw_if_lost(rank, "a one-sided operation")
 
     def _post_list(self, function: str, rank: int, queue: int, parts: list[Part], *more: int) -> None:
         count = len(parts)
@@ -361,6 +407,7 @@ class Gpi2Context:
                 (ctypes.c_ulong * count)(*sizes),
                 *more,
             ),
+            entries=count + bool(more),
         )
 
     def _complete(
@@ -369,8 +416,7 @@ class Gpi2Context:
         """Call what ends with SUCCESS or TIMEOUT until the time is over, looking for deaths now and then."""
         end = _deadline(timeout)
         while True:
-            left = SLICE if end is None else max(0, min(SLICE, int((end - time.monotonic()) * 1000)))
-            code = self._library.raw(function, *arguments, left)
+            code = self._library.raw(function, *arguments, _slice(end))
             if code == SUCCESS:
                 return True
             if code < 0 and rank is not None:
@@ -453,7 +499,7 @@ class Gpi2Context:
         with self._segment_lock:
             if number not in self._described:
                 memory = self._bind(number, 1)
-                self._library.call("segment_delete", number)
+                self._unbind(number, memory)
                 memory.close()
 
 
@@ -475,10 +521,10 @@ def start(
         port: Where GPI-2's ranks find each other; those of one host take the following ones.
         timeout: Seconds.
     """
-    if not _ONE_AT_A_TIME.acquire(blocking=False):
+    if not _STARTED.acquire(blocking=False):
         raise InvalidCall(
-            "This process is a rank of GPI-2 already, which can be so only once at a time.",
-            "Close the first one, or use it.",
+            "This process is or was a rank of GPI-2 already, which can be started once in a process.",
+            "Use the first one, or start another process.",
         )
     milliseconds = max(int(timeout * 1000), 1)
     try:
@@ -500,11 +546,10 @@ def start(
             raise library.failure("proc_init", code)
         found = (library.number("proc_rank"), library.number("proc_num"))
         if hosts is None:
-            hosts = Path(os.environ["GASPI_MFILE"]).read_text().split()
-        nodes = [hosts.index(host) for host in hosts]
-        return Gpi2Context(library, *found, nodes, milliseconds)
+            hosts = Path(os.environ["GASPI_MFILE"]).read_text().split()[: found[1]]
+        return Gpi2Context(library, *found, hosts, milliseconds)
     except BaseException:
-        _ONE_AT_A_TIME.release()
+        _STARTED.release()
         raise
 
 
@@ -536,3 +581,8 @@ def _pieces(parts: Sequence[Part]) -> Iterator[Part]:
 
 def _deadline(timeout: int) -> float | None:
     return None if timeout < 0 else time.monotonic() + timeout / 1000
+
+
+def _slice(end: float | None) -> int:
+    """Milliseconds until a waiting thread looks around, or until the time is over."""
+    return SLICE if end is None else max(0, min(SLICE, int((end - time.monotonic()) * 1000)))

@@ -10,7 +10,6 @@ from carme_runtime.collectives.errors import GaspiError, InvalidCall, OutOfResou
 
 LIBRARY = "CARME_GPI2_LIBRARY"
 SUCCESS, TIMEOUT = 0, 1
-QUEUE_FULL = 23  # GASPI_QUEUE_FULL, before release 1.4 GASPI_ERR_MANY_Q_REQS
 _OUT_OF_RESOURCES = {2: "too many open files", 21: "too many segments", 28: "no memory"}
 _BOTH_SIDES = (
     c_ubyte,
@@ -34,11 +33,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gaspi_config_get": (POINTER(Config),),
     "gaspi_config_set": (Config,),
     "gaspi_proc_init": (c_ulong,),
-    "gaspi_proc_term": (c_ulong,),
     "gaspi_proc_rank": (c_void_p,),
     "gaspi_proc_num": (c_void_p,),
     "gaspi_proc_kill": (c_ushort, c_ulong),
-    "gaspi_proc_ping": (c_ushort, c_ulong),
     "gaspi_barrier": (c_ubyte, c_ulong),
     "gaspi_segment_bind": (c_ubyte, c_void_p, c_ulong, c_int),
     "gaspi_segment_register": (c_ubyte, c_ushort, c_ulong),
@@ -57,6 +54,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "gaspi_notify_reset": (c_ubyte, c_uint, c_void_p),
     "gaspi_wait": (c_ubyte, c_ulong),
     "gaspi_queue_num": (c_void_p,),
+    "gaspi_queue_size": (c_ubyte, c_void_p),
+    "gaspi_queue_size_max": (c_void_p,),
     "gaspi_atomic_fetch_add": (c_ubyte, c_ulong, c_ushort, c_ulong, c_void_p, c_ulong),
     "gaspi_atomic_compare_swap": (c_ubyte, c_ulong, c_ushort, c_ulong, c_ulong, c_void_p, c_ulong),
     "gaspi_state_vec_get": (c_void_p,),

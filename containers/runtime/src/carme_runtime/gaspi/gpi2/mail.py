@@ -23,6 +23,9 @@ MEMORY = (
 )  # at most so many bytes for all windows, if frames are not to be smaller than the smallest
 HEAD = struct.Struct("<QQQI")  # number of the frame, key and length of its message, bytes of it in this frame
 SLICE = 200  # milliseconds after which a waiting thread looks around
+# GPI-2 waits for notifications without letting go of the processor. So a thread that has found none for a
+# while looks now and then.
+_WAIT_MS, _WAITS, _LONGEST_PAUSE = 1, 2, 0.001
 ABORTS = 0  # the key of messages about groups that broke
 
 
@@ -44,8 +47,10 @@ class Segments(Protocol):
         """Wait until all ranks have come here. Raises Timeout."""
         ...
 
-    def post(self, function: str, rank: int, queue: int, arguments: tuple[Any, ...]) -> None:
-        """Put an operation into a queue."""
+    def post(
+        self, function: str, rank: int, queue: int, arguments: tuple[Any, ...], entries: int = 1
+    ) -> None:
+        """Put an operation that needs so many entries into a queue."""
         ...
 
     def waitsome(self, segment: int, first: int, count: int, timeout: int) -> int:
@@ -84,6 +89,7 @@ class Mail:
         self._early: dict[tuple[int, int], bytes] = {}  # by sender and number
         self._partial: list[tuple[int, int, bytearray] | None] = [None] * ranks
         self._closed = False
+        self._wakes = 0
         self.on_message: Callable[[int, bytes], None] = lambda sender, content: None
         for rank in range(ranks):
             if rank != context.rank:
@@ -102,6 +108,18 @@ class Mail:
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join()
+
+    def drain(self, deadline: float) -> bool:
+        """Wait until all ranks that are not lost have taken what was sent to them; False: not in time."""
+        for rank in range(self._context.size):
+            while self._context.ping(rank):
+                with self._changed:
+                    left = min(SLICE / 1000, deadline - time.monotonic())
+                    if self._changed.wait_for(lambda: len(self._free[rank]) == SLOTS, max(left, 0)):  # noqa: B023
+                        break
+                if left <= 0:
+                    return False
+        return True
 
     def post(self, rank: int, key: int, parts: "list[Any]", deadline: float | None = None) -> bool:
         """Send one message made of buffers; False when its first frame found no room in time.
@@ -142,6 +160,7 @@ class Mail:
                     rank,
                     self._queue,
                     (self._segment, at, rank, self._segment, there, HEAD.size + size, number, 1),
+                    entries=2,
                 )
                 left -= size
                 if not left:
@@ -188,6 +207,7 @@ class Mail:
     def wake(self) -> None:
         """Let those who wait call their `check`."""
         with self._changed:
+            self._wakes += 1
             self._changed.notify_all()
 
     def forget(self, keys: set[int]) -> None:
@@ -209,15 +229,13 @@ class Mail:
         if self._closed:
             raise PeerLost("This rank has left the run.", "Start the run again.")
         left = SLICE / 1000 if deadline is None else min(SLICE / 1000, deadline - time.monotonic())
-        if left > 0 and not self._changed.wait_for(ready, left) and rank is not None and left == SLICE / 1000:
-            # Nothing came for a while: ask GPI-2 whether the other still runs.
-            self._changed.release()
-            try:
-                alive = self._context.ping(rank)
-            finally:
-                self._changed.acquire()
-            if not alive and not ready():
-                self._context.throw_if_lost(rank, "a message")
+        wakes = self._wakes
+        if left <= 0 or self._changed.wait_for(lambda: ready() or wakes != self._wakes, left) or rank is None:
+            return
+        # Nothing came for a while: see whether the other still runs.
+        if not self._context.ping(rank):
+            check()  # what it reported before it left
+            self._context.throw_if_lost(rank, "a message")
 
     def _take_slot(self, rank: int, deadline: float | None) -> int | None:
         free = self._free[rank]
@@ -229,11 +247,17 @@ class Mail:
             return free.pop()
 
     def _work(self) -> None:
+        quiet = 0  # looks without a notification
         while not self._closed:
             try:
-                found = self._context.waitsome(self._segment, 0, 2 * self._windows, SLICE)
+                wait = _WAIT_MS if quiet < _WAITS else 0
+                found = self._context.waitsome(self._segment, 0, 2 * self._windows, wait)
                 if found < 0:
+                    quiet += 1
+                    if not wait:
+                        time.sleep(min(quiet * _LONGEST_PAUSE / 10, _LONGEST_PAUSE))
                     continue
+                quiet = 0
                 if not self._context.reset(self._segment, found):
                     continue
                 sender, slot = divmod(found % self._windows, SLOTS)
@@ -252,9 +276,6 @@ class Mail:
         at = number * self._frame
         frame, key, total, size = HEAD.unpack_from(self._memory, at)
         content = bytes(self._memory[at + HEAD.size : at + HEAD.size + size])
-        with contextlib.suppress(PeerLost):
-            credit = self._windows + self._context.rank * SLOTS + slot
-            self._context.post("notify", sender, self._queue, (self._segment, sender, credit, 1))
         self._early[sender, frame] = struct.pack("<QQ", key, total) + content
         while (ready := self._early.pop((sender, self._expected[sender]), None)) is not None:
             self._expected[sender] += 1
@@ -265,6 +286,10 @@ class Mail:
             if len(partial[2]) == partial[1]:
                 self._partial[sender] = None
                 self._deliver(sender, partial[0], partial[2])
+        # Last: who has sent it may leave then, and what it has sent is to be here before it is missed.
+        with contextlib.suppress(GaspiError):  # of one that is gone
+            credit = self._windows + self._context.rank * SLOTS + slot
+            self._context.post("notify", sender, self._queue, (self._segment, sender, credit, 1))
 
     def _deliver(self, sender: int, key: int, message: bytearray) -> None:
         if key == ABORTS:

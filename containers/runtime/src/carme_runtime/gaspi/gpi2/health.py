@@ -1,0 +1,160 @@
+"""Whether the other ranks are there: connections beside GPI-2's, which the system closes with their process.
+
+GPI-2 itself is of no use for that: gaspi_proc_ping waits without limit for the answer of a rank that is
+stopped or leaves, and keeps other calls waiting meanwhile.
+"""
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from carme_runtime.collectives.errors import PeerLost, Timeout
+from carme_runtime.gaspi.gpi2.mail import Mail
+from carme_runtime.gaspi.handshake import ONE_PEER_SECONDS, NotAPeer, receive
+from carme_runtime.gaspi.rendezvous import process_space
+
+KEY = 2  # of the messages by which ranks find each other here
+_HELLO = struct.Struct("!I32s")  # rank and secret of the connecting side
+# A host that vanished is noticed after half a minute.
+_KEEP_ALIVE = {socket.TCP_KEEPIDLE: 15, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+
+
+class Health:
+    """Connections to all other ranks. Nothing is sent over them.
+
+    Args:
+        rank: This one.
+        hosts: By rank, where it runs.
+        mail: Messages between the ranks.
+        deadline: When all must be connected, by `time.monotonic`.
+
+    Raises:
+        Timeout: Not all ranks came in time.
+        PeerLost: A rank cannot be reached.
+    """
+
+    def __init__(self, rank: int, hosts: Sequence[str], mail: Mail, deadline: float) -> None:
+        self._rank, self._hosts = rank, hosts
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        self._connections: dict[int, socket.socket] = {}
+        self._ranks: dict[int, int] = {}  # by file descriptor
+        self._lost: set[int] = set()
+        try:
+            self._entries = self._connect(mail, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def lost(self) -> set[int]:
+        """The ranks that have left or ended."""
+        with self._lock:
+            for descriptor, _ in self._poll.poll(0):
+                self._poll.unregister(descriptor)
+                self._lost.add(self._ranks[descriptor])
+            return set(self._lost)
+
+    def kill(self, rank: int) -> bool:
+        """End a rank at once, if it runs where this process can do so; whether it does."""
+        entry = self._entries[rank]
+        if entry["processes"] != process_space():
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(entry["pid"])
+            try:
+                if rank not in self.lost():  # so that the number is still its own
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
+        return True
+
+    def close(self) -> None:
+        """Let the others know that this rank leaves."""
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+            self._poll = select.poll()
+
+    def _connect(self, mail: Mail, deadline: float) -> dict[int, dict[str, Any]]:
+        secret = secrets.token_hex(16)
+        others = [other for other in range(len(self._hosts)) if other != self._rank]
+        with socket.create_server(("", 0), backlog=len(self._hosts)) as listener:
+            mine = {
+                "port": listener.getsockname()[1],
+                "secret": secret,
+                "pid": os.getpid(),
+                "processes": process_space(),
+            }
+            for other in others:
+                mail.post(other, KEY, [json.dumps(mine).encode()])
+            entries: dict[int, dict[str, Any]] = {}
+            for other in others:
+                message = mail.take(other, KEY, deadline)
+                if message is None:
+                    raise _late()
+                entries[other] = json.loads(message)
+            for other in range(self._rank):
+                self._add(other, self._reach(other, entries[other]["port"], secret, deadline))
+            arrivals = self._arrivals(listener, entries, deadline)
+            while len(self._connections) < len(others):
+                self._add(*next(arrivals))
+        return entries
+
+    def _reach(self, other: int, port: int, secret: str, deadline: float) -> socket.socket:
+        try:
+            # As GPI-2 does: IPv4 alone.
+            where = (socket.gethostbyname(self._hosts[other]), port)
+            connection = socket.create_connection(where, max(deadline - time.monotonic(), 0.001))
+            connection.sendall(_HELLO.pack(self._rank, secret.encode()))
+        except OSError as error:
+            raise PeerLost(
+                f"Rank {other} cannot be reached at {self._hosts[other]}: {error.strerror or error}.",
+                "See whether it still runs, and whether a firewall lies between the nodes.",
+            ) from None
+        return connection
+
+    def _arrivals(
+        self, listener: socket.socket, entries: dict[int, dict[str, Any]], deadline: float
+    ) -> Iterator[tuple[int, socket.socket]]:
+        """Higher ranks that connect, without unauthenticated peers."""
+        while True:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                raise _late() from None
+            try:
+                hello = receive(connection, _HELLO.size, min(deadline, time.monotonic() + ONE_PEER_SECONDS))
+            except (NotAPeer, OSError):
+                connection.close()
+                continue
+            other, secret = _HELLO.unpack(hello)
+            expected = entries[other]["secret"] if other in entries and other > self._rank else ""
+            if other not in self._connections and hmac.compare_digest(secret, expected.encode()):
+                yield other, connection
+            else:
+                connection.close()
+
+    def _add(self, other: int, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEP_ALIVE.items():
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._connections[other] = connection
+        self._ranks[connection.fileno()] = other
+        self._poll.register(connection, select.POLLRDHUP)
+
+
+def _late() -> Timeout:
+    return Timeout("Not all ranks joined in time.", "See what the others say.")

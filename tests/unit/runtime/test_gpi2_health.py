@@ -1,0 +1,121 @@
+"""Whether ranks of GPI-2 are there, as their connections show; with messages within one process."""
+
+import json
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from carme_runtime.collectives.errors import PeerLost, Timeout
+from carme_runtime.gaspi.gpi2.health import Health
+from carme_runtime.gaspi.gpi2.mail import Mail
+from patience import HANG
+
+Boxes = defaultdict[tuple[int, int], queue.SimpleQueue[bytes]]
+
+
+class Messages:
+    """Those of one rank. `on_message` gets what has come before the rank does."""
+
+    def __init__(self, boxes: Boxes, rank: int, on_message: Callable[[dict[str, Any]], None]) -> None:
+        self._boxes, self._rank, self._on_message = boxes, rank, on_message
+
+    def post(self, rank: int, key: int, parts: list[Any]) -> bool:
+        self._boxes[rank, self._rank].put(b"".join(parts))
+        return True
+
+    def take(self, rank: int, key: int, deadline: float) -> bytes | None:
+        try:
+            message = self._boxes[self._rank, rank].get(timeout=max(deadline - time.monotonic(), 0))
+        except queue.Empty:
+            return None
+        self._on_message(json.loads(message))
+        return message
+
+
+def join(size: int, on_message: Callable[[dict[str, Any]], None] = lambda entry: None) -> list[Health]:
+    """As many ranks. `on_message`: of the last one."""
+    boxes: Boxes = defaultdict(queue.SimpleQueue)
+    joined: dict[int, Health] = {}
+
+    def run(rank: int) -> None:
+        last = on_message if rank == size - 1 else lambda entry: None
+        mail = cast(Mail, Messages(boxes, rank, last))
+        joined[rank] = Health(rank, ["127.0.0.1"] * size, mail, time.monotonic() + HANG)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [joined[rank] for rank in range(size)]
+
+
+def wait_for(expected: set[int], *ranks: Health) -> None:
+    end = time.monotonic() + HANG
+    while any(rank.lost() != expected for rank in ranks) and time.monotonic() < end:
+        time.sleep(0.001)
+    assert [rank.lost() for rank in ranks] == [expected] * len(ranks)
+
+
+def test_a_rank_that_leaves_is_missed_by_all_others():
+    zero, one, two = join(3)
+    assert [rank.lost() for rank in (zero, one, two)] == [set()] * 3
+    one.close()
+    wait_for({1}, zero, two)
+    zero.close()
+    wait_for({0, 1}, two)
+    two.close()
+
+
+def test_unauthenticated_peers_are_not_taken_for_ranks():
+    peers: list[socket.socket] = []
+
+    def knock(entry: dict[str, Any]) -> None:
+        for hello in (
+            b"",
+            b"GET / HTTP/1.0\r\n\r\n" + b"x" * 36,
+            *(struct.pack("!I32s", n, b"0" * 32) for n in (0, 1, 7)),
+        ):
+            peer = socket.create_connection(("127.0.0.1", entry["port"]))
+            peer.sendall(hello)
+            peer.shutdown(socket.SHUT_WR)
+            peers.append(peer)
+
+    zero, one = join(2, knock)
+    assert len(peers) == 5
+    for peer in peers:
+        peer.close()
+    assert zero.lost() == one.lost() == set()
+    one.close()
+    wait_for({1}, zero)
+    zero.close()
+
+
+def test_a_rank_that_does_not_come_is_waited_for_no_longer_than_allowed():
+    boxes: Boxes = defaultdict(queue.SimpleQueue)
+    with pytest.raises(Timeout, match="Not all ranks joined in time"):
+        Health(0, ["127.0.0.1"] * 2, cast(Mail, Messages(boxes, 0, lambda entry: None)), time.monotonic())
+    boxes[0, 1].put(json.dumps({"port": 1, "secret": "", "pid": os.getpid(), "processes": ""}).encode())
+    with pytest.raises(Timeout, match="Not all ranks joined in time"):
+        Health(
+            0, ["127.0.0.1"] * 2, cast(Mail, Messages(boxes, 0, lambda entry: None)), time.monotonic() + 0.05
+        )
+
+
+def test_a_rank_that_cannot_be_reached_is_named():
+    boxes: Boxes = defaultdict(queue.SimpleQueue)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    boxes[1, 0].put(json.dumps({"port": port, "secret": "", "pid": os.getpid(), "processes": ""}).encode())
+    with pytest.raises(PeerLost, match=r"Rank 0 cannot be reached at 127\.0\.0\.1: Connection refused"):
+        Health(
+            1, ["127.0.0.1"] * 2, cast(Mail, Messages(boxes, 1, lambda entry: None)), time.monotonic() + HANG
+        )
