@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from carme_runtime import fusion, scaling
 from carme_runtime.scaling import Machine, measuring
 from carme_runtime.scaling.measuring import filled_part, measured
 from carme_runtime.scaling.replay import Call, Repeated, Result
+from carme_runtime.scaling.sampling import LOADING
 from carme_runtime.torch import parallel
 from carme_runtime.torch.options import Options
 from patience import HANG
@@ -30,9 +33,22 @@ COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()"
 def probe(
     folder: Path, kind: str, *options: str, program: Path = PROGRAM, backend: str = "torch"
 ) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "-n", "1", "--scale-probe", "--scale-seconds", "2", *options, str(program), kind]
+    command = [
+        *COMMAND,
+        "-n",
+        "1",
+        "--scale-probe",
+        "--scale-seconds",
+        "2",
+        *options,
+        str(program),
+        kind,
+        "2",
+    ]
     environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
+    return subprocess.run(
+        [*command, kind, "2"], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG
+    )
 
 
 @pytest.mark.parametrize(
@@ -70,6 +86,11 @@ def test_a_script_is_measured_without_a_change(tmp_path: Path, kind: str, model:
             "The script ran out of memory when it wanted 4294967296.00 GiB more. Use a smaller batch.",
         ),
         ("python's memory", "The script ran out of memory. Use a smaller batch."),
+        (
+            "broken probe",
+            "The probe itself failed when it measured the script's steps (ValueError: an odd number). The "
+            "script is not at fault. Report this to your administrators.",
+        ),
         ("idle", "The script made no step with PyTorch or Keras, so nothing was measured."),
     ],
 )
@@ -116,6 +137,14 @@ def test_keras_on_tensorflow_is_measured_with_the_usual_batch(tmp_path: Path, ki
     assert "ran out of data" not in done.stderr
     profile = scaling.load(tmp_path / "scale.json")
     assert (profile.batch, profile.timings[-1].samples) == (batch, batch)
+
+
+@pytest.mark.timeout(2 * HANG)
+def test_a_single_step_before_fit_does_not_end_a_script_that_loads_for_long(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    done = probe(tmp_path, "a step before", program=KERAS_PROGRAM, backend="tensorflow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scaling.load(tmp_path / "scale.json").batch == 32
 
 
 @pytest.mark.timeout(2 * HANG)
@@ -292,6 +321,24 @@ def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> 
     for each in rounds:
         assert 0 < each["low"] <= each["predicted"] <= each["high"] and each["communication"] > 0
         assert each["measured"] > 0 and each["simple"] > 0
+
+
+@pytest.mark.parametrize(("each", "batches"), [(0.5, 18), (6.0, 2), (13.5, 2), (13.6, 1), (600.0, 1)])
+def test_the_rate_of_slow_input_takes_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, each: float, batches: int
+) -> None:
+    """Of a minute's probe nine seconds, or 27 for the second batch."""
+    now, drawn = 0.0, 0
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def loader() -> Iterator[torch.Tensor]:
+        nonlocal now, drawn
+        while True:
+            now, drawn = now + each, drawn + 1
+            yield torch.ones(32, 2)
+
+    found = measuring.input_of(loader(), LOADING * 60)
+    assert (drawn, found.samples_per_s) == (batches, pytest.approx(32 / each))
 
 
 def test_the_part_of_a_gradient_that_travels_is_measured() -> None:

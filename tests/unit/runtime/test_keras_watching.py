@@ -6,11 +6,12 @@ import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from carme_runtime.scaling import ScalingError, keras_watching, sampling
+from carme_runtime.scaling import ScalingError, keras_watching, probing, sampling
 from carme_runtime.scaling.ending import failure_sentence
 from carme_runtime.scaling.keras_watching import Drawn, KerasWatch, draw
 from carme_runtime.scaling.sampling import common_batch
@@ -44,8 +45,8 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KerasWatch:
 
     monkeypatch.setattr(keras_watching, "_samples", int)
     monkeypatch.setattr(keras_watching, "_wait_for", lambda result: None)
-    monkeypatch.setattr(keras_watching, "finish", stop)
-    monkeypatch.setattr(keras_watching, "end", stop)
+    monkeypatch.setattr(probing, "finish", stop)
+    monkeypatch.setattr(probing, "end", stop)
     monkeypatch.setattr(KerasWatch, "_profile", lambda self, model, drawn: drawn)
     return KerasWatch(tmp_path / "scale.json", None, 60.0)
 
@@ -106,8 +107,28 @@ def test_a_batch_of_the_usual_size_is_measured() -> None:
     assert len(drawn.sizes) == 50 and len(drawn.moments) == 51 and not drawn.is_over
     assert drawn.data.samples == 32
     alive.clear()
-    drawn = draw(batches(), 0.0, lambda data: data.samples)  # slow ones, too, show which size is usual
-    assert drawn.sizes == [8, 32, 32] and drawn.data.samples == 32
+
+
+@pytest.mark.parametrize(
+    ("each", "sizes"),
+    [(0.1, [8] + 49 * [32]), (1.0, [8] + 8 * [32]), (9.0, [8, 32, 32]), (9.1, [8, 32]), (600.0, [8, 32])],
+)
+def test_drawing_slow_batches_takes_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, each: float, sizes: list[int]
+) -> None:
+    """Of a minute's probe nine seconds, or 27 for three batches; two show whether one is an epoch's last."""
+    now = 0.0
+    monkeypatch.setattr(keras_watching, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def batches() -> Iterator[int]:
+        nonlocal now
+        for samples in itertools.chain([8], itertools.repeat(32)):
+            now += each
+            yield samples
+
+    drawn = draw(batches(), sampling.LOADING * 60, int)
+    assert (drawn.sizes, drawn.data, drawn.is_over) == (sizes, 32, False)
+    assert keras_watching.samples_per_s(drawn.sizes, drawn.moments) == pytest.approx(32 / each)
 
 
 class ResourceExhaustedError(Exception):

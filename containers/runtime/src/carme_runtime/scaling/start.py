@@ -17,6 +17,12 @@ PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCA
 OPTIONS_WITH_VALUE = ("--scale-result", "--scale-seconds", "--network")
 USUAL_SECONDS, _LONGEST = 60.0, 120.0
 _USUAL_RESULT = Path("scale.json")
+_MEASURED = (
+    "PyTorch (it calls a model and steps an optimizer), with Keras on PyTorch, or with Keras' fit or "
+    "train_on_batch on TensorFlow"
+)
+_INSTEAD = "compare the steps of carme-run -n 1 and -n 2 with --backend"
+_ONE_PROGRAM = "cannot be measured: JAX compiles a step as one program, which shows none of its parts."
 _chosen: list[tuple[Path, str | None, float]] = []
 
 
@@ -92,7 +98,7 @@ def checked(options: argparse.Namespace, code: int) -> int:
         return code
     print(
         "carme-run --scale-probe: The script made no step with PyTorch or Keras, so nothing was measured. "
-        "Name a script that trains with PyTorch, or with Keras on PyTorch or TensorFlow.",
+        f"Name a script that trains with {_MEASURED}. Or {_INSTEAD} NAME.",
         file=sys.stderr,
     )
     return NO_RESULT
@@ -129,7 +135,7 @@ def _take() -> tuple[Path, str | None, float] | None:
 
 
 class _Finder:
-    """Changes modules of Keras when they are imported: it imports the trainer of its backend alone."""
+    """Changes modules when they are imported; of Keras the trainer of its backend alone is."""
 
     watch: Any = None
 
@@ -138,6 +144,7 @@ class _Finder:
         changes: dict[str, Callable[[ModuleType], None]] = {
             "keras.src.backend.tensorflow.trainer": cls._train_on_tensorflow,
             "keras.src.backend.jax.trainer": _train_on_jax,
+            "optax": _train_with_optax,
         }
         return changed_spec(name, path, changes[name]) if name in changes else None
 
@@ -160,18 +167,30 @@ def _train_on_jax(trainer: ModuleType) -> None:
     if _take() is None:
         return
     kind: Any = trainer.JAXTrainer
-    kind.make_train_function = _refuse_jax
+    kind.make_train_function = _refuse_keras
     # The trainer has imported it; loops of the script's own use it.
     if optimizers := sys.modules.get("keras.src.optimizers.base_optimizer"):
         base: Any = optimizers.BaseOptimizer
-        base.apply = _refuse_jax
+        base.apply = _refuse_keras
 
 
-def _refuse_jax(*_: Any, **__: Any) -> NoReturn:
+def _train_with_optax(optax: ModuleType) -> None:
+    """Flax calls this, too. What updates its weights by itself ends as any script that is not measured."""
+    if _take() is not None:
+        module: Any = optax
+        module.apply_updates = _refuse_optax
+
+
+def _refuse_keras(*_: Any, **__: Any) -> NoReturn:
     """In place of what begins training: all of it would be in vain."""
+    end(f"Keras on JAX {_ONE_PROGRAM} Use KERAS_BACKEND=tensorflow or torch for the probe.")
+
+
+def _refuse_optax(*_: Any, **__: Any) -> NoReturn:
+    """The same for programs of JAX alone."""
     end(
-        "Keras on JAX cannot be measured: JAX compiles a step as one program, which shows none of its "
-        "parts. Use KERAS_BACKEND=tensorflow or torch for the probe."
+        f"A program of JAX {_ONE_PROGRAM} Probe the same model in a script that trains with {_MEASURED}, or "
+        f"{_INSTEAD} jax."
     )
 
 

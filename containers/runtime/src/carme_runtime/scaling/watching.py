@@ -15,45 +15,29 @@ import torch
 from torch import nn
 from torch.utils import data
 
-from carme_runtime.errors import CarmeRuntimeError
 from carme_runtime.scaling import measuring
-from carme_runtime.scaling.ending import end
+from carme_runtime.scaling.probing import Probe
 from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.replay import Call, Notes, Repeated, batch_of
 from carme_runtime.scaling.sampling import (
-    FEWEST,
-    LEAST,
     LOADING,
-    LONGEST,
-    MOST,
     REPLAYING,
     WARM,
-    WATCHING,
     Step,
     common_batch,
-    finish,
     links_of,
     shortage,
     spread,
 )
 
 
-class Watch:
-    """Of one process.
-
-    Args:
-        file: Where the result is written.
-        network: The links' description, if one was given.
-        seconds: About how long to measure.
-    """
+class Watch(Probe):
+    """The probe of one process; see `Probe`."""
 
     def __init__(self, file: Path, network: str | None, seconds: float) -> None:
-        self._file, self._network, self._seconds = file, network, seconds
-        self.steps = 0
-        self.over = False
-        self._watched: list[Step] = []
+        super().__init__(file, network, seconds)
         self._step, self._notes = Step(), Notes()
-        self._began = self._last = 0.0
+        self._last = 0.0
         self._depth = 0
         self._in_backward = False
         self._thread = threading.main_thread().ident
@@ -168,27 +152,7 @@ class Watch:
         step.whole, step.batch = now - last, batch_of(notes.calls)
         self._watched.append(step)
         if self._is_enough(now - self._began, step.batch):
-            self._measure(notes.calls, optimizer)
-
-    def _is_enough(self, seconds: float, batch: int) -> bool:
-        count = len(self._watched)
-        if count >= FEWEST and seconds >= LONGEST:
-            return True
-        if batch != self._batch():
-            return False  # such as the last one of an epoch
-        return count >= MOST or (count >= LEAST and seconds >= WATCHING * self._seconds)
-
-    def _batch(self) -> int:
-        return statistics.mode(step.batch for step in self._watched)
-
-    def _measure(self, calls: list[Call], optimizer: Any) -> None:
-        """Measure, write the result, and end the script."""
-        self.over = True
-        try:
-            profile = self._profile(calls, optimizer)
-        except CarmeRuntimeError as error:
-            end(str(error))
-        finish(profile, self._file)
+            self._conclude(lambda: self._profile(notes.calls, optimizer))
 
     def _profile(self, calls: list[Call], optimizer: Any) -> Profile:
         """Raises ScalingError."""
