@@ -1,6 +1,8 @@
 """What the benchmark of predictions concludes, and in what its ranks are limited."""
 
 import importlib
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,16 +71,58 @@ def test_a_probe_takes_at_most_two_minutes(benchmark: Any) -> None:
     assert found == [("probe_seconds_mlp", 70.04, True), ("probe_seconds_cnn", 121.0, False)]
 
 
-@pytest.mark.parametrize(
-    "option", [("--ranks", "3"), ("--ranks", "1"), ("--rates", "fast"), ("--rates", "0")]
-)
-def test_ranks_and_rates_that_cannot_be_measured_are_refused(option: tuple[str, str]) -> None:
-    command = [sys.executable, str(BENCHMARKS / "scaling.py"), *option]
+def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark as a program."""
     path = ":".join(entry for entry in sys.path if entry)
-    done = subprocess.run(
-        command, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=HANG, check=False
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "scaling.py"), *options],
+        env={"PYTHONPATH": path, "PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
     )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--ranks", "3"),
+        ("--ranks", "1"),
+        ("--rates", "fast"),
+        ("--rates", "0"),
+        ("--json", "/nonexistent/result.json"),
+    ],
+)
+def test_what_cannot_be_measured_or_written_is_refused(option: tuple[str, str]) -> None:
+    done = run(*option)
     assert done.returncode == 2 and f"{option[0]}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_demo_that_does_not_run_is_named_before_anything_is_measured() -> None:
+    done = run("--nodes", "demo", CARME_DEMO="nonesuch")
+    assert done.returncode and "Traceback" not in done.stderr and not done.stdout
+    can_be_looked_for = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+    if can_be_looked_for and len(os.sched_getaffinity(0)) > 1:
+        assert done.stderr == "The demo's nodes n1 and n2 do not run. Use: sudo ./demo up --no-run\n"
+    else:
+        assert "--nodes demo" in done.stderr
+
+
+def test_a_rank_that_fails_ends_the_wait_for_the_others(benchmark: Any) -> None:
+    waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with waiting, failing:
+        with pytest.raises(SystemExit, match="A rank failed"):
+            benchmark.wait_for([waiting, failing])
+        waiting.kill()
+
+
+def test_the_knee_is_judged_by_rounds_that_all_numbers_of_ranks_have(benchmark: Any) -> None:
+    """Where time is short, each has as many as it takes."""
+    two, four = [turn(100, 55, 60, 52)], [turn(100, 30, 50, 26), turn(100, 30, 50, 26)]
+    near, _ = benchmark.judged_knees({2: {"1": {"mlp": two}}, 4: {"1": {"mlp": four}}})
+    assert sum(near["measured"].values()) == 5
 
 
 #: Computes for 0.3 s, and prints how long that took.
