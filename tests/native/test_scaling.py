@@ -103,6 +103,18 @@ def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: s
     assert not list(tmp_path.iterdir())
 
 
+def test_links_that_cannot_be_read_are_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARME_LINKS", str(tmp_path / "links.json"))
+    done = probe(tmp_path, "idle")
+    assert done.returncode == 2 and "made no step" not in done.stderr, done.stdout + done.stderr
+    assert done.stderr.count("CARME_LINKS names ") == 1 and not done.stdout
+    with pytest.raises(scaling.ScalingError, match="The network 'fast' cannot be read"):
+        scaling.advise(nn.Linear(2, 2), [torch.ones(4, 3)], network="fast")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.timeout(2 * HANG)
 @pytest.mark.parametrize("kind", ["plain", "compiled", "own step", "batches"])
 def test_keras_on_tensorflow_is_measured_without_a_change(tmp_path: Path, kind: str) -> None:

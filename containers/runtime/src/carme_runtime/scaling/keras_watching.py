@@ -29,7 +29,6 @@ from carme_runtime.scaling.sampling import (
     common_batch,
     draws_another,
     is_loaded_ahead,
-    links_of,
     shortage,
     spread,
 )
@@ -192,7 +191,7 @@ class KerasWatch(Probe):
             spread=spread(took),
             input=Input(rate, int(ahead)) if rate else Input(),
             memory=step.memory(timings[0].samples),
-            links=links_of(self._network),
+            links=self._links,
         )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from carme_runtime.scaling.ending import end, failure_sentence
 from carme_runtime.scaling.profiles import Profile
-from carme_runtime.scaling.sampling import FEWEST, LEAST, LONGEST, MOST, WATCHING, Step, finish
+from carme_runtime.scaling.sampling import FEWEST, LEAST, LONGEST, MOST, WATCHING, Step, finish, links_of
 
 
 class Probe:
@@ -16,10 +16,13 @@ class Probe:
         file: Where the result is written.
         network: The links' description, if one was given.
         seconds: About how long to measure.
+
+    Raises:
+        CarmeRuntimeError: The links cannot be read, before anything is measured.
     """
 
     def __init__(self, file: Path, network: str | None, seconds: float) -> None:
-        self._file, self._network, self._seconds = file, network, seconds
+        self._file, self._links, self._seconds = file, links_of(network), seconds
         self.steps = 0
         self.over = False
         self._began = 0.0  # when the first step ended

@@ -115,7 +115,7 @@ def watch() -> None:
         return
     from carme_runtime.scaling.watching import Watch
 
-    watch = Watch(*chosen)
+    watch = _begin(Watch, *chosen)
     watch.install()
     _follow(watch, chosen[0])
 
@@ -155,7 +155,7 @@ class _Finder:
             return
         from carme_runtime.scaling.keras_watching import KerasWatch
 
-        cls.watch = KerasWatch(*chosen)
+        cls.watch = _begin(KerasWatch, *chosen)
         cls.watch.watch_trainer(trainer)
         # The trainer has imported it.
         if optimizers := sys.modules.get("keras.src.optimizers.base_optimizer"):
@@ -192,6 +192,14 @@ def _refuse_optax(*_: Any, **__: Any) -> NoReturn:
         f"A program of JAX {_ONE_PROGRAM} Probe the same model in a script that trains with {_MEASURED}, or "
         f"{_INSTEAD} jax."
     )
+
+
+def _begin(kind: Callable[[Path, str | None, float], Any], *chosen: Any) -> Any:
+    """A probe; the script ends where it cannot be one, before it trains in vain."""
+    try:
+        return kind(*chosen)
+    except CarmeRuntimeError as error:
+        end(str(error))
 
 
 def _follow(watch: Any, file: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.utils import data
 
+from carme_runtime.graph import Links
 from carme_runtime.scaling import measuring
 from carme_runtime.scaling.probing import Probe
 from carme_runtime.scaling.profiles import Input, Profile
@@ -25,7 +26,6 @@ from carme_runtime.scaling.sampling import (
     WARM,
     Step,
     common_batch,
-    links_of,
     shortage,
     spread,
 )
@@ -163,7 +163,7 @@ class Watch(Probe):
             return profile_of(
                 repeated,
                 same,
-                network=self._network,
+                links=self._links,
                 loader=self._loader,
                 state=_state(optimizer),
                 seconds=self._seconds,
@@ -174,7 +174,7 @@ def profile_of(
     repeated: Repeated,
     steps: list[Step],
     *,
-    network: str | None,
+    links: Links,
     loader: Any,
     state: list[Any],
     seconds: float,
@@ -204,7 +204,7 @@ def profile_of(
         input=measuring.input_of(loader, LOADING * seconds) if loader is not None else Input(),
         memory=measuring.memory(repeated, sizes, state),
         layers=measuring.layers(repeated, sizes) if len(sizes) > 1 else (),
-        links=links_of(network),
+        links=links,
     )
 
 
