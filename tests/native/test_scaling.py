@@ -56,6 +56,7 @@ def probe(
     [
         ("plain", "Sequential", 6),
         ("module", "Sequential", 6),
+        ("a step before", "Sequential", 6),
         ("named", "Named", 2),
         ("keras", "Sequential", 4),
     ],

@@ -172,6 +172,28 @@ def test_what_scripts_lack_that_end_too_early_is_reported() -> None:
     assert "it watches 430 steps, or about 1 s, and" in sampling.shortage(80, 5.0, 10)
 
 
+def test_what_trains_on_is_measured_and_not_what_made_the_first_steps(watch: KerasWatch) -> None:
+    """Two models that take turns are no reason to change."""
+    first, second, third = object(), object(), object()
+    for _ in range(2):
+        watch._step(first, next, iter([8]))
+    with pytest.raises(Measured) as found:
+        for _ in range(100):
+            watch._step(second, next, iter([32]))
+            watch._step(third, next, iter([16]))
+    assert found.value.args[0].data == 32 and watch.steps == 43
+
+
+def test_what_trains_now_and_then_between_others_stays_the_one(watch: KerasWatch) -> None:
+    first, others = object(), [object() for _ in range(20)]
+    with pytest.raises(Measured) as found:
+        for _ in range(100):
+            watch._step(first, next, iter([8]))
+            for other in [*others, *others[:1] * 5]:
+                watch._step(other, next, iter([32]))
+    assert found.value.args[0].data == 8 and watch.steps == 43
+
+
 def test_steps_that_keras_makes_in_one_call_are_seen_as_one(watch: KerasWatch) -> None:
     class Model:
         steps_per_execution = 10

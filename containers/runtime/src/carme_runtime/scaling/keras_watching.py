@@ -82,7 +82,6 @@ class KerasWatch(Probe):
         super().__init__(file, network, seconds)
         self._own_loop = OwnLoop(seconds)
         self._in_step = False
-        self._model: Any = None
         self._iterator: Any = None  # of the last step: fit has one for each epoch
         self._together = 1  # steps that Keras makes in one call
 
@@ -120,7 +119,7 @@ class KerasWatch(Probe):
         kind.apply = applied
 
     def _waits_for_fit(self) -> bool:
-        return self._model is None and not self.over
+        return self._followed is None and not self.over
 
     def shortage(self) -> str:
         """What is missing for a result; empty: nothing was seen that could have one."""
@@ -130,9 +129,8 @@ class KerasWatch(Probe):
 
     def _step(self, model: Any, known: Callable[[Any], Any], iterator: Any) -> Any:
         """Make a step of the script, and look at it."""
-        if self.over or self._model not in (None, model):
+        if self.over or not self._follows(model):
             return known(iterator)
-        self._model = model
         is_first, self._iterator = iterator is not self._iterator, iterator
         is_stream = hasattr(iterator, "element_spec")
         drawn = [] if is_stream else list(iterator)

@@ -7,7 +7,6 @@ import statistics
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,6 @@ class Watch(Probe):
         self._in_backward = False
         self._thread = threading.main_thread().ident
         self._loader: Any = None
-        self._optimizer: weakref.ref[Any] | None = None
         self._keras = False
 
     def install(self) -> None:
@@ -134,13 +132,8 @@ class Watch(Probe):
         base.apply = applied
 
     def _stepped(self, optimizer: Any) -> None:
-        """An optimizer has made a step. Where there are several, the first of them counts."""
-        if not self._watches():
-            return
-        known = self._optimizer() if self._optimizer else None
-        if known is None:
-            self._optimizer = weakref.ref(optimizer)
-        elif known is not optimizer:
+        """An optimizer has made a step. Where there are several, one of them counts."""
+        if not self._watches() or not self._follows(optimizer):
             return
         now = self._now()
         step, notes, last = self._step, self._notes, self._last
