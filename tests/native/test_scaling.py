@@ -20,6 +20,7 @@ from carme_runtime.scaling import Machine, measuring
 from carme_runtime.scaling.measuring import filled_part, measured
 from carme_runtime.scaling.replay import Call, Repeated, Result
 from carme_runtime.scaling.sampling import LOADING
+from carme_runtime.scaling.watching import Watch
 from carme_runtime.torch import parallel
 from carme_runtime.torch.options import Options
 from patience import HANG
@@ -305,6 +306,47 @@ def test_a_step_is_made_again_with_part_of_its_samples() -> None:
     assert all(0 <= moment <= run.backward for moment in run.ready.values())
 
 
+def test_a_step_is_made_again_in_the_precision_of_the_script(tmp_path: Path) -> None:
+    """Not in that of the place where the probe measures, which is after the script's autocast."""
+    seen: list[torch.dtype] = []
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            result = self.layer(values)
+            seen.append(result.dtype)
+            return result
+
+    for is_on, number_type in ((True, torch.bfloat16), (False, torch.float32)):
+        seen.clear()
+        watch, model = Watch(tmp_path / "scale.json", None, 60.0), Layer()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            watch.called(model, nn.Module.__call__, (torch.ones(8, 2),), {})
+        Repeated(watch._notes.calls, 8).run(4)
+        assert seen == [number_type, number_type]
+
+
+def test_batches_that_are_compiled_for_long_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 20 of the 36 seconds here when it is met for the first time."""
+    now, met = 0.0, set[int]()
+    run = Repeated.run
+
+    def slow(repeated: Repeated, samples: int) -> Any:
+        nonlocal now
+        now += 20.0 * (samples not in met)
+        met.add(samples)
+        return run(repeated, samples)
+
+    monkeypatch.setattr(Repeated, "run", slow)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: now))
+    model = nn.Linear(2, 2)
+    timings, _ = measured(Repeated([Call(model, model, (torch.ones(64, 2),), {})], 64), 64, 36.0)
+    assert [timing.samples for timing in timings] == [16, 32, 64]
+
+
 def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(12)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -364,7 +406,7 @@ def test_the_part_of_a_gradient_that_travels_is_measured() -> None:
     table = nn.Embedding(1000, 64)
     words = torch.arange(16).view(16, 1)
     calls = [Call(table, table, (words,), {})]
-    _, (gradient,) = measured(Repeated(calls, 16), 16, 0.0)
+    _, (gradient,) = measured(Repeated(calls, 16), 16, 60.0)
     assert gradient.filled == pytest.approx([1e-3, 2e-3, 4e-3, 8e-3, 16e-3])
     assert filled_part(torch.ones(1000)) == 1.0 and filled_part(torch.zeros(1024)) == 0.0
     assert filled_part(torch.cat([torch.ones(1024 - 192), torch.zeros(192)])) == 1.0  # less than a quarter
@@ -384,11 +426,11 @@ def test_a_probe_goes_on_without_memory_to_look_for_zeros(
     table = nn.Embedding(1000, 64)
     repeated = Repeated([Call(table, table, (torch.arange(4).view(4, 1),), {})], 4)
     if goes_on:
-        timings, (gradient,) = measured(repeated, 4, 0.0)
+        timings, (gradient,) = measured(repeated, 4, 60.0)
         assert len(timings) == 3 and gradient.filled == ()
     else:
         with pytest.raises(RuntimeError, match=text):
-            measured(repeated, 4, 0.0)
+            measured(repeated, 4, 60.0)
 
 
 @pytest.mark.timeout(4 * HANG)

@@ -37,11 +37,17 @@ def measured(
             "No call of a model with parameters and a batch of tensors was seen.",
             "Let the script call a torch.nn.Module, or a Keras model, in each step.",
         )
-    sizes = batches(batch)
     first_run(repeated, batch)
-    sizes = [size for size in sizes if size == batch or _takes(repeated, size)]
+    end = time.monotonic() + seconds
+    sizes = [batch]
+    for size in reversed(batches(batch)[:-1]):
+        # A compiled model may be compiled anew for each, which may take longer than all of the measuring.
+        if time.monotonic() > end:
+            break
+        if _takes(repeated, size):
+            sizes.insert(0, size)
     runs: dict[int, list[Replay]] = {size: [] for size in sizes}
-    order, end = list(sizes), time.monotonic() + seconds
+    order = list(sizes)
     for turn in range(_ROUNDS):
         random.Random(turn).shuffle(order)
         for size in order:
