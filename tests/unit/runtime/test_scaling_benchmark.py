@@ -1,6 +1,7 @@
 """What the benchmark of predictions concludes, and in what its ranks are limited."""
 
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -107,6 +108,43 @@ def test_a_demo_that_does_not_run_is_named_before_anything_is_measured() -> None
         assert done.stderr == "The demo's nodes n1 and n2 do not run. Use: sudo ./demo up --no-run\n"
     else:
         assert "--nodes demo" in done.stderr
+
+
+def test_between_the_demos_nodes_it_takes_minutes_and_writes_what_is_known(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine minutes less two for a probe are shared by both rates; a failure leaves the rates before it."""
+    file, seconds, now = tmp_path / "result.json", list[float](), 0.0
+
+    def run(count: int, rate: str, passed: list[str], part: float | None, kind: str) -> Any:
+        nonlocal now
+        seconds.append(float(passed[passed.index("--seconds") + 1]))
+        assert (count, part, kind) == (2, None, "demo") and passed[passed.index("--rounds") + 1] == "3"
+        now += 100.0
+        if rate == "1" and fails:
+            raise SystemExit("A rank failed; see above.")
+        return {"mlp": [turn(100, 55, 60, 52)]}
+
+    monkeypatch.setattr(benchmark, "run", run)
+    monkeypatch.setattr(benchmark, "probe_seconds", lambda model: 70.0)
+    monkeypatch.setattr(benchmark, "can_be_made", lambda: True)
+    monkeypatch.setattr(benchmark.time, "monotonic", lambda: now)
+    arguments = benchmark.parser().parse_args(["--nodes", "demo", "--json", str(file)])
+    fails = True
+    with pytest.raises(SystemExit):
+        benchmark.measure(arguments, [2], 3, None)
+    assert seconds == [210.0, 320.0], "what the first rate leaves is for the second"
+    content = json.loads(file.read_text())
+    assert not content["complete"] and [*content["rounds"]["2"]] == ["10"]
+    assert [row["name"] for row in content["aims"]][0] == "predicted_step_ms_mlp_2_10gbit"
+    fails = False
+    benchmark.measure(arguments, [2], 3, None)
+    content = json.loads(file.read_text())
+    assert content["complete"] and content["nodes"] == "demo" and [*content["rounds"]["2"]] == ["10", "1"]
+    assert content["aims"][-1]["name"] == "probe_seconds_transformer"
+    progress = capsys.readouterr().err
+    assert "3 rounds of mlp, cnn, transformer, or fewer within 9 minutes" in progress
+    assert "run 2 of 2: 2 ranks, 1 Gbit/s" in progress
 
 
 def test_a_rank_that_fails_ends_the_wait_for_the_others(benchmark: Any) -> None:
