@@ -56,7 +56,7 @@ class OwnLoop:
             found: Is called where there is a loop.
         """
 
-        def look() -> None:
+        def check() -> None:
             began, pause = time.monotonic(), threading.Event()
             while is_wanted():
                 if self.goes_on(time.monotonic() - began):
@@ -64,7 +64,7 @@ class OwnLoop:
                     return
                 pause.wait(self._seconds / _LOOKS)
 
-        threading.Thread(target=look, daemon=True).start()
+        threading.Thread(target=check, daemon=True).start()
 
 
 def _iterations(optimizer: Any) -> int:
