@@ -291,11 +291,10 @@ def test_what_would_move_the_limit() -> None:
 
 def test_what_would_move_the_limit_of_memory() -> None:
     """A larger batch is no remedy where a rank has no memory for it. What does not run is not faster."""
-    tight = small(memory=Memory(100, 10, 100 + 64 * 10))
-    network = Machine(parse_network("1 Gbit/s, 20 us"))
-    assert predict(small(), network, upto=16).remedies[0].what == "a batch of 128 instead of 64"
-    assert not any("a batch of" in one.what for one in predict(tight, network, upto=1).remedies)
-    beyond = predict(tight, network, upto=1, batch=128)
+    roomy, tight = (small(memory=Memory(100, 10, 100 + count * 10)) for count in (128, 64))
+    assert [one.what for one in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
+    assert predict(tight, upto=1).remedies == ()
+    beyond = predict(tight, upto=1, batch=128)
     assert beyond.strong[-1].limit == "memory"
     lines = scaling.table(beyond).splitlines()
     assert "The limit with 1 rank is memory." in lines
