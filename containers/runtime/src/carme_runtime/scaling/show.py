@@ -63,7 +63,7 @@ def advice(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> list
     if knee.ranks < last.ranks:
         lines.append(f"More than {counted(knee.ranks)} bring little: the limit is {_reason(at, prediction)}.")
     elif last.limit != NONE:
-        lines.append(f"The limit with {last.ranks} ranks is {_reason(last, prediction)}.")
+        lines.append(f"The limit with {counted(last.ranks)} is {_reason(last, prediction)}.")
     if prediction.remedies:
         several = "; ".join(map(_remedy, prediction.remedies))
         lines.append(f"What would move the limit: {several}.")
