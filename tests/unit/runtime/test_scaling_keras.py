@@ -100,7 +100,13 @@ KERAS_MODULES = {
         "    def apply(self, gradients):\n        pass\n"
     ),
 }
-OPTAX = "def apply_updates(weights, updates):\n    return weights\n"
+OTHER_MODULES = {
+    "optax.py": "def apply_updates(weights, updates):\n    return weights\n",
+    "mxnet/gluon/trainer.py": "class Trainer:\n    def step(self, batch_size):\n        pass\n",
+    "tf_keras/src/engine/training.py": (
+        "class Model:\n    def make_train_function(self, force=False):\n        pass\n"
+    ),
+}
 FOREVER = "; import threading; threading.Event().wait()"  # only the probe ends it
 ON_JAX = "import keras.src.backend.jax.trainer"
 TRAINS_ON_JAX = f"from keras.src.backend.jax.trainer import *; JAXTrainer().make_train_function(){FOREVER}"
@@ -117,6 +123,8 @@ COMPILED_LOOP = f"{OWN_LOOP}\nimport time\nwhile True:\n  time.sleep(0.01)\n" + 
 )
 EAGER_LOOP = f"{OWN_LOOP}\nimport time\nwhile True:\n  time.sleep(0.01)\n  optimizer.apply([])"
 OPTAX_ALONE = f"import optax; optax.apply_updates([], []){FOREVER}"
+MXNET = "from mxnet.gluon.trainer import Trainer; trainer = Trainer()"
+TF_KERAS = "from tf_keras.src.engine.training import Model; model = Model()"
 
 
 @pytest.mark.parametrize(
@@ -131,6 +139,14 @@ OPTAX_ALONE = f"import optax; optax.apply_updates([], []){FOREVER}"
         (EAGER_LOOP, 2, "The script trains in a loop of its own, and on TensorFlow the probe sees"),
         ("import optax", 0, ""),
         (OPTAX_ALONE, 2, "A program of JAX cannot be measured: JAX compiles a step as one program, which"),
+        (MXNET, 0, ""),
+        (f"{MXNET}; trainer.step(8){FOREVER}", 2, "MXNet cannot be measured: the probe does not know its"),
+        (TF_KERAS, 0, ""),
+        (
+            f"{TF_KERAS}; model.make_train_function(){FOREVER}",
+            2,
+            "tf_keras, the Keras before Keras 3, cannot",
+        ),
         ("import keras.src.backend.tensorflow.trainer", 0, ""),
         ("print('nothing of Keras')", 0, ""),
     ],
@@ -139,14 +155,15 @@ def test_what_cannot_be_measured_of_keras_is_named(
     tmp_path: Path, script: str, code: int, sentence: str
 ) -> None:
     """The modules that the probe changes, as a Keras has them."""
-    for name, text in KERAS_MODULES.items():
-        file = tmp_path / "keras" / "src" / name
-        file.parent.mkdir(parents=True)
-        for folder in (file.parent, *list(file.parent.parents)[:3]):
+    for name, text in (
+        {f"keras/src/{name}": text for name, text in KERAS_MODULES.items()} | OTHER_MODULES
+    ).items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (file.parent, *file.parent.parents):
             if tmp_path in folder.parents:
                 (folder / "__init__.py").touch()
         file.write_text(text)
-    (tmp_path / "optax.py").write_text(OPTAX)
     package = Path(scaling.__file__).parents[2]
     path = first_in_path(f"{tmp_path}{os.pathsep}{package}")
     own = {"PYTHONPATH": path, start.PROBE: str(tmp_path / "scale.json"), start.SECONDS: "0.5"}

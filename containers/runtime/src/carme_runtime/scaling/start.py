@@ -23,6 +23,8 @@ _MEASURED = (
 )
 _INSTEAD = "compare the steps of carme-run -n 1 and -n 2 with --backend"
 _ONE_PROGRAM = "cannot be measured: JAX compiles a step as one program, which shows none of its parts."
+_UNKNOWN = "cannot be measured: the probe does not know its steps."
+_PROBE_ANOTHER = f"Probe the same model in a script that trains with {_MEASURED}, or {_INSTEAD}"
 _chosen: list[tuple[Path, str | None, float]] = []
 
 
@@ -145,6 +147,8 @@ class _Finder:
             "keras.src.backend.tensorflow.trainer": cls._train_on_tensorflow,
             "keras.src.backend.jax.trainer": _train_on_jax,
             "optax": _train_with_optax,
+            "mxnet.gluon.trainer": _train_with_mxnet,
+            "tf_keras.src.engine.training": _train_with_tf_keras,
         }
         return changed_spec(name, path, changes[name]) if name in changes else None
 
@@ -166,32 +170,43 @@ class _Finder:
 def _train_on_jax(trainer: ModuleType) -> None:
     if _take() is None:
         return
+    refuse = _refuse(f"Keras on JAX {_ONE_PROGRAM} Use KERAS_BACKEND=tensorflow or torch for the probe.")
     kind: Any = trainer.JAXTrainer
-    kind.make_train_function = _refuse_keras
+    kind.make_train_function = refuse
     # The trainer has imported it; loops of the script's own use it.
     if optimizers := sys.modules.get("keras.src.optimizers.base_optimizer"):
         base: Any = optimizers.BaseOptimizer
-        base.apply = _refuse_keras
+        base.apply = refuse
 
 
 def _train_with_optax(optax: ModuleType) -> None:
     """Flax calls this, too. What updates its weights by itself ends as any script that is not measured."""
     if _take() is not None:
         module: Any = optax
-        module.apply_updates = _refuse_optax
+        module.apply_updates = _refuse(f"A program of JAX {_ONE_PROGRAM} {_PROBE_ANOTHER} jax.")
 
 
-def _refuse_keras(*_: Any, **__: Any) -> NoReturn:
-    """In place of what begins training: all of it would be in vain."""
-    end(f"Keras on JAX {_ONE_PROGRAM} Use KERAS_BACKEND=tensorflow or torch for the probe.")
+def _train_with_mxnet(trainer: ModuleType) -> None:
+    if _take() is not None:
+        kind: Any = trainer.Trainer
+        kind.step = _refuse(f"MXNet {_UNKNOWN} {_PROBE_ANOTHER} mxnet.")
 
 
-def _refuse_optax(*_: Any, **__: Any) -> NoReturn:
-    """The same for programs of JAX alone."""
-    end(
-        f"A program of JAX {_ONE_PROGRAM} Probe the same model in a script that trains with {_MEASURED}, or "
-        f"{_INSTEAD} jax."
-    )
+def _train_with_tf_keras(training: ModuleType) -> None:
+    if _take() is not None:
+        kind: Any = training.Model
+        kind.make_train_function = _refuse(
+            f"tf_keras, the Keras before Keras 3, {_UNKNOWN} {_PROBE_ANOTHER} tensorflow."
+        )
+
+
+def _refuse(sentence: str) -> Callable[..., NoReturn]:
+    """What stands in the place of what begins training: all of it would be in vain."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        end(sentence)
+
+    return refuse
 
 
 def _begin(kind: Callable[[Path, str | None, float], Any], *chosen: Any) -> Any:
