@@ -67,6 +67,7 @@ def test_a_loop_that_goes_on_is_noticed_compiled_or_not(is_compiled: bool, pause
     loop, optimizer = OwnLoop(60.0), Optimizer()
     loop.note(optimizer)
     assert not loop.goes_on(0.0)
+    seconds = 0
     for seconds in range(5, 1000, 5):
         if seconds // 5 % pause == 0:
             optimizer.count += is_compiled
