@@ -3,7 +3,7 @@
     sudo ./test bench scaling --quick
     sudo ./test bench scaling --json result.json
     sudo ./test bench scaling --quick --ranks 2 4
-    sudo ./test bench scaling --quick --nodes demo    # between the demo's two nodes
+    sudo ./test bench scaling --nodes demo --json result.json   # between the demo's two nodes
 
 In each round ranks probe their model, the links, and what reducing takes from computing; then they train it:
 both see the same minute. Two ranks with one thread and one core each, on one node and on two
@@ -15,6 +15,9 @@ from the probe on, and a node of its own at a switch. All numbers of ranks have 
 them the knee is judged as well: for each round the most ranks above some efficiencies, and the most for
 which a doubling still makes training 1.25 times as fast. knee_within_a_step is how many of the predicted ones
 are at most one step of 2 from the measured ones.
+
+Between the demo's nodes there are three rounds, or as many as nine minutes take (`--minutes`), and one at
+least. What is known so far is in the JSON after each rate; `complete` says whether it is all.
 
 probe_seconds_<model> is how long `carme-run -n 1 --scale-probe` takes for a script that trains the model,
 from its start to its end. Each round is shown as soon as it has ended.
@@ -30,7 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +41,7 @@ from allreduce import NODES, free_port
 from allreduce_ranks import pin
 from report import print_table, row, tidy_up_when_ended, write_json
 from training import build
-from two_nodes import SwitchedNodes, can_be_made
+from two_nodes import SwitchedNodes, can_be_made, find_demo_nodes
 
 from carme_runtime.scaling.prediction import knee_of, most_of
 
@@ -48,6 +51,7 @@ LONGEST_PROBE = 120.0  # seconds
 EFFICIENCIES = (0.3, 0.5, 0.7, 0.9)  # above which the most ranks are looked for
 USED = 0.8  # of the cores' time, where ranks have parts of cores: the rest is the network's
 START_SECONDS = 1800
+DEMO_MINUTES = 9.0  # of all of it between the demo's nodes
 NODE = "node"
 
 Rounds = list[dict[str, float]]
@@ -64,32 +68,70 @@ def main() -> None:
     if counts[0] < 2 or any(batch % count for count in counts for batch in BATCH.values()):
         options.error(f"--ranks {' '.join(map(str, counts))}: give 2, 4, 8 or 16")
     few = 2 if len(counts) > 1 else 3
-    rounds = arguments.rounds or (few if arguments.quick else 8)
+    rounds = arguments.rounds or (few if arguments.quick or arguments.nodes == "demo" else 8)
     if arguments.worker:
         file, rate = arguments.worker
-        return work(Path(file), arguments.models, rounds, rate, is_alone_timed=len(counts) > 1)
+        seconds, is_alone_timed = arguments.seconds, len(counts) > 1
+        return work(Path(file), arguments.models, rounds, rate, seconds, is_alone_timed)
+    if arguments.json and not arguments.json.absolute().parent.is_dir():
+        options.error(f"--json {arguments.json}: there is no such folder")
     tidy_up_when_ended()
     cores = len(os.sched_getaffinity(0))
     part = USED * cores / counts[-1] if counts[-1] > cores else None
-    rates = arguments.rates or ([NODE, "10", "1"] if part is None else ["10", "1"])
+    is_demo = arguments.nodes == "demo"
+    if is_demo and (counts != [2] or part is not None):
+        options.error("--nodes demo: two ranks, with a core each")
+    if is_demo and not can_be_made():
+        options.error("--nodes demo takes root, ip, tc and unshare")
+    if is_demo:
+        find_demo_nodes()  # before anything takes time
+    measure(arguments, counts, rounds, part)
+
+
+def measure(arguments: argparse.Namespace, counts: list[int], rounds: int, part: float | None) -> None:
+    """Measure all of it; what is known so far is in the JSON after each rate.
+
+    Args:
+        arguments: The options.
+        counts: Numbers of ranks.
+        rounds: Of each model and rate, unless time is short.
+        part: Of a core's time that each rank has; None: a core.
+    """
+    kind, is_demo = arguments.nodes, arguments.nodes == "demo"
+    usual = ["10", "1"] if is_demo or part is not None else [NODE, "10", "1"]
+    rates = arguments.rates or usual
     if any(rate != NODE for rate in rates) and not can_be_made():
         print("Several nodes take root, ip, tc and unshare: one node alone is measured.", file=sys.stderr)
         rates = [NODE]
+    probed = arguments.probes
+    if probed is None:
+        probed = [SLOWEST] if arguments.quick or is_demo else list(BATCH)
+    minutes = arguments.minutes or (DEMO_MINUTES if is_demo else math.inf)
+    until = time.monotonic() + 60 * minutes - LONGEST_PROBE * len(probed)
+    # Numbers of ranks one after the other, so that a knee is of few minutes.
+    runs = [(rate, count) for rate in rates for count in counts]
+    show(
+        f"rates {', '.join(rates)}; {rounds} rounds of {', '.join(arguments.models)}"
+        + (f", or fewer within {minutes:g} minutes" if minutes < math.inf else "")
+    )
     passed = ["--models", *arguments.models, "--rounds", str(rounds), "--ranks", *map(str, counts)]
-    kind = arguments.nodes
-    if kind != "namespaces" and (counts != [2] or part is not None):
-        options.error(f"--nodes {kind}: two ranks, with a core each")
     found: Found = {count: {} for count in counts}
-    for rate in rates:
-        for count in counts:  # one after the other, so that a knee is of few minutes
-            found[count][rate] = run(count, rate, passed, part, kind)
-    usual = [SLOWEST] if arguments.quick else list(BATCH)
-    probed = usual if arguments.probes is None else arguments.probes
+
+    def write(rows: list[dict[str, Any]], is_complete: bool) -> None:
+        if arguments.json:
+            shown = {str(count): several for count, several in found.items()}
+            more = {"part_of_a_core": part or 1, "nodes": kind, "complete": is_complete}
+            write_json(arguments.json, rows, rounds=shown, **more)
+
+    for number, (rate, count) in enumerate(runs):
+        seconds = max(until - time.monotonic(), 0.0) / (len(runs) - number)
+        show(f"run {number + 1} of {len(runs)}: {count} ranks, {rate if rate == NODE else rate + ' Gbit/s'}")
+        found[count][rate] = run(count, rate, [*passed, "--seconds", str(seconds)], part, kind)
+        if count == counts[-1]:
+            write(table(found, {}), False)
     rows = table(found, {model: probe_seconds(model) for model in probed})
     print_table(rows)
-    if arguments.json:
-        shown = {str(count): several for count, several in found.items()}
-        write_json(arguments.json, rows, rounds=shown, part_of_a_core=part or 1)
+    write(rows, True)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,14 +150,21 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--rounds",
         type=int,
-        help="of each model and rate: 8; with --quick 3, or 2 with several numbers of ranks",
+        help="of each model and rate: 8; with --quick or --nodes demo 3, or 2 with several numbers of ranks",
+    )
+    options.add_argument(
+        "--minutes",
+        type=float,
+        help=f"for all of it, with one round at least (default: with --nodes demo {DEMO_MINUTES:g})",
     )
     options.add_argument(
         "--probes",
         nargs="*",
         choices=[*BATCH],
-        help=f"models of which a probe's time is measured (default: all; with --quick {SLOWEST})",
+        help="models of which a probe's time is measured (default: all; with --quick or --nodes demo "
+        f"{SLOWEST})",
     )
+    options.add_argument("--seconds", type=float, default=math.inf, help=argparse.SUPPRESS)
     options.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     options.add_argument("--train", choices=[*BATCH], help=argparse.SUPPRESS)
     return options
@@ -166,14 +215,23 @@ def run(count: int, rate: str, passed: list[str], part: float | None, kind: str)
             enter = limited(part, stack) if part else None
             ranks.append(subprocess.Popen([*prefix, *command], env=environment, preexec_fn=enter))
         try:
-            for process in ranks:
-                if process.wait(START_SECONDS):
-                    raise SystemExit("A rank failed; see above.")
+            wait_for(ranks)
         finally:
             for process in ranks:
                 process.kill()
                 process.wait()
         return json.loads(result.read_text())
+
+
+def wait_for(ranks: Sequence[subprocess.Popen[Any]]) -> None:
+    """Wait until all have ended. Raises SystemExit as soon as one fails: the others would wait for it."""
+    until = time.monotonic() + START_SECONDS
+    while None in (codes := [process.poll() for process in ranks]) and not any(codes):
+        if time.monotonic() > until:
+            raise SystemExit(f"The ranks took more than {START_SECONDS} s.")
+        time.sleep(0.1)
+    if any(codes):
+        raise SystemExit("A rank failed; see above.")
 
 
 def probe_seconds(model: str) -> float:
@@ -261,8 +319,9 @@ def judged_knees(found: Found) -> list[dict[str, Any]]:
     places = [
         (rate, model, number)
         for rate, models in first.items()
-        for model, several in models.items()
-        for number in range(len(several))
+        for model in models
+        # Where time was short, some numbers of ranks may have fewer.
+        for number in range(min(len(rates[rate][model]) for rates in found.values()))
     ]
     known = {name: [] for name in ("measured", "predicted", "simple")}
     for rate, model, number in places:
@@ -296,37 +355,56 @@ def knees(speedups: dict[int, float]) -> list[int]:
 # What each rank does
 
 
-def work(file: Path, models: list[str], rounds: int, rate: str, is_alone_timed: bool) -> None:
+def work(file: Path, models: list[str], rounds: int, rate: str, seconds: float, is_alone_timed: bool) -> None:
     """All models, one after the other; in each round first the probe, then the steps.
 
     Args:
         file: Gets what was found.
         models: By name.
-        rounds: Of each.
+        rounds: Of each, unless time is short.
         rate: Between the ranks' nodes.
+        seconds: For about how long, with all models; each has one round at least.
         is_alone_timed: Whether each rank also makes steps for itself, from which speed-ups are counted.
     """
     import torch
     import torch.distributed as dist
 
+    until = time.monotonic() + seconds
     pin()
     torch.set_num_threads(1)
     dist.init_process_group("carme")
     result: dict[str, list[dict[str, float]]] = {}
-    for model in models:
+    for place, model in enumerate(models):
+        began = time.monotonic()
+        model_until = began + (until - began) / (len(models) - place)
         torch.manual_seed(0)
         contest = Contest(model, rate != NODE, is_alone_timed)
         contest.trained()  # warms both up
         result[model] = []
         for number in range(1, rounds + 1):
+            round_began = time.monotonic()
             found = contest.round()
             result[model].append(found)
+            took = time.monotonic() - round_began
             if contest.rank == 0:
-                place = f"{model}, {contest.ranks} ranks, {rate}, round {number} of {rounds}"
-                show(f"{place}: {found['predicted']:.0f} ms predicted, {found['measured']:.0f} ms measured")
+                where = f"{model}, {contest.ranks} ranks, {rate}, round {number} of {rounds}"
+                times = f"{found['predicted']:.0f} ms predicted, {found['measured']:.0f} ms measured"
+                show(f"{where}: {times} ({took:.0f} s)")
+            if not all_have_time(time.monotonic() + took <= model_until):
+                break
     if dist.get_rank() == 0:
         file.write_text(json.dumps(result))
     dist.destroy_process_group()
+
+
+def all_have_time(is_mine: bool) -> bool:
+    """Whether no rank is late; all call this together, so that all make as many rounds."""
+    import torch
+    import torch.distributed as dist
+
+    late = torch.tensor([0.0 if is_mine else 1.0])
+    dist.all_reduce(late)
+    return not late.item()
 
 
 def samples_of(kind: str, count: int) -> tuple[Any, Any]:

@@ -168,7 +168,7 @@ class DemoNodes(TwoNodes):
     device = "eth0"
 
     def __init__(self, gbit: float | None, folder: Path, congestion_control: str = "cubic") -> None:
-        self.network, self._pids, self.addresses = _demo_nodes()
+        self.network, self._pids, self.addresses = find_demo_nodes()
         super().__init__(gbit, folder, congestion_control)
 
     def _make(self, nodes: list[str]) -> None:
@@ -188,15 +188,23 @@ class DemoNodes(TwoNodes):
         super()._take_away()
 
 
-def _demo_nodes() -> tuple[str, tuple[int, int], tuple[str, str]]:
-    """The demo's network, and the processes and addresses of its first two compute nodes."""
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "ansible/demo"))
+def find_demo_nodes() -> tuple[str, tuple[int, int], tuple[str, str]]:
+    """The demo's network, and the processes and addresses of its first two compute nodes.
+
+    Raises SystemExit where they do not run.
+    """
+    if (folder := str(Path(__file__).resolve().parents[2] / "ansible/demo")) not in sys.path:
+        sys.path.insert(0, folder)
+    from carme_demo.errors import DemoError
     from carme_demo.podman import Podman, host_runtime
     from carme_demo.settings import DEFAULT_NAME, Places, load
 
-    places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
-    settings = load(places)
-    containers = Podman(places, host_runtime()).containers() if settings else []
+    try:
+        places = Places(os.environ.get("CARME_DEMO", DEFAULT_NAME))
+        settings = load(places)
+        containers = Podman(places, host_runtime()).containers() if settings else []
+    except DemoError as error:
+        raise SystemExit(str(error)) from None
     running = {each.name: each.pid for each in containers if each.is_alive}
     pids = [running.get(f"{places.name}-{name}") for name in ("n1", "n2")]
     if settings is None or pids[0] is None or pids[1] is None:

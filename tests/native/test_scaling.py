@@ -5,7 +5,9 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,8 @@ from carme_runtime import fusion, scaling
 from carme_runtime.scaling import Machine, measuring
 from carme_runtime.scaling.measuring import filled_part, measured
 from carme_runtime.scaling.replay import Call, Repeated, Result
+from carme_runtime.scaling.sampling import LOADING
+from carme_runtime.scaling.watching import Watch
 from carme_runtime.torch import parallel
 from carme_runtime.torch.options import Options
 from patience import HANG
@@ -30,9 +34,22 @@ COMMAND = [sys.executable, "-c", "from carme_runtime.commands import run; run()"
 def probe(
     folder: Path, kind: str, *options: str, program: Path = PROGRAM, backend: str = "torch"
 ) -> subprocess.CompletedProcess[str]:
-    command = [*COMMAND, "-n", "1", "--scale-probe", "--scale-seconds", "2", *options, str(program), kind]
+    command = [
+        *COMMAND,
+        "-n",
+        "1",
+        "--scale-probe",
+        "--scale-seconds",
+        "2",
+        *options,
+        str(program),
+        kind,
+        "2",
+    ]
     environment = os.environ | {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG)
+    return subprocess.run(
+        [*command, kind, "2"], cwd=folder, env=environment, capture_output=True, text=True, timeout=HANG
+    )
 
 
 @pytest.mark.parametrize(
@@ -40,6 +57,7 @@ def probe(
     [
         ("plain", "Sequential", 6),
         ("module", "Sequential", 6),
+        ("a step before", "Sequential", 6),
         ("named", "Named", 2),
         ("keras", "Sequential", 4),
     ],
@@ -70,6 +88,11 @@ def test_a_script_is_measured_without_a_change(tmp_path: Path, kind: str, model:
             "The script ran out of memory when it wanted 4294967296.00 GiB more. Use a smaller batch.",
         ),
         ("python's memory", "The script ran out of memory. Use a smaller batch."),
+        (
+            "broken probe",
+            "The probe itself failed when it measured the script's steps (ValueError: an odd number). The "
+            "script is not at fault. Report this to your administrators.",
+        ),
         ("idle", "The script made no step with PyTorch or Keras, so nothing was measured."),
     ],
 )
@@ -79,6 +102,18 @@ def test_a_script_that_cannot_be_measured(tmp_path: Path, kind: str, sentence: s
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.count(sentence) == 1 and "Traceback" not in done.stderr
     assert "ended with exit code" not in done.stderr  # one sentence, by one of the two
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_that_cannot_be_read_are_named_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CARME_LINKS", str(tmp_path / "links.json"))
+    done = probe(tmp_path, "idle")
+    assert done.returncode == 2 and "made no step" not in done.stderr, done.stdout + done.stderr
+    assert done.stderr.count("CARME_LINKS names ") == 1 and not done.stdout
+    with pytest.raises(scaling.ScalingError, match="The network 'fast' cannot be read"):
+        scaling.advise(nn.Linear(2, 2), [torch.ones(4, 3)], network="fast")
     assert not list(tmp_path.iterdir())
 
 
@@ -116,6 +151,14 @@ def test_keras_on_tensorflow_is_measured_with_the_usual_batch(tmp_path: Path, ki
     assert "ran out of data" not in done.stderr
     profile = scaling.load(tmp_path / "scale.json")
     assert (profile.batch, profile.timings[-1].samples) == (batch, batch)
+
+
+@pytest.mark.timeout(2 * HANG)
+def test_a_single_step_before_fit_does_not_end_a_script_that_loads_for_long(tmp_path: Path) -> None:
+    pytest.importorskip("tensorflow")
+    done = probe(tmp_path, "a step before", program=KERAS_PROGRAM, backend="tensorflow")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scaling.load(tmp_path / "scale.json").batch == 32
 
 
 @pytest.mark.timeout(2 * HANG)
@@ -263,6 +306,47 @@ def test_a_step_is_made_again_with_part_of_its_samples() -> None:
     assert all(0 <= moment <= run.backward for moment in run.ready.values())
 
 
+def test_a_step_is_made_again_in_the_precision_of_the_script(tmp_path: Path) -> None:
+    """Not in that of the place where the probe measures, which is after the script's autocast."""
+    seen: list[torch.dtype] = []
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            result = self.layer(values)
+            seen.append(result.dtype)
+            return result
+
+    for is_on, number_type in ((True, torch.bfloat16), (False, torch.float32)):
+        seen.clear()
+        watch, model = Watch(tmp_path / "scale.json", None, 60.0), Layer()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+            watch.called(model, nn.Module.__call__, (torch.ones(8, 2),), {})
+        Repeated(watch._notes.calls, 8).run(4)
+        assert seen == [number_type, number_type]
+
+
+def test_batches_that_are_compiled_for_long_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes 20 of the 36 seconds here when it is met for the first time."""
+    now, met = 0.0, set[int]()
+    run = Repeated.run
+
+    def slow(repeated: Repeated, samples: int) -> Any:
+        nonlocal now
+        now += 20.0 * (samples not in met)
+        met.add(samples)
+        return run(repeated, samples)
+
+    monkeypatch.setattr(Repeated, "run", slow)
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(monotonic=lambda: now))
+    model = nn.Linear(2, 2)
+    timings, _ = measured(Repeated([Call(model, model, (torch.ones(64, 2),), {})], 64), 64, 36.0)
+    assert [timing.samples for timing in timings] == [16, 32, 64]
+
+
 def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
     model = nn.Sequential(*(nn.Linear(300, 300) for _ in range(12)))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -277,14 +361,19 @@ def test_predicted_buckets_are_those_that_parallelize_makes() -> None:
 
 @pytest.mark.timeout(4 * HANG)
 def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> None:
-    """What its figures are worth is for a quiet machine to say; here they only have to come."""
+    """What its figures are worth is for a quiet machine to say; here they only have to come.
+
+    Where time is short there is one round.
+    """
     result = tmp_path / "result.json"
-    command = [sys.executable, str(BENCHMARK), "--rounds", "1", "--rates", "node"]
+    command = [sys.executable, str(BENCHMARK), "--rounds", "9", "--minutes", "0.01", "--rates", "node"]
     command += ["--models", "mlp", "--probes", "mlp", "--json", str(result)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3 * HANG)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "mlp, 2 ranks, node, round 1 of 1: " in done.stderr
+    assert "run 1 of 1: 2 ranks, node" in done.stderr
+    assert "mlp, 2 ranks, node, round 1 of 9: " in done.stderr
     content = json.loads(result.read_text())
+    assert (content["complete"], content["nodes"]) == (True, "namespaces")
     names = [row["name"] for row in content["aims"]]
     assert names[0] == "predicted_step_ms_mlp_2_node" and names[-2:] == ["coverage", "probe_seconds_mlp"]
     rounds = content["rounds"]["2"]["node"]["mlp"]
@@ -294,12 +383,30 @@ def test_the_benchmark_predicts_steps_of_two_ranks_of_a_node(tmp_path: Path) -> 
         assert each["measured"] > 0 and each["simple"] > 0
 
 
+@pytest.mark.parametrize(("each", "batches"), [(0.5, 18), (6.0, 2), (13.5, 2), (13.6, 1), (600.0, 1)])
+def test_the_rate_of_slow_input_takes_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, each: float, batches: int
+) -> None:
+    """Of a minute's probe nine seconds, or 27 for the second batch."""
+    now, drawn = 0.0, 0
+    monkeypatch.setattr(measuring, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def loader() -> Iterator[torch.Tensor]:
+        nonlocal now, drawn
+        while True:
+            now, drawn = now + each, drawn + 1
+            yield torch.ones(32, 2)
+
+    found = measuring.input_of(loader(), LOADING * 60)
+    assert (drawn, found.samples_per_s) == (batches, pytest.approx(32 / each))
+
+
 def test_the_part_of_a_gradient_that_travels_is_measured() -> None:
     """Of an embedding's rows each batch has a few; a row of 64 numbers is one block of the core."""
     table = nn.Embedding(1000, 64)
     words = torch.arange(16).view(16, 1)
     calls = [Call(table, table, (words,), {})]
-    _, (gradient,) = measured(Repeated(calls, 16), 16, 0.0)
+    _, (gradient,) = measured(Repeated(calls, 16), 16, 60.0)
     assert gradient.filled == pytest.approx([1e-3, 2e-3, 4e-3, 8e-3, 16e-3])
     assert filled_part(torch.ones(1000)) == 1.0 and filled_part(torch.zeros(1024)) == 0.0
     assert filled_part(torch.cat([torch.ones(1024 - 192), torch.zeros(192)])) == 1.0  # less than a quarter
@@ -319,11 +426,11 @@ def test_a_probe_goes_on_without_memory_to_look_for_zeros(
     table = nn.Embedding(1000, 64)
     repeated = Repeated([Call(table, table, (torch.arange(4).view(4, 1),), {})], 4)
     if goes_on:
-        timings, (gradient,) = measured(repeated, 4, 0.0)
+        timings, (gradient,) = measured(repeated, 4, 60.0)
         assert len(timings) == 3 and gradient.filled == ()
     else:
         with pytest.raises(RuntimeError, match=text):
-            measured(repeated, 4, 0.0)
+            measured(repeated, 4, 60.0)
 
 
 @pytest.mark.timeout(4 * HANG)

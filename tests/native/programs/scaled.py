@@ -39,12 +39,27 @@ def batches(size: int):
         yield from DataLoader(data, batch_size=size, shuffle=True, drop_last=True)
 
 
+def break_probe() -> None:
+    """Let what the probe does besides the script's step fail."""
+    from carme_runtime.scaling import measuring
+
+    def fail(*_: object) -> None:
+        raise ValueError("an odd number\nof lines")
+
+    measuring.memory = fail
+
+
 def train(steps: int = 1_000_000) -> None:
     named = Named()
     layers = nn.Sequential(nn.Linear(32, 256), nn.BatchNorm1d(256), nn.ReLU(), nn.Linear(256, 4))
     model = named if KIND == "named" else layers
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters())
+    if KIND == "a step before":
+        other = nn.Linear(2, 2)
+        before = torch.optim.SGD(other.parameters())
+        other(torch.ones(4, 2)).sum().backward()
+        before.step()
     for number, (values, labels) in zip(range(steps), batches(32), strict=False):
         if KIND == "uneven":
             values, labels = values[: 2 + number % 29], labels[: 2 + number % 29]
@@ -64,6 +79,8 @@ def train(steps: int = 1_000_000) -> None:
         optimizer.step()
 
 
+if KIND == "broken probe":
+    break_probe()
 if KIND == "keras":
     keras_fit()
 elif KIND == "short":

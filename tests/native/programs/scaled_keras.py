@@ -1,7 +1,11 @@
-"""Scripts of Keras without PyTorch for `carme-run --scale-probe`; the first argument names one."""
+"""Scripts of Keras without PyTorch for `carme-run --scale-probe`.
+
+The first argument names one, the second one says for how many seconds the probe measures.
+"""
 
 import itertools
 import sys
+import threading
 from collections.abc import Iterable
 
 import keras
@@ -47,10 +51,30 @@ def own_loop(steps: Iterable[int], is_compiled: bool) -> None:
         step()
 
 
+def load_for_long() -> None:
+    """For longer than the probe waits for the end of a loop of the script's own."""
+    from carme_runtime.scaling.own_loops import OwnLoop
+
+    has_waited, look = threading.Event(), OwnLoop.goes_on
+
+    def noted(loop: OwnLoop, seconds: float) -> bool:
+        found = look(loop, seconds)
+        if seconds > float(sys.argv[2]):
+            has_waited.set()
+        return found
+
+    OwnLoop.goes_on = noted
+    has_waited.wait()
+
+
 if KIND == "loop":
     own_loop(range(20), False)
 elif KIND == "endless loop":
     own_loop(itertools.count(), True)
+elif KIND == "a step before":
+    own_loop(range(1), False)
+    load_for_long()
+    compiled(False).fit(VALUES, LABELS, 32, 10_000, verbose=0)
 elif KIND == "small last batches":
     compiled(False).fit(VALUES[:1000], LABELS[:1000], 300, 10_000, verbose=0)
 elif KIND == "some small batches":

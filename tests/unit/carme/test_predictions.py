@@ -217,6 +217,7 @@ async def test_submit_keeps_and_shows_a_prediction(
     assert await carme(*arguments, "--", "true") == 0
     output = capsys.readouterr()
     assert "carme: Predicted: 1 node, 2 GPUs: 2.0 times as fast as one, 5.0" in output.err
+    assert output.err.count(" (beyond what was measured).\n") == 1
     assert "Job 100 is in the queue" in output.out
     found = (await site.client.job(100)).prediction
     assert found is not None and found.ranks == 2 and found.steps == 36_000 and found.file == str(result)
@@ -250,7 +251,8 @@ async def test_choices_are_shown_and_nothing_is_started(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split("  ")[0] == "CHOICE" and "EXPECTED START" in lines[0] and "GPU-HOURS" in lines[0]
     assert any("1 node, 1 GPU " in line and "cheapest" in line and "10" in line for line in lines)
-    assert any("1 node, 2 GPUs " in line and "chosen" in line for line in lines)
+    assert any("1 node, 2 GPUs* " in line and "chosen" in line for line in lines)
+    assert lines[-1] == "* Beyond what was measured.", "as copies between two GPUs are"
     assert sum("fastest" in line for line in lines) == 1
     assert await carme(*arguments, "--json") == 0
     found = json.loads(capsys.readouterr().out)

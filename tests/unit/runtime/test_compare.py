@@ -200,8 +200,12 @@ def test_the_time_to_half_the_loss_is_that_of_its_steps(result: Result, tmp_path
 
 def test_json_has_what_deep500_has_a_metric_for_under_its_name(result: Result) -> None:
     first, *_, void = results.as_dict(result)["rows"]
-    assert first["deep500"] == {"WallclockTime": pytest.approx(result.rows[0].step.median / 1000)}
+    step = {"WallclockTime": pytest.approx(result.rows[0].step.median / 1000)}
+    assert first["deep500"] == step
     assert "deep500" not in void
+    alike = {"norm": 2.0, "expected": 2.0, "rounding": 0.0}
+    result.rows[0].gradients = {"first": alike | {"distance": 3e-6}, "second": alike | {"distance": 0.0}}
+    assert results.as_dict(result)["rows"][0]["deep500"] == step | {"L2Error": [3e-6, 0.0]}
 
 
 # Energy

@@ -6,11 +6,12 @@ import re
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from carme_runtime.scaling import ScalingError, keras_watching, sampling
+from carme_runtime.scaling import ScalingError, keras_watching, probing, sampling
 from carme_runtime.scaling.ending import failure_sentence
 from carme_runtime.scaling.keras_watching import Drawn, KerasWatch, draw
 from carme_runtime.scaling.sampling import common_batch
@@ -44,8 +45,8 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KerasWatch:
 
     monkeypatch.setattr(keras_watching, "_samples", int)
     monkeypatch.setattr(keras_watching, "_wait_for", lambda result: None)
-    monkeypatch.setattr(keras_watching, "finish", stop)
-    monkeypatch.setattr(keras_watching, "end", stop)
+    monkeypatch.setattr(probing, "finish", stop)
+    monkeypatch.setattr(probing, "end", stop)
     monkeypatch.setattr(KerasWatch, "_profile", lambda self, model, drawn: drawn)
     return KerasWatch(tmp_path / "scale.json", None, 60.0)
 
@@ -106,8 +107,28 @@ def test_a_batch_of_the_usual_size_is_measured() -> None:
     assert len(drawn.sizes) == 50 and len(drawn.moments) == 51 and not drawn.is_over
     assert drawn.data.samples == 32
     alive.clear()
-    drawn = draw(batches(), 0.0, lambda data: data.samples)  # slow ones, too, show which size is usual
-    assert drawn.sizes == [8, 32, 32] and drawn.data.samples == 32
+
+
+@pytest.mark.parametrize(
+    ("each", "sizes"),
+    [(0.1, [8] + 49 * [32]), (1.0, [8] + 8 * [32]), (9.0, [8, 32, 32]), (9.1, [8, 32]), (600.0, [8, 32])],
+)
+def test_drawing_slow_batches_takes_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch, each: float, sizes: list[int]
+) -> None:
+    """Of a minute's probe nine seconds, or 27 for three batches; two show whether one is an epoch's last."""
+    now = 0.0
+    monkeypatch.setattr(keras_watching, "time", SimpleNamespace(perf_counter=lambda: now))
+
+    def batches() -> Iterator[int]:
+        nonlocal now
+        for samples in itertools.chain([8], itertools.repeat(32)):
+            now += each
+            yield samples
+
+    drawn = draw(batches(), sampling.LOADING * 60, int)
+    assert (drawn.sizes, drawn.data, drawn.is_over) == (sizes, 32, False)
+    assert keras_watching.samples_per_s(drawn.sizes, drawn.moments) == pytest.approx(32 / each)
 
 
 class ResourceExhaustedError(Exception):
@@ -149,6 +170,28 @@ def test_what_scripts_lack_that_end_too_early_is_reported() -> None:
     )
     assert "30 steps, and the probe needs 70." in sampling.shortage(30, 60.0, 10)
     assert "it watches 430 steps, or about 1 s, and" in sampling.shortage(80, 5.0, 10)
+
+
+def test_what_trains_on_is_measured_and_not_what_made_the_first_steps(watch: KerasWatch) -> None:
+    """Two models that take turns are no reason to change."""
+    first, second, third = object(), object(), object()
+    for _ in range(2):
+        watch._step(first, next, iter([8]))
+    with pytest.raises(Measured) as found:
+        for _ in range(100):
+            watch._step(second, next, iter([32]))
+            watch._step(third, next, iter([16]))
+    assert found.value.args[0].data == 32 and watch.steps == 43
+
+
+def test_what_trains_now_and_then_between_others_stays_the_one(watch: KerasWatch) -> None:
+    first, others = object(), [object() for _ in range(20)]
+    with pytest.raises(Measured) as found:
+        for _ in range(100):
+            watch._step(first, next, iter([8]))
+            for other in [*others, *others[:1] * 5]:
+                watch._step(other, next, iter([32]))
+    assert found.value.args[0].data == 8 and watch.steps == 43
 
 
 def test_steps_that_keras_makes_in_one_call_are_seen_as_one(watch: KerasWatch) -> None:

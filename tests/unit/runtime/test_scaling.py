@@ -289,6 +289,52 @@ def test_what_would_move_the_limit() -> None:
     assert "staged data, or more workers that load it" in [one.what for one in starved.remedies]
 
 
+def test_what_would_move_the_limit_of_memory() -> None:
+    """A larger batch is no remedy where a rank has no memory for it. What does not run is not faster."""
+    roomy, tight = (small(memory=Memory(100, 10, 100 + count * 10)) for count in (128, 64))
+    assert [one.what for one in predict(roomy, upto=1).remedies] == ["a batch of 128 instead of 64"]
+    assert predict(tight, upto=1).remedies == ()
+    beyond = predict(tight, upto=1, batch=128)
+    assert beyond.strong[-1].limit == "memory"
+    lines = scaling.table(beyond).splitlines()
+    assert "The limit with 1 rank is memory." in lines
+    remedy = "a smaller batch for each rank, or less memory (carme-run --memory-per-rank)"
+    assert f"What would move the limit: {remedy}." in lines
+
+
+def test_a_limit_that_nothing_moves_is_named_as_such() -> None:
+    """Twice the batch on one rank takes twice as long where a sample costs the same."""
+    even = small(timings=(Timing(8, 3.0, 6.0), Timing(64, 24.0, 48.0)), input=Input(800, 0))
+    assert "What would move the limit: staged data" in scaling.table(predict(even, upto=1))
+    skinny = small(timings=(Timing(8, 3.9, 7.8), Timing(64, 24.0, 48.0)))
+    prediction = predict(skinny, Machine(parse_network("400 Gbit/s, 1 us")), upto=8)
+    assert dataclasses.replace(prediction, remedies=()).strong[-1].limit == "skinny matrices"
+    text = scaling.table(dataclasses.replace(prediction, remedies=()))
+    assert (
+        "\nNeither a batch twice as large, bf16 on the wire, a faster network nor staged data would" in text
+    )
+
+
+def test_ranks_of_one_node_are_beyond_no_link() -> None:
+    def reasons(machine: Machine) -> list[tuple[str, ...]]:
+        return [point.extrapolated for point in predict(small(), machine, upto=8).strong]
+
+    copies, links = "copies within a node are assumed, not measured", "links are given, not measured"
+    several = "links of more than two nodes were not measured"
+    given = parse_network("1 Gbit/s, 20 us")
+    assert reasons(Machine(given)) == [(), (links,), (links, several), (links, several)]
+    assert reasons(Machine(given, 2)) == [(), (copies,), (copies, links), (copies, links, several)]
+    assert reasons(Machine(given, 8)) == [(), (copies,), (copies,), (copies,)]
+    measured = Links(((0, 5.0), (MIB, 100.0)), "copies in memory")
+    assert reasons(Machine(given, 8, measured)) == [(), (), (), ()]
+
+
+def test_the_curve_says_what_its_dashes_mean() -> None:
+    measured = Links(((0, 20.0), (MIB, 9000.0)), "measured between nodes")
+    assert ">extrapolated</text>" in scaling.drawing(predict(small(), Machine(measured), upto=4))
+    assert ">extrapolated</text>" not in scaling.drawing(predict(small(), Machine(measured), upto=2))
+
+
 def test_never_more_ranks_than_samples() -> None:
     prediction = predict(small(), upto=1000, batch=6)
     assert [point.ranks for point in prediction.strong] == [1, 2, 4]

@@ -1,10 +1,15 @@
 """What the benchmark of predictions concludes, and in what its ranks are limited."""
 
 import importlib
+import json
+import os
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,16 +74,96 @@ def test_a_probe_takes_at_most_two_minutes(benchmark: Any) -> None:
     assert found == [("probe_seconds_mlp", 70.04, True), ("probe_seconds_cnn", 121.0, False)]
 
 
-@pytest.mark.parametrize(
-    "option", [("--ranks", "3"), ("--ranks", "1"), ("--rates", "fast"), ("--rates", "0")]
-)
-def test_ranks_and_rates_that_cannot_be_measured_are_refused(option: tuple[str, str]) -> None:
-    command = [sys.executable, str(BENCHMARKS / "scaling.py"), *option]
+def run(*options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The benchmark as a program."""
     path = ":".join(entry for entry in sys.path if entry)
-    done = subprocess.run(
-        command, env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=HANG, check=False
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / "scaling.py"), *options],
+        env={"PYTHONPATH": path, "PATH": os.environ["PATH"], **environment},
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
     )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ("--ranks", "3"),
+        ("--ranks", "1"),
+        ("--rates", "fast"),
+        ("--rates", "0"),
+        ("--json", "/nonexistent/result.json"),
+    ],
+)
+def test_what_cannot_be_measured_or_written_is_refused(option: tuple[str, str]) -> None:
+    done = run(*option)
     assert done.returncode == 2 and f"{option[0]}" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_demo_that_does_not_run_is_named_before_anything_is_measured() -> None:
+    done = run("--nodes", "demo", CARME_DEMO="nonesuch")
+    assert done.returncode and "Traceback" not in done.stderr and not done.stdout
+    can_be_looked_for = os.geteuid() == 0 and all(map(shutil.which, ("ip", "tc", "unshare")))
+    if can_be_looked_for and len(os.sched_getaffinity(0)) > 1:
+        assert done.stderr == "The demo's nodes n1 and n2 do not run. Use: sudo ./demo up --no-run\n"
+    else:
+        assert "--nodes demo" in done.stderr
+
+
+def test_between_the_demos_nodes_it_takes_minutes_and_writes_what_is_known(
+    benchmark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine minutes less two for a probe are shared by both rates; a failure leaves the rates before it."""
+    file, seconds, now = tmp_path / "result.json", list[float](), 0.0
+
+    def run(count: int, rate: str, passed: list[str], part: float | None, kind: str) -> Any:
+        nonlocal now
+        seconds.append(float(passed[passed.index("--seconds") + 1]))
+        assert (count, part, kind) == (2, None, "demo") and passed[passed.index("--rounds") + 1] == "3"
+        now += 100.0
+        if rate == "1" and fails:
+            raise SystemExit("A rank failed; see above.")
+        return {"mlp": [turn(100, 55, 60, 52)]}
+
+    monkeypatch.setattr(benchmark, "run", run)
+    monkeypatch.setattr(benchmark, "probe_seconds", lambda model: 70.0)
+    monkeypatch.setattr(benchmark, "can_be_made", lambda: True)
+    clock = SimpleNamespace(monotonic=lambda: now, strftime=time.strftime)
+    monkeypatch.setattr(benchmark, "time", clock)
+    arguments = benchmark.parser().parse_args(["--nodes", "demo", "--json", str(file)])
+    fails = True
+    with pytest.raises(SystemExit):
+        benchmark.measure(arguments, [2], 3, None)
+    assert seconds == [210.0, 320.0], "what the first rate leaves is for the second"
+    content = json.loads(file.read_text())
+    assert not content["complete"] and [*content["rounds"]["2"]] == ["10"]
+    assert content["aims"][0]["name"] == "predicted_step_ms_mlp_2_10gbit"
+    fails = False
+    benchmark.measure(arguments, [2], 3, None)
+    content = json.loads(file.read_text())
+    assert content["complete"] and content["nodes"] == "demo" and [*content["rounds"]["2"]] == ["10", "1"]
+    assert content["aims"][-1]["name"] == "probe_seconds_transformer"
+    progress = capsys.readouterr().err
+    assert "3 rounds of mlp, cnn, transformer, or fewer within 9 minutes" in progress
+    assert "run 2 of 2: 2 ranks, 1 Gbit/s" in progress
+
+
+def test_a_rank_that_fails_ends_the_wait_for_the_others(benchmark: Any) -> None:
+    waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    failing = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    with waiting, failing:
+        with pytest.raises(SystemExit, match="A rank failed"):
+            benchmark.wait_for([waiting, failing])
+        waiting.kill()
+
+
+def test_the_knee_is_judged_by_rounds_that_all_numbers_of_ranks_have(benchmark: Any) -> None:
+    """Where time is short, each has as many as it takes."""
+    two, four = [turn(100, 55, 60, 52)], [turn(100, 30, 50, 26), turn(100, 30, 50, 26)]
+    near, _ = benchmark.judged_knees({2: {"1": {"mlp": two}}, 4: {"1": {"mlp": four}}})
+    assert sum(near["measured"].values()) == 5
 
 
 #: Computes for 0.3 s, and prints how long that took.

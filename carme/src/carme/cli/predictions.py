@@ -19,6 +19,7 @@ __all__ = ["NOT_POSSIBLE", "add", "choice_words", "of", "show", "size_words"]
 
 #: When a choice starts that this site cannot start.
 NOT_POSSIBLE = "not possible"
+_BEYOND = "* Beyond what was measured."
 _MOST_NODES, _MOST_GPUS = 1024, 16  # that a result may have rows for
 
 
@@ -93,7 +94,7 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
         row = one.row
         rows.append(
             [
-                size_words(one),
+                f"{size_words(one)}{'*' if row.extrapolated else ''}",
                 f"{row.speedup:.1f}",
                 percent(row.efficiency),
                 hours_words(one.hours) if one.hours is not None else f"{row.step_ms:.3g} ms a step",
@@ -105,6 +106,8 @@ def show(options: argparse.Namespace, start: Callable[[int, int], str] | None = 
         )
     titles = ["CHOICE", "TIMES AS FAST", "EFFICIENCY", "TIME", "GPU-HOURS" if options.gpus else "NODE-HOURS"]
     print_table([*titles, "LIMIT", *(["EXPECTED START"] if start else []), ""], rows)
+    if any(one.row.extrapolated for one in found):
+        print(_BEYOND)
     return 0
 
 
@@ -144,7 +147,7 @@ def choice_words(choice: Choice) -> str:
     row = choice.row
     return (
         f"{size_words(choice)}: {row.speedup:.1f} times as fast as one, {time}{cost}, "
-        f"efficiency {percent(row.efficiency)}"
+        f"efficiency {percent(row.efficiency)}{' (beyond what was measured)' if row.extrapolated else ''}"
     )
 
 

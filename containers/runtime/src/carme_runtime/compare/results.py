@@ -164,11 +164,20 @@ def as_dict(result: Result) -> dict[str, Any]:
                 "step_ms": dataclasses.asdict(row.step),
                 "samples_per_s": dataclasses.asdict(row.rate),
                 "half_loss_s": dataclasses.asdict(row.half_loss_s) if row.half_loss_s else None,
-                # What Deep500 has a metric for, under its name and in its unit.
-                "deep500": {"WallclockTime": row.step.median / 1000},
+                "deep500": _as_deep500(row),
             }
         rows.append(shown)
     return {"version": VERSION} | dataclasses.asdict(result) | {"rows": rows}
+
+
+def _as_deep500(row: Row) -> dict[str, Any]:
+    """What Deep500 has a metric for, under its name and in its unit.
+
+    `L2Error` is, for each weight in the order of `gradients`, the Euclidean norm of what its gradient in the
+    first step differs by from the right one.
+    """
+    errors = [distance["distance"] for distance in row.gradients.values()]
+    return {"WallclockTime": row.step.median / 1000} | ({"L2Error": errors} if errors else {})
 
 
 def save(result: Result, file: Path) -> None:

@@ -13,7 +13,7 @@ from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.measuring import first_run
 from carme_runtime.scaling.profiles import Profile
 from carme_runtime.scaling.replay import Call, Repeated, Result, tensors
-from carme_runtime.scaling.sampling import Step
+from carme_runtime.scaling.sampling import Step, links_of
 from carme_runtime.scaling.shown import Advice
 from carme_runtime.scaling.watching import profile_of
 
@@ -44,7 +44,7 @@ def advise(
         seconds: About how long to measure.
 
     Raises:
-        ScalingError: No batch comes, or the model cannot be run with it.
+        ScalingError: No batch comes, the model cannot be run with it, or the network cannot be read.
     """
     batch = next(iter(loader), None)
     if batch is None:
@@ -67,6 +67,7 @@ def measure(
 
     With an optimizer, its steps are measured, too, and the model is trained by some of them.
     """
+    links = links_of(network)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     moved = [tensor.to(device) for tensor in tensors(batch)]
     if not moved or not moved[0].ndim:
@@ -79,7 +80,7 @@ def measure(
         first_run(repeated, len(moved[0]))
         steps = [_step(repeated, len(moved[0]), optimizer) for _ in range(_STEPS)]
         state = [value for saved in optimizer.state.values() for value in saved.values()] if optimizer else []
-        return profile_of(repeated, steps, network=network, loader=loader, state=state, seconds=seconds)
+        return profile_of(repeated, steps, links=links, loader=loader, state=state, seconds=seconds)
 
 
 class _Loss(nn.Module):

@@ -8,7 +8,6 @@ and their parts when they are made again.
 
 import functools
 import statistics
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,27 +17,24 @@ from types import ModuleType
 from typing import Any
 
 from carme_runtime.graph import Timing
-from carme_runtime.scaling.ending import end, failure_sentence
+from carme_runtime.scaling.ending import end
+from carme_runtime.scaling.own_loops import OwnLoop
+from carme_runtime.scaling.probing import Probe
 from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.sampling import (
-    FEWEST,
-    LEAST,
     LOADING,
-    LONGEST,
-    MOST,
     REPLAYING,
     WARM,
-    WATCHING,
     Step,
     common_batch,
-    finish,
+    draws_another,
     is_loaded_ahead,
-    links_of,
     shortage,
     spread,
 )
 
 _FEWEST_BATCHES, _BATCHES = 3, 50  # that are drawn to see their sizes and how fast they come
+_ANY_BATCHES = 2  # of them however slowly they come: a single one may be the small last one of an epoch
 _IN_BUFFERS = 3  # batches that may have been loaded while the script computed
 _OWN_LOOP = (
     "The script trains in a loop of its own, and on TensorFlow the probe sees steps of Keras' "
@@ -71,27 +67,23 @@ class Drawn:
         if self.data is None or common > known:
             self.data, self._samples = data, samples
 
+    def goes_on(self, seconds: float) -> bool:
+        """Whether to draw another one, where drawing is to take so many seconds."""
+        if len(self.sizes) < _ANY_BATCHES:
+            return True
+        spent, last = self.moments[-1] - self.moments[0], self.moments[-1] - self.moments[-2]
+        return draws_another(len(self.sizes), _FEWEST_BATCHES, spent, last, seconds)
 
-class KerasWatch:
-    """Of one process.
 
-    Args:
-        file: Where the result is written.
-        network: The links' description, if one was given.
-        seconds: About how long to measure.
-    """
+class KerasWatch(Probe):
+    """The probe of one process; see `Probe`. Nothing shows the sizes of fit's batches that are watched."""
 
     def __init__(self, file: Path, network: str | None, seconds: float) -> None:
-        self._file, self._network, self._seconds = file, network, seconds
-        self.steps = 0
-        self.over = False
-        self._has_own_loop = False
+        super().__init__(file, network, seconds)
+        self._own_loop = OwnLoop(seconds)
         self._in_step = False
-        self._model: Any = None
         self._iterator: Any = None  # of the last step: fit has one for each epoch
-        self._began = 0.0
         self._together = 1  # steps that Keras makes in one call
-        self._watched: list[Step] = []  # those that count; nothing shows the sizes of fit's batches
 
     def watch_trainer(self, trainer: ModuleType) -> None:
         """Let models call us for each step that they train. Gets Keras' module of it."""
@@ -117,36 +109,34 @@ class KerasWatch:
 
         @functools.wraps(apply)
         def applied(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if not (self._in_step or self._has_own_loop):
-                self._has_own_loop = True
-                # The loop may be compiled: then its next steps do not come by here.
-                waiting = threading.Timer(self._seconds, self._end_own_loop)
-                waiting.daemon = True
-                waiting.start()
+            if not self._in_step:
+                is_first = not self._own_loop.is_seen
+                self._own_loop.note(optimizer)
+                if is_first:
+                    self._own_loop.follow(self._waits_for_fit, lambda: end(_OWN_LOOP))
             return apply(optimizer, *args, **kwargs)
 
         kind.apply = applied
 
-    def _end_own_loop(self) -> None:
-        if self._model is None and not self.over:
-            end(_OWN_LOOP)
+    def _waits_for_fit(self) -> bool:
+        return self._followed is None and not self.over
 
     def shortage(self) -> str:
         """What is missing for a result; empty: nothing was seen that could have one."""
         if self.steps:
             return shortage(self.steps, self._seconds, self._together)
-        return _OWN_LOOP if self._has_own_loop else ""
+        return _OWN_LOOP if self._own_loop.is_seen else ""
 
     def _step(self, model: Any, known: Callable[[Any], Any], iterator: Any) -> Any:
         """Make a step of the script, and look at it."""
-        if self.over or self._model not in (None, model):
+        if self.over or not self._follows(model):
             return known(iterator)
-        self._model = model
         is_first, self._iterator = iterator is not self._iterator, iterator
         is_stream = hasattr(iterator, "element_spec")
         drawn = [] if is_stream else list(iterator)
         batch = _samples(drawn[0]) if drawn else 0
-        if self._is_enough(batch):
+        since = time.perf_counter() - self._began
+        if self._is_enough(since, batch):
             self._measure(model, iterator if is_stream else iter(drawn), is_first)
         begin = time.perf_counter()
         self._in_step = True
@@ -163,14 +153,6 @@ class KerasWatch:
             self._watched.append(Step(whole=(now - begin) / count, batch=batch))
         return result
 
-    def _is_enough(self, batch: int) -> bool:
-        count, seconds = len(self._watched), time.perf_counter() - self._began
-        if count >= FEWEST and seconds >= LONGEST:
-            return True
-        if count and batch != statistics.mode(step.batch for step in self._watched):
-            return False  # such as the last one of an epoch
-        return count >= MOST or (count >= LEAST and seconds >= WATCHING * self._seconds)
-
     def _measure(self, model: Any, iterator: Iterator[Any], is_first: bool) -> None:
         """Measure, write the result, and end the script.
 
@@ -182,13 +164,8 @@ class KerasWatch:
             # Keras would warn that the epoch ends early.
             warnings.filterwarnings("ignore", "Your input ran out of data")
             return
-        if not drawn.sizes:
-            return
-        self.over = True
-        try:
-            finish(self._profile(model, drawn), self._file)
-        except Exception as error:  # whatever it is, the script has nothing to do with it
-            end(failure_sentence(error))
+        if drawn.sizes:
+            self._conclude(lambda: self._profile(model, drawn))
 
     def _profile(self, model: Any, drawn: Drawn) -> Profile:
         """Raises ScalingError."""
@@ -212,7 +189,7 @@ class KerasWatch:
             spread=spread(took),
             input=Input(rate, int(ahead)) if rate else Input(),
             memory=step.memory(timings[0].samples),
-            links=links_of(self._network),
+            links=self._links,
         )
 
 
@@ -258,8 +235,7 @@ def draw(iterator: Iterator[Any], seconds: float, samples: Callable[[Any], int])
         samples: How many a batch has.
     """
     drawn = Drawn()
-    until = drawn.moments[0] + seconds
-    while len(drawn.sizes) < _BATCHES and (len(drawn.sizes) < _FEWEST_BATCHES or drawn.moments[-1] < until):
+    while len(drawn.sizes) < _BATCHES and drawn.goes_on(seconds):
         data = next(iterator, None)
         if data is None:
             drawn.is_over = True

@@ -16,10 +16,11 @@ from carme_runtime.scaling.ending import lacks_memory
 from carme_runtime.scaling.errors import ScalingError
 from carme_runtime.scaling.profiles import MOST_FILLED, Gradient, Input, Memory
 from carme_runtime.scaling.replay import Repeated, Replay, mapped
-from carme_runtime.scaling.sampling import batches, timings
+from carme_runtime.scaling.sampling import batches, draws_another, timings
 
 _ROUNDS, _LEAST_ROUNDS = 25, 3
 _LAYERS, _LAYER_ROUNDS = 40, 3
+_FEWEST_BATCHES = 2  # that a loader delivers, where they do not take too long
 _ZERO_BLOCK = 256  # bytes: as zeros.hpp of the core
 
 
@@ -36,11 +37,17 @@ def measured(
             "No call of a model with parameters and a batch of tensors was seen.",
             "Let the script call a torch.nn.Module, or a Keras model, in each step.",
         )
-    sizes = batches(batch)
     first_run(repeated, batch)
-    sizes = [size for size in sizes if size == batch or _takes(repeated, size)]
+    end = time.monotonic() + seconds
+    sizes = [batch]
+    for size in reversed(batches(batch)[:-1]):
+        # A compiled model may be compiled anew for each, which may take longer than all of the measuring.
+        if time.monotonic() > end:
+            break
+        if _takes(repeated, size):
+            sizes.insert(0, size)
     runs: dict[int, list[Replay]] = {size: [] for size in sizes}
-    order, end = list(sizes), time.monotonic() + seconds
+    order = list(sizes)
     for turn in range(_ROUNDS):
         random.Random(turn).shuffle(order)
         for size in order:
@@ -166,11 +173,11 @@ def input_of(loader: Any, seconds: float) -> Input:
     """How fast a loader delivers by itself."""
     workers = int(getattr(loader, "num_workers", 0) or 0)
     ahead = workers * int(getattr(loader, "prefetch_factor", None) or 2)
-    end = time.monotonic() + seconds
     counts: list[tuple[float, int]] = [(time.perf_counter(), 0)]
     for batch in loader:
         counts.append((time.perf_counter(), length(batch)))
-        if time.monotonic() >= end and len(counts) > 2:
+        spent, last = counts[-1][0] - counts[0][0], counts[-1][0] - counts[-2][0]
+        if not draws_another(len(counts) - 1, _FEWEST_BATCHES, spent, last, seconds):
             break
     # What was loaded while workers started says nothing of their rate.
     begin = min(1 + ahead, len(counts) - 2) if workers else 0

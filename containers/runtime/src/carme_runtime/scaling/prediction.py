@@ -64,10 +64,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Remedy:
-    """What would move the limit, and how many times as fast training would then be."""
+    """What would move the limit, and how many times as fast training would then be; 1: it can run at all."""
 
     what: str
-    faster: float
+    faster: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -175,8 +175,7 @@ def _points(
 
 def binding(profile: Profile, machine: Machine, ranks: int, batch: float) -> str:
     """The limit without which the step would gain the most; `none`: computing, which more ranks share."""
-    memory = profile.memory
-    if memory.limit_bytes and memory.fixed_bytes + batch * memory.bytes_per_sample > memory.limit_bytes:
+    if not _fits(profile, batch):
         return MEMORY
     step = simulate(profile, ranks, batch, machine).ms
     without = {
@@ -190,6 +189,13 @@ def binding(profile: Profile, machine: Machine, ranks: int, batch: float) -> str
     return name if gains[name] >= _BINDS_FROM else NONE
 
 
+def _fits(profile: Profile, batch: float) -> bool:
+    """Whether a rank has the memory for so many samples, as far as that is known."""
+    memory = profile.memory
+    needed = memory.fixed_bytes + batch * memory.bytes_per_sample
+    return not memory.limit_bytes or needed <= memory.limit_bytes
+
+
 def _extrapolated(profile: Profile, machine: Machine, ranks: int, batch: float) -> tuple[str, ...]:
     reasons = []
     smallest, largest = profile.timings[0].samples, profile.timings[-1].samples
@@ -197,9 +203,12 @@ def _extrapolated(profile: Profile, machine: Machine, ranks: int, batch: float) 
         reasons.append(f"batches below {smallest} were not measured")
     if batch > largest:
         reasons.append(f"batches above {largest} were not measured")
-    if ranks > 1 and machine.links.source.startswith(("assumed", "given")):
+    nodes = -(-ranks // machine.ranks_per_node)
+    if min(ranks, machine.ranks_per_node) > 1 and machine.near.source.startswith("assumed"):
+        reasons.append("copies within a node are assumed, not measured")
+    if nodes > 1 and machine.links.source.startswith(("assumed", "given")):
         reasons.append(f"links are {machine.links.source.partition(':')[0]}, not measured")
-    if ranks > 2:
+    if nodes > 2:
         reasons.append("links of more than two nodes were not measured")
     return tuple(reasons)
 
@@ -235,6 +244,8 @@ def _interval(profile: Profile, machine: Machine, ranks: int, batch: float) -> t
 def _remedies(profile: Profile, machine: Machine, point: Point, batch: int) -> tuple[Remedy, ...]:
     """What would make training faster with as many ranks, the most useful first."""
     ranks, each = point.ranks, point.batch
+    if point.limit == MEMORY:
+        return (Remedy("a smaller batch for each rank, or less memory (carme-run --memory-per-rank)"),)
 
     def faster(ms: float, samples: float = 1.0) -> float:
         return samples * point.step.ms / ms
@@ -244,11 +255,12 @@ def _remedies(profile: Profile, machine: Machine, point: Point, batch: int) -> t
 
     links = machine.links
     quicker = replace(links, times=tuple((size, time / 4) for size, time in links.times))
+    larger = Remedy(
+        f"a batch of {2 * batch} instead of {batch}",
+        faster(simulate(profile, ranks, 2 * each, machine).ms, 2),
+    )
     options = [
-        Remedy(
-            f"a batch of {2 * batch} instead of {batch}",
-            faster(simulate(profile, ranks, 2 * each, machine).ms, 2),
-        ),
+        *([larger] if _fits(profile, 2 * each) else []),
         Remedy("bf16 on the wire", faster(with_machine(replace(machine, wire=machine.wire / 2)))),
         Remedy("a network four times as fast", faster(with_machine(replace(machine, links=quicker)))),
         Remedy(

@@ -80,7 +80,7 @@ class Notes:
     def add(self, module: nn.Module, call: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
         """A module was called and returned `result`."""
         number = len(self.calls)
-        self.calls.append(Call(module, call, self._noted(args), self._noted(kwargs)))
+        self.calls.append(Call(module, as_now(call), self._noted(args), self._noted(kwargs)))
         for place, tensor in enumerate(tensors(result)):
             # Kept, so that no other tensor gets its identity.
             self._results[id(tensor)] = (tensor, Result(number, place))
@@ -91,6 +91,23 @@ class Notes:
             return known[1] if known else tensor.detach()
 
         return mapped(given, detached)
+
+
+def as_now(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, later in the precision in which a script computes now (autocast)."""
+    kinds = [
+        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+    ]
+    if not kinds:
+        return call
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for kind, number_type in kinds:
+                stack.enter_context(torch.autocast(kind, dtype=number_type))
+            return call(*args, **kwargs)
+
+    return computed
 
 
 def batch_of(calls: list[Call]) -> int:

@@ -1,4 +1,4 @@
-"""What probes of all frameworks share: which steps count, which batches are measured, and how it ends."""
+"""Which steps of a script count, which batches are measured, and what a profile has of them."""
 
 import math
 import os
@@ -22,6 +22,7 @@ WARM, LEAST, MOST = 3, 4, 40  # steps that do not count, that do, and that are e
 LONGEST, FEWEST = 50.0, 2  # seconds of watching, with so few steps
 # Of the seconds to measure: watching as a rule, making steps again, and loading.
 WATCHING, REPLAYING, LOADING = 0.2, 0.6, 0.15
+_FEW = 3  # times the seconds of loading, which a few slow batches may take
 _SAME_BATCH = 0.5  # of the steps, at least
 _SIZES = 7
 
@@ -73,6 +74,21 @@ def common_batch(sizes: Sequence[int], last: int | None = None) -> int:
             "Let most steps have the same size.",
         )
     return batch
+
+
+def draws_another(count: int, fewest: int, spent: float, last: float, seconds: float) -> bool:
+    """Whether to draw another batch, to see how fast they come.
+
+    Args:
+        count: Of those that were drawn.
+        fewest: Of those that are wanted in any case, unless they come so slowly that they take too long.
+        spent: Seconds so far,
+        last: and for the last one.
+        seconds: That drawing is to take.
+    """
+    if count < fewest:
+        return spent + last <= _FEW * seconds
+    return spent < seconds
 
 
 def batches(batch: int) -> list[int]:

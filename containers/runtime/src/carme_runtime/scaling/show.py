@@ -8,7 +8,7 @@ from typing import Any
 from carme_runtime.graph.show import columns
 from carme_runtime.options import USUAL_EFFICIENCY
 from carme_runtime.out_of_core.sizes import show_size
-from carme_runtime.scaling.prediction import NONE, Point, Prediction
+from carme_runtime.scaling.prediction import NONE, Point, Prediction, Remedy
 
 _RESTLESS = 0.2  # standard deviation of steps, as a part of them, from which on a probe is rough
 _LATE = (
@@ -54,21 +54,24 @@ def advice(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> list
     """Sentences about what to ask for; `efficiency` as in `table`."""
     knee = next(point for point in prediction.strong if point.ranks == prediction.knee)
     fastest, last = prediction.fastest, prediction.strong[-1]
+    at = next((point for point in prediction.strong if point.ranks > knee.ranks), last)
     lines = [
         f"With an efficiency of {efficiency:g} % or more, "
         f"{counted(prediction.most_ranks(efficiency / 100))} can share the batch.",
         f"{choice(knee)}; {choice(fastest)}." if fastest.ranks != knee.ranks else f"{choice(knee)}.",
     ]
     if knee.ranks < last.ranks:
-        following = next(point for point in prediction.strong if point.ranks > knee.ranks)
-        lines.append(
-            f"More than {counted(knee.ranks)} bring little: the limit is {_reason(following, prediction)}."
-        )
+        lines.append(f"More than {counted(knee.ranks)} bring little: the limit is {_reason(at, prediction)}.")
     elif last.limit != NONE:
-        lines.append(f"The limit with {last.ranks} ranks is {_reason(last, prediction)}.")
+        lines.append(f"The limit with {counted(last.ranks)} is {_reason(last, prediction)}.")
     if prediction.remedies:
-        several = "; ".join(f"{one.what} ({one.faster:.2f} times as fast)" for one in prediction.remedies)
+        several = "; ".join(map(_remedy, prediction.remedies))
         lines.append(f"What would move the limit: {several}.")
+    elif at.limit != NONE:
+        lines.append(
+            "Neither a batch twice as large, bf16 on the wire, a faster network nor staged data would make "
+            "it 5 % faster."
+        )
     if (spread := prediction.profile.spread) >= _RESTLESS:
         lines.append(
             f"The probe's steps differ by {100 * spread:.0f} % (standard deviation), so take all of this as "
@@ -76,6 +79,10 @@ def advice(prediction: Prediction, efficiency: float = USUAL_EFFICIENCY) -> list
             "own."
         )
     return lines
+
+
+def _remedy(one: Remedy) -> str:
+    return f"{one.what} ({one.faster:.2f} times as fast)" if one.faster > 1 else one.what
 
 
 def choice(point: Point) -> str:
@@ -193,7 +200,8 @@ def drawing(prediction: Prediction) -> str:
         f"<title>{escape(choice(p))}, limit: {p.limit}</title></circle>"
         for p in strong
     ]
-    return "\n".join([*parts, *_legend([p.limit for p in strong]), "</svg>"]) + "\n"
+    legend = _legend([p.limit for p in strong], any(p.extrapolated for p in strong))
+    return "\n".join([*parts, *legend, "</svg>"]) + "\n"
 
 
 def _axes(counts: list[int], x: Any, y: Any) -> list[str]:
@@ -211,7 +219,7 @@ def _axes(counts: list[int], x: Any, y: Any) -> list[str]:
     return parts
 
 
-def _legend(limits: list[str]) -> list[str]:
+def _legend(limits: list[str], are_some_extrapolated: bool) -> list[str]:
     left = _LEFT + _PLOT_WIDTH + 20
     entries = [("#888", "ideal"), ("#4c78a8", "strong, 80 %"), ("#72b7b2", "weak")]
     parts = [
@@ -220,8 +228,16 @@ def _legend(limits: list[str]) -> list[str]:
         for place, (color, text) in enumerate(entries)
     ]
     parts.append(f'<text x="{left}" y="{_TOP + 90}">Limit:</text>')
-    return parts + [
+    names = list(dict.fromkeys(limits))
+    parts += [
         f'<circle cx="{left + 7}" cy="{_TOP + 106 + 20 * place}" r="5" fill="{_COLORS[limit]}"/>'
         f'<text x="{left + 20}" y="{_TOP + 110 + 20 * place}">{limit}</text>'
-        for place, limit in enumerate(dict.fromkeys(limits))
+        for place, limit in enumerate(names)
     ]
+    if are_some_extrapolated:
+        y = _TOP + 106 + 20 * len(names)
+        parts.append(
+            f'<circle cx="{left + 7}" cy="{y}" r="5" fill="none" stroke="black" stroke-dasharray="2 2"/>'
+            f'<text x="{left + 20}" y="{y + 4}">extrapolated</text>'
+        )
+    return parts

@@ -17,6 +17,14 @@ PROBE, NETWORK, SECONDS = "CARME_SCALE_PROBE", "CARME_SCALE_NETWORK", "CARME_SCA
 OPTIONS_WITH_VALUE = ("--scale-result", "--scale-seconds", "--network")
 USUAL_SECONDS, _LONGEST = 60.0, 120.0
 _USUAL_RESULT = Path("scale.json")
+_MEASURED = (
+    "PyTorch (it calls a model and steps an optimizer), with Keras on PyTorch, or with Keras' fit or "
+    "train_on_batch on TensorFlow"
+)
+_INSTEAD = "compare the steps of carme-run -n 1 and -n 2 with --backend"
+_ONE_PROGRAM = "cannot be measured: JAX compiles a step as one program, which shows none of its parts."
+_UNKNOWN = "cannot be measured: the probe does not know its steps."
+_PROBE_ANOTHER = f"Probe the same model in a script that trains with {_MEASURED}, or {_INSTEAD}"
 _chosen: list[tuple[Path, str | None, float]] = []
 
 
@@ -92,7 +100,7 @@ def checked(options: argparse.Namespace, code: int) -> int:
         return code
     print(
         "carme-run --scale-probe: The script made no step with PyTorch or Keras, so nothing was measured. "
-        "Name a script that trains with PyTorch, or with Keras on PyTorch or TensorFlow.",
+        f"Name a script that trains with {_MEASURED}. Or {_INSTEAD} NAME.",
         file=sys.stderr,
     )
     return NO_RESULT
@@ -109,7 +117,7 @@ def watch() -> None:
         return
     from carme_runtime.scaling.watching import Watch
 
-    watch = Watch(*chosen)
+    watch = _begin(Watch, *chosen)
     watch.install()
     _follow(watch, chosen[0])
 
@@ -129,7 +137,7 @@ def _take() -> tuple[Path, str | None, float] | None:
 
 
 class _Finder:
-    """Changes modules of Keras when they are imported: it imports the trainer of its backend alone."""
+    """Changes modules when they are imported; of Keras the trainer of its backend alone is."""
 
     watch: Any = None
 
@@ -138,6 +146,9 @@ class _Finder:
         changes: dict[str, Callable[[ModuleType], None]] = {
             "keras.src.backend.tensorflow.trainer": cls._train_on_tensorflow,
             "keras.src.backend.jax.trainer": _train_on_jax,
+            "optax": _train_with_optax,
+            "mxnet.gluon.trainer": _train_with_mxnet,
+            "tf_keras.src.engine.training": _train_with_tf_keras,
         }
         return changed_spec(name, path, changes[name]) if name in changes else None
 
@@ -148,7 +159,7 @@ class _Finder:
             return
         from carme_runtime.scaling.keras_watching import KerasWatch
 
-        cls.watch = KerasWatch(*chosen)
+        cls.watch = _begin(KerasWatch, *chosen)
         cls.watch.watch_trainer(trainer)
         # The trainer has imported it.
         if optimizers := sys.modules.get("keras.src.optimizers.base_optimizer"):
@@ -159,20 +170,51 @@ class _Finder:
 def _train_on_jax(trainer: ModuleType) -> None:
     if _take() is None:
         return
+    refuse = _refuse(f"Keras on JAX {_ONE_PROGRAM} Use KERAS_BACKEND=tensorflow or torch for the probe.")
     kind: Any = trainer.JAXTrainer
-    kind.make_train_function = _refuse_jax
+    kind.make_train_function = refuse
     # The trainer has imported it; loops of the script's own use it.
     if optimizers := sys.modules.get("keras.src.optimizers.base_optimizer"):
         base: Any = optimizers.BaseOptimizer
-        base.apply = _refuse_jax
+        base.apply = refuse
 
 
-def _refuse_jax(*_: Any, **__: Any) -> NoReturn:
-    """In place of what begins training: all of it would be in vain."""
-    end(
-        "Keras on JAX cannot be measured: JAX compiles a step as one program, which shows none of its "
-        "parts. Use KERAS_BACKEND=tensorflow or torch for the probe."
-    )
+def _train_with_optax(optax: ModuleType) -> None:
+    """Flax calls this, too. What updates its weights by itself ends as any script that is not measured."""
+    if _take() is not None:
+        module: Any = optax
+        module.apply_updates = _refuse(f"A program of JAX {_ONE_PROGRAM} {_PROBE_ANOTHER} jax.")
+
+
+def _train_with_mxnet(trainer: ModuleType) -> None:
+    if _take() is not None:
+        kind: Any = trainer.Trainer
+        kind.step = _refuse(f"MXNet {_UNKNOWN} {_PROBE_ANOTHER} mxnet.")
+
+
+def _train_with_tf_keras(training: ModuleType) -> None:
+    if _take() is not None:
+        kind: Any = training.Model
+        kind.make_train_function = _refuse(
+            f"tf_keras, the Keras before Keras 3, {_UNKNOWN} {_PROBE_ANOTHER} tensorflow."
+        )
+
+
+def _refuse(sentence: str) -> Callable[..., NoReturn]:
+    """What stands in the place of what begins training: all of it would be in vain."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        end(sentence)
+
+    return refuse
+
+
+def _begin(kind: Callable[[Path, str | None, float], Any], *chosen: Any) -> Any:
+    """A probe; the script ends where it cannot be one, before it trains in vain."""
+    try:
+        return kind(*chosen)
+    except CarmeRuntimeError as error:
+        end(str(error))
 
 
 def _follow(watch: Any, file: Path) -> None:

@@ -7,7 +7,6 @@ import statistics
 import sys
 import threading
 import time
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +14,33 @@ import torch
 from torch import nn
 from torch.utils import data
 
-from carme_runtime.errors import CarmeRuntimeError
+from carme_runtime.graph import Links
 from carme_runtime.scaling import measuring
-from carme_runtime.scaling.ending import end
+from carme_runtime.scaling.probing import Probe
 from carme_runtime.scaling.profiles import Input, Profile
 from carme_runtime.scaling.replay import Call, Notes, Repeated, batch_of
 from carme_runtime.scaling.sampling import (
-    FEWEST,
-    LEAST,
     LOADING,
-    LONGEST,
-    MOST,
     REPLAYING,
     WARM,
-    WATCHING,
     Step,
     common_batch,
-    finish,
-    links_of,
     shortage,
     spread,
 )
 
 
-class Watch:
-    """Of one process.
-
-    Args:
-        file: Where the result is written.
-        network: The links' description, if one was given.
-        seconds: About how long to measure.
-    """
+class Watch(Probe):
+    """The probe of one process; see `Probe`."""
 
     def __init__(self, file: Path, network: str | None, seconds: float) -> None:
-        self._file, self._network, self._seconds = file, network, seconds
-        self.steps = 0
-        self.over = False
-        self._watched: list[Step] = []
+        super().__init__(file, network, seconds)
         self._step, self._notes = Step(), Notes()
-        self._began = self._last = 0.0
+        self._last = 0.0
         self._depth = 0
         self._in_backward = False
         self._thread = threading.main_thread().ident
         self._loader: Any = None
-        self._optimizer: weakref.ref[Any] | None = None
         self._keras = False
 
     def install(self) -> None:
@@ -150,13 +132,8 @@ class Watch:
         base.apply = applied
 
     def _stepped(self, optimizer: Any) -> None:
-        """An optimizer has made a step. Where there are several, the first of them counts."""
-        if not self._watches():
-            return
-        known = self._optimizer() if self._optimizer else None
-        if known is None:
-            self._optimizer = weakref.ref(optimizer)
-        elif known is not optimizer:
+        """An optimizer has made a step. Where there are several, one of them counts."""
+        if not self._watches() or not self._follows(optimizer):
             return
         now = self._now()
         step, notes, last = self._step, self._notes, self._last
@@ -168,27 +145,7 @@ class Watch:
         step.whole, step.batch = now - last, batch_of(notes.calls)
         self._watched.append(step)
         if self._is_enough(now - self._began, step.batch):
-            self._measure(notes.calls, optimizer)
-
-    def _is_enough(self, seconds: float, batch: int) -> bool:
-        count = len(self._watched)
-        if count >= FEWEST and seconds >= LONGEST:
-            return True
-        if batch != self._batch():
-            return False  # such as the last one of an epoch
-        return count >= MOST or (count >= LEAST and seconds >= WATCHING * self._seconds)
-
-    def _batch(self) -> int:
-        return statistics.mode(step.batch for step in self._watched)
-
-    def _measure(self, calls: list[Call], optimizer: Any) -> None:
-        """Measure, write the result, and end the script."""
-        self.over = True
-        try:
-            profile = self._profile(calls, optimizer)
-        except CarmeRuntimeError as error:
-            end(str(error))
-        finish(profile, self._file)
+            self._conclude(lambda: self._profile(notes.calls, optimizer))
 
     def _profile(self, calls: list[Call], optimizer: Any) -> Profile:
         """Raises ScalingError."""
@@ -199,7 +156,7 @@ class Watch:
             return profile_of(
                 repeated,
                 same,
-                network=self._network,
+                links=self._links,
                 loader=self._loader,
                 state=_state(optimizer),
                 seconds=self._seconds,
@@ -210,7 +167,7 @@ def profile_of(
     repeated: Repeated,
     steps: list[Step],
     *,
-    network: str | None,
+    links: Links,
     loader: Any,
     state: list[Any],
     seconds: float,
@@ -240,7 +197,7 @@ def profile_of(
         input=measuring.input_of(loader, LOADING * seconds) if loader is not None else Input(),
         memory=measuring.memory(repeated, sizes, state),
         layers=measuring.layers(repeated, sizes) if len(sizes) > 1 else (),
-        links=links_of(network),
+        links=links,
     )
 
 
