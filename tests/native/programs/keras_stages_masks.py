@@ -101,8 +101,7 @@ def over_two_cuts():
     tokens = keras.Input((LENGTH,), dtype="int32")
     first = embedded(tokens)
     hidden = layers.LSTM(6, return_sequences=True)(split(first, "first"))
-    skip = split(split(first, "skip_1"), "skip_2")
-    hidden = layers.Add()([split(hidden, "second"), skip])
+    hidden = layers.Add()([split(hidden, "second"), split(first, "skip")])
     return keras.Model(tokens, layers.Dense(3)(layers.LSTM(4)(hidden))), sentences(), classes()
 
 

@@ -157,8 +157,8 @@ class PipelineSteps(Steps):
         changing, several = self._graph.carried.changing, self._pipe.plan().schedule.micro_batches
         if changing and several > 1 and self._world.is_master:
             log.warning(
-                "Layer %s changes its variables in each of the %d micro-batches, so results differ from those of "
-                "a single process. Use micro_batches=1 to avoid that.",
+                "Layer %s changes its variables in each of the %d micro-batches, so results differ from those "
+                "of a single process. Use micro_batches=1 to avoid that.",
                 changing[0],
                 several,
             )
@@ -457,7 +457,7 @@ class PipelineSteps(Steps):
     def _weighs(self) -> bool:
         """Whether a loss is a mean over what masks let through."""
         ignores = any(ignored_class(entry.loss) is not None for entry in self._entries())
-        return bool(self._graph.carried.results or ignores)
+        return bool(self._entries() and (self._graph.carried.results or ignores))
 
     def _count_before(self, inputs: Any, y: Any, weights: Any) -> None:
         """Count what a batch's losses are divided by, before its outputs are there. Raises InvalidCall."""
