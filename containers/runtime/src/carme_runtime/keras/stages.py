@@ -157,8 +157,8 @@ class PipelineSteps(Steps):
         changing, several = self._graph.carried.changing, self._pipe.plan().schedule.micro_batches
         if changing and several > 1 and self._world.is_master:
             log.warning(
-                "Layer %s changes its variables in each of the %d micro-batches, so results differ from those "
-                "of a single process. Use micro_batches=1 to avoid that.",
+                "Layer %s changes its variables in each of the %d micro-batches, so results differ from "
+                "those of a single process. Use micro_batches=1 to avoid that.",
                 changing[0],
                 several,
             )
