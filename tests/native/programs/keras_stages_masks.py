@@ -275,9 +275,9 @@ def group(*cases):
 
 
 GROUPS = {
-    "inside": group(attention, lstm, merged, masking, dropped, cut_by_itself),
-    "outputs": group(tagged, tagged_twice, ignoring, penalized),
-    "three": lambda: compare(over_two_cuts, micro_batches=4),
+    "inside": group(attention, lstm, masking, dropped, cut_by_itself),
+    "outputs": group(tagged, ignoring, penalized),
+    "three": group(tagged_twice, merged, over_two_cuts),
     "states": states,
     "replicas": replicas,
     "refused": refused,
