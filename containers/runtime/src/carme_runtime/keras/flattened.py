@@ -140,7 +140,7 @@ def _alike(symbol: Any, other: Any) -> bool:
     """Whether two symbols are the same value. Copies of a model compute masks anew, which nobody uses."""
     if symbol is other:
         return True
-    histories = [getattr(one, "_keras_history", None) for one in (symbol, other)]
+    histories: list[Any] = [getattr(one, "_keras_history", None) for one in (symbol, other)]
     if any(history is None or isinstance(history.operation, keras.Layer) for history in histories):
         return False
     (first, place), (second, another) = ((h.operation, h.tensor_index) for h in histories)

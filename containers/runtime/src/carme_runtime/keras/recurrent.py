@@ -93,9 +93,9 @@ class States:
     def begin(self, share: Share | None) -> None:
         """The next batch of this rank's replica is this share; None: a whole batch. Raises InvalidCall."""
         self._first = 0 if share is None else share.begin if share.samples else None
-        for layer in self.layers if share else ():
+        for layer in self.layers:
             most = int(keras.tree.flatten(layer.states)[0].shape[0])
-            if share.total != most:
+            if share is not None and share.total != most:
                 raise InvalidCall(
                     f"The layer {layer.name} keeps the states of {most} samples, and the batch has "
                     f"{share.total}.",
