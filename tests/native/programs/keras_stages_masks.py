@@ -51,7 +51,8 @@ def lstm():
 def attention():
     tokens = keras.Input((LENGTH,), dtype="int32")
     hidden = split(layers.Dense(6, "tanh")(embedded(tokens)), "words")
-    attended = layers.MultiHeadAttention(2, 3)(hidden, hidden)
+    # Without biases: those of keys have no gradient but rounding, of which Adam makes steps.
+    attended = layers.MultiHeadAttention(2, 3, use_bias=False)(hidden, hidden)
     hidden = layers.LayerNormalization()(layers.Add()([hidden, attended]))
     hidden = layers.GlobalAveragePooling1D()(hidden)
     return keras.Model(tokens, layers.Dense(3)(hidden)), sentences(), classes()
@@ -62,7 +63,7 @@ def cut_by_itself():
     tokens = keras.Input((LENGTH,), dtype="int32")
     first = layers.Dense(6, "tanh")(embedded(tokens))
     second = layers.Dense(6, "tanh")(layers.Dense(6, "tanh")(first))
-    attended = layers.MultiHeadAttention(2, 3)(second, second)
+    attended = layers.MultiHeadAttention(2, 3, use_bias=False)(second, second)
     hidden = layers.Concatenate()([layers.Dense(4)(attended), layers.Dense(2)(layers.Dense(6)(attended))])
     hidden = layers.GlobalAveragePooling1D()(hidden)
     return keras.Model(tokens, layers.Dense(3)(hidden)), sentences(), classes()
